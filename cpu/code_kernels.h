@@ -65,9 +65,7 @@ struct ScoreCodesArgs {
   uint16_t* above;  ///< out `[group, tiles]`: bit i: the log weight of row i is not below the floor
   const std::byte* ahead;  ///< will be read next, `ahead_bytes` of it; null: not known
   size_t ahead_bytes;
-  float* widest =
-      nullptr;  ///< out, the largest f_i of the call; null: it and squares are not wanted
-  float* squares = nullptr;  ///< out, the sum of f_i^2
+  float* widest = nullptr;  ///< out, the largest f_i of the call; null: not wanted
 };
 
 /// Floats of one head's sum of value codes: in the order of the codes, so that no kernel shuffles.

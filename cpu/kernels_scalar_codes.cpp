@@ -61,14 +61,11 @@ float log_weight(const LogitParams& logits, float score, float f, float noise) {
 void score_codes_scalar(const ScoreCodesArgs& a) {
   const size_t part_bytes = code_part_bytes(a.bits, a.words);
   for (uint32_t h = 0; h < a.group; ++h) a.maxima[h] = kMinusInf;
-  if (a.widest != nullptr) *a.widest = *a.squares = 0.0F;
+  if (a.widest != nullptr) *a.widest = 0.0F;
   for (uint32_t i = 0; i < 16 * a.tiles; ++i) {
     const std::byte* tile = a.codes + size_t{i / 16} * 128 * a.words;
     const float f = factor(a.factors, i, 0);
-    if (a.widest != nullptr) {
-      *a.widest = f > *a.widest ? f : *a.widest;
-      *a.squares += f * f;
-    }
+    if (a.widest != nullptr && f > *a.widest) *a.widest = f;
     for (uint32_t h = 0; h < a.group; ++h) {
       const int8_t* query = a.queries + h * kCodeParts * part_bytes;
       int32_t sum = product(a, tile, i % 16, query);

@@ -183,7 +183,7 @@ void score_codes_of(const ScoreCodesArgs& a) {
   constexpr uint32_t kRows = 16 / V::kWords;
   HeadOfCodes heads[kMaxGroup];
   F tops[kMaxGroup][kRows];
-  F widest = S::zero(), square = S::zero();
+  F widest = S::zero();
   for (uint32_t h = 0; h < a.group; ++h) {
     const CodeQueryScale& q = a.scales[h].of[kParts - 1];
     const float unit = q.scale * a.logits.scale;
@@ -208,7 +208,6 @@ void score_codes_of(const ScoreCodesArgs& a) {
       factors[r] = V::template load_factors<0>(a.factors + size_t{t} * 64 + r * sizeof(I));
       squares[r] = S::mul(factors[r], factors[r]);
       widest = S::max(widest, factors[r]);
-      square = S::add(square, squares[r]);
     }
     uint32_t h = 0;
     for (; h + 4 <= a.group; h += 4) {
@@ -221,10 +220,7 @@ void score_codes_of(const ScoreCodesArgs& a) {
     if (h < a.group)
       score_heads<V, kBits, kWords, 1, kParts>(a, heads, h, t, x, factors, squares, tops);
   }
-  if (a.widest != nullptr) {
-    *a.widest = S::reduce_max(widest);
-    *a.squares = S::reduce_add(square);
-  }
+  if (a.widest != nullptr) *a.widest = S::reduce_max(widest);
   find_above<V>(a, tops);
 }
 

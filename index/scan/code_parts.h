@@ -33,8 +33,7 @@ class CodeParts {
   /// Before the first part of every pass.
   void begin();
   [[nodiscard]] size_t bytes() const {
-    return (o_.size() + tops_.size() + sums_.size() + widest_.size() + noise_sums_.size()) *
-               sizeof(float) +
+    return (o_.size() + tops_.size() + sums_.size() + widest_.size()) * sizeof(float) +
            best_.size() * sizeof(uint64_t) + counts_.size() * sizeof(uint32_t);
   }
 
@@ -44,14 +43,13 @@ class CodeParts {
     return size_t{part} * group_ + head;
   }
   uint32_t group_ = 0, wanted_ = 0;
-  size_t o_stride_ = 0;            // of a part: group * dim
-  std::vector<float> o_;           // rotated sums of weight * (g level + mean)
-  std::vector<float> tops_;        // `[parts, group]` the log weight that weighs 1
-  std::vector<float> sums_;        // `[parts, group]` of weights
-  std::vector<uint64_t> best_;     // `[parts, group, wanted_]` ranks
-  std::vector<uint32_t> counts_;   // `[parts, kMaxGroup]`
-  std::vector<float> noise_sums_;  // `[parts]` of f^2 noise of the rows
-  std::vector<float> widest_;      // `[parts]` the largest f^2 noise of a row
+  size_t o_stride_ = 0;           // of a part: group * dim
+  std::vector<float> o_;          // rotated sums of weight * (g level + mean)
+  std::vector<float> tops_;       // `[parts, group]` the log weight that weighs 1
+  std::vector<float> sums_;       // `[parts, group]` of weights
+  std::vector<uint64_t> best_;    // `[parts, group, wanted_]` ranks
+  std::vector<uint32_t> counts_;  // `[parts, kMaxGroup]`
+  std::vector<float> widest_;     // `[parts]` the largest f^2 noise of a row
   // `[kMaxGroup]` log weights that as many rows as are wanted reach: what parts that run side by side or later need not
   // keep. Which rows are chosen in the end does not depend on it.
   std::unique_ptr<std::atomic<float>[]> floors_;

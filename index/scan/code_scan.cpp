@@ -93,7 +93,7 @@ void CodeScan::begin(const CodeSearch& s, std::span<const CodeAsker> askers) {
     tops_[h] = kMinusInf;
     sums_[h] = 0.0F;
   }
-  widest_ = noise_sum_ = 0.0F;
+  widest_ = 0.0F;
 }
 
 void CodeScan::scan(const CodeSearch& s, uint32_t part, std::span<const uint32_t> skipped,
@@ -112,7 +112,6 @@ void CodeScan::scan(const CodeSearch& s, uint32_t part, std::span<const uint32_t
   for (const CodeAsker& asker : askers) {
     CodeParts& out = *asker.out;
     out.widest_[part] = widest_;
-    out.noise_sums_[part] = noise_sum_;
     for (uint32_t h = 0; h < asker.group; ++h, ++head) {
       float* o = out.o_.data() + part * out.o_stride_ + size_t{h} * shape.dim;
       const float* means = means_.data() + size_t{head} * shape.dim;
@@ -177,7 +176,7 @@ void CodeScan::weigh_tiles(const CodeSearch& s, const CodeRun& run, const float*
                            uint32_t tile, uint32_t n, uint32_t parts, uint32_t wanted,
                            float* maxima, float* floors) {
   const CodeShape& shape = s.shape();
-  float noises[kMaxGroup], widest, squares;
+  float noises[kMaxGroup], widest;
   for (uint32_t h = 0; h < s.group; ++h) noises[h] = norms_[h] * run.noise;
   s.kernels->score_codes({.bits = shape.key_bits,
                           .words = shape.key_words(),
@@ -199,10 +198,8 @@ void CodeScan::weigh_tiles(const CodeSearch& s, const CodeRun& run, const float*
                           .above = above_,
                           .ahead = n > 1 ? run.values : nullptr,
                           .ahead_bytes = size_t{run.tiles()} * kCodeLanes * shape.value_words() * 4,
-                          .widest = &widest,
-                          .squares = &squares});
+                          .widest = &widest});
   widest_ = std::max(widest_, widest * widest * run.noise);
-  noise_sum_ += squares * run.noise;
 }
 
 void CodeScan::weigh_run(const CodeSearch& s, const CodeRun& run, const float* offsets,

@@ -188,6 +188,8 @@ class CodeScan {
 
   [[nodiscard]] Doubt doubt(const CodeSearch& search, const CodeParts& parts,
                             const float* exact_lse, const float* coded_lse) const;
+  /// The mean of f^2 noise over rows that were read by their codes, by a sample of their blocks or lists.
+  [[nodiscard]] static float mean_noise(const CodeSearch& search);
   [[nodiscard]] bool find_doubted(const CodeSearch& search, const Doubt& doubt, bool all_runs);
   void read_doubted(const CodeSearch& search, const KvView& kv, CodeParts& parts, StateView exact,
                     StateView coded);
@@ -205,7 +207,6 @@ class CodeScan {
   std::vector<float> list_weights_;    // `[group, kListsAtOnce]`
   std::vector<float> o_;               // `[group, dim]`
   float tops_[kMaxGroup] = {}, sums_[kMaxGroup] = {};
-  float noise_sum_ = 0.0F;            // of f^2 noise of these rows
   float widest_ = 0.0F;               // the largest f^2 noise of the rows weighed since begin()
   float coded_lses_[kMaxGroup] = {};  // of all rows by their codes
   float cut_ = kMinusInf;  // log weight less these that no row is above but the chosen ones

@@ -14,15 +14,16 @@
 //                weight: then errors of many rows are averaged, and reading some of them would not help
 //     doubt      else; and where t > 2, when such sums say nothing, where an unread row may weigh e^-kLight: its logit by code
 //                and 4 standard deviations. If most weight is unread, this is asked of the weights of such rows only as
-//                far as their errors are likely to show (kLikely)
+//                far as their errors are likely to show
 //
 // In doubt every row whose logit by code and 4 standard deviations reach the log-sum-exp less kLight is read exactly, lists of
 // rows that may hold one are read by their codes, and the rest is summed up without these rows. If the log-sum-exp was too
 // large by the codes' errors, this is done again with what it has become. At most an eighth of the rows; if there are more, all
 // are read exactly: one step of that head then costs what exact attention does.
 //
-// Of 4,096 normal keys of 128 components, in nats of the logits' standard deviation: 1 to 4 at 2 bits and 1 to 8 at 4 bits read
-// the chosen 16 rows alone; beyond, 2 bits read some 250 rows and 4 bits some 40, however large the logits.
+// Of 32,768 normal keys and a group of 4 heads (bench/index/sharp_bench.cpp): logits of up to 2 nats' standard deviation read the
+// chosen 16 rows alone; 8 nats 280 rows at 4 bits and 3,350 at 2, 50 nats 51 and 1,430. In between, where thousands of rows
+// might be among some dozen that weigh, 2 bits read all from 4 to 5 nats.
 #include <algorithm>
 #include <cmath>
 
@@ -42,21 +43,23 @@ constexpr float kWideList = 16.0F;
 
 /// By the bits of keys or values, whichever are fewer.
 struct Limits {
-  float error;         ///< of the output, from which on more rows are read
-  float light;         ///< nats below the log-sum-exp at which a row does not matter
+  float error;  ///< of the output, from which on more rows are read
+  float light;  ///< nats below the log-sum-exp at which a row does not matter
+  /// In heads most of whose weight is unread and whose t > 2: ln of e^t w from which on errors of single rows show. One bit is
+  /// not asked for answers that would take it to read everything.
+  float likely;
   float value_square;  ///< the squared error of a value by its code
 };
 Limits limits_of(const CodeShape& shape) {
   constexpr float kValueSquares[] = {1.0F, 0.57F, 0.135F, 0.0F, 0.0117F};
   const float square = kValueSquares[shape.value_bits];
-  return std::min(shape.key_bits, shape.value_bits) == 4 ? Limits{0.015F, 6.0F, square}
-                                                         : Limits{0.07F, 4.0F, square};
+  const float likely = shape.key_bits == 1 ? 0.0F : -2.3F;
+  return std::min(shape.key_bits, shape.value_bits) == 4 ? Limits{0.015F, 6.0F, likely, square}
+                                                         : Limits{0.07F, 4.0F, likely, square};
 }
-// In heads most of whose weight is unread and whose t > 2: e^(t/2) w from which on errors of single rows show.
-constexpr float kLikely = 0.1F;
-// Variances of the heaviest rows' errors are taken to be so many times the mean, and no more than the largest: the one key of
-// thousands that is many times longer than others must not make a head doubtful.
-constexpr float kLonger = 4.0F;
+// There t is of a row whose error's variance is so many times the mean: the one key of thousands that is many times longer than
+// others must not make a head doubtful.
+constexpr float kLonger = 2.0F;
 
 }  // namespace
 
@@ -73,13 +76,8 @@ CodeScan::Doubt CodeScan::doubt(const CodeSearch& s, const CodeParts& parts, con
                                 const float* coded_lse) const {
   const Limits limits = limits_of(s.shape());
   const auto wanted = static_cast<float>(std::max<size_t>(chosen_.size(), 1));
-  float widest = 0.0F, sum = 0.0F;
-  for (uint32_t p = 0; p < s.rows.parts(); ++p) {
-    widest = std::max(widest, parts.widest_[p]);
-    sum += parts.noise_sums_[p];
-  }
-  const size_t rows = s.choice != nullptr ? s.choice->chosen_rows() : s.rows.count();
-  const float usual = kLonger * sum / static_cast<float>(std::max<size_t>(rows, 1));
+  float widest = 0.0F, usual = -1.0F;
+  for (uint32_t p = 0; p < s.rows.parts(); ++p) widest = std::max(widest, parts.widest_[p]);
   Doubt d;
   for (uint32_t h = 0; h < s.group; ++h) {
     const float lse = cpu::add_logs(exact_lse[h], coded_lse[h]);
@@ -92,13 +90,17 @@ CodeScan::Doubt CodeScan::doubt(const CodeSearch& s, const CodeParts& parts, con
     d.cuts[h] = cpu::score_of(weight + most_bias, s.logits);
     d.bounds[h] = cpu::score_of(lse - limits.light, s.logits);
     if (!std::isfinite(lse) || !std::isfinite(weight) || coded_lse[h] == kMinusInf) continue;
-    const float far = d.units[h] * std::sqrt(std::min(widest, usual));
-    const float above = cpu::logit_of(d.cuts[h] + far, s.logits);
-    // Where a soft-cap flattens the heaviest logits, those of rows that are lighter by a code's error are not flat.
-    const float lower = std::min(d.cuts[h], std::max(d.bounds[h], 0.0F));
-    const float reach =
-        std::max({above - (weight + most_bias), 0.0F,
-                  cpu::logit_of(lower, s.logits) - cpu::logit_of(lower - far, s.logits)});
+    // By how much the logit of the heaviest unread row may be off, if the row has this variance.
+    const auto reach_of = [&](float variance) {
+      const float far = d.units[h] * std::sqrt(variance);
+      const float above = cpu::logit_of(d.cuts[h] + far, s.logits) - (weight + most_bias);
+      // Where a soft-cap flattens the heaviest logits, those of rows that are lighter by a code's error are not flat.
+      const float lower = std::min(d.cuts[h], std::max(d.bounds[h], 0.0F));
+      const float below = cpu::logit_of(lower, s.logits) - cpu::logit_of(lower - far, s.logits);
+      return std::max({above, below, 0.0F});
+    };
+    const float reach = reach_of(widest);
+    const float above = cpu::logit_of(d.cuts[h] + d.units[h] * std::sqrt(widest), s.logits);
     const float t = reach / kDeviations * (reach / kDeviations);
     const float unread = std::exp(coded_lse[h] - lse), heaviest = std::exp(weight - lse);
     const float most_of_16 = 16.0F * heaviest;
@@ -113,10 +115,28 @@ CodeScan::Doubt CodeScan::doubt(const CodeSearch& s, const CodeParts& parts, con
     } else if (unread < 0.5F || may_be_sharp) {
       d.any = d.any || above > lse - limits.light;
     } else {
-      d.any = d.any || std::min(0.5F * t, reach) + weight - lse > std::log(kLikely);
+      if (usual < 0.0F) usual = kLonger * mean_noise(s);
+      const float usual_reach = reach_of(std::min(widest, usual));
+      const float usual_t = usual_reach / kDeviations * (usual_reach / kDeviations);
+      d.any = d.any || std::min(usual_t, usual_reach) + weight - lse > limits.likely;
     }
   }
   return d;
+}
+
+float CodeScan::mean_noise(const CodeSearch& s) {
+  constexpr size_t kSample = 64;
+  const size_t runs = s.choice != nullptr ? s.choice->chosen().size() : s.rows.blocks->blocks();
+  float sum = 0.0F, rows = 0.0F;
+  for (size_t r = 0; r < runs; r += (runs + kSample - 1) / kSample) {
+    const CodeRun run = s.run(s.choice != nullptr ? s.choice->chosen()[r] : r);
+    float factors[2 * kCodeBlock], squares = 0.0F;
+    s.kernels->to_f32[kHalf](run.factors, factors, size_t{2} * run.rows);
+    for (uint32_t i = 0; i < run.rows; ++i) squares += factors[2 * i] * factors[2 * i];
+    sum += squares * run.noise;
+    rows += static_cast<float>(run.rows);
+  }
+  return rows > 0.0F ? sum / rows : 0.0F;
 }
 
 bool CodeScan::find_doubted(const CodeSearch& s, const Doubt& d, bool all_runs) {
