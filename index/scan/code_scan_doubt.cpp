@@ -125,7 +125,7 @@ CodeScan::Doubt CodeScan::doubt(const CodeSearch& s, const CodeParts& parts, con
 }
 
 float CodeScan::mean_noise(const CodeSearch& s) {
-  constexpr size_t kSample = 64;
+  constexpr size_t kSample = 16;
   const size_t runs = s.choice != nullptr ? s.choice->chosen().size() : s.rows.blocks->blocks();
   float sum = 0.0F, rows = 0.0F;
   for (size_t r = 0; r < runs; r += (runs + kSample - 1) / kSample) {
