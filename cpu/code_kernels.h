@@ -40,7 +40,7 @@ CodeQueryScales prepare_code_query(const CodeShape& shape, const float* q, int8_
 
 /// Log weights of tiles of 16 keys by their codes for a group: of row i
 ///     score = f_i * <q_h, level_i> + offsets[h]
-///     scores[h * stride + i] = logit(score) - slope^2 f_i^2 noises[h] / 2,
+///     scores[h * stride + i] = logit(score) - min(slope^2 f_i^2 noises[h] / 2, kMostNoiseBias),
 /// where slope is the derivative of the logit by the score. With a logit scale of 1 and noises of 0: the score.
 struct ScoreCodesArgs {
   uint32_t bits;             ///< CodeShape::key_bits
@@ -65,6 +65,7 @@ struct ScoreCodesArgs {
   uint16_t* above;  ///< out `[group, tiles]`: bit i: the log weight of row i is not below the floor
   const std::byte* ahead;  ///< will be read next, `ahead_bytes` of it; null: not known
   size_t ahead_bytes;
+  float* widest = nullptr;  ///< out, the largest f_i of the call; null: not wanted
 };
 
 /// Floats of one head's sum of value codes: in the order of the codes, so that no kernel shuffles.

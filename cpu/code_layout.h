@@ -109,6 +109,13 @@ struct CodeShape {
   return bits == 1 ? 0.7979F : bits == 2 ? 0.4978F : 0.1676F;
 }
 
+/// What the noise of a key's code takes from the log weight of its row, at most: half of a variance of 2. The logit by code is
+/// unbiased, and half its variance is the first term of a series that has sense for variances up to some units (that of the
+/// weight is e^variance - 1). Without the bound it outgrows the logit, as it is quadratic in the sizes of queries and keys where
+/// the logit is linear: of long keys the shortest would weigh most. What codes cannot tell beyond it is read exactly
+/// (index/scan/code_scan_doubt.cpp).
+inline constexpr float kMostNoiseBias = 1.0F;
+
 /// The sign that a component of a row is multiplied by before a pass of the rotation: a fixed pattern that looks
 /// random, another one for each pass, as two equal passes would undo each other.
 [[nodiscard]] KEYHOLE_ANYWHERE float code_sign(uint32_t pass, uint32_t component) {

@@ -52,7 +52,8 @@ float log_weight(const LogitParams& logits, float score, float f, float noise) {
     slope *= 1.0F - share * share;
   }
   const float spread = slope * f;
-  return logit - 0.5F * spread * spread * noise;
+  const float bias = 0.5F * spread * spread * noise;
+  return logit - (bias < kMostNoiseBias ? bias : kMostNoiseBias);
 }
 
 }  // namespace
@@ -60,9 +61,11 @@ float log_weight(const LogitParams& logits, float score, float f, float noise) {
 void score_codes_scalar(const ScoreCodesArgs& a) {
   const size_t part_bytes = code_part_bytes(a.bits, a.words);
   for (uint32_t h = 0; h < a.group; ++h) a.maxima[h] = kMinusInf;
+  if (a.widest != nullptr) *a.widest = 0.0F;
   for (uint32_t i = 0; i < 16 * a.tiles; ++i) {
     const std::byte* tile = a.codes + size_t{i / 16} * 128 * a.words;
     const float f = factor(a.factors, i, 0);
+    if (a.widest != nullptr && f > *a.widest) *a.widest = f;
     for (uint32_t h = 0; h < a.group; ++h) {
       const int8_t* query = a.queries + h * kCodeParts * part_bytes;
       int32_t sum = product(a, tile, i % 16, query);

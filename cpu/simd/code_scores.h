@@ -14,11 +14,11 @@ namespace keyhole::cpu {
 namespace {
 
 /// What turns the sum of one head's products into log weights:
-///     f (f quadratic + 2 unit (sum - half) + rest) + offset,
+///     f (2 unit (sum - half) + rest) + max(f^2 quadratic + offset, least),   least = offset - kMostNoiseBias,
 /// but with a soft-cap the square comes after it.
 struct HeadOfCodes {
   int32_t half;
-  float unit2, rest, quadratic, offset;
+  float unit2, rest, quadratic, offset, least;
 };
 
 /// Words of a row that a call may have, and how many of them: kWords where that is not 0, else what the call says. Common
@@ -102,6 +102,7 @@ template <class V, uint32_t kBits, uint32_t kWords, uint32_t kHeads, uint32_t kP
     const ScoreCodesArgs& a, const HeadOfCodes* heads, uint32_t first, uint32_t tile,
     const typename V::I (&x)[16 / V::kWords][kPlaces<kWords>],
     const typename V::Float::F (&factors)[16 / V::kWords],
+    const typename V::Float::F (&squares)[16 / V::kWords],
     typename V::Float::F (*tops)[16 / V::kWords]) {
   using S = typename V::Float;
   using F = typename S::F;
@@ -132,9 +133,11 @@ template <class V, uint32_t kBits, uint32_t kWords, uint32_t kHeads, uint32_t kP
         const F cap = S::set1(a.logits.softcap);
         const F share = tanh<S>(S::div(S::fma(f, levels, S::set1(head.offset)), cap));
         const F spread = S::mul(f, S::fnma(share, share, S::set1(1.0F)));
-        score = S::fma(S::mul(spread, spread), S::set1(head.quadratic), S::mul(cap, share));
+        const F bias = S::mul(S::mul(spread, spread), S::set1(head.quadratic));
+        score = S::fma(cap, share, S::max(bias, S::set1(-kMostNoiseBias)));
       } else {
-        score = S::fma(f, S::fma(f, S::set1(head.quadratic), levels), S::set1(head.offset));
+        const F less = S::fma(squares[r], S::set1(head.quadratic), S::set1(head.offset));
+        score = S::fma(f, levels, S::max(less, S::set1(head.least)));
       }
       S::store_f32(out + r * V::kWords, score);
       tops[first + h][r] = S::max(score, tops[first + h][r]);
@@ -180,35 +183,44 @@ void score_codes_of(const ScoreCodesArgs& a) {
   constexpr uint32_t kRows = 16 / V::kWords;
   HeadOfCodes heads[kMaxGroup];
   F tops[kMaxGroup][kRows];
+  F widest = S::zero();
   for (uint32_t h = 0; h < a.group; ++h) {
     const CodeQueryScale& q = a.scales[h].of[kParts - 1];
     const float unit = q.scale * a.logits.scale;
     // 2 products - sum, in integers as far as they go: halves are not.
     const int32_t half = q.sum >> 1;
-    heads[h] = {half, 2.0F * unit, static_cast<float>(2 * half - q.sum) * unit,
+    const float offset = a.offsets[h] * a.logits.scale;
+    heads[h] = {half,
+                2.0F * unit,
+                static_cast<float>(2 * half - q.sum) * unit,
                 -0.5F * a.logits.scale * a.logits.scale * a.noises[h],
-                a.offsets[h] * a.logits.scale};
+                offset,
+                offset - kMostNoiseBias};
     for (uint32_t r = 0; r < kRows; ++r) tops[h][r] = S::set1(kMinusInf);
   }
   for (uint32_t t = 0; t < a.tiles; ++t) {
     prefetch_share(a.ahead, a.ahead_bytes, t, a.tiles);
     I x[kRows][kPlaces<kWords>];
     V::transpose(a.codes + size_t{t} * 128 * words_of<kWords>(a), words_of<kWords>(a), x);
-    F factors[kRows];
+    F factors[kRows], squares[kRows];
 #pragma GCC unroll 2
     for (uint32_t r = 0; r < kRows; ++r) {
       factors[r] = V::template load_factors<0>(a.factors + size_t{t} * 64 + r * sizeof(I));
+      squares[r] = S::mul(factors[r], factors[r]);
+      widest = S::max(widest, factors[r]);
     }
     uint32_t h = 0;
     for (; h + 4 <= a.group; h += 4) {
-      score_heads<V, kBits, kWords, 4, kParts>(a, heads, h, t, x, factors, tops);
+      score_heads<V, kBits, kWords, 4, kParts>(a, heads, h, t, x, factors, squares, tops);
     }
     if (a.group - h >= 2) {
-      score_heads<V, kBits, kWords, 2, kParts>(a, heads, h, t, x, factors, tops);
+      score_heads<V, kBits, kWords, 2, kParts>(a, heads, h, t, x, factors, squares, tops);
       h += 2;
     }
-    if (h < a.group) score_heads<V, kBits, kWords, 1, kParts>(a, heads, h, t, x, factors, tops);
+    if (h < a.group)
+      score_heads<V, kBits, kWords, 1, kParts>(a, heads, h, t, x, factors, squares, tops);
   }
+  if (a.widest != nullptr) *a.widest = S::reduce_max(widest);
   find_above<V>(a, tops);
 }
 

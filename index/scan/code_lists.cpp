@@ -91,6 +91,16 @@ CodeRunOf<Byte> run_of(const CodeShape& shape, Chunk& chunk, size_t l) {
           .rows = rows};
 }
 
+/// A level of 1 is worth code_step() standard deviations of a row's components, about.
+void find_widest(const CodeShape& shape, CodeChunk& chunk) {
+  chunk.widest.resize(chunk.lists());
+  for (size_t l = 0; l < chunk.lists(); ++l) {
+    const float deviation =
+        widest_factor(run_of<const std::byte>(shape, chunk, l)) / code_step(shape.key_bits);
+    chunk.widest[l] = deviation * deviation;
+  }
+}
+
 }  // namespace
 
 void join_memory(std::span<CodeChunk> chunks) {
@@ -148,6 +158,7 @@ CodeChunk make_chunk(const Context& context, const CodeShape& shape, const Balan
     first = chunk.ends[l];
     meter.advance(static_cast<double>(ids.size()));
   }
+  find_widest(shape, chunk);
   return chunk;
 }
 
@@ -155,8 +166,8 @@ CodeChunk make_chunk(const Context& context, const CodeShape& shape, const Balan
 
 size_t CodeChunk::bytes() const {
   return (ids.size() + ends.size()) * sizeof(uint32_t) + at.size() * sizeof(size_t) +
-         (2 * sizes.size() + spreads.size() + noises.size()) * sizeof(float) + means_bytes +
-         codes_bytes;
+         (2 * sizes.size() + spreads.size() + noises.size() + widest.size()) * sizeof(float) +
+         means_bytes + codes_bytes;
 }
 
 void CodeChunk::save(Writer& out) const {
@@ -204,6 +215,7 @@ CodeChunk CodeChunk::load(Reader& in, const CodeShape& shape, size_t begin, size
   std::copy(codes.begin(), codes.end(), chunk.codes);
   chunk.spreads = spreads;
   chunk.noises = noises;
+  find_widest(shape, chunk);
   return chunk;
 }
 

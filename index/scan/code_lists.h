@@ -31,6 +31,8 @@ struct CodeChunk {
   std::vector<size_t> at;               ///< `[lists]` where its codes begin in `codes`
   std::vector<float> sizes, log_sizes;  ///< `[lists]` rows, ln of them
   std::vector<float> spreads, noises;   ///< `[lists]` CodeRunFigures
+  std::vector<float>
+      widest;  ///< `[lists]` |k - mean|^2 / dim of the longest row, by its code; not saved
   /// Chunks that are made together lie one after the other in memory of theirs.
   std::shared_ptr<cpu::LineVector<std::byte>> memory;
   std::byte* means = nullptr;  ///< `[2 (key, value), lists, dim]` fp16

@@ -28,6 +28,7 @@ void CodeParts::reserve(const CodeShape& shape, uint32_t group, uint32_t wanted)
   grow(tops_, size_t{kMostCodeParts} * group);
   grow(sums_, size_t{kMostCodeParts} * group);
   grow(counts_, size_t{kMostCodeParts} * group);
+  grow(widest_, kMostCodeParts);
   grow(best_, size_t{kMostCodeParts} * group * wanted);
   if (floors_ == nullptr) floors_ = std::make_unique<std::atomic<float>[]>(kMaxGroup);
   // Last: nothing claims to have grown that has not.

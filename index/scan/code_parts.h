@@ -33,7 +33,7 @@ class CodeParts {
   /// Before the first part of every pass.
   void begin();
   [[nodiscard]] size_t bytes() const {
-    return (o_.size() + tops_.size() + sums_.size()) * sizeof(float) +
+    return (o_.size() + tops_.size() + sums_.size() + widest_.size()) * sizeof(float) +
            best_.size() * sizeof(uint64_t) + counts_.size() * sizeof(uint32_t);
   }
 
@@ -49,6 +49,7 @@ class CodeParts {
   std::vector<float> sums_;       // `[parts, group]` of weights
   std::vector<uint64_t> best_;    // `[parts, group, wanted_]` ranks
   std::vector<uint32_t> counts_;  // `[parts, kMaxGroup]`
+  std::vector<float> widest_;     // `[parts]` the largest f^2 noise of a row
   // `[kMaxGroup]` log weights that as many rows as are wanted reach: what parts that run side by side or later need not
   // keep. Which rows are chosen in the end does not depend on it.
   std::unique_ptr<std::atomic<float>[]> floors_;

@@ -198,6 +198,16 @@ CodeRunFigures encode_rows(const CodeShape& shape, const Balance& balance,
   return figures;
 }
 
+float widest_factor(const CodeRun& run) {
+  uint16_t most = 0;  // halves above 0 have the order of integers
+  for (uint32_t i = 0; i < run.rows; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, run.factors + size_t{i} * 4, sizeof bits);
+    most = std::max(most, bits);
+  }
+  return cpu::f16_to_f32(most);
+}
+
 uint32_t CodeRunReader::code(const std::byte* words, CodePlace place, uint32_t bits) {
   uint32_t word;
   std::memcpy(&word, words + size_t{place.word} * 4, 4);

@@ -50,6 +50,9 @@ CodeRunFigures encode_rows(const CodeShape& shape, const Balance& balance,
                            const cpu::Kernels& kernels, const KvView& kv,
                            std::span<const uint32_t> ids, const CodeRunOf<std::byte>& out);
 
+/// The largest key factor of a run.
+[[nodiscard]] float widest_factor(const CodeRun& run);
+
 /// One run, read component by component.
 class CodeRunReader {
  public:

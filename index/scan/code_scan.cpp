@@ -18,12 +18,6 @@ constexpr float heavy_share(uint32_t bits) {
   return bits == 1 ? 1.0F / 4.0F : bits == 2 ? 1.0F / 8.0F : 1.0F / 32.0F;
 }
 
-// Mean values of lists that are added in one go: weights of a group of 4 are 4 KiB.
-constexpr size_t kListsAtOnce = 256;
-
-/// Of the rows of block or list `number`, see CodeSearch::run().
-uint32_t first_place(size_t number) { return static_cast<uint32_t>(number * kCodeBlock); }
-
 /// To the larger of both.
 void raise(std::atomic<float>& to, float x) {
   float seen = to.load(std::memory_order_relaxed);
@@ -67,7 +61,8 @@ size_t CodeScan::bytes() const {
   return (rows_.size() + scores_.size() + value_sums_.size() + means_.size() + o_.size() +
           value_.size() + list_weights_.size()) *
              sizeof(float) +
-         parts_.size() + (candidates_.size() + spare_.size()) * sizeof(uint64_t);
+         parts_.size() + (candidates_.size() + spare_.size()) * sizeof(uint64_t) +
+         (places_.capacity() + read_rows_.capacity()) * sizeof(uint32_t);
 }
 
 // ---- The pass ------------------------------------------------------------------------------------
@@ -98,6 +93,7 @@ void CodeScan::begin(const CodeSearch& s, std::span<const CodeAsker> askers) {
     tops_[h] = kMinusInf;
     sums_[h] = 0.0F;
   }
+  widest_ = 0.0F;
 }
 
 void CodeScan::scan(const CodeSearch& s, uint32_t part, std::span<const uint32_t> skipped,
@@ -115,6 +111,7 @@ void CodeScan::scan(const CodeSearch& s, uint32_t part, std::span<const uint32_t
   uint32_t head = 0;  // of all
   for (const CodeAsker& asker : askers) {
     CodeParts& out = *asker.out;
+    out.widest_[part] = widest_;
     for (uint32_t h = 0; h < asker.group; ++h, ++head) {
       float* o = out.o_.data() + part * out.o_stride_ + size_t{h} * shape.dim;
       const float* means = means_.data() + size_t{head} * shape.dim;
@@ -154,73 +151,6 @@ void CodeScan::scan_blocks(const CodeSearch& s, uint32_t part, std::span<const u
   }
 }
 
-void CodeScan::scan_lists(const CodeSearch& s, uint32_t part, std::span<const uint32_t> skipped,
-                          std::span<const CodeAsker> askers) {
-  const ListChoice& choice = *s.choice;
-  const uint32_t parts = s.rows.parts();
-  const size_t lists = s.rows.lists->lists();
-  add_means(s, lists * part / parts, lists * (part + 1) / parts);
-  const std::span<const uint32_t> chosen = choice.chosen();
-  const size_t first = chosen.size() * part / parts, end = chosen.size() * (part + 1) / parts;
-  if (s.wanted != 0) best_.begin(s.group, s.wanted, (end - first) * kCodeBlock);
-  if (first == end) return;
-  CodeRun run, next = s.run(chosen[first]);
-  for (size_t i = first; i < end; ++i) {
-    run = next;
-    if (i + 1 < end) next = s.run(chosen[i + 1]);
-    float offsets[kMaxGroup];
-    for (uint32_t h = 0; h < s.group; ++h) {
-      offsets[h] = choice.scores()[h * choice.stride() + chosen[i]];
-    }
-    scan_run(s, run, first_place(chosen[i]), offsets, i - first, end - first,
-             i + 1 < end ? &next : nullptr, skipped, askers);
-  }
-}
-
-void CodeScan::add_means(const CodeSearch& s, size_t begin, size_t end) {
-  const ListChoice& choice = *s.choice;
-  const CodeLists& lists = *s.rows.lists;
-  const uint32_t dim = s.shape().dim;
-  std::copy_n(choice.tops(), s.group, tops_);
-  for (size_t c = 0; c < lists.chunks(); ++c) {
-    const CodeChunk& chunk = lists.chunk(c);
-    const size_t first = lists.first_list(c);
-    const size_t chunk_end = std::min(end, lists.first_list(c + 1));
-    for (size_t from = std::max(begin, first); from < chunk_end; from += kListsAtOnce) {
-      const size_t n = std::min(kListsAtOnce, chunk_end - from);
-      const float* sizes = choice.left_sizes() + from;
-      const float* spreads = chunk.spreads.data() + (from - first);
-      s.kernels->weigh_partitions({.scores = choice.scores() + from,
-                                   .score_stride = choice.stride(),
-                                   .group = s.group,
-                                   .count = n,
-                                   .sizes = sizes,
-                                   .variances = spreads,
-                                   .square_norms = norms_,
-                                   .logits = s.logits,
-                                   .caps = choice.tops(),
-                                   .shifts = choice.tops(),
-                                   .weights = list_weights_.data(),
-                                   .uncertainties = nullptr,
-                                   .out_stride = kListsAtOnce});
-      for (uint32_t h = 0; h < s.group; ++h) {
-        float sum = 0.0F;
-        for (size_t i = 0; i < n; ++i) sum += list_weights_[h * kListsAtOnce + i];
-        sums_[h] += sum;
-      }
-      s.kernels->weighted_sum[kHalf]({.weights = list_weights_.data(),
-                                      .weight_stride = kListsAtOnce,
-                                      .group = s.group,
-                                      .dim = dim,
-                                      .values = lists.value_means(c) + (from - first) * dim * 2,
-                                      .value_stride = size_t{dim} * 2,
-                                      .ids = nullptr,
-                                      .count = n,
-                                      .o = means_.data()});
-    }
-  }
-}
-
 void CodeScan::raise_tops(uint32_t group, const float* tops, float* rescales) {
   for (uint32_t h = 0; h < group; ++h) {
     rescales[h] = 1.0F;
@@ -246,29 +176,30 @@ void CodeScan::weigh_tiles(const CodeSearch& s, const CodeRun& run, const float*
                            uint32_t tile, uint32_t n, uint32_t parts, uint32_t wanted,
                            float* maxima, float* floors) {
   const CodeShape& shape = s.shape();
-  float noises[kMaxGroup];
+  float noises[kMaxGroup], widest;
   for (uint32_t h = 0; h < s.group; ++h) noises[h] = norms_[h] * run.noise;
-  s.kernels->score_codes(
-      {.bits = shape.key_bits,
-       .words = shape.key_words(),
-       .codes = run.keys + size_t{tile} * kCodeLanes * shape.key_words() * 4,
-       .factors = run.factors + size_t{tile} * kCodeTile * 4,
-       .tiles = n,
-       .parts = parts,
-       .queries = parts_.data(),
-       .scales = scales_,
-       .group = s.group,
-       .offsets = offsets,
-       .noises = noises,
-       .logits = s.logits,
-       .scores = scores_.data() + size_t{tile} * kCodeTile,
-       .stride = kCodeBlock,
-       .maxima = maxima,
-       .floors = floors,
-       .wanted = wanted,
-       .above = above_,
-       .ahead = n > 1 ? run.values : nullptr,
-       .ahead_bytes = size_t{run.tiles()} * kCodeLanes * shape.value_words() * 4});
+  s.kernels->score_codes({.bits = shape.key_bits,
+                          .words = shape.key_words(),
+                          .codes = run.keys + size_t{tile} * kCodeLanes * shape.key_words() * 4,
+                          .factors = run.factors + size_t{tile} * kCodeTile * 4,
+                          .tiles = n,
+                          .parts = parts,
+                          .queries = parts_.data(),
+                          .scales = scales_,
+                          .group = s.group,
+                          .offsets = offsets,
+                          .noises = noises,
+                          .logits = s.logits,
+                          .scores = scores_.data() + size_t{tile} * kCodeTile,
+                          .stride = kCodeBlock,
+                          .maxima = maxima,
+                          .floors = floors,
+                          .wanted = wanted,
+                          .above = above_,
+                          .ahead = n > 1 ? run.values : nullptr,
+                          .ahead_bytes = size_t{run.tiles()} * kCodeLanes * shape.value_words() * 4,
+                          .widest = &widest});
+  widest_ = std::max(widest_, widest * widest * run.noise);
 }
 
 void CodeScan::weigh_run(const CodeSearch& s, const CodeRun& run, const float* offsets,

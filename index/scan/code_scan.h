@@ -25,6 +25,10 @@
 
 namespace keyhole::index {
 
+/// Rows that settle() reads exactly before it reads all, at most; and no more than an eighth of them: rows at random cost some
+/// five times what they cost one after the other.
+inline constexpr uint32_t kMostDoubtedRows = 16384;
+
 /// The codes of an index, in blocks or in lists; neither: it has none.
 struct CodedRows {
   const KvCodes* blocks = nullptr;
@@ -61,7 +65,7 @@ struct CodeSearch {
   LogitParams logits;
   uint32_t wanted =
       0;  ///< rows to be read exactly, at most kMostExactRows; more than there are: all
-  const ListChoice* choice = nullptr;  ///< of its lists, where these are scanned
+  ListChoice* choice = nullptr;  ///< of its lists, where these are scanned
 
   [[nodiscard]] const CodeShape& shape() const { return rows.shape(); }
   /// Block or list `number`. Its rows have the places number * kCodeBlock on; in a block these are the rows' numbers.
@@ -75,6 +79,13 @@ struct CodeSearch {
   }
 };
 
+/// What the end of a pass has found out about its codes.
+struct CodeDoubt {
+  bool any = false;   ///< they could not tell which rows weigh
+  bool all = false;   ///< nor which might: all rows were read exactly
+  uint32_t more = 0;  ///< rows that were read exactly beside the chosen ones
+};
+
 /// One thread's memory for passes.
 class CodeScan {
  public:
@@ -82,6 +93,11 @@ class CodeScan {
   /// codes of this shape.
   void reserve(const CodeShape& shape, uint32_t group, uint32_t wanted);
   [[nodiscard]] bool fits(const CodeShape& shape, uint32_t group, uint32_t wanted) const;
+  /// The same for settle().
+  void reserve_doubt(uint32_t wanted) {
+    places_.reserve(kMostDoubtedRows + wanted);
+    read_rows_.reserve(kMostDoubtedRows + wanted);
+  }
 
   /// Part `part` of code_cut(), or of ListChoice::scan_parts(): all rows but those at the places `skipped` (rising). Of lists
   /// that were not chosen, their mean values.
@@ -110,9 +126,25 @@ class CodeScan {
   /// would show in what is left, the others are summed up once more, without them.
   void finish(const CodeSearch& search, const float* exact_lse, CodeParts& parts, StateView out);
 
+  /// After finish(), whose state is `coded`; `exact` is that of the chosen rows. Where the codes' errors may hide rows that
+  /// weigh, reads these exactly as well, or all rows of kv, and changes both states (index/scan/code_scan_doubt.cpp). For the
+  /// most part it does nothing. After it the search's lists are those that were read.
+  CodeDoubt settle(const CodeSearch& search, const KvView& kv, CodeParts& parts, StateView exact,
+                   StateView coded);
+  /// After settle() that says `any` and not `all`: what was read exactly. Valid until the next call.
+  [[nodiscard]] std::span<const uint32_t> read_rows() const { return read_rows_; }
+
   [[nodiscard]] size_t bytes() const;
 
  private:
+  /// Mean values of lists that are added in one go: weights of a group of 4 are 4 KiB.
+  static constexpr size_t kListsAtOnce = 256;
+  /// Of the rows of block or list `number`, see CodeSearch::run().
+  [[nodiscard]] static uint32_t first_place(size_t number) {
+    return static_cast<uint32_t>(number * kCodeBlock);
+  }
+  /// What doubt is about: of each head of a group, the weight of all rows as far as it is known, and logits.
+  struct Doubt;
   void begin(const CodeSearch& search, std::span<const CodeAsker> askers);
   /// Log weights of n tiles of a run from `tile` on, in scores_ from that tile's place on, by so many parts of the queries.
   /// offsets: the queries' products with the run's mean key. floors: null, or with wanted see cpu::ScoreCodesArgs.
@@ -144,11 +176,23 @@ class CodeScan {
                   std::span<const CodeAsker> askers);
   /// Begins the sums with the mean values of lists [begin, end) that are not read.
   void add_means(const CodeSearch& search, size_t begin, size_t end);
+  /// Of list_weights_ of a head, from list `first` on, those of lists whose logits vary too much for what second order says.
+  void bound_means(const CodeSearch& search, uint32_t head, size_t first,
+                   std::span<const float> spreads, const float* log_sizes);
   /// Makes tops_ at least `tops` `[group]`; rescales `[group]`: what sums so far are to be multiplied by.
   void raise_tops(uint32_t group, const float* tops, float* rescales);
   void merge(const CodeSearch& search, const CodeParts& parts);
   /// Takes the chosen rows' weights out of sums_ and o_; false where rounding would show.
   [[nodiscard]] bool take_out(const CodeSearch& search, const float* exact_lse);
+  void put_state(const CodeSearch& search, bool none, StateView out) const;
+
+  [[nodiscard]] Doubt doubt(const CodeSearch& search, const CodeParts& parts,
+                            const float* exact_lse, const float* coded_lse) const;
+  /// The mean of f^2 noise over rows that were read by their codes, by a sample of their blocks or lists.
+  [[nodiscard]] static float mean_noise(const CodeSearch& search);
+  [[nodiscard]] bool find_doubted(const CodeSearch& search, const Doubt& doubt, bool all_runs);
+  void read_doubted(const CodeSearch& search, const KvView& kv, CodeParts& parts, StateView exact,
+                    StateView coded);
 
   uint32_t group_ = 0, wanted_ = 0;  // that it is reserved for
   std::vector<float> rows_;          // `[group, dim]` queries in the space of the codes
@@ -163,11 +207,15 @@ class CodeScan {
   std::vector<float> list_weights_;    // `[group, kListsAtOnce]`
   std::vector<float> o_;               // `[group, dim]`
   float tops_[kMaxGroup] = {}, sums_[kMaxGroup] = {};
+  float widest_ = 0.0F;               // the largest f^2 noise of the rows weighed since begin()
+  float coded_lses_[kMaxGroup] = {};  // of all rows by their codes
+  float cut_ = kMinusInf;  // log weight less these that no row is above but the chosen ones
   TopK best_;
   std::vector<uint64_t> candidates_, spare_;
   std::vector<uint32_t> chosen_, sorted_;  // places
   std::vector<uint32_t> chosen_rows_;
-  std::vector<float> value_;  // `[dim]`
+  std::vector<uint32_t> places_, read_rows_;  // of settle()
+  std::vector<float> value_;                  // `[dim]`
 };
 
 }  // namespace keyhole::index

@@ -37,6 +37,7 @@ std::span<const uint32_t> CodeScan::choose(const CodeSearch& s, const CodeParts&
   begin(s);
   merge(s, parts);
   chosen_.clear();
+  cut_ = kMinusInf;
   const size_t wanted = std::min<size_t>(s.wanted, s.rows.count());
   if (wanted == 0) return {};
   const uint32_t n = s.rows.parts();
@@ -50,6 +51,7 @@ std::span<const uint32_t> CodeScan::choose(const CodeSearch& s, const CodeParts&
       }
     }
     const float lse = tops_[h] + std::log(sums_[h]);
+    coded_lses_[h] = lse;
     for (const uint64_t rank : best_.selected(h)) {
       candidates_[candidates++] = pack_rank(rank_score(rank) - lse, rank_row(rank));
     }
@@ -57,7 +59,9 @@ std::span<const uint32_t> CodeScan::choose(const CodeSearch& s, const CodeParts&
   sort_ranks(candidates_.data(), spare_.data(), candidates);
   for (size_t i = 0; i < candidates && chosen_.size() < wanted; ++i) {
     const uint32_t row = rank_row(candidates_[i]);
-    if (std::find(chosen_.begin(), chosen_.end(), row) == chosen_.end()) chosen_.push_back(row);
+    if (std::find(chosen_.begin(), chosen_.end(), row) != chosen_.end()) continue;
+    chosen_.push_back(row);
+    cut_ = rank_score(candidates_[i]);
   }
   chosen_rows_.clear();
   for (const uint32_t place : chosen_) chosen_rows_.push_back(s.row_at(place));
@@ -93,7 +97,6 @@ bool CodeScan::take_out(const CodeSearch& s, const float* exact_lse) {
 
 void CodeScan::finish(const CodeSearch& s, const float* exact_lse, CodeParts& parts,
                       StateView out) {
-  const uint32_t dim = s.shape().dim;
   const bool none = chosen_.size() == s.rows.count();
   if (!none && !chosen_.empty() && !take_out(s, exact_lse)) {
     sorted_.assign(chosen_.begin(), chosen_.end());
@@ -104,6 +107,11 @@ void CodeScan::finish(const CodeSearch& s, const float* exact_lse, CodeParts& pa
     for (uint32_t p = 0; p < n; ++p) scan(others, p, sorted_, parts);
     merge(others, parts);
   }
+  put_state(s, none, out);
+}
+
+void CodeScan::put_state(const CodeSearch& s, bool none, StateView out) const {
+  const uint32_t dim = s.shape().dim;
   for (uint32_t h = 0; h < s.group; ++h) {
     float* o = out.o + size_t{h} * dim;
     // What is left of the weights where all rows are exact is rounding.

@@ -159,7 +159,8 @@ void KvCodes::attend(const CodeQueries& queries, const LogitParams& logits,
         logit = logits.softcap * t;
       }
       const double f = block.key_factor(static_cast<uint32_t>(i % kCodeBlock));
-      log_weights[i] = logit - 0.5 * slope * slope * norm * f * f * block.noise();
+      const double bias = 0.5 * slope * slope * norm * f * f * block.noise();
+      log_weights[i] = logit - std::min<double>(bias, kMostNoiseBias);
       largest = std::max(largest, log_weights[i]);
     }
     float* o = out.o + size_t{h} * dim;

@@ -6,11 +6,12 @@
 // is the index type of them, index/scan/code_scan.h attends them at the speed of memory.
 //
 //     logit by code   l = scale * <q', f level + key mean>,  q' = rotated (q / s)
-//     weight          e^(l - t/2),  t = scale^2 |q'|^2 f^2 noise
+//     weight          e^(l - min(t/2, 1)),  t = scale^2 |q'|^2 f^2 noise
 //     value by code   value_scale * rotated back (g level + value mean)
 //
 // The estimate of a logit is unbiased with variance t, so e^l alone would be too large by e^(t/2) on average (3.1 times
-// with 1 bit at a spread of 2 nats, 1.3 with 2). With a soft-cap, t is that of the capped logit to first order.
+// with 1 bit at a spread of 2 nats, 1.3 with 2). Beyond t = 2 that has no sense (kMostNoiseBias of cpu/code_layout.h). With a
+// soft-cap, t is that of the capped logit to first order.
 #pragma once
 
 #include <span>

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cpu/attention_state.h"
 #include "index/grow.h"
 
 namespace keyhole::index {
@@ -188,6 +189,57 @@ void ListChoice::choose(const ListGoal& goal) {
     }
   }
   chosen_rows_ = static_cast<size_t>(read);
+}
+
+float largest_of(std::span<const float> x) {
+  constexpr size_t kLanes = 8;  // one chain would wait for each comparison
+  std::array<float, kLanes> most{};
+  size_t i = 0;
+  for (; i + kLanes <= x.size(); i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      most[lane] = most[lane] < x[i + lane] ? x[i + lane] : most[lane];
+    }
+  }
+  for (; i < x.size(); ++i) most[0] = std::max(most[0], x[i]);
+  return *std::max_element(most.begin(), most.end());
+}
+
+bool ListChoice::may_widen(const float* lses, float light, float wide, float deviations) const {
+  float widest = 0.0F;
+  for (size_t c = 0; c < lists_->chunks(); ++c) {
+    widest = std::max(widest, largest_of(lists_->chunk(c).widest));
+  }
+  const float slope = logits_.scale;
+  const bool any = std::any_of(norms_, norms_ + group_,
+                               [&](float norm) { return slope * slope * norm * widest > wide; });
+  if (!any) return false;
+  float bounds[kMaxGroup];
+  for (uint32_t h = 0; h < group_; ++h) bounds[h] = cpu::score_of(lses[h] - light, logits_);
+  for (size_t c = 0, i = 0; c < lists_->chunks(); ++c) {
+    const CodeChunk& chunk = lists_->chunk(c);
+    for (size_t l = 0; l < chunk.lists(); ++l, ++i) {
+      if (sizes_[i] != 0.0F && reaches(chunk, l, i, bounds, deviations)) return true;
+    }
+  }
+  return false;
+}
+
+bool ListChoice::widen(const float* lses, float light, float deviations) {
+  float bounds[kMaxGroup];
+  for (uint32_t h = 0; h < group_; ++h) bounds[h] = cpu::score_of(lses[h] - light, logits_);
+  const size_t before = chosen_count_;
+  chosen_count_ = 0;
+  for (size_t c = 0, i = 0; c < lists_->chunks(); ++c) {
+    const CodeChunk& chunk = lists_->chunk(c);
+    for (size_t l = 0; l < chunk.lists(); ++l, ++i) {
+      if (sizes_[i] != 0.0F && reaches(chunk, l, i, bounds, deviations)) {
+        chosen_rows_ += static_cast<size_t>(sizes_[i]);
+        sizes_[i] = 0.0F;
+      }
+      if (sizes_[i] == 0.0F) chosen_[chosen_count_++] = static_cast<uint32_t>(i);
+    }
+  }
+  return chosen_count_ != before;
 }
 
 }  // namespace keyhole::index

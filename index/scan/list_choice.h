@@ -9,7 +9,8 @@
 // variance. Lists are read in the order of n e^(s + t), as lists that are wide may hide a row that weighs much (of variances above
 // 16 less than t counts), relative to the head's lightest list, by the head for which they stand out most: heads whose lists
 // weigh alike lose little by reading few. Rows of lists that are not read weigh e^(s + t/2), but no more than e^s of the
-// head's heaviest list, and have their list's mean value.
+// head's heaviest list, and have their list's mean value; where t > 2 ln n the weight is that of the heaviest of n, e^(s + (2 t ln n)^(1/2)),
+// as e^(t/2) would outgrow any row's (CodeScan::bound_means()).
 //
 // How many are read is a share of the rows, and not what their weights by second order say: a head whose weight seems to lie
 // elsewhere is the one that looks for a single row. Of 64 kv and 64 pass-key questions at 128k, 2 bits and lists of 64, 12 %
@@ -41,6 +42,9 @@ struct LogitSlope {
   return {logits.softcap * t, slope * slope};
 }
 
+/// Of numbers that are not below 0.
+[[nodiscard]] float largest_of(std::span<const float> x);
+
 class ListChoice {
  public:
   /// Parts of a stage, at most.
@@ -58,6 +62,12 @@ class ListChoice {
              uint32_t group, const LogitParams& logits);
   void rank(uint32_t part);
   void choose(const ListGoal& goal);
+
+  /// After the scan. A list may hold a row that matters where its mean logit and so many standard deviations that its longest
+  /// row's would have reach lses[h] - light for a head. may_widen(): whether one does that is not read, in heads for which
+  /// that variance is above `wide` for some list; widen(): it is read from now on. True where some list has come.
+  [[nodiscard]] bool may_widen(const float* lses, float light, float wide, float deviations) const;
+  bool widen(const float* lses, float light, float deviations);
 
   // After choose().
   /// Lists to be read, rising.
@@ -77,6 +87,15 @@ class ListChoice {
   [[nodiscard]] size_t bytes() const;
 
  private:
+  /// Whether a row of list `number`, which is number `i` of the chunk, may reach a head's bound, a product.
+  [[nodiscard]] bool reaches(const CodeChunk& chunk, size_t i, size_t number, const float* bounds,
+                             float deviations) const {
+    for (uint32_t h = 0; h < group_; ++h) {
+      const float far = deviations * std::sqrt(norms_[h] * chunk.widest[i]);
+      if (scores_[h * stride_ + number] + far > bounds[h]) return true;
+    }
+    return false;
+  }
   /// hopes_ of the lists [from, to) of a chunk that begins with list `first`.
   void weigh(const CodeChunk& chunk, size_t first, size_t from, size_t to, uint32_t part);
 

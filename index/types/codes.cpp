@@ -418,12 +418,12 @@ size_t estimate_codes(const Spec& spec, size_t count, uint32_t dim, DType) {
   const CodeShape shape = shape_of(spec, dim, true);
   const size_t scales = dim * sizeof(float);
   if (spec[kLists] == 0) return count / kCodeBlock * shape.block_bytes() + scales;
-  // A list has half a tile too much, two means and eight numbers; a row its number.
+  // A list has half a tile too much, two means and nine numbers; a row its number.
   const size_t rows = std::max<size_t>(static_cast<size_t>(spec[kLists]), kLeastListRows);
   const size_t coded = count / kCodeBlock * kCodeBlock;
   const size_t lists = coded / rows + 1;
   return coded * (CodeLists::tile_bytes(shape) / kCodeTile + sizeof(uint32_t)) +
-         lists * (CodeLists::tile_bytes(shape) / 2 + size_t{dim} * 4 + 40) + scales;
+         lists * (CodeLists::tile_bytes(shape) / 2 + size_t{dim} * 4 + 44) + scales;
 }
 
 }  // namespace keyhole::index

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <iterator>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
@@ -172,6 +173,10 @@ std::span<const uint32_t> add_uncoded(keyhole_index& ix, const Call& call, State
   const std::span<const uint32_t> chosen = ix.selection.attended();
   ix.attended.assign(chosen.begin(), chosen.end());
   const size_t first = call.params.codes.count();
+  if (ix.selection.attended_all()) {
+    ix.attended.resize(first);
+    std::iota(ix.attended.begin(), ix.attended.end(), 0U);
+  }
   if (first == ix.count) return ix.attended;
   for (size_t i = first; i < ix.count; ++i) ix.attended.push_back(static_cast<uint32_t>(i));
   std::vector<float> o(size_t{call.group} * call.query.dim()), lse(call.group);

@@ -109,7 +109,10 @@ Wide search_memory(const ModelShape& m, const SessionParams& s, const Kinds& kin
   const Wide of_head = Wide{threads} * (8 * most.head_dim + 400) +
                        Wide{most.kv_heads} * index::kMostCodeParts *
                            (most.head_dim + 3 + 2 * std::min(kinds.top_k, index::kMostExactRows));
-  const Wide codes = !kinds.codes ? 0 : of_head * group * sizeof(float);
+  // Of a worker's pass, the rows that it reads where codes cannot tell, and their places.
+  const Wide doubted =
+      Wide{threads} * 2 * (index::kMostDoubtedRows + kinds.top_k) * sizeof(uint32_t);
+  const Wide codes = !kinds.codes ? 0 : of_head * group * sizeof(float) + doubted;
   const Wide tails = !kinds.partitioned ? 0 : threads * tail_scratch(m, s, rows);
   return selections + logs + codes + tails;
 }

@@ -195,6 +195,8 @@ void Session::add_cost(const StepCost& cost, uint32_t tokens) {
   totals_.tail_seconds += cost.tail_seconds;
   totals_.keys_opened += cost.keys_opened;
   totals_.targets_missed += cost.targets_missed;
+  totals_.codes_doubted += cost.codes_doubted;
+  totals_.codes_given_up += cost.codes_given_up;
   count_step_bytes();
 }
 

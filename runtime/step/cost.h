@@ -10,8 +10,11 @@ struct StepCost {
   uint64_t keys_scored = 0;    ///< once for each query head
   uint64_t keys_offered = 0;   ///< likewise: keys that the searched indexes hold
   uint64_t keys_attended = 0;  ///< likewise
-  uint64_t keys_opened = 0;  ///< distinct keys that were read for a target, or of chosen partitions
+  uint64_t keys_opened =
+      0;  ///< distinct keys that were read for a target, in doubt, or of chosen partitions
   uint64_t targets_missed = 0;  ///< KV heads that stopped with a target unmet, by the estimate
+  uint64_t codes_doubted = 0;   ///< KV heads whose codes could not tell which rows weigh
+  uint64_t codes_given_up = 0;  ///< of these, those all of whose rows were read exactly
   uint64_t bytes_read = 0;      ///< by searches and estimates; of attended rows K and V, or V alone
                                 ///< where scores were at hand
   uint64_t tail_bytes_read = 0;  ///< of bytes_read: means and row numbers of partitions
@@ -26,6 +29,8 @@ struct StepCost {
     keys_attended += other.keys_attended;
     keys_opened += other.keys_opened;
     targets_missed += other.targets_missed;
+    codes_doubted += other.codes_doubted;
+    codes_given_up += other.codes_given_up;
     bytes_read += other.bytes_read;
     tail_bytes_read += other.tail_bytes_read;
     search_seconds += other.search_seconds;

@@ -29,7 +29,7 @@ void DecodeStep::run_codes(uint32_t kv_head, uint32_t part, Worker& worker) {
   const GroupQuery query = query_of(kv_head);
   Selection& selection = worker.selection;
   index::CodeParts& parts = code_parts_[kv_head];
-  const index::ListChoice* choice = nullptr;
+  index::ListChoice* choice = nullptr;
   if (work.search.codes.blocks == nullptr) {
     choice = &choices_[kv_head];
     // Others rank the last lists, within some tens of microseconds; see StepPlan::make().
@@ -46,7 +46,12 @@ void DecodeStep::run_codes(uint32_t kv_head, uint32_t part, Worker& worker) {
   worker.cost.keys_offered += uint64_t{group_} * work.search.codes.count();
   worker.cost += selection.attend_codes(query, work.search, choice, parts,
                                         {slots_.part(kv_head, 0), slots_.tail(kv_head)});
-  if (work.record != nullptr) work.record->attended.add(selection.attended());
+  if (work.record == nullptr) return;
+  if (selection.attended_all()) {
+    work.record->exact_begin = 0;
+  } else {
+    work.record->attended.add(selection.attended());
+  }
 }
 
 }  // namespace keyhole::runtime

@@ -47,7 +47,7 @@ index::SearchArgs search_args(const GroupQuery& query, const SearchParams& param
 }  // namespace
 
 index::CodeSearch code_search(const GroupQuery& query, const SearchParams& params,
-                              const index::ListChoice* choice) {
+                              index::ListChoice* choice) {
   return {.kernels = query.kernels,
           .rows = params.codes,
           .queries = query.queries,
@@ -58,7 +58,7 @@ index::CodeSearch code_search(const GroupQuery& query, const SearchParams& param
 }
 
 StepCost scan_codes(index::CodeScan& scan, const GroupQuery& query, const SearchParams& params,
-                    uint32_t part, const index::ListChoice* choice, index::CodeParts& parts) {
+                    uint32_t part, index::ListChoice* choice, index::CodeParts& parts) {
   const Stopwatch watch;
   StepCost cost;
   scan.scan(code_search(query, params, choice), part, {}, parts);
@@ -96,7 +96,9 @@ void Selection::reserve(std::span<const Use> uses, uint32_t group, uint32_t k) {
       index.reserve_search(*found->scratch);
     }
     if (use.codes) {
-      next.code_scan_.reserve(use.codes.shape(), group, std::min(k, index::kMostExactRows));
+      const uint32_t exact_rows = std::min(k, index::kMostExactRows);
+      next.code_scan_.reserve(use.codes.shape(), group, exact_rows);
+      next.code_scan_.reserve_doubt(exact_rows);
     }
     if (use.tail != nullptr) next.tail_reader_.reserve(*use.tail, group);
     if (use.attend == KEYHOLE_ATTEND_TOPK || use.attend == KEYHOLE_ATTEND_NONE) continue;
@@ -155,7 +157,7 @@ StepCost Selection::search_and_attend(const index::Index& index, const GroupQuer
                                       SearchStates out) {
   if (params.codes) {
     StepCost sum;
-    const index::ListChoice* choice = nullptr;
+    index::ListChoice* choice = nullptr;
     if (params.codes.lists != nullptr) {
       const Stopwatch ranking;
       list_choice_.begin(*params.codes.lists, *query.kernels, query.queries, query.group,
@@ -194,7 +196,7 @@ StepCost Selection::search_and_attend(const index::Index& index, const GroupQuer
 }
 
 StepCost Selection::attend_codes(const GroupQuery& query, const SearchParams& params,
-                                 const index::ListChoice* choice, index::CodeParts& parts,
+                                 index::ListChoice* choice, index::CodeParts& parts,
                                  SearchStates out) {
   const Stopwatch watch;
   StepCost cost;
@@ -204,10 +206,17 @@ StepCost Selection::attend_codes(const GroupQuery& query, const SearchParams& pa
   query.attend(attended_, out.read);
   cost.offload_seconds = watch.seconds() - cost.search_seconds;
   code_scan_.finish(search, out.read.lse, parts, out.tail);
+  const size_t chosen = attended_.size();
+  const index::CodeDoubt doubt = code_scan_.settle(search, query.kv, parts, out.read, out.tail);
+  attended_all_ = doubt.all;
+  if (doubt.any && !doubt.all) attended_ = code_scan_.read_rows();
   cost.tail_seconds = watch.seconds() - cost.offload_seconds;
   cost.search_seconds = cost.tail_seconds;
-  cost.keys_attended = uint64_t{query.group} * attended_.size();
-  cost.bytes_read = 2 * attended_.size() * query.row_bytes();
+  cost.keys_attended = uint64_t{query.group} * (chosen + doubt.more);
+  cost.keys_opened = doubt.more;
+  cost.codes_doubted = doubt.any ? 1 : 0;
+  cost.codes_given_up = doubt.all ? 1 : 0;
+  cost.bytes_read = 2 * (chosen + doubt.more) * query.row_bytes();
   return cost;
 }
 

@@ -18,11 +18,11 @@ namespace keyhole::runtime {
 
 /// What the query asks of params.codes. Lists have been chosen: choice; null of blocks.
 [[nodiscard]] index::CodeSearch code_search(const GroupQuery& query, const SearchParams& params,
-                                            const index::ListChoice* choice);
+                                            index::ListChoice* choice);
 
 /// One of params.codes.parts() of a pass over them, with a thread's memory.
 StepCost scan_codes(index::CodeScan& scan, const GroupQuery& query, const SearchParams& params,
-                    uint32_t part, const index::ListChoice* choice, index::CodeParts& parts);
+                    uint32_t part, index::ListChoice* choice, index::CodeParts& parts);
 
 /// One worker's memory for searching and attending one KV head. Sized once; steps allocate nothing.
 class Selection {
@@ -61,17 +61,19 @@ class Selection {
 
   /// One of params.codes.parts() of a pass over them. Lists have been chosen: choice; null of blocks.
   StepCost scan_codes(const GroupQuery& query, const SearchParams& params, uint32_t part,
-                      const index::ListChoice* choice, index::CodeParts& parts) {
+                      index::ListChoice* choice, index::CodeParts& parts) {
     return runtime::scan_codes(code_scan_, query, params, part, choice, parts);
   }
   /// Its end, when all parts have been scanned: the heaviest rows exactly, and in out.tail all others by their codes.
   StepCost attend_codes(const GroupQuery& query, const SearchParams& params,
-                        const index::ListChoice* choice, index::CodeParts& parts, SearchStates out);
+                        index::ListChoice* choice, index::CodeParts& parts, SearchStates out);
 
   /// Of the last search() or search_and_attend() in mode TOPK: `[group, k]`, `[group]`.
   [[nodiscard]] const index::Hits& hits() const { return hits_; }
   /// The distinct rows that were attended last; valid until the next call.
   [[nodiscard]] std::span<const uint32_t> attended() const { return attended_; }
+  /// By attend_codes(): all rows that have codes were, beside what attended() says.
+  [[nodiscard]] bool attended_all() const { return attended_all_; }
   /// The estimates of what was attended last, if it had a tail.
   [[nodiscard]] const TailFigures& tail_figures() const { return tail_reader_.figures(); }
 
@@ -115,7 +117,8 @@ class Selection {
   index::CodeParts code_parts_;
   index::ListChoice list_choice_;
   std::span<const uint32_t> attended_;  // in union_, in a scratch or in tail_reader_
-  uint32_t group_ = 0;                  // that it is reserved for
+  bool attended_all_ = false;
+  uint32_t group_ = 0;  // that it is reserved for
 };
 
 }  // namespace keyhole::runtime

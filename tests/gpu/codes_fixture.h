@@ -232,7 +232,8 @@ class OffloadedLayer {
           const double t = std::tanh(logit / double{shape_.logits.softcap});
           slope *= 1.0 - t * t;
         }
-        const double weight = capped(logit) - 0.5 * slope * slope * norm * f * f * double{noise};
+        const double bias = 0.5 * slope * slope * norm * f * f * double{noise};
+        const double weight = capped(logit) - std::min(bias, double{kMostNoiseBias});
         weights[i] = std::max(weights[i], weight - double{lse[g]});
       }
     }

@@ -329,5 +329,17 @@ INSTANTIATE_TEST_SUITE_P(
       return "kind" + std::to_string(test.index / 2) + kernel_of(std::get<1>(test.param));
     });
 
+// Logits that spread by tens of nats: what the noise takes is at its bound, and the rows' exact weights are far from those by
+// their codes.
+INSTANTIATE_TEST_SUITE_P(
+    Sharp, CodesOnDevice,
+    testing::Combine(testing::Values(Case{128, 4, 4, 9, 8.0F}, Case{128, 2, 4, 9, 8.0F},
+                                     Case{128, 4, 4, 33, 20.0F}, Case{64, 2, 8, 9, 20.0F},
+                                     Case{256, 4, 4, 9, 60.0F}, Case{128, 2, 4, 9, 20.0F, 30.0F}),
+                     testing::Bool()),
+    [](const auto& test) {
+      return "sharp" + std::to_string(test.index / 2) + kernel_of(std::get<1>(test.param));
+    });
+
 }  // namespace
 }  // namespace keyhole::gpu

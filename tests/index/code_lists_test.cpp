@@ -115,8 +115,12 @@ ListedState truth_of(const ListedStep& step) {
         slope *= 1.0 - t * t;
         logit = s.logits.softcap * t;
       }
-      const double weight =
-          n * std::exp(std::min(cap, logit + 0.5 * slope * slope * norm * variance));
+      // A row by its code (variance below 0), or n rows by their mean: of many or, at large variances, of the heaviest.
+      const double t = slope * slope * norm * variance, many = std::log(n);
+      const double expected = t < 0.0           ? std::max(0.5 * t, -1.0)
+                              : t <= 2.0 * many ? 0.5 * t
+                                                : std::sqrt(2.0 * t * many) - many;
+      const double weight = n * std::exp(std::min(cap, logit + expected));
       sum += weight;
       for (uint32_t j = 0; j < dim; ++j) o[j] += weight * v[j];
     };

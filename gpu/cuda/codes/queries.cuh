@@ -3,7 +3,8 @@
 //
 //   scores   <q, u> in integers: keys' codes where they lie in their bytes (a mask, no shift) times q in two 8-bit parts
 //            (15 bits, less where codes lie high), which are two columns of one product m16n8k32: 4 heads fill its 8
-//   logits   scale * log2(e) * (f <q, level> + <q, mean>) - noise, in fp32: a lane has 2 rows of one head
+//   logits   scale * log2(e) * (f <q, level> + <q, mean>) - noise, in fp32: a lane has 2 rows of one head. The noise is taken
+//            up to kMostNoiseBias alone, as on the host
 #pragma once
 
 #include <cuda_fp16.h>
@@ -397,6 +398,7 @@ __device__ inline void tile_logits(const Tile (&tiles)[kTiles],
                                    const HeadConstants (&head)[kHeadTiles], float noise, float cap,
                                    const float (&middle)[kHeadTiles],
                                    float2 (&logits)[kTiles][kHeadTiles]) {
+  constexpr float kMostBias = kMostNoiseBias * kLog2E;
   int scores[kTiles][kHeadTiles][4] = {};
 #pragma unroll
   for (int step = 0; step < (kDim + 31) / 32; ++step) {
@@ -420,11 +422,12 @@ __device__ inline void tile_logits(const Tile (&tiles)[kTiles],
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
     const float f0 = __low2float(tiles[i].factors[0]), f1 = __low2float(tiles[i].factors[1]);
+    const float square0 = f0 * f0, square1 = f1 * f1;
 #pragma unroll
     for (int t = 0; t < kHeadTiles; ++t) {
-      const float n = head[t].noise * noise;
-      logits[i][t].x = fmaf(f0, fmaf(-n, f0, product(i, t, 0)), middle[t]);
-      logits[i][t].y = fmaf(f1, fmaf(-n, f1, product(i, t, 1)), middle[t]);
+      const float n = head[t].noise * noise, least = middle[t] - kMostBias;
+      logits[i][t].x = fmaf(f0, product(i, t, 0), fmaxf(fmaf(-n, square0, middle[t]), least));
+      logits[i][t].y = fmaf(f1, product(i, t, 1), fmaxf(fmaf(-n, square1, middle[t]), least));
     }
   }
   if (cap == 0.0F) return;
@@ -436,9 +439,9 @@ __device__ inline void tile_logits(const Tile (&tiles)[kTiles],
       const float n = head[t].noise * noise;
       float slope;
       const float l0 = capped(fmaf(f0, product(i, t, 0), middle[t]), cap, slope);
-      logits[i][t].x = fmaf(-n * slope * slope, f0 * f0, l0);
+      logits[i][t].x = l0 - fminf(n * slope * slope * (f0 * f0), kMostBias);
       const float l1 = capped(fmaf(f1, product(i, t, 1), middle[t]), cap, slope);
-      logits[i][t].y = fmaf(-n * slope * slope, f1 * f1, l1);
+      logits[i][t].y = l1 - fminf(n * slope * slope * (f1 * f1), kMostBias);
     }
   }
 }

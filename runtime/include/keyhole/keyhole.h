@@ -1038,7 +1038,8 @@ typedef struct keyhole_statistics {
   uint64_t tail_bytes;
   /* Sum: worker time in estimates of what was not read (within search_seconds). */
   double tail_seconds;
-  /* Sum: distinct keys read to meet a target, beyond what the search found. */
+  /* Sum: distinct keys read to meet a target, or because codes could not tell which weigh (codes_doubted), beyond what
+   * the search found. */
   uint64_t keys_opened;
   /* Sum: (head, step) that stopped at max_keys with a target unmet, by the estimate. */
   uint64_t targets_missed;
@@ -1067,6 +1068,12 @@ typedef struct keyhole_statistics {
    * Of what several share, the first that still has it counts it; memory of which one has taken a copy of its own is not
    * shared. */
   uint64_t shared_bytes;
+  /* Sum: (KV head, step on the host) whose codes could not tell which tokens weigh, so that more of them were read exactly than
+   * the budget says: heads whose logits differ by much more than the codes' errors allow. */
+  uint64_t codes_doubted;
+  /* Sum: of codes_doubted, those where codes could not even say which tokens might weigh: all were read, at the cost of exact
+   * attention. Many of them: take codes of more bits, or exact attention, for these heads. */
+  uint64_t codes_given_up;
 } keyhole_statistics;
 KEYHOLE_API void keyhole_statistics_init_sized(keyhole_statistics* statistics, size_t size);
 static inline void keyhole_statistics_init(keyhole_statistics* statistics) {

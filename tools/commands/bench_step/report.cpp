@@ -51,6 +51,8 @@ ordered_json to_json(const keyhole_statistics& s) {
           {"keys_attended", s.keys_attended},
           {"keys_opened", s.keys_opened},
           {"targets_missed", s.targets_missed},
+          {"codes_doubted", s.codes_doubted},
+          {"codes_given_up", s.codes_given_up},
           {"bytes_read", s.bytes_read},
           {"attend_seconds", s.attend_seconds},
           {"search_seconds", s.search_seconds},

@@ -237,6 +237,8 @@ class Statistics:
     code_layers: int  # now: layers that the device attends by these codes
     rows_by_host: int
     shared_bytes: int  # now: of host_bytes, what is shared with forks and counted by another
+    codes_doubted: int  # (KV head, step) that read more tokens exactly, as codes could not tell which weigh
+    codes_given_up: int  # of these, those that read all of them
 
 
 @dataclass(frozen=True)

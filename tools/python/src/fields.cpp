@@ -202,7 +202,9 @@ struct Table<keyhole_statistics> {
                                             RESULT(code_bytes),
                                             RESULT(code_layers),
                                             RESULT(rows_by_host),
-                                            RESULT(shared_bytes)};
+                                            RESULT(shared_bytes),
+                                            RESULT(codes_doubted),
+                                            RESULT(codes_given_up)};
 };
 
 template <>

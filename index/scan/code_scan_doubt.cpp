@@ -1,0 +1,228 @@
+// Where codes cannot tell which rows weigh.
+//
+// A logit by code is unbiased, off by a normal error of variance t = scale^2 |q'|^2 f^2 noise (index/scan/kv_codes.h): a share of
+// the spread of the logits themselves (0.11 of their standard deviation at 4 bits, 0.37 at 2, 0.76 at 1), whatever their size.
+// While t is small, codes say what a row weighs, and the few rows that weigh most are read exactly. In a head whose logits
+// spread by 20 nats an error at 2 bits is of 7 nats: the row that outweighs all others may be the fiftieth by code. Long keys
+// make such heads: a bias of the projection that RoPE turns, norms of hundreds.
+//
+// So after the chosen rows were read, for each head, with W the weight by code of what was not read and w that of its heaviest
+// row, both as shares of all:
+//
+//     no doubt   the unread rows are off by sqrt((e^t - 1 + r) w W) at most, r being the squared error of a value by its code;
+//                that is below kError of the output, or even 16 unread rows cannot hold what is missing to nine tenths of the
+//                weight: then errors of many rows are averaged, and reading some of them would not help
+//     doubt      else; and where t > 2, when such sums say nothing, where an unread row may weigh e^-kLight: its logit by code
+//                and 4 standard deviations. If most weight is unread, this is asked of the weights of such rows only as
+//                far as their errors are likely to show
+//
+// In doubt every row whose logit by code and 4 standard deviations reach the log-sum-exp less kLight is read exactly, lists of
+// rows that may hold one are read by their codes, and the rest is summed up without these rows. If the log-sum-exp was too
+// large by the codes' errors, this is done again with what it has become. At most an eighth of the rows; if there are more, all
+// are read exactly: one step of that head then costs what exact attention does.
+//
+// Of 32,768 normal keys and a group of 4 heads (bench/index/sharp_bench.cpp): logits of up to 2 nats' standard deviation read the
+// chosen 16 rows alone; 8 nats 280 rows at 4 bits and 3,350 at 2, 50 nats 51 and 1,430. In between, where thousands of rows
+// might be among some dozen that weigh, 2 bits read all from 4 to 5 nats.
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/attention.h"
+#include "cpu/attention_state.h"
+#include "index/scan/code_scan.h"
+
+namespace keyhole::index {
+namespace {
+
+constexpr float kDeviations =
+    4.0F;  // of a code's error that are thought possible: 1 of 32,000 is larger
+constexpr float kKnown = 2.0F;  // variance up to which sums of weights by code are believed
+constexpr int kMostRounds = 3;
+// Where lists' logits spread by more than 4 nats, a row of an unread list may be anything.
+constexpr float kWideList = 16.0F;
+
+/// By the bits of keys or values, whichever are fewer.
+struct Limits {
+  float error;  ///< of the output, from which on more rows are read
+  float light;  ///< nats below the log-sum-exp at which a row does not matter
+  /// In heads most of whose weight is unread and whose t > 2: ln of e^t w from which on errors of single rows show. One bit is
+  /// not asked for answers that would take it to read everything.
+  float likely;
+  float value_square;  ///< the squared error of a value by its code
+};
+Limits limits_of(const CodeShape& shape) {
+  constexpr float kValueSquares[] = {1.0F, 0.57F, 0.135F, 0.0F, 0.0117F};
+  const float square = kValueSquares[shape.value_bits];
+  const float likely = shape.key_bits == 1 ? 0.0F : -2.3F;
+  return std::min(shape.key_bits, shape.value_bits) == 4 ? Limits{0.015F, 6.0F, likely, square}
+                                                         : Limits{0.07F, 4.0F, likely, square};
+}
+// There t is of a row whose error's variance is so many times the mean: the one key of thousands that is many times longer than
+// others must not make a head doubtful.
+constexpr float kLonger = 2.0F;
+
+}  // namespace
+
+struct CodeScan::Doubt {
+  bool any = false;
+  float lses[kMaxGroup];
+  float cuts[kMaxGroup];    ///< products with keys that no unread row is above by its code
+  float bounds[kMaxGroup];  ///< products from which on a row matters
+  float units
+      [kMaxGroup];  ///< standard deviations of a product by code that are possible, for f^2 noise = 1
+};
+
+CodeScan::Doubt CodeScan::doubt(const CodeSearch& s, const CodeParts& parts, const float* exact_lse,
+                                const float* coded_lse) const {
+  const Limits limits = limits_of(s.shape());
+  const auto wanted = static_cast<float>(std::max<size_t>(chosen_.size(), 1));
+  float widest = 0.0F, usual = -1.0F;
+  for (uint32_t p = 0; p < s.rows.parts(); ++p) widest = std::max(widest, parts.widest_[p]);
+  Doubt d;
+  for (uint32_t h = 0; h < s.group; ++h) {
+    const float lse = cpu::add_logs(exact_lse[h], coded_lse[h]);
+    d.lses[h] = lse;
+    d.units[h] = kDeviations * std::sqrt(norms_[h]);
+    // The cut is of a weight, from which the noise was taken.
+    const float most_bias =
+        std::min(0.5F * s.logits.scale * s.logits.scale * norms_[h] * widest, kMostNoiseBias);
+    const float weight = coded_lses_[h] + cut_;
+    d.cuts[h] = cpu::score_of(weight + most_bias, s.logits);
+    d.bounds[h] = cpu::score_of(lse - limits.light, s.logits);
+    if (!std::isfinite(lse) || !std::isfinite(weight) || coded_lse[h] == kMinusInf) continue;
+    // By how much the logit of the heaviest unread row may be off, if the row has this variance.
+    const auto reach_of = [&](float variance) {
+      const float far = d.units[h] * std::sqrt(variance);
+      const float above = cpu::logit_of(d.cuts[h] + far, s.logits) - (weight + most_bias);
+      // Where a soft-cap flattens the heaviest logits, those of rows that are lighter by a code's error are not flat.
+      const float lower = std::min(d.cuts[h], std::max(d.bounds[h], 0.0F));
+      const float below = cpu::logit_of(lower, s.logits) - cpu::logit_of(lower - far, s.logits);
+      return std::max({above, below, 0.0F});
+    };
+    const float reach = reach_of(widest);
+    const float above = cpu::logit_of(d.cuts[h] + d.units[h] * std::sqrt(widest), s.logits);
+    const float t = reach / kDeviations * (reach / kDeviations);
+    const float unread = std::exp(coded_lse[h] - lse), heaviest = std::exp(weight - lse);
+    const float most_of_16 = 16.0F * heaviest;
+    const bool may_be_sharp = 1.5F * most_of_16 >= unread - 0.15F;
+    if (t <= kKnown) {
+      // |o|^2 is at least that of the rows that were read, if they weigh alike.
+      const float read = 1.0F - unread;
+      const float square = std::max(read * read / wanted, heaviest * heaviest);
+      const float error =
+          (std::expm1(t) + limits.value_square) * std::min(heaviest, unread) * unread;
+      d.any = d.any || (may_be_sharp && error > limits.error * limits.error * square);
+    } else if (unread < 0.5F || may_be_sharp) {
+      d.any = d.any || above > lse - limits.light;
+    } else {
+      if (usual < 0.0F) usual = kLonger * mean_noise(s);
+      const float usual_reach = reach_of(std::min(widest, usual));
+      const float usual_t = usual_reach / kDeviations * (usual_reach / kDeviations);
+      d.any = d.any || std::min(usual_t, usual_reach) + weight - lse > limits.likely;
+    }
+  }
+  return d;
+}
+
+float CodeScan::mean_noise(const CodeSearch& s) {
+  constexpr size_t kSample = 16;
+  const size_t runs = s.choice != nullptr ? s.choice->chosen().size() : s.rows.blocks->blocks();
+  float sum = 0.0F, rows = 0.0F;
+  for (size_t r = 0; r < runs; r += (runs + kSample - 1) / kSample) {
+    const CodeRun run = s.run(s.choice != nullptr ? s.choice->chosen()[r] : r);
+    float factors[2 * kCodeBlock], squares = 0.0F;
+    s.kernels->to_f32[kHalf](run.factors, factors, size_t{2} * run.rows);
+    for (uint32_t i = 0; i < run.rows; ++i) squares += factors[2 * i] * factors[2 * i];
+    sum += squares * run.noise;
+    rows += static_cast<float>(run.rows);
+  }
+  return rows > 0.0F ? sum / rows : 0.0F;
+}
+
+bool CodeScan::find_doubted(const CodeSearch& s, const Doubt& d, bool all_runs) {
+  const size_t most = std::min<size_t>(s.rows.count() / 8, kMostDoubtedRows);
+  const size_t runs = s.choice != nullptr ? s.choice->chosen().size() : s.rows.blocks->blocks();
+  // Products by code, which score_codes() gives for a scale of 1 and no noise.
+  CodeSearch plain = s;
+  plain.logits = {1.0F, 0.0F};
+  float norms[kMaxGroup];
+  std::copy_n(norms_, s.group, norms);
+  std::fill_n(norms_, s.group, 0.0F);
+  places_.clear();
+  for (size_t r = 0; r < runs && places_.size() <= most; ++r) {
+    const size_t number = s.choice != nullptr ? s.choice->chosen()[r] : r;
+    const CodeRun run = s.run(number);
+    float units[kMaxGroup];
+    const float noise = std::sqrt(run.noise), widest = widest_factor(run);
+    bool may = all_runs;
+    for (uint32_t h = 0; h < s.group; ++h) {
+      units[h] = d.units[h] * noise;
+      may = may || d.cuts[h] + units[h] * widest > d.bounds[h];
+    }
+    if (!may) continue;
+    float offsets[kMaxGroup], maxima[kMaxGroup], factors[2 * kCodeBlock];
+    score_mean(s, run, offsets);
+    weigh_run(plain, run, offsets, cpu::kCodeParts, maxima, nullptr);
+    s.kernels->to_f32[kHalf](run.factors, factors, size_t{2} * run.rows);
+    for (uint32_t i = 0; i < run.rows && places_.size() <= most; ++i) {
+      bool reaches = false;
+      for (uint32_t h = 0; h < s.group; ++h) {
+        const float product = scores_[h * kCodeBlock + i];
+        reaches = reaches || product + units[h] * factors[2 * i] > d.bounds[h];
+      }
+      if (reaches) places_.push_back(static_cast<uint32_t>(number * kCodeBlock + i));
+    }
+  }
+  std::copy_n(norms, s.group, norms_);
+  return places_.size() <= most;
+}
+
+void CodeScan::read_doubted(const CodeSearch& s, const KvView& kv, CodeParts& parts,
+                            StateView exact, StateView coded) {
+  read_rows_.clear();
+  for (const uint32_t place : places_) read_rows_.push_back(s.row_at(place));
+  cpu::attend_ids(*s.kernels, kv, read_rows_, s.queries, s.group, s.logits, exact);
+  CodeSearch others = s;
+  others.wanted = 0;
+  for (uint32_t p = 0; p < s.rows.parts(); ++p) scan(others, p, places_, parts);
+  merge(others, parts);
+  put_state(s, places_.size() == s.rows.count(), coded);
+}
+
+CodeDoubt CodeScan::settle(const CodeSearch& s, const KvView& kv, CodeParts& parts, StateView exact,
+                           StateView coded) {
+  CodeDoubt out;
+  const size_t count = s.rows.count();
+  if (s.wanted == 0 || chosen_.size() == count) return out;
+  Doubt d = doubt(s, parts, exact.lse, coded.lse);
+  const float light = limits_of(s.shape()).light;
+  bool wider = s.choice != nullptr && s.choice->may_widen(d.lses, light, kWideList, kDeviations);
+  if (!d.any && !wider) return out;
+  out.any = true;
+  for (int round = 0; round < kMostRounds; ++round) {
+    if (s.choice != nullptr) wider = s.choice->widen(d.lses, light, kDeviations) || wider;
+    if (!find_doubted(s, d, wider)) break;
+    places_.insert(places_.end(), chosen_.begin(), chosen_.end());
+    std::sort(places_.begin(), places_.end());
+    places_.erase(std::unique(places_.begin(), places_.end()), places_.end());
+    if (round == 0 && !wider && places_.size() == chosen_.size()) return {};
+    read_doubted(s, kv, parts, exact, coded);
+    out.more = static_cast<uint32_t>(places_.size() - chosen_.size());
+    bool falls = false;
+    for (uint32_t h = 0; h < s.group; ++h) {
+      const float lse = cpu::add_logs(exact.lse[h], coded.lse[h]);
+      falls = falls || lse < d.lses[h] - 1.0F;
+      d.lses[h] = lse;
+      d.bounds[h] = cpu::score_of(lse - light, s.logits);
+    }
+    if (!falls) return out;
+  }
+  out.all = true;
+  out.more = static_cast<uint32_t>(count - chosen_.size());
+  cpu::attend_range(*s.kernels, {kv.keys.slice(0, count), kv.values.slice(0, count)}, s.queries,
+                    s.group, s.logits, exact);
+  cpu::clear_state(coded, s.group, s.shape().dim);
+  return out;
+}
+
+}  // namespace keyhole::index

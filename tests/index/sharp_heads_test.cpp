@@ -1,0 +1,238 @@
+// Codes where logits differ by much more than a code's error: the sweep over their spread, with and without a bias of the keys,
+// against attention in double; and when a step reads more rows than it was told to.
+#include "tests/index/sharp_heads.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <sstream>
+
+#include "cpu/half.h"
+#include "tests/index/keys.h"
+
+namespace keyhole::index::test {
+namespace {
+
+constexpr float kDeviations[] = {0.5F, 1.0F, 2.0F, 5.0F, 8.0F, 20.0F, 60.0F, 500.0F};
+constexpr uint32_t kGroupOfTwo = 2;
+
+/// What holds where exact attention has 0.9 of its weight on 16 rows or fewer.
+double allowed_error(uint32_t bits) { return bits == 4 ? 0.02 : 0.1; }
+/// Elsewhere, what codes without any doubt leave at most.
+double allowed_elsewhere(uint32_t bits) { return bits == 4 ? 0.3 : 0.9; }
+
+std::unique_ptr<Index> coded(SharpHead& head, uint32_t bits, const std::string& more) {
+  const std::string b = std::to_string(bits);
+  auto index = make_index("codes:k=" + b + ",v=" + b + more, head.dim(), DType::f16, context());
+  const std::vector<float> train = head.queries(64, 1.0);
+  BuildInput input;
+  input.keys = head.kv().keys;
+  input.values = head.kv().values;
+  input.queries.rows = {reinterpret_cast<const std::byte*>(train.data()),
+                        head.dim() * sizeof(float), 64, head.dim(), DType::f32};
+  index->build(input, {});
+  return index;
+}
+
+/// Chooses among lists where there are some.
+SharpAnswer answer(const Index& index, const SharpHead& head, const cpu::Kernels& kernels,
+                   const std::vector<float>& q, const LogitParams& logits, uint32_t wanted = 16) {
+  const auto group = static_cast<uint32_t>(q.size() / head.dim());
+  ListChoice choice;
+  CodeSearch s{&kernels, CodedRows::of(index), q.data(), group, logits, wanted, nullptr};
+  s.rows.goal.least = 1;
+  if (s.rows.lists != nullptr) {
+    s.choice = &choice;
+    choice.begin(*s.rows.lists, kernels, q.data(), group, logits);
+    for (uint32_t p = 0; p < ListChoice::rank_parts(s.rows.lists->lists()); ++p) choice.rank(p);
+    choice.choose(s.rows.goal);
+  }
+  return attend_by_codes(s, head.kv());
+}
+
+LogitParams logits_for(uint32_t dim, float softcap) {
+  return {1.0F / std::sqrt(static_cast<float>(dim)), softcap};
+}
+
+class SharpHeads : public testing::TestWithParam<const char*> {};
+
+TEST_P(SharpHeads, ErrorsStaySmallWhateverTheSpreadOfLogits) {
+  const auto levels = cpu::available_levels();
+  uint64_t seed = 100;
+  size_t sharp = 0, number = 0;
+  for (const uint32_t dim : {64U, 128U, 256U}) {
+    for (const Bias bias : {Bias::none, Bias::all, Bias::few, Bias::turned}) {
+      const float norm = std::vector{1.0F, 30.0F, 1000.0F}[seed % 3];
+      const bool uneven = seed % 2 == 0;
+      SharpHead head({dim, 2048, bias, norm, uneven}, ++seed);
+      for (const uint32_t bits : {2U, 4U}) {
+        const auto index = coded(head, bits, GetParam());
+        for (const float deviation : kDeviations) {
+          const float softcap = number++ % 3 == 0 ? 30.0F : 0.0F;
+          const cpu::Level level = levels[number % levels.size()];
+          std::ostringstream what;
+          what << "seed " << seed << ", d " << dim << ", bias " << bias_name(bias) << ", norm "
+               << norm << ", " << bits << " bits, deviation " << deviation << ", soft-cap "
+               << softcap << ", " << cpu::level_name(level);
+          SCOPED_TRACE(what.str());
+          const std::vector<float> q = head.queries(kGroupOfTwo, deviation);
+          const LogitParams logits = logits_for(dim, softcap);
+          const SharpAnswer seen = answer(*index, head, *cpu::kernels_for(level), q, logits);
+          for (uint32_t h = 0; h < kGroupOfTwo; ++h) {
+            const SharpTruth truth(head, q.data() + h * dim, logits);
+            const double error = truth.error(seen.o.data() + h * dim);
+            if (truth.is_sharp()) {
+              ++sharp;
+              EXPECT_LE(error, allowed_error(bits));
+              EXPECT_NEAR(seen.lse[h], truth.lse, 0.1);
+            } else if (std::strlen(GetParam()) == 0) {
+              EXPECT_LE(error, allowed_elsewhere(bits));
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(sharp, 150U);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, SharpHeads, testing::Values("", ",lists=64,read=12"),
+                         [](const auto& test) { return test.index == 0 ? "blocks" : "lists"; });
+
+TEST(CodesInDoubt, HeadsThatAreNotSharpReadWhatTheyWereTold) {
+  for (const uint32_t bits : {2U, 4U}) {
+    for (const Bias bias : {Bias::none, Bias::all, Bias::few}) {
+      SharpHead head({128, 4096, bias, 30.0F, false}, 7);
+      const auto index = coded(head, bits, "");
+      for (const float deviation : {0.5F, 1.0F, 2.0F}) {
+        const SharpAnswer seen = answer(*index, head, cpu::select_kernels(),
+                                        head.queries(4, deviation), logits_for(128, 0.0F));
+        EXPECT_FALSE(seen.doubt.any) << bits << " " << bias_name(bias) << " " << deviation;
+        EXPECT_EQ(seen.exact_rows, 16U);
+      }
+    }
+  }
+}
+
+// 2 bits of logits that differ by 20 nats: hundreds of 4,096 rows might weigh most, 16 are not enough.
+TEST(CodesInDoubt, SharpHeadsReadAsManyRowsAsTheSpreadDemands) {
+  SharpHead head({128, 4096, Bias::none, 1.0F, false}, 8);
+  const auto coarse = coded(head, 2, ""), fine = coded(head, 4, "");
+  const std::vector<float> q = head.queries(1, 20.0F);
+  const LogitParams logits = logits_for(128, 0.0F);
+  const SharpAnswer two = answer(*coarse, head, cpu::select_kernels(), q, logits);
+  EXPECT_TRUE(two.doubt.any);
+  EXPECT_FALSE(two.doubt.all);
+  EXPECT_GT(two.exact_rows, 32U);
+  EXPECT_LT(two.exact_rows, 512U);
+  EXPECT_LT(answer(*fine, head, cpu::select_kernels(), q, logits).exact_rows, two.exact_rows);
+  // Who asks for no exact rows gets none.
+  EXPECT_FALSE(answer(*coarse, head, cpu::select_kernels(), q, logits, 0).doubt.any);
+}
+
+// A quarter of the rows may be the heaviest: codes cannot say which.
+TEST(CodesInDoubt, WhereCodesCannotTellAllRowsAreRead) {
+  SharpHead head({64, 2048, Bias::none, 1.0F, false}, 9);
+  const auto index = coded(head, 1, "");
+  const std::vector<float> q = head.queries(2, 100.0F);
+  const LogitParams logits = logits_for(64, 0.0F);
+  for (const cpu::Level level : cpu::available_levels()) {
+    const SharpAnswer seen = answer(*index, head, *cpu::kernels_for(level), q, logits);
+    EXPECT_TRUE(seen.doubt.all);
+    EXPECT_EQ(seen.exact_rows, 2048U);
+    for (uint32_t h = 0; h < 2; ++h) {
+      const SharpTruth truth(head, q.data() + h * 64, logits);
+      EXPECT_LT(truth.error(seen.o.data() + h * 64), 1e-3);
+      EXPECT_NEAR(seen.lse[h], truth.lse, 1e-2);
+    }
+  }
+}
+
+// Tokens of a draft are heads of one group: one of them is in doubt, and none is worse for it.
+TEST(CodesInDoubt, OneSharpHeadOfADraft) {
+  SharpHead head({128, 4096, Bias::turned, 300.0F, false}, 10);
+  for (const uint32_t bits : {2U, 4U}) {
+    const auto index = coded(head, bits, "");
+    std::vector<float> q = head.queries(7, 1.0F);
+    const std::vector<float> sharp = head.queries(1, 80.0F);
+    q.insert(q.begin() + 3 * 128, sharp.begin(), sharp.end());
+    const LogitParams logits = logits_for(128, 0.0F);
+    const SharpAnswer seen = answer(*index, head, cpu::select_kernels(), q, logits);
+    for (uint32_t h = 0; h < 8; ++h) {
+      const SharpTruth truth(head, q.data() + h * 128, logits);
+      EXPECT_LT(truth.error(seen.o.data() + h * 128),
+                h == 3 ? allowed_error(bits) : allowed_elsewhere(bits));
+    }
+  }
+}
+
+// The correction for a code's noise is bounded at every level, before and behind a soft-cap.
+TEST(CodesInDoubt, TheNoiseTakesNoMoreThanItsBound) {
+  ASSERT_EQ(kMostNoiseBias, 1.0F);
+  for (const uint32_t bits : {1U, 2U, 4U}) {
+    SharpHead head({96, 256, Bias::none, 10.0F, true}, bits);
+    const auto index = coded(head, bits, "");
+    const KvCodes& codes = *index->codes();
+    const CodeShape& shape = codes.shape();
+    const CodeRun run = codes.run(0);
+    constexpr uint32_t kGroup = 5;
+    const std::vector<float> q = codes.queries(head.queries(kGroup, 3.0F).data(), kGroup).rows;
+    std::vector<int8_t> parts(kGroup * cpu::code_query_bytes(shape));
+    std::vector<cpu::CodeQueryScales> scales(kGroup);
+    for (uint32_t h = 0; h < kGroup; ++h) {
+      scales[h] = cpu::prepare_code_query(shape, q.data() + h * 96,
+                                          parts.data() + h * cpu::code_query_bytes(shape));
+    }
+    for (const float softcap : {0.0F, 20.0F}) {
+      for (const cpu::Level level : cpu::available_levels()) {
+        const std::vector<float> none(kGroup, 0.0F), offsets(kGroup, 0.5F);
+        const std::vector<float> noises = {1e-3F, 1.0F, 30.0F, 1e6F, 1e12F};
+        std::vector<float> plain(kGroup * 256), seen(kGroup * 256), maxima(kGroup);
+        float widest = -1.0F;
+        cpu::ScoreCodesArgs args{shape.key_bits,
+                                 shape.key_words(),
+                                 run.keys,
+                                 run.factors,
+                                 16,
+                                 2,
+                                 parts.data(),
+                                 scales.data(),
+                                 kGroup,
+                                 offsets.data(),
+                                 none.data(),
+                                 logits_for(96, softcap),
+                                 plain.data(),
+                                 256,
+                                 maxima.data(),
+                                 nullptr,
+                                 0,
+                                 nullptr,
+                                 nullptr,
+                                 0};
+        cpu::kernels_for(level)->score_codes(args);
+        args.noises = noises.data();
+        args.scores = seen.data();
+        args.widest = &widest;
+        cpu::kernels_for(level)->score_codes(args);
+        double most = 0.0;
+        for (uint32_t i = 0; i < 256; ++i) {
+          const double f = double{CodeRunReader(shape, run).key_factor(i)};
+          most = std::max(most, f);
+          for (uint32_t h = 0; h < kGroup; ++h) {
+            const double share =
+                softcap > 0.0F ? double{plain[h * 256 + i]} / double{softcap} : 0.0;
+            const double slope = (1.0 - share * share) * double{args.logits.scale};
+            const double bias = std::min(0.5 * slope * slope * f * f * double{noises[h]}, 1.0);
+            const double rounding = 1e-5 * (100.0 + std::abs(double{plain[h * 256 + i]}));
+            ASSERT_NEAR(plain[h * 256 + i] - seen[h * 256 + i], bias, rounding)
+                << cpu::level_name(level) << " " << bits << " " << softcap << " " << noises[h];
+          }
+        }
+        EXPECT_EQ(widest, static_cast<float>(most));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace keyhole::index::test
