@@ -159,8 +159,8 @@ gpu::DeviceRows FakeWindows::row_of(const gpu::DeviceTokens& rows, uint32_t toke
 std::vector<float> FakeWindows::read_rows(const gpu::DeviceRows& rows, uint32_t heads) const {
   std::vector<float> x(size_t{heads} * shape_.head_dim);
   for (uint32_t h = 0; h < heads; ++h) {
-    const auto* row =
-        static_cast<const std::byte*>(rows.data) + h * rows.head_stride * dtype_size(rows.dtype);
+    const auto* row = static_cast<const std::byte*>(rows.data) +
+                      static_cast<ptrdiff_t>(h * rows.head_stride * dtype_size(rows.dtype));
     kernels_->to_f32[static_cast<int>(rows.dtype)](row, x.data() + size_t{h} * shape_.head_dim,
                                                    shape_.head_dim);
   }

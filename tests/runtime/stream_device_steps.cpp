@@ -16,8 +16,9 @@ void FakeDevice::read_token(const gpu::DeviceTokens& from, uint32_t token, uint3
                             float* to) const {
   const size_t d = shape_.head_dim, element = dtype_size(from.dtype);
   for (uint32_t h = 0; h < heads; ++h) {
-    const auto* row = static_cast<const std::byte*>(from.data) +
-                      (token * from.token_stride + h * from.head_stride) * element;
+    const auto* row =
+        static_cast<const std::byte*>(from.data) +
+        static_cast<ptrdiff_t>((token * from.token_stride + h * from.head_stride) * element);
     kernels_->to_f32[static_cast<int>(from.dtype)](row, to + h * d, d);
   }
 }
@@ -109,14 +110,14 @@ void FakeDevice::run_first_half(const Launch& launch) {
   const uint32_t d = shape_.head_dim;
   for (uint32_t h = 0; h < shape_.q_heads; ++h) {
     const auto* row = static_cast<const std::byte*>(launch.q.data) +
-                      h * launch.q.head_stride * dtype_size(launch.q.dtype);
+                      static_cast<ptrdiff_t>(h * launch.q.head_stride * dtype_size(launch.q.dtype));
     kernels_->to_f32[static_cast<int>(launch.q.dtype)](row, rows.q.data() + size_t{h} * d, d);
   }
   std::vector<float> scratch(d);
   const auto round = [&](const gpu::DeviceRows& from, std::byte* to) {
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-      const auto* row =
-          static_cast<const std::byte*>(from.data) + h * from.head_stride * dtype_size(from.dtype);
+      const auto* row = static_cast<const std::byte*>(from.data) +
+                        static_cast<ptrdiff_t>(h * from.head_stride * dtype_size(from.dtype));
       kernels_->to_f32[static_cast<int>(from.dtype)](row, scratch.data(), d);
       kernels_->from_f32[static_cast<int>(shape_.dtype)](
           scratch.data(), to + size_t{h} * d * dtype_size(shape_.dtype), d);
