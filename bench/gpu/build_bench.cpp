@@ -75,12 +75,12 @@ struct Head {
 
   Head(size_t n, const cpu::Kernels& kernels) {
     std::mt19937 random(1);
-    numbers = test::attention_keys(n, kDim, random);
+    numbers = index::test::attention_keys(n, kDim, random);
     bytes.resize(n * kDim * 2);
     kernels.from_f32[static_cast<size_t>(DType::f16)](numbers.data(), bytes.data(), n * kDim);
     keys = {bytes.data(), kDim * 2, n, kDim, DType::f16};
     constexpr size_t kQueries = 8192;
-    training = test::attention_queries(
+    training = index::test::attention_queries(
         kQueries, kDim, n,
         [&](size_t i, float* out) { std::copy_n(numbers.data() + i * kDim, kDim, out); }, random);
     for (size_t i = 0; i < kQueries; ++i) {

@@ -113,8 +113,7 @@ __device__ inline void merge_sent(const CodesParams& s, uint32_t kv_head, uint32
     }
     exact.total = fmaf(weight, shared.exact_sum[b][own], exact.total);
   }
-  merge_head<kDim>(s, kv_head, h, codes, shared.total[h], exact, value_scale, resident,
-                   shared.split_o[own]);
+  merge_head<kDim>(s, kv_head, h, codes, exact, value_scale, resident, shared.split_o[own]);
 }
 
 /// splits: that the pass has left of the step.

@@ -166,8 +166,7 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
     o = exact.o + 4 * u;
     o[0] = exactly.x, o[1] = exactly.y, o[2] = exactly.z, o[3] = exactly.w;
   }
-  merge_head<kDim>(s, kv_head, warp, codes, shared.total[warp], exact, value_scale, resident,
-                   shared.split_o[warp]);
+  merge_head<kDim>(s, kv_head, warp, codes, exact, value_scale, resident, shared.split_o[warp]);
 }
 
 }  // namespace keyhole::gpu::codes

@@ -23,11 +23,6 @@ struct ResidentHead {
   }
 };
 
-/// Codes' weights are summed up in 8 bits of a tile's largest: where the rows that were read weigh so much less than their codes
-/// had them weigh that less than this is left of all, what is left of the codes is rounding. The host sums up the other
-/// rows once more then (index/scan/code_scan_end.cpp).
-constexpr float kLeastKept = 1.0F / 64.0F;
-
 /// Sums of weights, and of weights times values, of a set of rows; weights are 2^(logit - top), so a set without rows has
 /// top -inf. o: a lane's quads.
 template <int kDim>
@@ -36,24 +31,21 @@ struct PartOfHead {
   float o[kLaneParts<kDim>];
 };
 
-/// Writes the state of number `h` of a KV head's group, by a warp. codes: o is rotated, values are divided by value_scale; before:
-/// their weight with the rows that were read; row: `[kDim]` in shared memory, which is overwritten.
+/// Writes the state of number `h` of a KV head's group, by a warp. codes: o is rotated, values are divided by value_scale; row: `[kDim]`
+/// in shared memory, which is overwritten.
 template <int kDim>
 __device__ inline void merge_head(const CodesParams& s, uint32_t kv_head, uint32_t h,
-                                  PartOfHead<kDim> codes, float before,
-                                  const PartOfHead<kDim>& exact, float value_scale,
-                                  const ResidentHead<kDim>& resident, float* row) {
+                                  PartOfHead<kDim> codes, const PartOfHead<kDim>& exact,
+                                  float value_scale, const ResidentHead<kDim>& resident,
+                                  float* row) {
   constexpr int kParts = kLaneParts<kDim>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   rotate_quads<kDim>(codes.o, row, lane, true);
   const float base = finite_base(fmaxf(codes.top, exact.top));
   const float keep = exp2_fast(codes.top - base), weight = exp2_fast(exact.top - base);
+  const float unit = keep * value_scale;
   // What is left of the codes' weights where the rows were all of them is rounding.
-  const float left = (codes.total < 0.0F ? 0.0F : codes.total) * keep;
-  const float of_exact = weight * exact.total;
-  const bool shows = of_exact + left < kLeastKept * before * keep && of_exact > 0.0F;
-  const float unit = shows ? 0.0F : keep * value_scale;
-  const float total = shows ? of_exact : of_exact + left;
+  const float total = fmaf(weight, exact.total, (codes.total < 0.0F ? 0.0F : codes.total) * keep);
   const float inverse = total == 0.0F ? 0.0F : __fdividef(1.0F, total);
   float lse = total == 0.0F ? kMinusInf : (base + log2f(total)) * kLn2;
   float o[kParts];
