@@ -104,7 +104,8 @@ void FakeWindows::end(uint32_t layer, const gpu::DeviceRows& out, float* lse, gp
   push_([this, layer, out, lse] {
     const Layer& l = layers_[layer];
     for (uint32_t h = 0; h < shape_.q_heads; ++h) {
-      auto* row = static_cast<std::byte*>(out.data) + h * out.head_stride * dtype_size(out.dtype);
+      auto* row = static_cast<std::byte*>(out.data) +
+                  static_cast<ptrdiff_t>(h * out.head_stride * dtype_size(out.dtype));
       kernels_->from_f32[static_cast<int>(out.dtype)](l.o.data() + size_t{h} * shape_.head_dim, row,
                                                       shape_.head_dim);
     }

@@ -92,7 +92,8 @@ void FakeDevice::run_tokens(uint32_t layer, const gpu::ManyTokens& t, FakeCodes&
     cpu::merge_states(states, shape_.q_heads, shape_.head_dim, {all.data(), all_lse.data()});
     for (uint32_t h = 0; h < shape_.q_heads; ++h) {
       auto* row = static_cast<std::byte*>(t.out.data) +
-                  (i * t.out.token_stride + h * t.out.head_stride) * dtype_size(t.out.dtype);
+                  static_cast<ptrdiff_t>((i * t.out.token_stride + h * t.out.head_stride) *
+                                         dtype_size(t.out.dtype));
       kernels_->from_f32[static_cast<int>(t.out.dtype)](all.data() + h * d, row, d);
     }
     if (t.lse != nullptr) std::copy(all_lse.begin(), all_lse.end(), t.lse + i * shape_.q_heads);
@@ -213,7 +214,8 @@ void FakeDevice::run_second_half(uint32_t layer, const gpu::DeviceRows& out, flo
     l.answered.store(l.sequence, std::memory_order_release);
   }
   for (uint32_t h = 0; h < shape_.q_heads; ++h) {
-    auto* row = static_cast<std::byte*>(out.data) + h * out.head_stride * dtype_size(out.dtype);
+    auto* row = static_cast<std::byte*>(out.data) +
+                static_cast<ptrdiff_t>(h * out.head_stride * dtype_size(out.dtype));
     kernels_->from_f32[static_cast<int>(out.dtype)](o.data() + size_t{h} * d, row, d);
   }
   if (lse != nullptr) std::copy(sums.begin(), sums.end(), lse);

@@ -15,6 +15,7 @@
 #include "tools/commands/calibrate/report.h"
 #include "tools/commands/calibrate/run.h"
 #include "tools/commands/commands.h"
+#include "tools/commands/common/bundled_model.h"
 #include "tools/commands/common/options.h"
 #include "tools/commands/common/recording.h"
 #include "tools/commands/common/sweep.h"

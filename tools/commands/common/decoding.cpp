@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "runtime/files/json.h"
+#include "tools/commands/common/bundled_model.h"
 #include "tools/commands/common/options.h"
 #include "tools/commands/common/setting_options.h"
 #include "tools/llama/config.h"
@@ -52,21 +53,6 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
           "gemma2, gemma3 or phi3; default: the bundled "
           "model, or the folder in KEYHOLE_MODEL")
       ->type_name("DIR");
-}
-
-fs::path bundled_model_folder() {
-  if (const char* folder = std::getenv("KEYHOLE_MODEL"); folder != nullptr && *folder != '\0') {
-    return folder;
-  }
-  std::error_code ignored;
-  const fs::path program = fs::read_symlink("/proc/self/exe", ignored);
-  for (const fs::path& folder : {program.parent_path().parent_path() / KEYHOLE_INSTALLED_MODEL,
-                                 fs::path(KEYHOLE_SOURCE_MODEL)}) {
-    if (fs::exists(folder / "config.json", ignored)) return folder;
-  }
-  throw std::runtime_error(
-      "the bundled model is not where it was installed; name a folder with --model or "
-      "KEYHOLE_MODEL");
 }
 
 std::string read_text_file(const fs::path& path) {

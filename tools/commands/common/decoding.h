@@ -33,10 +33,6 @@ struct ModelOptions {
 };
 void add_model_options(CLI::App& command, ModelOptions& options);
 
-/// The folder of the bundled model: $KEYHOLE_MODEL, the installed one, or that of the source tree.
-/// Throws std::runtime_error if none is there.
-[[nodiscard]] std::filesystem::path bundled_model_folder();
-
 /// Throws UsageError where a model's folder is a file, as GGUF files are.
 void check_model_folder(const std::filesystem::path& folder);
 /// `options.folder`, or the bundled model's. Throws as check_model_folder().

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "runtime/files/json.h"
+#include "tools/commands/common/bundled_model.h"
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/eval/run.h"
 #include "tools/terminal/errors.h"

@@ -38,6 +38,7 @@ Prepared prepare(uint32_t top_k) {
   config.sink = 4;
   config.window = 32;
   config.flush_block = 8;
+  config.index = "flat";  // codes would have rows read exactly until nothing is amiss
   config.budget.top_k = top_k;
   p.session = make_session(p.engine, config);
   p.inputs.shape = kShape;
