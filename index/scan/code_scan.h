@@ -68,6 +68,13 @@ struct CodeSearch {
   ListChoice* choice = nullptr;  ///< of its lists, where these are scanned
 
   [[nodiscard]] const CodeShape& shape() const { return rows.shape(); }
+  /// What a pass reads: blocks, or the chosen lists; and the number of the r-th of them.
+  [[nodiscard]] size_t runs() const {
+    return choice != nullptr ? choice->chosen().size() : rows.blocks->blocks();
+  }
+  [[nodiscard]] size_t run_number(size_t r) const {
+    return choice != nullptr ? choice->chosen()[r] : r;
+  }
   /// Block or list `number`. Its rows have the places number * kCodeBlock on; in a block these are the rows' numbers.
   [[nodiscard]] CodeRun run(size_t number) const {
     return rows.blocks != nullptr ? rows.blocks->run(number) : rows.lists->run(number);
@@ -184,6 +191,8 @@ class CodeScan {
   void merge(const CodeSearch& search, const CodeParts& parts);
   /// Takes the chosen rows' weights out of sums_ and o_; false where rounding would show.
   [[nodiscard]] bool take_out(const CodeSearch& search, const float* exact_lse);
+  /// Sums up all rows but those at `places` (rising) once more.
+  void scan_others(const CodeSearch& search, std::span<const uint32_t> places, CodeParts& parts);
   void put_state(const CodeSearch& search, bool none, StateView out) const;
 
   [[nodiscard]] Doubt doubt(const CodeSearch& search, const CodeParts& parts,

@@ -126,10 +126,10 @@ CodeScan::Doubt CodeScan::doubt(const CodeSearch& s, const CodeParts& parts, con
 
 float CodeScan::mean_noise(const CodeSearch& s) {
   constexpr size_t kSample = 16;
-  const size_t runs = s.choice != nullptr ? s.choice->chosen().size() : s.rows.blocks->blocks();
+  const size_t runs = s.runs();
   float sum = 0.0F, rows = 0.0F;
   for (size_t r = 0; r < runs; r += (runs + kSample - 1) / kSample) {
-    const CodeRun run = s.run(s.choice != nullptr ? s.choice->chosen()[r] : r);
+    const CodeRun run = s.run(s.run_number(r));
     float factors[2 * kCodeBlock], squares = 0.0F;
     s.kernels->to_f32[kHalf](run.factors, factors, size_t{2} * run.rows);
     for (uint32_t i = 0; i < run.rows; ++i) squares += factors[2 * i] * factors[2 * i];
@@ -141,7 +141,7 @@ float CodeScan::mean_noise(const CodeSearch& s) {
 
 bool CodeScan::find_doubted(const CodeSearch& s, const Doubt& d, bool all_runs) {
   const size_t most = std::min<size_t>(s.rows.count() / 8, kMostDoubtedRows);
-  const size_t runs = s.choice != nullptr ? s.choice->chosen().size() : s.rows.blocks->blocks();
+  const size_t runs = s.runs();
   // Products by code, which score_codes() gives for a scale of 1 and no noise.
   CodeSearch plain = s;
   plain.logits = {1.0F, 0.0F};
@@ -150,7 +150,7 @@ bool CodeScan::find_doubted(const CodeSearch& s, const Doubt& d, bool all_runs) 
   std::fill_n(norms_, s.group, 0.0F);
   places_.clear();
   for (size_t r = 0; r < runs && places_.size() <= most; ++r) {
-    const size_t number = s.choice != nullptr ? s.choice->chosen()[r] : r;
+    const size_t number = s.run_number(r);
     const CodeRun run = s.run(number);
     float units[kMaxGroup];
     const float noise = std::sqrt(run.noise), widest = widest_factor(run);
@@ -170,7 +170,7 @@ bool CodeScan::find_doubted(const CodeSearch& s, const Doubt& d, bool all_runs) 
         const float product = scores_[h * kCodeBlock + i];
         reaches = reaches || product + units[h] * factors[2 * i] > d.bounds[h];
       }
-      if (reaches) places_.push_back(static_cast<uint32_t>(number * kCodeBlock + i));
+      if (reaches) places_.push_back(first_place(number) + i);
     }
   }
   std::copy_n(norms, s.group, norms_);
@@ -182,10 +182,7 @@ void CodeScan::read_doubted(const CodeSearch& s, const KvView& kv, CodeParts& pa
   read_rows_.clear();
   for (const uint32_t place : places_) read_rows_.push_back(s.row_at(place));
   cpu::attend_ids(*s.kernels, kv, read_rows_, s.queries, s.group, s.logits, exact);
-  CodeSearch others = s;
-  others.wanted = 0;
-  for (uint32_t p = 0; p < s.rows.parts(); ++p) scan(others, p, places_, parts);
-  merge(others, parts);
+  scan_others(s, places_, parts);
   put_state(s, places_.size() == s.rows.count(), coded);
 }
 

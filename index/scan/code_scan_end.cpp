@@ -101,13 +101,18 @@ void CodeScan::finish(const CodeSearch& s, const float* exact_lse, CodeParts& pa
   if (!none && !chosen_.empty() && !take_out(s, exact_lse)) {
     sorted_.assign(chosen_.begin(), chosen_.end());
     std::sort(sorted_.begin(), sorted_.end());
-    CodeSearch others = s;
-    others.wanted = 0;
-    const uint32_t n = s.rows.parts();
-    for (uint32_t p = 0; p < n; ++p) scan(others, p, sorted_, parts);
-    merge(others, parts);
+    scan_others(s, sorted_, parts);
   }
   put_state(s, none, out);
+}
+
+void CodeScan::scan_others(const CodeSearch& s, std::span<const uint32_t> places,
+                           CodeParts& parts) {
+  CodeSearch others = s;
+  others.wanted = 0;
+  const uint32_t n = s.rows.parts();
+  for (uint32_t p = 0; p < n; ++p) scan(others, p, places, parts);
+  merge(others, parts);
 }
 
 void CodeScan::put_state(const CodeSearch& s, bool none, StateView out) const {
