@@ -11,6 +11,7 @@
 
 #include "bench/cpu/beside_floor.h"
 #include "bench/cpu/floors.h"
+#include "bench/index/code_pass.h"
 #include "cpu/pool.h"
 #include "index/scan/code_scan.h"
 #include "tests/index/synthetic.h"
@@ -59,10 +60,7 @@ void pass(benchmark::State& state, cpu::Level level) {
   KvCodes codes({kDim, bits, bits}, learn_balance(*kernels, data.kv(), {}));
   codes.extend(*kernels, data.kv());
   const CodeSearch search{kernels, {&codes}, data.queries.data(), kGroup, {0.088F, 0.0F}, 16};
-  CodeParts parts;
-  CodeScan scan;
-  parts.reserve(codes.shape(), kGroup, 16);
-  scan.reserve(codes.shape(), kGroup, 16);
+  bench::CodePass pass(codes.shape(), kGroup, 16);
   std::vector<float> o(kGroup * kDim), lse(kGroup), exact(kGroup, 0.0F);
   const size_t bytes = codes.blocks() * codes.shape().block_bytes();
   bench::BesideFloor timer(state);
@@ -70,12 +68,8 @@ void pass(benchmark::State& state, cpu::Level level) {
     timer.iterate(
         [&] { benchmark::DoNotOptimize(bench::read_all(codes.block(0), bytes / 256 * 256)); },
         [&] {
-          parts.begin();
-          for (uint32_t p = 0; p < code_cut(codes.blocks()).parts; ++p) {
-            scan.scan(search, p, {}, parts);
-          }
-          benchmark::DoNotOptimize(scan.choose(search, parts));
-          scan.finish(search, exact.data(), parts, {o.data(), lse.data()});
+          benchmark::DoNotOptimize(pass.choose(search));
+          pass.scan.finish(search, exact.data(), pass.parts, {o.data(), lse.data()});
         });
   }
   timer.report(static_cast<double>(bytes), static_cast<double>(codes.count()));

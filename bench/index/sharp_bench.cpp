@@ -11,6 +11,7 @@
 
 #include "bench/cpu/beside_floor.h"
 #include "bench/cpu/floors.h"
+#include "bench/index/code_pass.h"
 #include "tests/index/sharp_heads.h"
 
 namespace keyhole::index {
@@ -33,10 +34,7 @@ void sharp(benchmark::State& state) {
   const std::vector<float> q = head.queries(kGroup, static_cast<double>(state.range(0)) / 10.0);
   const LogitParams logits{1.0F / std::sqrt(static_cast<float>(kDim)), 0.0F};
   const CodeSearch search{&kernels, {&codes}, q.data(), kGroup, logits, kExactRows, nullptr};
-  CodeParts parts;
-  CodeScan scan;
-  parts.reserve(codes.shape(), kGroup, kExactRows);
-  scan.reserve(codes.shape(), kGroup, kExactRows);
+  bench::CodePass pass(codes.shape(), kGroup, kExactRows);
   std::vector<float> o(2 * kGroup * kDim), lse(2 * kGroup);
   const StateView exact{o.data(), lse.data()}, coded{o.data() + kGroup * kDim, &lse[kGroup]};
   CodeDoubt doubt;
@@ -46,12 +44,10 @@ void sharp(benchmark::State& state) {
     timer.iterate(
         [&] { benchmark::DoNotOptimize(bench::read_all(codes.block(0), bytes / 256 * 256)); },
         [&] {
-          parts.begin();
-          for (uint32_t p = 0; p < search.rows.parts(); ++p) scan.scan(search, p, {}, parts);
-          const auto rows = scan.choose(search, parts);
+          const auto rows = pass.choose(search);
           cpu::attend_ids(kernels, head.kv(), rows, q.data(), kGroup, logits, exact);
-          scan.finish(search, exact.lse, parts, coded);
-          doubt = scan.settle(search, head.kv(), parts, exact, coded);
+          pass.scan.finish(search, exact.lse, pass.parts, coded);
+          doubt = pass.scan.settle(search, head.kv(), pass.parts, exact, coded);
         });
   }
   timer.report(static_cast<double>(bytes), static_cast<double>(codes.count()));
