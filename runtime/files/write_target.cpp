@@ -118,4 +118,11 @@ fs::path replaceable_path(const fs::path& path) {
   return target.path;
 }
 
+fs::path path_behind_links(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_symlink(path, error)) return path;
+  const fs::path real = fs::canonical(path, error);
+  return error ? path : real;
+}
+
 }  // namespace keyhole

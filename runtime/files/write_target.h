@@ -27,4 +27,8 @@ struct WriteTarget {
 /// nothing; returns the path with all links followed.
 [[nodiscard]] std::filesystem::path replaceable_path(const std::filesystem::path& path);
 
+/// `path` itself, or what it leads to where it is a link: where a reader looks for the files beside it. A link that leads
+/// nowhere stays as it is.
+[[nodiscard]] std::filesystem::path path_behind_links(const std::filesystem::path& path);
+
 }  // namespace keyhole

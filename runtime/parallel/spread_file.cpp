@@ -219,18 +219,9 @@ std::unique_ptr<Session> load_redivided(const std::shared_ptr<const Engine>& eng
   return own;
 }
 
-/// `path` with links followed: the files of the ranks lie beside what it leads to.
-std::string behind_links(const std::string& path) {
-  std::error_code none;
-  const bool is_link = std::filesystem::is_symlink(path, none);
-  const std::filesystem::path real =
-      is_link ? std::filesystem::canonical(path, none) : std::filesystem::path(path);
-  return real.empty() ? path : real.string();
-}
-
 LoadedShare load_share(const std::shared_ptr<const Engine>& engine, const std::string& given,
                        const ExpectedIdentity& expected) {
-  const std::string path = behind_links(given);
+  const std::string path = path_behind_links(given).string();
   const TextBlocks& mine = engine->text_blocks();
   const uint32_t rank = engine->communicator() == nullptr ? 0 : engine->communicator()->rank();
   Names names;

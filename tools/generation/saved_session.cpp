@@ -207,7 +207,7 @@ SavedSession read_session(const fs::path& path) {
                              "\", allowed: the name of a file in the same folder");
   }
   std::error_code error;
-  const fs::path real = fs::is_symlink(path, error) ? fs::canonical(path) : path;
+  const fs::path real = path_behind_links(path);
   const bool is_end = name == ".kv0" || name == ".kv1";
   session.kv = is_end ? fs::path(real.string() + name) : real.parent_path() / name;
   const uint64_t bytes = fs::file_size(session.kv, error);
