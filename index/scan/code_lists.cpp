@@ -201,20 +201,20 @@ CodeChunk CodeChunk::load(Reader& in, const CodeShape& shape, size_t begin, size
   }
   const std::vector<float> spreads = in.get_array<float>(lists);
   const std::vector<float> noises = in.get_array<float>(lists);
-  const auto usable = [](float x) { return std::isfinite(x) && x >= 0.0F; };
-  require_sound(std::all_of(spreads.begin(), spreads.end(), usable) &&
-                    std::all_of(noises.begin(), noises.end(), usable),
+  require_sound(std::all_of(spreads.begin(), spreads.end(),
+                            [](float x) { return std::isfinite(x) && x >= 0.0F; }),
                 "a list whose spread is not finite");
   const std::vector<uint16_t> means = in.get_array<uint16_t>(2 * lists * shape.dim);
-  require_sound(std::none_of(means.begin(), means.end(),
-                             [](uint16_t half) { return (half & 0x7C00U) == 0x7C00U; }),
-                "a mean that is not finite");
   lay_out(shape, chunk);
   const std::vector<std::byte> codes = in.get_array<std::byte>(chunk.codes_bytes);
   std::memcpy(chunk.means, means.data(), chunk.means_bytes);
   std::copy(codes.begin(), codes.end(), chunk.codes);
   chunk.spreads = spreads;
   chunk.noises = noises;
+  for (size_t l = 0; l < lists; ++l) {
+    require_sound(is_sound_run(run_of<const std::byte>(shape, chunk, l), shape.dim),
+                  "a list whose means or factors are not finite");
+  }
   find_widest(shape, chunk);
   return chunk;
 }

@@ -198,6 +198,25 @@ CodeRunFigures encode_rows(const CodeShape& shape, const Balance& balance,
   return figures;
 }
 
+bool is_sound_run(const CodeRun& run, uint32_t dim) {
+  constexpr uint16_t kSign = 0x8000, kInfinity = 0x7C00;  // of fp16; what is above infinity is NaN
+  const auto bits_of = [](const std::byte* halves, size_t i) {
+    uint16_t bits;
+    std::memcpy(&bits, halves + 2 * i, sizeof bits);
+    return bits;
+  };
+  const auto is_finite = [](uint16_t bits) { return (bits & kInfinity) != kInfinity; };
+  for (uint32_t i = 0; i < run.rows; ++i) {
+    const uint16_t key = bits_of(run.factors, 2 * i);
+    if (!is_finite(key) || (key & kSign) != 0) return false;
+    if (!is_finite(bits_of(run.factors, 2 * i + 1))) return false;
+  }
+  for (uint32_t j = 0; j < dim; ++j) {
+    if (!is_finite(bits_of(run.key_mean, j)) || !is_finite(bits_of(run.value_mean, j))) return false;
+  }
+  return std::isfinite(run.noise) && run.noise >= 0.0F;
+}
+
 float widest_factor(const CodeRun& run) {
   uint16_t most = 0;  // halves above 0 have the order of integers
   for (uint32_t i = 0; i < run.rows; ++i) {

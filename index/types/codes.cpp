@@ -390,6 +390,10 @@ void CodesIndex::load_body(Reader& in, const RowsView& keys) {
     require_sound(blocks == keys.count / kCodeBlock, "codes of other rows");
     codes = cpu::Shared(
         KvCodes(shape, std::move(balance), in.get_array<std::byte>(blocks * shape.block_bytes())));
+    for (size_t b = 0; b < blocks; ++b) {
+      require_sound(is_sound_run(codes->run(b), shape.dim),
+                    "a block whose means or factors are not finite");
+    }
   }
   in.finish();
   codes_ = std::move(codes);

@@ -182,6 +182,13 @@ void store_row(const cpu::Kernels& kernels, const RowsIn& rows, size_t token, si
   std::memset(dst + rows.dim * size, 0, (dim - rows.dim) * size);
 }
 
+void check_answer(const cpu::Kernels& kernels, const std::byte* o, DType dtype, size_t n) {
+  if (kernels.all_finite[static_cast<int>(dtype)](o, n)) return;
+  throw Error(Status::not_finite,
+              "the attention of finite tensors is not finite: a product of q and K, or a sum of V, "
+              "is beyond what fp32 holds (3.4e38)");
+}
+
 void check_finite(const cpu::Kernels& kernels, const RowsIn& rows, const char* name, uint32_t begin,
                   uint32_t end, DType to) {
   float scratch[kMaxHeadDim];

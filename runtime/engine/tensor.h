@@ -76,4 +76,8 @@ void store_row(const cpu::Kernels& kernels, const RowsIn& rows, size_t token, si
 void check_finite(const cpu::Kernels& kernels, const RowsIn& rows, const char* name, uint32_t begin,
                   uint32_t end, DType to);
 
+/// Throws Error(not_finite) where one of `n` elements of an attention is not finite: q, K and V were, so products or sums of them
+/// are beyond fp32.
+void check_answer(const cpu::Kernels& kernels, const std::byte* o, DType dtype, size_t n);
+
 }  // namespace keyhole::runtime

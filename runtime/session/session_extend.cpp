@@ -188,10 +188,8 @@ void Session::Extension::finish() {
   try {
     cost = step_->finish();
     const size_t values = size_t{fresh_.asking} * m.q_heads * m.head_dim;
-    if (!s_->engine_->kernels().all_finite[0](reinterpret_cast<const std::byte*>(step_->o()),
-                                              values)) {
-      throw Error(Status::internal, "finite inputs gave an attention that is not");
-    }
+    check_answer(s_->engine_->kernels(), reinterpret_cast<const std::byte*>(step_->o()), DType::f32,
+                 values);
   } catch (...) {
     s_->audits_.discard();
     throw;

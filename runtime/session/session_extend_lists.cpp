@@ -120,11 +120,9 @@ void Session::extend_by_pattern(uint32_t layer, const ExtendArgs& args, const Ne
   extend_blocks_.attended += attended;
   extend_blocks_.seen += seen;
   // What the output's dtype has no number for is the caller's choice.
-  const auto is_finite = engine_->kernels().all_finite[static_cast<size_t>(args.out.dtype)];
   for (uint32_t i = 0; i < n * m.q_heads && args.out.dtype != DType::f16; ++i) {
-    if (!is_finite(args.out.row(i / m.q_heads, i % m.q_heads), m.head_dim)) {
-      throw Error(Status::internal, "finite inputs gave an attention that is not");
-    }
+    check_answer(engine_->kernels(), args.out.row(i / m.q_heads, i % m.q_heads), args.out.dtype,
+                 m.head_dim);
   }
   StepCost cost;
   cost.keys_attended = keys_in_blocks(layer, n, {attended, seen});

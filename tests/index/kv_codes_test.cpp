@@ -171,6 +171,37 @@ TEST(CodeLayout, ABlockOfAnEightBillionModelTakesSeventyBytesARow) {
   EXPECT_EQ((CodeShape{128, 4, 4}.block_bytes()), 34432U);
 }
 
+TEST(KvCodes, ARunThatHoldsANumberThatNoKeysGiveIsNotSound) {
+  const CodedHead head(64, kCodeBlock, 5);
+  const KvCodes codes = head.codes(2, 2);
+  const CodeShape& shape = codes.shape();
+  ASSERT_TRUE(is_sound_run(codes.run(0), shape.dim));
+  const auto sound_with = [&](size_t at, uint16_t half) {
+    std::vector<std::byte> block(codes.block(0), codes.block(0) + shape.block_bytes());
+    std::memcpy(block.data() + at, &half, sizeof half);
+    const KvCodes forged(shape, codes.balance(), block);
+    return is_sound_run(forged.run(0), shape.dim);
+  };
+  constexpr uint16_t kInfinity = 0x7C00, kNan = 0xFE01, kMinusOne = 0xBC00, kOne = 0x3C00;
+  for (const size_t row : {0, 17, 255}) {
+    const size_t factors = shape.factors_at() + row * 4;
+    for (const size_t at : {factors, factors + 2}) {
+      EXPECT_TRUE(sound_with(at, kOne));
+      EXPECT_FALSE(sound_with(at, kInfinity));
+      EXPECT_FALSE(sound_with(at, kNan));
+    }
+    EXPECT_FALSE(sound_with(factors, kMinusOne)) << "a key factor is the size of a key";
+  }
+  for (const size_t at : {shape.key_mean_at(), shape.value_mean_at() + 2 * 63}) {
+    EXPECT_TRUE(sound_with(at, kMinusOne));
+    EXPECT_FALSE(sound_with(at, kInfinity));
+    EXPECT_FALSE(sound_with(at, kNan));
+  }
+  // The upper half of the noise.
+  EXPECT_FALSE(sound_with(shape.noise_at() + 2, 0x7F80)) << "infinity";
+  EXPECT_FALSE(sound_with(shape.noise_at() + 2, 0xBF80)) << "-1";
+}
+
 TEST(CodeRotation, KeepsInnerProductsAndComesBack) {
   std::mt19937 rng(3);
   keyhole::test::Normal<float> normal;
