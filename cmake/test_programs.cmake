@@ -91,6 +91,9 @@ function(keyhole_test name)
   set(night)
   if(KEYHOLE_SANITIZE MATCHES "address")
     set(night "${arg_NIGHT_UNDER_ASAN}")
+    # A fifth of the time went into what the allocator keeps and remembers: 256 MiB of freed blocks and 30 frames of each. UBSan reads
+    # the same variable.
+    set(environment "ASAN_OPTIONS=quarantine_size_mb=64:malloc_context_size=12:\$ENV{ASAN_OPTIONS}")
   elseif(KEYHOLE_SANITIZE MATCHES "thread")
     set(night "${arg_NIGHT_UNDER_TSAN}")
     set(environment "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.supp")

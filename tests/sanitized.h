@@ -14,8 +14,17 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
+// GCC defines a macro, clang has a feature.
+#if defined(__SANITIZE_THREAD__)
+#define KEYHOLE_THREAD_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define KEYHOLE_THREAD_SANITIZED 1
+#endif
+#endif
+
 /// With ThreadSanitizer, the slowest of them.
-#ifdef __SANITIZE_THREAD__
+#ifdef KEYHOLE_THREAD_SANITIZED
 inline constexpr bool kThreadSanitized = true;
 #else
 inline constexpr bool kThreadSanitized = false;
@@ -23,7 +32,7 @@ inline constexpr bool kThreadSanitized = false;
 
 /// For a test that asks how good an answer is, and whose threads are those of other tests: with ThreadSanitizer it takes ten
 /// times as long and tells nothing new.
-#ifdef __SANITIZE_THREAD__
+#ifdef KEYHOLE_THREAD_SANITIZED
 #define KEYHOLE_SKIP_WITH_TSAN() GTEST_SKIP() << "what it asks is not a matter of threads"
 #else
 #define KEYHOLE_SKIP_WITH_TSAN() static_cast<void>(0)

@@ -212,7 +212,8 @@ bool is_sound_run(const CodeRun& run, uint32_t dim) {
     if (!is_finite(bits_of(run.factors, 2 * i + 1))) return false;
   }
   for (uint32_t j = 0; j < dim; ++j) {
-    if (!is_finite(bits_of(run.key_mean, j)) || !is_finite(bits_of(run.value_mean, j))) return false;
+    if (!is_finite(bits_of(run.key_mean, j)) || !is_finite(bits_of(run.value_mean, j)))
+      return false;
   }
   return std::isfinite(run.noise) && run.noise >= 0.0F;
 }

@@ -16,4 +16,10 @@ void add_weighted(double* sum, double weight, const float* x, size_t n) {
   for (size_t i = 0; i < n; ++i) sum[i] += weight * double{x[i]};
 }
 
+// Flattened: the standard library's functions would be those that the linker finds first, of any source of the program.
+[[gnu::flatten]] void draw_sixteenths(std::mt19937_64& engine, float* out, size_t n) {
+  std::uniform_int_distribution<int> sixteenths(-64, 64);
+  for (size_t i = 0; i < n; ++i) out[i] = static_cast<float>(sixteenths(engine)) / 16.0F;
+}
+
 }  // namespace keyhole::test

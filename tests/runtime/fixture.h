@@ -44,11 +44,13 @@ class Numbers {
  public:
   explicit Numbers(uint64_t seed) : engine_(seed) {}
   float next() {
-    return static_cast<float>(std::uniform_int_distribution<int>(-64, 64)(engine_)) / 16.0F;
+    float x;
+    draw_sixteenths(engine_, &x, 1);
+    return x;
   }
   std::vector<float> many(size_t n) {
     std::vector<float> v(n);
-    for (float& x : v) x = next();
+    draw_sixteenths(engine_, v.data(), n);
     return v;
   }
   uint32_t below(uint32_t n) { return std::uniform_int_distribution<uint32_t>(0, n - 1)(engine_); }

@@ -18,12 +18,12 @@ namespace {
 
 constexpr uint32_t kPrompt = 300;
 
-/// Every n at first, and fewer the larger they are. Under ThreadSanitizer the fewest: it makes a round take 20 times as long,
-/// and which of many allocations fails is not a matter of threads.
+/// Every n at first, and fewer the larger they are. Under sanitizers the fewest: they make a round take 5 to 20 times as long, and the
+/// release build tries more.
 int64_t after(int64_t n) {
   static const bool all = std::getenv("KEYHOLE_FAULT_ALL") != nullptr;
   constexpr int64_t kEach = kSanitized ? 4 : 40;
-  constexpr int64_t kShare = kThreadSanitized ? 1 : kSanitized ? 2 : 10;
+  constexpr int64_t kShare = kSanitized ? 1 : 10;
   return all || n < kEach ? n + 1 : n + std::max<int64_t>(2, n / kShare);
 }
 

@@ -146,11 +146,9 @@ class CodesSoak : public StreamTest {
     EXPECT_GT(blocks_, 0U);
     EXPECT_GT(truncations_, 0U);
     EXPECT_GT(forks_, 0U);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-    if (steps > 2 * kFlatFrom) {
+    if (!kSanitized && steps > 2 * kFlatFrom) {
       EXPECT_LT(most, flat + (uint64_t{8} << 20));
     }
-#endif
   }
 
   struct Rows {

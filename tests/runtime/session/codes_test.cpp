@@ -167,6 +167,7 @@ TEST(Codes, ErrorsFallWithBitsAndRows) {
 }
 
 void expect_same_bits(const char* index) {
+  constexpr uint32_t kPrompt = unless_sanitized(9000, 4000);
   TemporaryFolder folder;
   const auto path = (folder.path() / "session").string();
   std::vector<Answer> answers;
@@ -177,10 +178,10 @@ void expect_same_bits(const char* index) {
     const Shape shape(ec);
     Model model(ec);
     const SessionPtr session = make_session(engine.get(), with_codes(index, 16));
-    prefill(session.get(), model, shape, 2, 9000, numbers, 0.5F);
+    prefill(session.get(), model, shape, 2, kPrompt, numbers, 0.5F);
     ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
     for (int i = 0; i < 700; ++i) step(session.get(), model, shape, 2, numbers, 0.5F);
-    EXPECT_GT(layer_tokens(session.get(), 0).indexed, 9000U);
+    EXPECT_GT(layer_tokens(session.get(), 0).indexed, kPrompt);
     const auto q = numbers.many(shape.q(1));
     answers.push_back(attend_only(session.get(), shape, 1, q));
     const SessionPtr copy = fork(session.get());
@@ -192,7 +193,7 @@ void expect_same_bits(const char* index) {
     answers.push_back(attend_only(loaded, shape, 1, q));
     std::vector<double> lse;
     const auto o = model.attend_all(1, q, lse);
-    EXPECT_LT(error_of(answers.back(), o, ec.head_dim), 0.6);
+    EXPECT_LT(error_of(answers.back(), o, ec.head_dim), 0.8);
   }
   for (const Answer& a : answers) {
     EXPECT_EQ(a.o, answers.front().o);

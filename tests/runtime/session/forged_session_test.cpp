@@ -103,7 +103,7 @@ TEST_P(ForgedSession, IsRefusedOrCanBeUsed) {
   SessionPtr session;
   ASSERT_OK(load(good_, session));
   uint32_t loaded = 0, refused = 0;
-  for (uint32_t i = 0; i < unless_sanitized(400, 60); ++i) {
+  for (uint32_t i = 0; i < unless_sanitized(400, 40); ++i) {
     SCOPED_TRACE("forgery " + std::to_string(i));
     std::string bytes = good_;
     // The config and the first layer's counts lie in the first KB; the rest is mostly numbers.
