@@ -146,7 +146,9 @@ Balance learn_balance(const cpu::Kernels& kernels, const KvView& kv, const RowsV
   double values = 0.0;
   for (const double v : variances_inside_blocks(kernels, kv.values)) values += v;
   if (values > 0.0) {
-    out.value_scale = static_cast<float>(std::exp2(std::round(0.5 * std::log2(values / dim))));
+    // The inverse of a smaller one than 2^-126 is no float.
+    const double power = std::clamp(std::round(0.5 * std::log2(values / dim)), -126.0, 126.0);
+    out.value_scale = static_cast<float>(std::exp2(power));
   }
   return out;
 }

@@ -99,6 +99,8 @@ void find_widest(const CodeShape& shape, CodeChunk& chunk) {
         widest_factor(run_of<const std::byte>(shape, chunk, l)) / code_step(shape.key_bits);
     chunk.widest[l] = deviation * deviation;
   }
+  chunk.has_unknown = std::any_of(chunk.noises.begin(), chunk.noises.end(),
+                                  [](float noise) { return noise >= kUnknownNoise; });
 }
 
 }  // namespace

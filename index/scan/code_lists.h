@@ -33,6 +33,7 @@ struct CodeChunk {
   std::vector<float> spreads, noises;   ///< `[lists]` CodeRunFigures
   std::vector<float>
       widest;  ///< `[lists]` |k - mean|^2 / dim of the longest row, by its code; not saved
+  bool has_unknown = false;  ///< whether the noise of a list is kUnknownNoise; not saved
   /// Chunks that are made together lie one after the other in memory of theirs.
   std::shared_ptr<cpu::LineVector<std::byte>> memory;
   std::byte* means = nullptr;  ///< `[2 (key, value), lists, dim]` fp16

@@ -49,7 +49,7 @@ class CodeParts {
   std::vector<float> sums_;       // `[parts, group]` of weights
   std::vector<uint64_t> best_;    // `[parts, group, wanted_]` ranks
   std::vector<uint32_t> counts_;  // `[parts, kMaxGroup]`
-  std::vector<float> widest_;     // `[parts]` the largest f^2 noise of a row
+  std::vector<float> widest_;     // `[parts]` the largest f^2 noise of a row; infinite: not known
   // `[kMaxGroup]` log weights that as many rows as are wanted reach: what parts that run side by side or later need not
   // keep. Which rows are chosen in the end does not depend on it.
   std::unique_ptr<std::atomic<float>[]> floors_;

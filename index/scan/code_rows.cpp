@@ -12,7 +12,17 @@ namespace {
 
 constexpr float kLargestHalf = 65504.0F;
 
-uint16_t to_half(float x) { return cpu::f32_to_f16(std::clamp(x, -kLargestHalf, kLargestHalf)); }
+// What is larger after the balance is beyond fp16 by far; the square of a row of them is finite.
+constexpr float kLargestScaled = 1e15F;
+
+/// x in fp16. Where it is beyond fp16 the largest number stands for it, and `fits` becomes false.
+uint16_t to_half(float x, bool& fits) {
+  if (!(std::abs(x) <= kLargestHalf)) {
+    fits = false;
+    x = std::signbit(x) ? -kLargestHalf : kLargestHalf;
+  }
+  return cpu::f32_to_f16(x);
+}
 
 /// Four at a time: the compiler's own vectoriser leaves loops of so changing steps scalar. The order of the operations on
 /// every element is that of the definition.
@@ -90,8 +100,8 @@ void put_code(std::byte* words, CodePlace place, uint32_t code) {
   std::memcpy(words + size_t{place.word} * 4, &word, 4);
 }
 
-void put_half(std::byte* at, float x) {
-  const uint16_t bits = to_half(x);
+void put_half(std::byte* at, float x, bool& fits) {
+  const uint16_t bits = to_half(x, fits);
   std::memcpy(at, &bits, sizeof bits);
 }
 
@@ -100,19 +110,22 @@ void put_half(std::byte* at, float x) {
 class Residuals {
  public:
   Residuals(const cpu::Kernels& kernels, const RowsView& rows, std::span<const uint32_t> ids,
-            const float* scale, float one_scale)
+            const float* scale, float one_scale, bool& fits)
       : dim_(rows.dim), data_(ids.size() * rows.dim), means_(rows.dim) {
     for (size_t i = 0; i < ids.size(); ++i) {
       float* row = data_.data() + i * dim_;
       cpu::read_row(kernels, rows, ids[i], row);
-      for (uint32_t j = 0; j < dim_; ++j) row[j] *= scale != nullptr ? scale[j] : one_scale;
+      for (uint32_t j = 0; j < dim_; ++j) {
+        const float x = row[j] * (scale != nullptr ? scale[j] : one_scale);
+        row[j] = std::clamp(x, -kLargestScaled, kLargestScaled);
+      }
       rotate_codes(row, dim_);
     }
     const float share = 1.0F / static_cast<float>(ids.size());
     for (uint32_t j = 0; j < dim_; ++j) {
       float sum = 0.0F;
       for (size_t i = 0; i < ids.size(); ++i) sum += data_[i * dim_ + j];
-      means_[j] = cpu::f16_to_f32(to_half(sum * share));
+      means_[j] = cpu::f16_to_f32(to_half(sum * share, fits));
     }
     for (size_t i = 0; i < ids.size(); ++i) {
       for (uint32_t j = 0; j < dim_; ++j) data_[i * dim_ + j] -= means_[j];
@@ -125,6 +138,26 @@ class Residuals {
   uint32_t dim_;
   std::vector<float> data_, means_;
 };
+
+/// The values of encode_rows(), where there are any.
+void encode_values(const CodeShape& shape, const Balance& balance, const cpu::Kernels& kernels,
+                   const RowsView& rows, std::span<const uint32_t> ids,
+                   const CodeRunOf<std::byte>& out, bool& fits) {
+  if (rows.count == 0) return;
+  const uint32_t dim = shape.dim;
+  Residuals values(kernels, rows, ids, nullptr, 1.0F / balance.value_scale, fits);
+  for (uint32_t j = 0; j < dim; ++j) put_half(out.value_mean + size_t{j} * 2, values.mean(j), fits);
+  if (shape.value_bits == 0) return;
+  for (uint32_t i = 0; i < ids.size(); ++i) {
+    const CodedRow coded = code_row(values.row(i), dim, shape.value_bits);
+    std::byte* words = out.values + size_t{i / kCodeTile} * kCodeLanes * shape.value_words() * 4;
+    for (uint32_t j = 0; j < dim; ++j) {
+      put_code(words, shape.value_place(i % kCodeTile, j), coded.codes[j]);
+    }
+    put_half(out.factors + size_t{i} * 4 + 2, coded.product / static_cast<float>(coded.levels),
+             fits);
+  }
+}
 
 }  // namespace
 
@@ -153,7 +186,7 @@ void rotate_queries(const Balance& balance, const float* q, uint32_t group, floa
     if (norms == nullptr) continue;
     double norm = 0.0;
     for (uint32_t j = 0; j < dim; ++j) norm += double{out[j]} * out[j];
-    norms[h] = static_cast<float>(norm);
+    norms[h] = static_cast<float>(std::min(norm, 1e38));
   }
 }
 
@@ -164,7 +197,8 @@ CodeRunFigures encode_rows(const CodeShape& shape, const Balance& balance,
   const auto n = static_cast<uint32_t>(ids.size());
   const float share = 1.0F / static_cast<float>(n);
   CodeRunFigures figures;
-  Residuals keys(kernels, kv.keys, ids, balance.key_scale.data(), 1.0F);
+  bool fits = true;
+  Residuals keys(kernels, kv.keys, ids, balance.key_scale.data(), 1.0F, fits);
   for (uint32_t i = 0; i < n; ++i) {
     const CodedRow coded = code_row(keys.row(i), dim, shape.key_bits);
     std::byte* words = out.keys + size_t{i / kCodeTile} * kCodeLanes * shape.key_words() * 4;
@@ -173,7 +207,7 @@ CodeRunFigures encode_rows(const CodeShape& shape, const Balance& balance,
     }
     figures.spread += coded.square / static_cast<float>(dim);
     const bool empty = !(coded.product > 0.0F);
-    put_half(out.factors + size_t{i} * 4, empty ? 0.0F : coded.square / coded.product);
+    put_half(out.factors + size_t{i} * 4, empty ? 0.0F : coded.square / coded.product, fits);
     if (empty) continue;
     const float explained = coded.product / coded.square * coded.product;
     figures.noise +=
@@ -181,20 +215,9 @@ CodeRunFigures encode_rows(const CodeShape& shape, const Balance& balance,
   }
   figures.noise *= share;
   figures.spread *= share;
-  for (uint32_t j = 0; j < dim; ++j) put_half(out.key_mean + size_t{j} * 2, keys.mean(j));
-
-  if (kv.values.count == 0) return figures;
-  Residuals values(kernels, kv.values, ids, nullptr, 1.0F / balance.value_scale);
-  for (uint32_t j = 0; j < dim; ++j) put_half(out.value_mean + size_t{j} * 2, values.mean(j));
-  if (shape.value_bits == 0) return figures;
-  for (uint32_t i = 0; i < n; ++i) {
-    const CodedRow coded = code_row(values.row(i), dim, shape.value_bits);
-    std::byte* words = out.values + size_t{i / kCodeTile} * kCodeLanes * shape.value_words() * 4;
-    for (uint32_t j = 0; j < dim; ++j) {
-      put_code(words, shape.value_place(i % kCodeTile, j), coded.codes[j]);
-    }
-    put_half(out.factors + size_t{i} * 4 + 2, coded.product / static_cast<float>(coded.levels));
-  }
+  for (uint32_t j = 0; j < dim; ++j) put_half(out.key_mean + size_t{j} * 2, keys.mean(j), fits);
+  encode_values(shape, balance, kernels, kv.values, ids, out, fits);
+  if (!fits) figures.noise = kUnknownNoise;
   return figures;
 }
 

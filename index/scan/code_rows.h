@@ -13,6 +13,10 @@
 
 namespace keyhole::index {
 
+/// The noise of a run with a row that fp16 cannot hold: thousands of times as long as those that the balance was learned from. What
+/// its codes say may be off by anything. Finite, so that a weight by code is.
+inline constexpr float kUnknownNoise = 1e6F;
+
 /// Where the parts of a run lie. Every part but the tiles' is one for all rows.
 template <class Byte>
 struct CodeRunOf {
@@ -21,7 +25,7 @@ struct CodeRunOf {
   Byte* factors = nullptr;     ///< `[tiles, 16, 2]` fp16: f, g
   Byte* key_mean = nullptr;    ///< `[dim]` fp16, balanced and rotated
   Byte* value_mean = nullptr;  ///< `[dim]` fp16, divided by the head's value scale and rotated
-  float noise = 0.0F;          ///< mean over the keys of |r/f - level|^2 / dim
+  float noise = 0.0F;          ///< mean over the keys of |r/f - level|^2 / dim, or kUnknownNoise
   uint32_t rows = 0;           ///< 1..kCodeBlock; what the last tile has beyond them is 0
 
   [[nodiscard]] uint32_t tiles() const { return (rows + kCodeTile - 1) / kCodeTile; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "cpu/half.h"
 #include "index/grow.h"
@@ -199,7 +200,8 @@ void CodeScan::weigh_tiles(const CodeSearch& s, const CodeRun& run, const float*
                           .ahead = n > 1 ? run.values : nullptr,
                           .ahead_bytes = size_t{run.tiles()} * kCodeLanes * shape.value_words() * 4,
                           .widest = &widest});
-  widest_ = std::max(widest_, widest * widest * run.noise);
+  widest_ = std::max(widest_, run.noise < kUnknownNoise ? widest * widest * run.noise
+                                                        : std::numeric_limits<float>::infinity());
 }
 
 void CodeScan::weigh_run(const CodeSearch& s, const CodeRun& run, const float* offsets,

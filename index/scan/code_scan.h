@@ -202,6 +202,11 @@ class CodeScan {
   [[nodiscard]] bool find_doubted(const CodeSearch& search, const Doubt& doubt, bool all_runs);
   void read_doubted(const CodeSearch& search, const KvView& kv, CodeParts& parts, StateView exact,
                     StateView coded);
+  /// Attends every row exactly.
+  CodeDoubt read_all(const CodeSearch& search, const KvView& kv, StateView exact,
+                     StateView coded) const;
+  /// Whether a row is beyond what its code can hold.
+  [[nodiscard]] static bool has_unknown(const CodeSearch& search, const CodeParts& parts);
 
   uint32_t group_ = 0, wanted_ = 0;  // that it is reserved for
   std::vector<float> rows_;          // `[group, dim]` queries in the space of the codes
@@ -216,7 +221,8 @@ class CodeScan {
   std::vector<float> list_weights_;    // `[group, kListsAtOnce]`
   std::vector<float> o_;               // `[group, dim]`
   float tops_[kMaxGroup] = {}, sums_[kMaxGroup] = {};
-  float widest_ = 0.0F;               // the largest f^2 noise of the rows weighed since begin()
+  float widest_ =
+      0.0F;  // the largest f^2 noise of the rows weighed since begin(); infinite: not known
   float coded_lses_[kMaxGroup] = {};  // of all rows by their codes
   float cut_ = kMinusInf;  // log weight less these that no row is above but the chosen ones
   TopK best_;

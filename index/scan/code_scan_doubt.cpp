@@ -19,7 +19,8 @@
 // In doubt every row whose logit by code and 4 standard deviations reach the log-sum-exp less kLight is read exactly, lists of
 // rows that may hold one are read by their codes, and the rest is summed up without these rows. If the log-sum-exp was too
 // large by the codes' errors, this is done again with what it has become. At most an eighth of the rows; if there are more, all
-// are read exactly: one step of that head then costs what exact attention does.
+// are read exactly: one step of that head then costs what exact attention does. All are read, too, where a run holds a row that
+// fp16 cannot hold in the balance that was learned from the first rows (kUnknownNoise).
 //
 // Of 32,768 normal keys and a group of 4 heads (bench/index/sharp_bench.cpp): logits of up to 2 nats' standard deviation read the
 // chosen 16 rows alone; 8 nats 280 rows at 4 bits and 3,350 at 2, 50 nats 51 and 1,430. In between, where thousands of rows
@@ -186,11 +187,33 @@ void CodeScan::read_doubted(const CodeSearch& s, const KvView& kv, CodeParts& pa
   put_state(s, places_.size() == s.rows.count(), coded);
 }
 
+CodeDoubt CodeScan::read_all(const CodeSearch& s, const KvView& kv, StateView exact,
+                             StateView coded) const {
+  const size_t count = s.rows.count();
+  cpu::attend_range(*s.kernels, {kv.keys.slice(0, count), kv.values.slice(0, count)}, s.queries,
+                    s.group, s.logits, exact);
+  cpu::clear_state(coded, s.group, s.shape().dim);
+  return {.any = true, .all = true, .more = static_cast<uint32_t>(count - chosen_.size())};
+}
+
+bool CodeScan::has_unknown(const CodeSearch& s, const CodeParts& parts) {
+  if (s.rows.lists != nullptr) {
+    // An unread list is not among the parts.
+    for (size_t c = 0; c < s.rows.lists->chunks(); ++c) {
+      if (s.rows.lists->chunk(c).has_unknown) return true;
+    }
+    return false;
+  }
+  const float* const widest = parts.widest_.data();
+  return std::any_of(widest, widest + s.rows.parts(), [](float x) { return std::isinf(x); });
+}
+
 CodeDoubt CodeScan::settle(const CodeSearch& s, const KvView& kv, CodeParts& parts, StateView exact,
                            StateView coded) {
   CodeDoubt out;
   const size_t count = s.rows.count();
   if (s.wanted == 0 || chosen_.size() == count) return out;
+  if (has_unknown(s, parts)) return read_all(s, kv, exact, coded);
   Doubt d = doubt(s, parts, exact.lse, coded.lse);
   const float light = limits_of(s.shape()).light;
   bool wider = s.choice != nullptr && s.choice->may_widen(d.lses, light, kWideList, kDeviations);
@@ -214,12 +237,7 @@ CodeDoubt CodeScan::settle(const CodeSearch& s, const KvView& kv, CodeParts& par
     }
     if (!falls) return out;
   }
-  out.all = true;
-  out.more = static_cast<uint32_t>(count - chosen_.size());
-  cpu::attend_range(*s.kernels, {kv.keys.slice(0, count), kv.values.slice(0, count)}, s.queries,
-                    s.group, s.logits, exact);
-  cpu::clear_state(coded, s.group, s.shape().dim);
-  return out;
+  return read_all(s, kv, exact, coded);
 }
 
 }  // namespace keyhole::index

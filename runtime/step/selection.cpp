@@ -13,8 +13,8 @@
 namespace keyhole::runtime {
 namespace {
 
-/// Keeps the rows that weigh more than min_weight for a head of the group: logit > lse + ln(min_weight).
-/// All of them where scores have overflowed, as then nothing can be said of the weights.
+/// Keeps the rows that weigh more than min_weight for a head of the group: logit > lse + ln(min_weight); where none does,
+/// the heaviest of the head. All of them where scores have overflowed, as then nothing can be said of the weights.
 void keep_heavy(const GroupQuery& query, index::Scored& scored, float min_weight) {
   const size_t n = scored.rows.size();
   if (n == 0) return;
@@ -25,6 +25,11 @@ void keep_heavy(const GroupQuery& query, index::Scored& scored, float min_weight
     if (!std::isfinite(lse)) return;
     // Logits grow with scores, so that keys can be told apart by their scores alone.
     thresholds[h] = cpu::score_of(double{lse} + std::log(double{min_weight}), query.logits);
+    // The heaviest of n weighs 1/n at least, so that with a smaller bound it need not be looked for. Twice that for rounding.
+    if (min_weight * static_cast<float>(n) < 0.5F) continue;
+    const float* const scores = scored.scores + h * scored.stride;
+    const float heaviest = *std::max_element(scores, scores + n);
+    thresholds[h] = std::min(thresholds[h], std::nextafter(heaviest, -INFINITY));
   }
   scored.rows = scored.rows.first(query.kernels->keep_above({.scores = scored.scores,
                                                              .score_stride = scored.stride,

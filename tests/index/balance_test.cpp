@@ -237,6 +237,19 @@ TEST(Balanced, WithoutQueriesOnlyOutliersAreNarrowed) {
 }
 
 // A saved index goes on in the space that it was built in, whatever comes later.
+TEST(Balanced, ScalesOfTinyAndHugeValuesHaveAnInverse) {
+  std::mt19937 random(6);
+  for (const float size : {1e-44F, 1e-39F, 1e-30F, 1.0F, 1e30F, 1e37F}) {
+    KvRows kv(kHeadRows, kHeadDim, DType::f32);
+    std::vector<float> values = gaussian(kHeadRows, kHeadDim, random);
+    for (float& x : values) x *= size;
+    kv.add(gaussian(kHeadRows, kHeadDim, random), values);
+    const Balance balance = learn_balance(*cpu::kernels_for(cpu::Level::scalar), kv.view(), {});
+    EXPECT_TRUE(balance.is_sound()) << size;
+    EXPECT_TRUE(std::isnormal(1.0F / balance.value_scale)) << size;
+  }
+}
+
 TEST(Balanced, AppendsAfterALoadAreThoseOfTheIndexThatWasSaved) {
   const ScaledHead head({16.0F, 0.0F});
   for (const char* spec : {"ivf:C=32,probe=4,segment=1024", "hnsw:M=6,efc=30,ef=20",

@@ -13,5 +13,52 @@ TEST(RandomCalls, EveryAnswerIsTheTruth) {
   });
 }
 
+// As little effort as specs and budgets allow: lists may be empty after a truncation, a graph's beam holds one key, no key may have
+// the weight that is asked for. Answers are not exact then, but where there are tokens, some of them are attended.
+class CallsOfLittleEffort : public RandomCalls {
+ public:
+  explicit CallsOfLittleEffort(uint64_t seed) : RandomCalls(seed) {
+    sc_.index = pick_spec();
+    sc_.budget = pick_budget();
+  }
+
+ protected:
+  const char* pick_spec() override {
+    constexpr const char* kSpecs[] = {"ivf:C=8,probe=1",     "ivf:C=30,probe=1,codec=int8",
+                                      "hnsw:M=4,ef=1,efc=8", "roargraph:M=4,ef=1,beam=8,Nq=10",
+                                      "sparq:r=4",           "flat",
+                                      "flat:codec=int8"};
+    return kSpecs[random_.below(std::size(kSpecs))];
+  }
+  keyhole_budget pick_budget() override {
+    constexpr keyhole_attend_mode kModes[] = {KEYHOLE_ATTEND_TOPK, KEYHOLE_ATTEND_SCORED,
+                                              KEYHOLE_ATTEND_WEIGHT, KEYHOLE_ATTEND_WEIGHT};
+    keyhole_budget b;
+    keyhole_budget_init(&b);
+    b.top_k = 1;
+    b.attend = kModes[random_.below(std::size(kModes))];
+    b.min_weight = 0.9F;
+    return b;
+  }
+  void compare(const Answer& a, const std::vector<double>& o,
+               const std::vector<double>& lse) const override {
+    for (size_t h = 0; h < lse.size(); ++h) {
+      if (lse[h] == -INFINITY) continue;  // of no token
+      ASSERT_TRUE(std::isfinite(a.lse[h])) << "head " << h << " attends nothing";
+      ASSERT_LE(a.lse[h], lse[h] + 1e-4) << "head " << h << " attends a token twice";
+    }
+    for (size_t i = 0; i < o.size(); ++i) ASSERT_LE(std::abs(a.o[i]), 4.0F + 1e-4F) << i;
+  }
+};
+
+TEST(RandomCalls, SomeTokenIsAlwaysAttended) {
+  for_random_seeds(unless_sanitized(200, 8), [](uint64_t seed) {
+    CallsOfLittleEffort calls(seed);
+    const EnginePtr engine = make_engine(calls.engine_config());
+    calls.run(engine.get());
+    return calls.heads_checked();
+  });
+}
+
 }  // namespace
 }  // namespace keyhole::test

@@ -267,6 +267,46 @@ TEST(Codes, AuditsSeeWhatWasReadAndWhatStandsForTheRest) {
   }
 }
 
+// The balance of codes is learned from the first prompt. Tokens a million times as large are beyond what its codes can hold:
+// then they are read exactly, and the statistics say so.
+TEST(Codes, TokensThatAreBeyondTheFirstOnesCodesAreReadExactly) {
+  KEYHOLE_SKIP_WITH_TSAN();
+  auto ec = small_engine(2);
+  ec.kv_dtype = KEYHOLE_F32;
+  ec.layers = 1;
+  const EnginePtr engine = make_engine(ec);
+  const Shape shape(ec);
+  for (const char* index : {"codes:k=4,v=4", "codes:k=2,v=2", "codes:k=4,v=4,lists=32"}) {
+    for (const auto& [key_size, value_size] :
+         {std::pair{1e-8F, 1.0F}, std::pair{1.0F, 1e-8F}, std::pair{1e-38F, 1e-39F}}) {
+      SCOPED_TRACE(index + std::string(", keys ") + std::to_string(key_size));
+      Numbers numbers(12);
+      Model model(ec);
+      const SessionPtr session = make_session(engine.get(), with_codes(index, 16));
+      for (const bool first : {true, false}) {
+        constexpr uint32_t kTokens = 1200;
+        auto k = numbers.many(shape.kv(kTokens)), v = numbers.many(shape.kv(kTokens));
+        for (float& x : k) x *= first ? key_size : 0.2F;
+        for (float& x : v) x *= first ? value_size : 1.0F;
+        const auto tk = tensor(k, {kTokens, shape.hkv, shape.d}),
+                   tv = tensor(v, {kTokens, shape.hkv, shape.d});
+        ASSERT_OK(keyhole_prefill(session.get(), 0, &tk, &tv, nullptr));
+        ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+        model.append(0, k, v);
+        const auto q = numbers.many(shape.q(1));
+        std::vector<double> lse;
+        const auto o = model.attend_all(0, q, lse);
+        const Answer seen = attend_only(session.get(), shape, 0, q);
+        for (const float x : seen.o) ASSERT_TRUE(std::isfinite(x));
+        if (first) continue;
+        EXPECT_LT(error_of(seen, o, ec.head_dim), 0.02);
+        for (size_t h = 0; h < lse.size(); ++h) EXPECT_NEAR(seen.lse[h], lse[h], 0.02);
+        EXPECT_GT(statistics(session.get()).codes_doubted, 0U);
+      }
+    }
+  }
+}
+
 // ---- Settings ------------------------------------------------------------------------------------
 
 keyhole_budget budget_of(keyhole_session* s) {
