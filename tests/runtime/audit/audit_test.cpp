@@ -145,11 +145,17 @@ class Audited {
         for (const uint32_t r : top(d, indexed, sc_.budget.top_k)) rows.insert(r);
         continue;
       }
-      double sum = 0.0;
-      for (uint32_t r = 0; r < indexed; ++r) sum += std::exp(logit(d[r]));
+      double sum = 0.0, most = 0.0;
       for (uint32_t r = 0; r < indexed; ++r) {
-        if (sc_.budget.attend == KEYHOLE_ATTEND_SCORED ||
-            std::exp(logit(d[r])) > sc_.budget.min_weight * sum)
+        const double weight = std::exp(logit(d[r]));
+        sum += weight;
+        most = std::max(most, weight);
+      }
+      const bool none_above = most <= sc_.budget.min_weight * sum;
+      for (uint32_t r = 0; r < indexed; ++r) {
+        const double weight = std::exp(logit(d[r]));
+        if (sc_.budget.attend == KEYHOLE_ATTEND_SCORED || weight > sc_.budget.min_weight * sum ||
+            (none_above && weight == most))
           rows.insert(r);
       }
     }

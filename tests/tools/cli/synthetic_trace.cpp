@@ -126,6 +126,8 @@ ExactSearch exact_search(const SyntheticTrace& trace, size_t head, size_t k, siz
         attended.insert(best[j].begin(), best[j].end());
         continue;
       }
+      if (!ranking.empty())
+        attended.insert(ranking.front().second);  // the heaviest, whatever it weighs
       double sum = 0;
       for (const auto& [_, token] : ranking) sum += std::exp(trace.logit(head, query, j, token));
       for (const auto& [_, token] : ranking) {
