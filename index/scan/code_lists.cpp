@@ -214,7 +214,7 @@ CodeChunk CodeChunk::load(Reader& in, const CodeShape& shape, size_t begin, size
   chunk.spreads = spreads;
   chunk.noises = noises;
   for (size_t l = 0; l < lists; ++l) {
-    require_sound(is_sound_run(run_of<const std::byte>(shape, chunk, l), shape.dim),
+    require_sound(is_sound_run(shape, run_of<const std::byte>(shape, chunk, l)),
                   "a list whose means or factors are not finite");
   }
   find_widest(shape, chunk);

@@ -186,6 +186,7 @@ void rotate_queries(const Balance& balance, const float* q, uint32_t group, floa
     if (norms == nullptr) continue;
     double norm = 0.0;
     for (uint32_t j = 0; j < dim; ++j) norm += double{out[j]} * out[j];
+    // A float, so that no product with a 0 is NaN.
     norms[h] = static_cast<float>(std::min(norm, 1e38));
   }
 }
@@ -221,22 +222,15 @@ CodeRunFigures encode_rows(const CodeShape& shape, const Balance& balance,
   return figures;
 }
 
-bool is_sound_run(const CodeRun& run, uint32_t dim) {
-  constexpr uint16_t kSign = 0x8000, kInfinity = 0x7C00;  // of fp16; what is above infinity is NaN
-  const auto bits_of = [](const std::byte* halves, size_t i) {
-    uint16_t bits;
-    std::memcpy(&bits, halves + 2 * i, sizeof bits);
-    return bits;
-  };
-  const auto is_finite = [](uint16_t bits) { return (bits & kInfinity) != kInfinity; };
+bool is_sound_run(const CodeShape& shape, const CodeRun& run) {
+  const CodeRunReader reader(shape, run);
   for (uint32_t i = 0; i < run.rows; ++i) {
-    const uint16_t key = bits_of(run.factors, 2 * i);
-    if (!is_finite(key) || (key & kSign) != 0) return false;
-    if (!is_finite(bits_of(run.factors, 2 * i + 1))) return false;
+    const float key = reader.key_factor(i);
+    if (!std::isfinite(key) || std::signbit(key)) return false;
+    if (!std::isfinite(reader.value_factor(i))) return false;
   }
-  for (uint32_t j = 0; j < dim; ++j) {
-    if (!is_finite(bits_of(run.key_mean, j)) || !is_finite(bits_of(run.value_mean, j)))
-      return false;
+  for (uint32_t j = 0; j < shape.dim; ++j) {
+    if (!std::isfinite(reader.key_mean(j)) || !std::isfinite(reader.value_mean(j))) return false;
   }
   return std::isfinite(run.noise) && run.noise >= 0.0F;
 }

@@ -56,7 +56,7 @@ CodeRunFigures encode_rows(const CodeShape& shape, const Balance& balance,
 
 /// Whether every number of a run beside its codes is one that encode_rows() can give: factors and means finite, factors of keys
 /// and the noise at least 0. A file may hold others, whose attention would be NaN.
-[[nodiscard]] bool is_sound_run(const CodeRun& run, uint32_t dim);
+[[nodiscard]] bool is_sound_run(const CodeShape& shape, const CodeRun& run);
 
 /// The largest key factor of a run.
 [[nodiscard]] float widest_factor(const CodeRun& run);

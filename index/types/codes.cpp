@@ -391,7 +391,7 @@ void CodesIndex::load_body(Reader& in, const RowsView& keys) {
     codes = cpu::Shared(
         KvCodes(shape, std::move(balance), in.get_array<std::byte>(blocks * shape.block_bytes())));
     for (size_t b = 0; b < blocks; ++b) {
-      require_sound(is_sound_run(codes->run(b), shape.dim),
+      require_sound(is_sound_run(shape, codes->run(b)),
                     "a block whose means or factors are not finite");
     }
   }

@@ -236,7 +236,6 @@ TEST(Balanced, WithoutQueriesOnlyOutliersAreNarrowed) {
   EXPECT_NEAR(b.key_scale[3] / b.key_scale[0], 4.0 / 64.0, 0.01);
 }
 
-// A saved index goes on in the space that it was built in, whatever comes later.
 TEST(Balanced, ScalesOfTinyAndHugeValuesHaveAnInverse) {
   std::mt19937 random(6);
   for (const float size : {1e-44F, 1e-39F, 1e-30F, 1.0F, 1e30F, 1e37F}) {
@@ -250,6 +249,7 @@ TEST(Balanced, ScalesOfTinyAndHugeValuesHaveAnInverse) {
   }
 }
 
+// A saved index goes on in the space that it was built in, whatever comes later.
 TEST(Balanced, AppendsAfterALoadAreThoseOfTheIndexThatWasSaved) {
   const ScaledHead head({16.0F, 0.0F});
   for (const char* spec : {"ivf:C=32,probe=4,segment=1024", "hnsw:M=6,efc=30,ef=20",

@@ -175,12 +175,12 @@ TEST(KvCodes, ARunThatHoldsANumberThatNoKeysGiveIsNotSound) {
   const CodedHead head(64, kCodeBlock, 5);
   const KvCodes codes = head.codes(2, 2);
   const CodeShape& shape = codes.shape();
-  ASSERT_TRUE(is_sound_run(codes.run(0), shape.dim));
+  ASSERT_TRUE(is_sound_run(shape, codes.run(0)));
   const auto sound_with = [&](size_t at, uint16_t half) {
     std::vector<std::byte> block(codes.block(0), codes.block(0) + shape.block_bytes());
     std::memcpy(block.data() + at, &half, sizeof half);
     const KvCodes forged(shape, codes.balance(), block);
-    return is_sound_run(forged.run(0), shape.dim);
+    return is_sound_run(shape, forged.run(0));
   };
   constexpr uint16_t kInfinity = 0x7C00, kNan = 0xFE01, kMinusOne = 0xBC00, kOne = 0x3C00;
   for (const size_t row : {0, 17, 255}) {

@@ -1,6 +1,7 @@
 // The two sums that make up attention in double precision, as the models and devices of the tests work it out, and the random
-// numbers that they are of. Sanitizers do not look into them: half of the time of all tests under ASan, nine tenths of it under TSan, went into the
-// numbers of a model that one thread has for itself. What other threads write is to be read (copied, converted) outside of them.
+// numbers that they are of. Sanitizers do not look into them: half of the time of all tests under ASan, nine tenths of it under
+// TSan, went into the numbers of a model that one thread has for itself. What other threads write is to be read (copied,
+// converted) outside of them.
 #pragma once
 
 #include <cstddef>

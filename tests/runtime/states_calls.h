@@ -35,14 +35,20 @@ inline bool is_offloaded(const keyhole_layer_tokens& t, uint32_t token) {
   return token >= t.sink && token < t.total - t.window;
 }
 
+/// What attention to every offloaded token is; fills lse.
+inline std::vector<double> offloaded_truth(keyhole_session* s, const Model& model, uint32_t layer,
+                                           const std::vector<float>& q, std::vector<double>& lse) {
+  const keyhole_layer_tokens t = layer_tokens(s, layer);
+  return model.attend(layer, q, lse, [&](uint32_t id) { return is_offloaded(t, id); });
+}
+
 /// Of a session whose budget reads every key.
 inline void expect_offloaded_exact(keyhole_session* s, const Model& model,
                                    const keyhole_engine_config& ec, uint32_t layer,
                                    const std::vector<float>& q) {
   const Answer a = attend_offloaded(s, Shape(ec), layer, q);
-  const keyhole_layer_tokens t = layer_tokens(s, layer);
   std::vector<double> lse;
-  const auto o = model.attend(layer, q, lse, [&](uint32_t id) { return is_offloaded(t, id); });
+  const auto o = offloaded_truth(s, model, layer, q, lse);
   expect_near(a, o, lse);
 }
 

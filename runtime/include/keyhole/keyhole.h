@@ -396,7 +396,8 @@ enum {
   /* Every key that the search scored. */
   KEYHOLE_ATTEND_SCORED = 1,
   /* Every scored key whose softmax weight among the scored keys is above min_weight for a head of
-   * the group, and the heaviest key of a head where none is. Index types that score compressed keys take the weights from those scores. */
+   * the group, and the heaviest key of a head where none is. Index types that score compressed keys
+   * take the weights from those scores. */
   KEYHOLE_ATTEND_WEIGHT = 2,
   /* None: the index is not searched, the partitions of the tail alone decide what is read. Needs a
    * tail or a target. */

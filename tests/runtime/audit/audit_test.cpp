@@ -151,11 +151,10 @@ class Audited {
         sum += weight;
         most = std::max(most, weight);
       }
-      const bool none_above = most <= sc_.budget.min_weight * sum;
       for (uint32_t r = 0; r < indexed; ++r) {
         const double weight = std::exp(logit(d[r]));
         if (sc_.budget.attend == KEYHOLE_ATTEND_SCORED || weight > sc_.budget.min_weight * sum ||
-            (none_above && weight == most))
+            weight == most)
           rows.insert(r);
       }
     }

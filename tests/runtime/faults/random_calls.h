@@ -473,9 +473,8 @@ class RandomCalls {
       ASSERT_EQ(status, KEYHOLE_UNSUPPORTED);
     }
     if (status == KEYHOLE_UNSUPPORTED) return;  // codes on the device, too
-    const keyhole_layer_tokens t = layer_tokens(s.session.get(), layer);
     std::vector<double> lse;
-    const auto o = model.attend(layer, q, lse, [&](uint32_t id) { return is_offloaded(t, id); });
+    const auto o = offloaded_truth(s.session.get(), model, layer, q, lse);
     compare(a, o, lse);
     heads_checked_ += ec_.q_heads;
   }

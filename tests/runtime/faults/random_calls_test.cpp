@@ -4,14 +4,17 @@
 namespace keyhole::test {
 namespace {
 
-TEST(RandomCalls, EveryAnswerIsTheTruth) {
-  for_random_seeds(unless_sanitized(60, 8), [](uint64_t seed) {
-    RandomCalls calls(seed);
+template <class Calls>
+void make_calls(uint64_t seeds) {
+  for_random_seeds(seeds, [](uint64_t seed) {
+    Calls calls(seed);
     const EnginePtr engine = make_engine(calls.engine_config());
     calls.run(engine.get());
     return calls.heads_checked();
   });
 }
+
+TEST(RandomCalls, EveryAnswerIsTheTruth) { make_calls<RandomCalls>(unless_sanitized(60, 8)); }
 
 // As little effort as specs and budgets allow: lists may be empty after a truncation, a graph's beam holds one key, no key may have
 // the weight that is asked for. Answers are not exact then, but where there are tokens, some of them are attended.
@@ -52,12 +55,7 @@ class CallsOfLittleEffort : public RandomCalls {
 };
 
 TEST(RandomCalls, SomeTokenIsAlwaysAttended) {
-  for_random_seeds(unless_sanitized(200, 8), [](uint64_t seed) {
-    CallsOfLittleEffort calls(seed);
-    const EnginePtr engine = make_engine(calls.engine_config());
-    calls.run(engine.get());
-    return calls.heads_checked();
-  });
+  make_calls<CallsOfLittleEffort>(unless_sanitized(200, 8));
 }
 
 }  // namespace
