@@ -110,14 +110,18 @@ std::vector<uint32_t> take_tokens(const json& root, const fs::path& path) {
   return tokens;
 }
 
+uint64_t whole_number(const json& value, const std::string& what, const fs::path& path) {
+  if (value.is_number_unsigned()) return value.get<uint64_t>();
+  throw std::runtime_error(path.string() + ": " + what + " is " + value.dump() +
+                           ", allowed: a whole number from 0");
+}
+
 /// Draws are made again one by one, some hundred million in a second: what a file may ask for is bounded.
 SamplerState take_sampler(const json& value, const fs::path& path) {
   constexpr uint64_t kMostDraws = uint64_t{1} << 32U;
   const auto number = [&](const char* name) {
-    const json field = value.is_object() && value.contains(name) ? value[name] : json();
-    if (field.is_number_unsigned()) return field.get<uint64_t>();
-    throw std::runtime_error(path.string() + ": \"sampler\" has \"" + name + "\" " + field.dump() +
-                             ", allowed: a whole number from 0");
+    return whole_number(value.is_object() && value.contains(name) ? value[name] : json(),
+                        std::string("\"sampler\" has \"") + name + "\", which", path);
   };
   const SamplerState state{number("seed"), number("draws")};
   if (state.draws <= kMostDraws) return state;
@@ -160,6 +164,7 @@ void save_session(const fs::path& named, KeyholeCache& cache, const SavedSession
                {"kv_end", end_of(kv)},
                {"taken", session.taken},
                {"tokens", session.tokens}};
+  if (session.rope_tokens) root["rope_tokens"] = *session.rope_tokens;
   if (session.sampler.draws != 0) {
     root["sampler"] = {{"seed", session.sampler.seed}, {"draws", session.sampler.draws}};
   }
@@ -198,6 +203,9 @@ SavedSession read_session(const fs::path& path) {
   if (session.taken > session.tokens.size() || session.tokens.empty()) {
     throw std::runtime_error(path.string() + ": " + std::to_string(session.taken) + " of " +
                              std::to_string(session.tokens.size()) + " tokens were taken");
+  }
+  if (root.contains("rope_tokens")) {
+    session.rope_tokens = whole_number(root["rope_tokens"], "\"rope_tokens\"", path);
   }
   if (root.contains("sampler")) session.sampler = take_sampler(root["sampler"], path);
   const auto name = take<std::string>(root, "kv", path);

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,8 @@ struct SavedSession {
   std::vector<uint32_t> tokens;  ///< of the conversation
   /// So many of them are in the session; the others, at most a few, were sampled last and are to be taken yet.
   uint32_t taken = 0;
+  /// Decoder::rope_tokens() of what is in the session; nothing: a file that does not say so, of an older version.
+  std::optional<uint64_t> rope_tokens;
   /// Where the random numbers of sampled answers stand; no draws: no answer was sampled.
   SamplerState sampler;
   std::filesystem::path kv;  ///< the library's file; of read_session() alone

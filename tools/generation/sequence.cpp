@@ -17,6 +17,16 @@ Sequence::Sequence(Decoder& decoder, std::vector<uint32_t> taken)
 }
 
 std::span<const float> Sequence::extend(std::span<const uint32_t> tokens) {
+  if (decoder_.turns_otherwise(tokens_.size() + tokens.size())) {
+    std::vector<uint32_t> all = tokens_;
+    all.insert(all.end(), tokens.begin(), tokens.end());
+    if (take_anew_) {
+      take_anew_(all);
+    } else {
+      (void)bring_to(all);
+    }
+    return logits_;
+  }
   logits_ = {};
   logits_ = tokens.size() == 1 ? decoder_.step(tokens.front()) : decoder_.extend(tokens);
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
@@ -66,7 +76,8 @@ Sequence::Work Sequence::bring_to(std::span<const uint32_t> tokens,
   const bool nothing_missing = same == tokens.size() && same == had && !logits_.empty();
   if (!nothing_missing && same == tokens.size()) --same;
   const size_t missing = tokens.size() - same;
-  if (decoder_.worth_in_prefill(missing) > tokens.size() + Decoder::kPrefilledTokensPerStep ||
+  if (decoder_.turns_otherwise(tokens.size()) ||
+      decoder_.worth_in_prefill(missing) > tokens.size() + Decoder::kPrefilledTokensPerStep ||
       !can_go_back_to(same)) {
     work.forgotten = had;
     work.prefilled = tokens.size();

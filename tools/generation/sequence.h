@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -24,13 +25,19 @@ class Sequence {
     double seconds = 0.0;
   };
   /// Makes `tokens` (at least one) the sequence: keeps the longest beginning that both have, forgets the rest, and takes
-  /// what is missing. Decoders prefill a whole prompt or nothing, so that this goes by steps, or by as many
-  /// tokens as the decoder takes at once, unless to forget all and to
-  /// prefill is less work, or the decoder cannot go back so far. logits() are there afterwards: the last token is taken
+  /// what is missing. Decoders prefill a whole prompt or nothing, so that this goes by steps, or by as many tokens as the
+  /// decoder takes at once, unless to forget all and to prefill is less work, the decoder cannot go back so far, or the longer
+  /// sequence is turned otherwise (Decoder::turns_otherwise). logits() are there afterwards: the last token is taken
   /// again where nothing else is missing. Where `progress` or the decoder throws, the sequence is what has been taken.
   Work bring_to(std::span<const uint32_t> tokens, const PrefillProgress& progress = {});
 
-  /// Appends a token; returns the logits that follow it.
+  /// Takes all tokens anew where LongRoPE's frequencies change between two lengths of a growing sequence: it calls
+  /// bring_to() with them, and does what its caller does behind a prefill. Without it bring_to() is called, which is enough
+  /// where there is no index.
+  using TakeAnew = std::function<void(std::span<const uint32_t> all)>;
+  void set_take_anew(TakeAnew take_anew) { take_anew_ = std::move(take_anew); }
+
+  /// Appends a token; returns the logits that follow it. Where the longer sequence turns otherwise, all tokens are taken anew.
   std::span<const float> step(uint32_t token) { return extend({&token, 1}); }
   /// The same with several, no more than the decoder takes at once.
   std::span<const float> extend(std::span<const uint32_t> tokens);
@@ -47,6 +54,7 @@ class Sequence {
   void prefill(std::span<const uint32_t> tokens, const PrefillProgress& progress);
 
   Decoder& decoder_;
+  TakeAnew take_anew_;
   std::vector<uint32_t> tokens_;
   std::span<const float> logits_;  ///< the decoder's
 };

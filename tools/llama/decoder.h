@@ -20,6 +20,16 @@ struct StepTimes {
   [[nodiscard]] double total() const { return attention + projections + mlp + logits; }
 };
 
+/// What a cache holds when a decoder begins: so many tokens, whose RoPE frequencies a sequence of `rope_tokens` has
+/// (Decoder::rope_tokens()). Those of one prompt where only their number is given.
+struct HeldTokens {
+  uint32_t count = 0;
+  size_t rope_tokens = 0;
+  HeldTokens(uint32_t tokens = 0)
+      : HeldTokens(tokens, tokens) {}  // NOLINT(google-explicit-constructor)
+  HeldTokens(uint32_t tokens, size_t rope) : count(tokens), rope_tokens(rope) {}
+};
+
 /// One sequence: a prompt, then a token at a time. A step allocates nothing.
 class Decoder {
  public:
@@ -56,6 +66,14 @@ class Decoder {
 
   /// Number of tokens so far: the position of the next.
   [[nodiscard]] virtual uint32_t tokens() const = 0;
+
+  /// The length of a sequence by which RoPE's frequencies for the tokens that there are were chosen: that of the prompt, or
+  /// of the longer sequence that was cut back. It matters to LongRoPE alone.
+  [[nodiscard]] virtual size_t rope_tokens() const { return tokens(); }
+  /// Whether a sequence of `tokens` tokens has other frequencies than those that there are: LongRoPE's, on the other side
+  /// of the original context. Keys of both do not go together: truncate(0) and prefill() take all anew, as transformers
+  /// does. A step or extend() past that end throws std::runtime_error.
+  [[nodiscard]] virtual bool turns_otherwise(size_t /*tokens*/) const { return false; }
 
   /// Called in each step after the attention of each layer that is Keyhole's with its queries and output, `[Hq, d]`, in
   /// host memory; its time is not counted in times(). It may attend again. Empty: none.

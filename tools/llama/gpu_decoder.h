@@ -14,8 +14,8 @@ namespace keyhole::tools {
 /// 20 us a layer.
 class GpuDecoder final : public Decoder {
  public:
-  /// Borrows both. The cache holds `tokens` tokens.
-  GpuDecoder(const GpuModel& model, KeyholeCache& cache, uint32_t tokens = 0);
+  /// Borrows both.
+  GpuDecoder(const GpuModel& model, KeyholeCache& cache, HeldTokens held = {});
   ~GpuDecoder() override;
 
   using Decoder::prefill;
@@ -29,6 +29,8 @@ class GpuDecoder final : public Decoder {
   void take_at_once(size_t tokens) override;
   void truncate(uint32_t tokens) override;
   [[nodiscard]] uint32_t tokens() const override;
+  [[nodiscard]] size_t rope_tokens() const override;
+  [[nodiscard]] bool turns_otherwise(size_t tokens) const override;
   void set_attention_hook(AttentionHook hook) override;
   /// Projections, MLP and logits by the GPU's clock in every 8th step; attention is the rest of the wall time.
   [[nodiscard]] const StepTimes& times() const override;

@@ -42,7 +42,7 @@ GpuHead::~GpuHead() = default;
 void GpuHead::take(const HeadRows& head) { tokens_ = head.tokens; }
 double GpuHead::attend(keyhole_prompt*, float*, float*) { return dim_ * 0.0; }
 
-GpuDecoder::GpuDecoder(const GpuModel&, KeyholeCache&, uint32_t) {
+GpuDecoder::GpuDecoder(const GpuModel&, KeyholeCache&, HeldTokens) {
   throw std::runtime_error(kReason);
 }
 GpuDecoder::~GpuDecoder() = default;
@@ -55,6 +55,8 @@ size_t GpuDecoder::tokens_at_once() const { return 1; }
 void GpuDecoder::take_at_once(size_t) {}
 void GpuDecoder::truncate(uint32_t) {}
 uint32_t GpuDecoder::tokens() const { return 0; }
+size_t GpuDecoder::rope_tokens() const { return 0; }
+bool GpuDecoder::turns_otherwise(size_t) const { return false; }
 void GpuDecoder::set_attention_hook(AttentionHook) {}
 const StepTimes& GpuDecoder::times() const {
   static const StepTimes none;

@@ -27,23 +27,24 @@ class Stopwatch {
 
 }  // namespace
 
-HostDecoder::Turn::Turn(uint32_t head_dim, const RopeSettings& settings, size_t prompt_tokens)
-    : rope(head_dim, settings, prompt_tokens), cosines(rope.pairs()), sines(rope.pairs()) {}
+HostDecoder::Turn::Turn(uint32_t head_dim, const RopeSettings& settings, size_t rope_tokens)
+    : rope(head_dim, settings, rope_tokens), cosines(rope.pairs()), sines(rope.pairs()) {}
 
 void HostDecoder::Turn::set(uint32_t position) {
   check_rope_end(size_t{position} + 1, rope.end());
   rope.angles(position, cosines.data(), sines.data());
 }
 
-HostDecoder::HostDecoder(const LlamaModel& model, KeyholeCache& cache, Team& team, uint32_t tokens,
+HostDecoder::HostDecoder(const LlamaModel& model, KeyholeCache& cache, Team& team, HeldTokens held,
                          PrefillHooks hooks)
     : model_(model),
       cache_(cache),
       team_(team),
       math_(model.config),
-      full_(model.config.head_dim, model.config.rope, tokens),
-      sliding_(model.config.head_dim, model.config.sliding_rope, tokens),
-      tokens_(tokens),
+      full_(model.config.head_dim, model.config.rope, held.rope_tokens),
+      sliding_(model.config.head_dim, model.config.sliding_rope, held.rope_tokens),
+      tokens_(held.count),
+      rope_tokens_(held.rope_tokens),
       at_once_(kHostTokensAtOnce),
       hooks_(std::move(hooks)) {
   const LlamaConfig& config = model.config;
@@ -65,6 +66,7 @@ std::span<const float> HostDecoder::prefill(std::span<const uint32_t> tokens,
   full_ = Turn(config.head_dim, config.rope, tokens.size());
   sliding_ = Turn(config.head_dim, config.sliding_rope, tokens.size());
   tokens_ = static_cast<uint32_t>(tokens.size());
+  rope_tokens_ = tokens.size();
   return logits_;
 }
 
@@ -144,6 +146,10 @@ size_t HostDecoder::worth_in_prefill(size_t tokens) const {
 void HostDecoder::truncate(uint32_t tokens) {
   cache_.truncate(tokens);
   tokens_ = std::min(tokens_, tokens);
+}
+
+bool HostDecoder::turns_otherwise(size_t tokens) const {
+  return tools::turns_otherwise(model_.config, rope_tokens_, tokens);
 }
 
 std::span<const float> Decoder::extend(std::span<const uint32_t> tokens) {

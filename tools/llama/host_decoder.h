@@ -14,8 +14,8 @@ namespace keyhole::tools {
 
 class HostDecoder final : public Decoder {
  public:
-  /// Borrows all three. The cache holds the `tokens` tokens of a prompt. hooks: of prompts to come.
-  HostDecoder(const LlamaModel& model, KeyholeCache& cache, Team& team, uint32_t tokens = 0,
+  /// Borrows all three. hooks: of prompts to come.
+  HostDecoder(const LlamaModel& model, KeyholeCache& cache, Team& team, HeldTokens held = {},
               PrefillHooks hooks = {});
 
   using Decoder::prefill;
@@ -28,6 +28,8 @@ class HostDecoder final : public Decoder {
   [[nodiscard]] size_t worth_in_prefill(size_t tokens) const override;
   void truncate(uint32_t tokens) override;
   [[nodiscard]] uint32_t tokens() const override { return tokens_; }
+  [[nodiscard]] size_t rope_tokens() const override { return rope_tokens_; }
+  [[nodiscard]] bool turns_otherwise(size_t tokens) const override;
   void set_attention_hook(AttentionHook hook) override { hook_ = std::move(hook); }
   [[nodiscard]] const StepTimes& times() const override { return times_; }
   void reset_times() override { times_ = {}; }
@@ -37,7 +39,7 @@ class HostDecoder final : public Decoder {
   struct Turn {
     Rope rope;
     std::vector<float> cosines, sines;
-    Turn(uint32_t head_dim, const RopeSettings& settings, size_t prompt_tokens);
+    Turn(uint32_t head_dim, const RopeSettings& settings, size_t rope_tokens);
     void set(uint32_t position);
   };
 
@@ -46,7 +48,8 @@ class HostDecoder final : public Decoder {
   Team& team_;
   LayerMath math_;
   Turn full_, sliding_;
-  uint32_t tokens_ = 0;
+  uint32_t tokens_;
+  size_t rope_tokens_;
   size_t at_once_;
   PrefillHooks hooks_;
   AttentionHook hook_;

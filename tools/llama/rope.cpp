@@ -51,13 +51,13 @@ class YarnRamp {
 
 }  // namespace
 
-Rope::Rope(uint32_t head_dim, const RopeSettings& settings, size_t prompt_tokens)
+Rope::Rope(uint32_t head_dim, const RopeSettings& settings, size_t rope_tokens)
     : head_dim_(head_dim),
       factor_(settings.scaling.attention_factor),
       end_(std::numeric_limits<size_t>::max()),
       frequencies_(settings.dims / 2) {
   const RopeScaling& scaling = settings.scaling;
-  const bool is_long = prompt_tokens > scaling.original_context;
+  const bool is_long = rope_tokens > scaling.original_context;
   if (scaling.kind == RopeScaling::Kind::longrope && !is_long) end_ = scaling.original_context;
   for (size_t i = 0; i < frequencies_.size(); ++i) {
     double frequency = std::pow(settings.theta, -2.0 * static_cast<double>(i) / settings.dims);
@@ -96,11 +96,25 @@ void Rope::rotate(float* x, uint32_t heads, const float* cosines, const float* s
   }
 }
 
+bool turns_otherwise(const LlamaConfig& config, size_t rope_tokens, size_t tokens) {
+  const auto changes = [&](const RopeSettings& rope) {
+    const size_t context = rope.scaling.original_context;
+    return rope.scaling.kind == RopeScaling::Kind::longrope &&
+           (rope_tokens > context) != (tokens > context);
+  };
+  return changes(config.rope) || changes(config.sliding_rope);
+}
+
+bool has_longrope(const LlamaConfig& config) {
+  return config.rope.scaling.kind == RopeScaling::Kind::longrope ||
+         config.sliding_rope.scaling.kind == RopeScaling::Kind::longrope;
+}
+
 void check_rope_end(size_t tokens, size_t end) {
   if (tokens <= end) return;
   throw std::runtime_error("the sequence has reached " + std::to_string(end) +
                            " tokens, where this model's LongRoPE takes other frequencies; "
-                           "allowed: to end there, or to begin with a longer prompt");
+                           "allowed: to end there, to take all tokens anew, or a longer prompt");
 }
 
 }  // namespace keyhole::tools

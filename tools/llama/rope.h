@@ -14,8 +14,8 @@ class Rope {
  public:
   /// That of the layers that attend to all tokens.
   explicit Rope(const LlamaConfig& config) : Rope(config.head_dim, config.rope) {}
-  /// `prompt_tokens` chooses between LongRoPE's frequencies.
-  Rope(uint32_t head_dim, const RopeSettings& settings, size_t prompt_tokens = 0);
+  /// `rope_tokens`, the length of a sequence, chooses between LongRoPE's frequencies.
+  Rope(uint32_t head_dim, const RopeSettings& settings, size_t rope_tokens = 0);
   /// Of whole heads.
   Rope(uint32_t head_dim, double theta, const RopeScaling& scaling)
       : Rope(head_dim, RopeSettings{theta, scaling, head_dim}) {}
@@ -41,6 +41,12 @@ class Rope {
   size_t end_;
   std::vector<double> frequencies_;
 };
+
+/// Whether a sequence of `tokens` tokens has other frequencies in some layer than one of `rope_tokens`: LongRoPE's, where
+/// the original context lies between the two.
+[[nodiscard]] bool turns_otherwise(const LlamaConfig& config, size_t rope_tokens, size_t tokens);
+/// Whether there are lengths between which it does.
+[[nodiscard]] bool has_longrope(const LlamaConfig& config);
 
 /// Throws std::runtime_error where a sequence of `tokens` tokens passes `end`, a Rope's end(): every key before it would
 /// have to be turned anew.

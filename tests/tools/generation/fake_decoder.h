@@ -23,15 +23,19 @@ class FakeDecoder final : public Decoder {
     ++prefills;
     if (progress) progress(0.5);
     taken.assign(tokens.begin(), tokens.end());
+    rope_tokens_ = tokens.size();
     return logits();
   }
   std::span<const float> step(uint32_t token) override {
+    if (turns_otherwise(taken.size() + 1)) throw std::logic_error("past what was turned");
     ++steps;
     taken.push_back(token);
     return logits();
   }
   std::span<const float> extend(std::span<const uint32_t> tokens) override {
     if (tokens.size() > at_once) throw std::logic_error("more tokens than at once");
+    if (turns_otherwise(taken.size() + tokens.size()))
+      throw std::logic_error("past what was turned");
     ++extensions;
     taken.insert(taken.end(), tokens.begin(), tokens.end());
     return logits();
@@ -42,6 +46,10 @@ class FakeDecoder final : public Decoder {
     taken.resize(std::min<size_t>(taken.size(), tokens));
   }
   [[nodiscard]] uint32_t tokens() const override { return static_cast<uint32_t>(taken.size()); }
+  [[nodiscard]] size_t rope_tokens() const override { return rope_tokens_; }
+  [[nodiscard]] bool turns_otherwise(size_t tokens) const override {
+    return (rope_tokens_ > original_context) != (tokens > original_context);
+  }
   void set_attention_hook(AttentionHook) override {}
   [[nodiscard]] const StepTimes& times() const override { return times_; }
   void reset_times() override {}
@@ -57,7 +65,8 @@ class FakeDecoder final : public Decoder {
   std::vector<uint32_t> taken, script;
   int prefills = 0, steps = 0, extensions = 0;
   size_t at_once = 1;
-  uint32_t least_tokens = 0;  ///< it can go back to so many, or to none
+  size_t original_context = SIZE_MAX;  ///< sequences beyond it are turned otherwise
+  uint32_t least_tokens = 0;           ///< it can go back to so many, or to none
 
  private:
   std::span<const float> logits() {
@@ -65,6 +74,7 @@ class FakeDecoder final : public Decoder {
     logits_[after(taken)] = 1.0F;
     return logits_;
   }
+  size_t rope_tokens_ = 0;
   std::vector<float> logits_;
   StepTimes times_;
 };

@@ -96,6 +96,22 @@ TEST(SavedSession, ComesBackAsItWas) {
   EXPECT_EQ(attend(loaded), attend(cache));
 }
 
+TEST(SavedSession, MayHoldTokensThatAreAllToBeTakenYet) {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "talk.session";
+  KeyholeCache cache = filled_cache(60, 1);
+  cache.truncate(0);  // as a prompt leaves it that was to be taken anew
+  SavedSession session = about(std::vector<uint32_t>(61, 7), 0);
+  session.rope_tokens = 300;
+  save_session(path, cache, session);
+  const SavedSession read = read_session(path);
+  EXPECT_EQ(read.tokens, session.tokens);
+  EXPECT_EQ(read.rope_tokens, session.rope_tokens);
+  const KeyholeCache::Contents contents = contents_of(read);
+  KeyholeCache loaded = KeyholeCache::load(small_shape(), small_options(), read.kv, &contents);
+  EXPECT_EQ(loaded.layer_tokens(0).total, 0U);
+}
+
 TEST(SavedSession, TheSessionFileSaysWhatItHolds) {
   const TemporaryFolder folder;
   const fs::path path = folder / "talk.session";
@@ -254,9 +270,12 @@ TEST(SavedSession, RefusesWhatNobodySaved) {
   EXPECT_NE(refused("tokens", {1.5}).find("token 0 is 1.5"), std::string::npos);
   const auto sampler = [&](const nlohmann::json& value) { return refused("sampler", value); };
   EXPECT_EQ(sampler({{"seed", 7}, {"draws", 12}}), "");
-  EXPECT_NE(sampler({{"seed", 7}}).find("\"draws\" null"), std::string::npos);
-  EXPECT_NE(sampler({{"seed", -7}, {"draws", 12}}).find("\"seed\" -7"), std::string::npos);
+  EXPECT_NE(sampler({{"seed", 7}}).find("\"draws\", which is null"), std::string::npos);
+  EXPECT_NE(sampler({{"seed", -7}, {"draws", 12}}).find("\"seed\", which is -7"),
+            std::string::npos);
   EXPECT_NE(sampler({{"seed", 7}, {"draws", 1ULL << 40U}}).find("up to 2^32"), std::string::npos);
+  EXPECT_EQ(refused("rope_tokens", 70), "");
+  EXPECT_NE(refused("rope_tokens", -1).find("rope_tokens"), std::string::npos);
   EXPECT_NE(refused("kv", "../other").find("same folder"), std::string::npos);
   EXPECT_NE(refused("kv", "absent").find("cannot be read"), std::string::npos);
   EXPECT_NE(refused("kv_bytes", 1).find("not the file"), std::string::npos);

@@ -136,6 +136,57 @@ TEST(Sequence, TakesAsManyTokensTogetherAsTheDecoderCan) {
   expect_at(sequence, decoder, numbers(409));
 }
 
+TEST(Sequence, TakesAllAnewWhereRopeChanges) {
+  FakeDecoder decoder;
+  decoder.original_context = 100;
+  Sequence sequence(decoder);
+  std::vector<uint32_t> tokens = numbers(99);
+  (void)sequence.bring_to(tokens);
+  const auto step = [&](uint32_t token) {
+    (void)sequence.step(token);
+    tokens.push_back(token);
+    expect_at(sequence, decoder, tokens);
+  };
+  step(5);
+  EXPECT_EQ(decoder.prefills, 1);
+  step(6);  // the 101st
+  EXPECT_EQ(decoder.prefills, 2);
+  step(7);
+  EXPECT_EQ(decoder.prefills, 2);
+  // Cut back it is turned as a long one until it goes on, and then as what it is.
+  sequence.truncate(90);
+  tokens.resize(90);
+  EXPECT_EQ(decoder.taken, tokens);
+  step(8);
+  EXPECT_EQ(decoder.prefills, 3);
+  step(9);
+  EXPECT_EQ(decoder.prefills, 3);
+  // A prompt that has most of it in common.
+  const Sequence::Work work = sequence.bring_to(numbers(90));
+  EXPECT_EQ(work.stepped, 1U);
+  const std::vector<uint32_t> beyond = numbers(101);
+  EXPECT_EQ(sequence.bring_to(beyond).prefilled, 101U);
+  EXPECT_EQ(sequence.bring_to(numbers(100)).prefilled, 100U);
+}
+
+TEST(Sequence, SaysThatItTakesAllAnew) {
+  FakeDecoder decoder;
+  decoder.original_context = 100;
+  Sequence sequence(decoder);
+  size_t told = 0;
+  sequence.set_take_anew([&](std::span<const uint32_t> all) {
+    (void)sequence.bring_to(all);
+    told = all.size();
+  });
+  (void)sequence.bring_to(numbers(100));
+  EXPECT_EQ(told, 0U);
+  (void)sequence.step(3);
+  EXPECT_EQ(told, 101U);
+  (void)sequence.step(4);
+  EXPECT_EQ(told, 101U);
+  EXPECT_EQ(sequence.tokens().size(), 102U);
+}
+
 TEST(Sequence, RefusesNoTokensAndADecoderOfOthers) {
   FakeDecoder decoder;
   EXPECT_THROW(Sequence(decoder, numbers(3)), std::invalid_argument);

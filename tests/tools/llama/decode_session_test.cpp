@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <random>
 
 #include "tests/tools/llama/run_json.h"
 #include "tests/tools/llama/synthetic_model.h"
@@ -237,6 +238,87 @@ TEST(Interactive, CtrlCEndsTheAnswerAndNotTheProgram) {
   const Outcome outcome = command.wait();
   EXPECT_EQ(outcome.exit_code, 0) << outcome.out;
   EXPECT_TRUE(std::filesystem::exists(facts.file("s.session")));
+}
+
+/// A random model with LongRoPE, whose original context has 60 tokens, and prompts of token ids in files.
+class LongRopeModel {
+ public:
+  LongRopeModel() {
+    json config = small_config();
+    config["rope_scaling"] = {{"rope_type", "longrope"},
+                              {"short_factor", std::vector<double>(32, 1.0)},
+                              {"long_factor", std::vector<double>(32, 4.0)},
+                              {"original_max_position_embeddings", 60},
+                              {"attention_factor", 1.0}};
+    write_model(folder_.path(), config, random_weights(config, ElementType::f32, 2),
+                ElementType::f32);
+    std::mt19937 random(8);
+    for (int i = 0; i < 75; ++i) {
+      prompt.push_back(std::uniform_int_distribution<uint32_t>(0, 36)(random));
+    }
+  }
+  /// The tokens that follow these.
+  [[nodiscard]] std::vector<uint32_t> after(const std::vector<uint32_t>& tokens, size_t count,
+                                            const std::vector<std::string>& more = {}) const {
+    std::string ids;
+    for (const uint32_t token : tokens) ids += std::to_string(token) + " ";
+    write_file(folder_ / "ids.txt", ids);
+    std::vector<std::string> args = {"decode",     "--device",           "host",
+                                     "--model",    folder_.path(),       "--ignore-eos",
+                                     "--generate", std::to_string(count)};
+    if (!tokens.empty()) args = with(args, {"--tokens", folder_ / "ids.txt"});
+    if (std::find(more.begin(), more.end(), "--load-session") == more.end()) {
+      args = with(args, {"--index", "flat", "--sink", "4", "--window", "16"});
+    }
+    return run_json(args, more)["generated_ids"].get<std::vector<uint32_t>>();
+  }
+  [[nodiscard]] std::vector<uint32_t> first(size_t count) const {
+    return {prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(count)};
+  }
+  [[nodiscard]] std::string session() const { return folder_ / "rope.session"; }
+
+  std::vector<uint32_t> prompt;
+
+ private:
+  TemporaryFolder folder_;
+};
+
+TEST(LongRope, GoesOnPastTheOriginalContext) {
+  const LongRopeModel model;
+  const std::vector<uint32_t> answer = model.after(model.first(55), 12);
+  ASSERT_EQ(answer.size(), 12U);
+  // Every token is the one that follows a prompt of those before it.
+  std::vector<uint32_t> before = model.first(55);
+  for (const uint32_t token : answer) {
+    EXPECT_EQ(model.after(before, 1), std::vector{token}) << "after " << before.size();
+    before.push_back(token);
+  }
+}
+
+TEST(LongRope, ASavedSessionKnowsHowItsKeysWereTurned) {
+  const LongRopeModel model;
+  const std::vector<uint32_t> answer = model.after(model.first(55), 12);
+  const std::vector<uint32_t> first(answer.begin(), answer.begin() + 8);
+  EXPECT_EQ(model.after(model.first(55), 8, {"--save-session", model.session()}), first);
+  EXPECT_EQ(model.after({}, 4, {"--load-session", model.session()}),
+            std::vector<uint32_t>(answer.begin() + 8, answer.end()));
+  // Prompts that have its beginning: within the original context, and beyond it.
+  for (const size_t count : {50U, 75U}) {
+    EXPECT_EQ(model.after(model.first(count), 3, {"--load-session", model.session()}),
+              model.after(model.first(count), 3));
+  }
+  // One that was saved within the context, and one of a version that did not say.
+  EXPECT_EQ(model.after(model.first(55), 2, {"--save-session", model.session()}),
+            std::vector<uint32_t>(answer.begin(), answer.begin() + 2));
+  for (const bool says : {true, false}) {
+    if (!says) {
+      json root = json::parse(read_file(model.session()));
+      root.erase("rope_tokens");
+      write_file(model.session(), root.dump());
+    }
+    EXPECT_EQ(model.after({}, 10, {"--load-session", model.session()}),
+              std::vector<uint32_t>(answer.begin() + 2, answer.end()));
+  }
 }
 
 }  // namespace

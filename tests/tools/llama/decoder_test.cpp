@@ -8,6 +8,7 @@
 #include <random>
 
 #include "tests/tools/llama/synthetic_model.h"
+#include "tools/generation/sequence.h"
 
 namespace keyhole::tools {
 namespace {
@@ -231,6 +232,8 @@ TEST(Decoder, LongRopeEndsWhereItsFrequenciesChange) {
   const std::string error = error_of([&] { (void)decoder.step(3); });
   EXPECT_NE(error.find("has reached 60 tokens"), std::string::npos) << error;
   EXPECT_EQ(decoder.tokens(), 60U);
+  EXPECT_FALSE(decoder.turns_otherwise(60));
+  EXPECT_TRUE(decoder.turns_otherwise(61));
 
   // From a longer prompt on it is linear scaling by 2, as all long factors are 2 here.
   json linear = config;
@@ -240,6 +243,28 @@ TEST(Decoder, LongRopeEndsWhereItsFrequenciesChange) {
   HostDecoder longer(model, other, team);
   expect_close(longer.prefill(std::span(tokens).first(61)), expected[60]);
   for (size_t t = 61; t < 70; ++t) expect_close(longer.step(tokens[t]), expected[t]);
+
+  // Cut back it is turned as before, by whatever decoder goes on with it.
+  longer.truncate(50);
+  EXPECT_EQ(longer.rope_tokens(), 61U);
+  EXPECT_TRUE(longer.turns_otherwise(51));
+  HostDecoder loaded(model, other, team, HeldTokens(50, longer.rope_tokens()));
+  for (size_t t = 50; t < 70; ++t) expect_close(loaded.step(tokens[t]), expected[t]);
+
+  // A sequence that grows past the end is that of a long prompt from there on, one that is cut back that of a short.
+  decoder.truncate(0);
+  Sequence sequence(decoder);
+  (void)sequence.bring_to(std::span(tokens).first(58));
+  for (size_t t = 58; t < 70; ++t) {
+    const std::span<const float> logits = sequence.step(tokens[t]);
+    if (t >= 60) expect_close(logits, expected[t]);
+  }
+  json plain = config;
+  plain.erase("rope_scaling");
+  const auto within =
+      reference_logits(plain, tensors, std::vector(tokens.begin(), tokens.begin() + 60));
+  sequence.truncate(55);
+  for (size_t t = 55; t < 60; ++t) expect_close(sequence.step(tokens[t]), within[t]);
 }
 
 TEST(KeyholeCache, AForkOfSlidingLayersGoesOnByItself) {

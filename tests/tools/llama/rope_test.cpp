@@ -72,7 +72,7 @@ TEST(Rope, YarnMultipliesByItsFactor) {
   }
 }
 
-TEST(Rope, LongRopeGoesByThePromptsLength) {
+TEST(Rope, LongRopeGoesByTheSequencesLength) {
   RopeScaling scaling;
   scaling.kind = RopeScaling::Kind::longrope;
   scaling.original_context = 100;

@@ -126,9 +126,9 @@ nlohmann::ordered_json prefill_errors_json(const Runner& runner) {
   return all;
 }
 
-std::unique_ptr<Decoder> Runner::decoder(KeyholeCache& cache, uint32_t tokens) {
-  if (on_gpu()) return std::make_unique<GpuDecoder>(*gpu_, cache, tokens);
-  return std::make_unique<HostDecoder>(model_, cache, team_, tokens, host_hooks());
+std::unique_ptr<Decoder> Runner::decoder(KeyholeCache& cache, HeldTokens held) {
+  if (on_gpu()) return std::make_unique<GpuDecoder>(*gpu_, cache, held);
+  return std::make_unique<HostDecoder>(model_, cache, team_, held, host_hooks());
 }
 
 std::vector<float> Runner::prefill(std::span<const uint32_t> tokens, const LayerSink& sink,

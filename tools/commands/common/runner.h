@@ -71,7 +71,7 @@ class Runner {
   [[nodiscard]] keyhole_device session_device(const std::string& choice) const;
 
   /// The cache holds `tokens` tokens, and lives longer than the decoder, as the runner does.
-  [[nodiscard]] std::unique_ptr<Decoder> decoder(KeyholeCache& cache, uint32_t tokens = 0);
+  [[nodiscard]] std::unique_ptr<Decoder> decoder(KeyholeCache& cache, HeldTokens held = {});
   /// See prefill.h. times: of the host, or of the GPU by its clock.
   std::vector<float> prefill(std::span<const uint32_t> tokens, const LayerSink& sink,
                              const PrefillProgress& progress, PrefillTimes* times = nullptr);

@@ -6,6 +6,7 @@
 
 #include "runtime/files/json.h"
 #include "tools/commands/common/quantile.h"
+#include "tools/generation/sequence.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/units.h"
 
@@ -74,17 +75,18 @@ CheckResult OutputCheck::result() const {
   return result;
 }
 
-void compare_tokens(Decoder& decoder, KeyholeCache& cache, uint32_t prompt_tokens,
+void compare_tokens(Decoder& decoder, KeyholeCache& cache, std::vector<uint32_t> prompt,
                     std::span<const float> logits, std::span<const uint32_t> generated,
                     CheckResult& check) {
   cache.set_mode(KEYHOLE_MODE_EXACT, 0);
-  decoder.truncate(prompt_tokens);
+  decoder.truncate(static_cast<uint32_t>(prompt.size()));
+  Sequence sequence(decoder, std::move(prompt));
   check.tokens = generated.size();
   check.first_difference = generated.size();
   check.agreeing = 0;
   for (size_t i = 0; i < generated.size(); ++i) {
     throw_if_interrupted();
-    if (i > 0) logits = decoder.step(generated[i - 1]);
+    if (i > 0) logits = sequence.step(generated[i - 1]);
     if (greedy(logits) == generated[i]) {
       ++check.agreeing;
     } else {

@@ -48,8 +48,9 @@ class OutputCheck {
 };
 
 /// Runs the generated tokens once more with exact attention from the end of the prompt and counts where
-/// it would have chosen the same. `logits` follow the prompt. Leaves the cache in exact mode.
-void compare_tokens(Decoder& decoder, KeyholeCache& cache, uint32_t prompt_tokens,
+/// it would have chosen the same. `logits` follow the prompt. Leaves the cache in exact mode, and the decoder with the tokens of
+/// another sequence.
+void compare_tokens(Decoder& decoder, KeyholeCache& cache, std::vector<uint32_t> prompt,
                     std::span<const float> logits, std::span<const uint32_t> generated,
                     CheckResult& check);
 

@@ -10,17 +10,20 @@
 namespace keyhole::tools {
 
 Conversation::Conversation(Runner& runner, KeyholeCache cache, AttendSpec spec, BudgetChoice budget,
-                           const SamplingOptions& sampling, std::vector<uint32_t> taken, bool built)
+                           const SamplingOptions& sampling, HeldConversation held, bool built)
     : runner_(runner),
       cache_(std::move(cache)),
-      decoder_(runner.decoder(cache_, static_cast<uint32_t>(taken.size()))),
-      sequence_(*decoder_, taken),
+      decoder_(runner.decoder(
+          cache_, HeldTokens(static_cast<uint32_t>(held.tokens.size()), held.rope_tokens))),
+      sequence_(*decoder_, held.tokens),
       spec_(std::move(spec)),
       budget_(budget),
       sampler_(sampling),
-      tokens_(std::move(taken)),
+      tokens_(std::move(held.tokens)),
       capacity_(cache_.config().max_tokens),
-      built_(built) {}
+      built_(built) {
+  sequence_.set_take_anew([this](std::span<const uint32_t> all) { (void)bring_to(all); });
+}
 
 void Conversation::check_room(size_t tokens) const {
   if (tokens < capacity_) return;
@@ -34,8 +37,7 @@ void Conversation::have_said(std::vector<uint32_t> tokens) {
   sampler_.saw(tokens_);
 }
 
-Conversation::Taken Conversation::take(std::vector<uint32_t> tokens) {
-  check_room(tokens.size());
+Conversation::Taken Conversation::bring_to(std::span<const uint32_t> tokens) {
   Taken taken;
   {
     Progress bar("prompt of " + format_count(tokens.size()) + " tokens");
@@ -47,6 +49,12 @@ Conversation::Taken Conversation::take(std::vector<uint32_t> tokens) {
   if (taken.work.prefilled > 0) built_ = false;
   if (!built_) taken.build_seconds = apply_spec(cache_, spec_, budget_);
   built_ = true;
+  return taken;
+}
+
+Conversation::Taken Conversation::take(std::vector<uint32_t> tokens) {
+  check_room(tokens.size());
+  const Taken taken = bring_to(tokens);
   have_said(std::move(tokens));
   return taken;
 }
@@ -82,9 +90,12 @@ void Conversation::save(const std::filesystem::path& path, SavedSession of) {
   const auto same = std::mismatch(taken.begin(), taken.end(), tokens_.begin(), tokens_.end()).first;
   // After a prompt that was interrupted the session holds what was not said in the end.
   sequence_.truncate(static_cast<size_t>(same - taken.begin()));
-  if (taken.empty()) throw std::runtime_error("there is nothing to save yet");
+  if (tokens_.empty()) throw std::runtime_error("there is nothing to save yet");
+  // A step that failed has left its token in some layers.
+  decoder_->truncate(static_cast<uint32_t>(taken.size()));
   of.tokens = tokens_;
   of.taken = static_cast<uint32_t>(taken.size());
+  of.rope_tokens = decoder_->rope_tokens();
   of.sampler = sampler_.state();
   save_session(path, cache_, of);
 }

@@ -12,15 +12,20 @@
 
 namespace keyhole::tools {
 
+/// What a session that was loaded holds: these tokens, turned as a sequence of `rope_tokens` is.
+struct HeldConversation {
+  std::vector<uint32_t> tokens;
+  size_t rope_tokens = 0;
+};
+
 /// One thread at a time. An exception or Interrupted leaves it usable: tokens() is what it was, and the session catches up with
 /// the next take().
 class Conversation {
  public:
-  /// An empty session of `cache`, or with `taken` one that holds these tokens. `budget` is of `spec`; `built`: the cache attends
+  /// An empty session of `cache`, or one that holds `held`. `budget` is of `spec`; `built`: the cache attends
   /// by them already. Borrows the runner.
   Conversation(Runner& runner, KeyholeCache cache, AttendSpec spec, BudgetChoice budget,
-               const SamplingOptions& sampling, std::vector<uint32_t> taken = {},
-               bool built = false);
+               const SamplingOptions& sampling, HeldConversation held = {}, bool built = false);
   Conversation(const Conversation&) = delete;
   Conversation& operator=(const Conversation&) = delete;
 
@@ -65,6 +70,8 @@ class Conversation {
   /// Throws std::runtime_error where so many tokens leave no room for an answer.
   void check_room(size_t tokens) const;
   void have_said(std::vector<uint32_t> tokens);
+  /// Makes `tokens` the sequence, and builds the index where a prompt was prefilled.
+  Taken bring_to(std::span<const uint32_t> tokens);
 
   Runner& runner_;
   KeyholeCache cache_;

@@ -21,6 +21,7 @@
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/json.h"
+#include "tools/terminal/units.h"
 #include "tools/terminal/warning.h"
 
 namespace keyhole::tools {
@@ -35,6 +36,20 @@ Stops stops_of(const DecodeOptions& options, const LlamaConfig& model, const Tur
   return stops;
 }
 
+/// An error or Ctrl-C has ended an answer early: saves the session as it is then, where it was to be saved.
+void save_what_there_is(const DecodeOptions& options, Conversation& conversation,
+                        const SavedSession& about) {
+  // Ranks save together, and the others may be elsewhere.
+  if (options.save_session.empty() || conversation.tokens().empty() || ranks().size > 1) return;
+  try {
+    conversation.save(options.save_session, about);
+    warn(options.save_session + " holds the session as it was when the answer ended early: " +
+         format_count(conversation.tokens().size()) + " tokens");
+  } catch (const std::exception& error) {
+    warn("the session is not saved: " + std::string(error.what()));
+  }
+}
+
 /// One answer, shown as it comes; ids where there is no tokenizer. The session is saved behind it, as one of `about`, where
 /// that was asked for.
 DecodeRun answer(const DecodeOptions& options, Conversation& conversation,
@@ -43,7 +58,7 @@ DecodeRun answer(const DecodeOptions& options, Conversation& conversation,
   const LlamaConfig& model = conversation.runner().model().config;
   KeyholeCache& cache = conversation.cache();
   Decoder& decoder = conversation.decoder();
-  const auto prompt_tokens = static_cast<uint32_t>(conversation.tokens().size());
+  const std::vector<uint32_t> prompt = conversation.tokens();
   const bool stream = options.json != "-";
   cache.reset_statistics();
   decoder.reset_times();
@@ -62,9 +77,15 @@ DecodeRun answer(const DecodeOptions& options, Conversation& conversation,
       conversation.answer(tokenizer, stops_of(options, model, turns),
                           turns != nullptr ? turns->answer_state() : DecodeState::in_text());
   const Clock::time_point start = Clock::now();
-  while (const auto piece = generator.next()) {
-    throw_if_interrupted();
-    if (stream) show(tokenizer != nullptr ? piece->text : std::to_string(piece->token) + ' ');
+  try {
+    while (const auto piece = generator.next()) {
+      throw_if_interrupted();
+      if (stream) show(tokenizer != nullptr ? piece->text : std::to_string(piece->token) + ' ');
+    }
+  } catch (...) {
+    conversation.add(generator);
+    save_what_there_is(options, conversation, about);
+    throw;
   }
   run.decode_seconds = seconds_since(start);
   conversation.add(generator);
@@ -81,7 +102,7 @@ DecodeRun answer(const DecodeOptions& options, Conversation& conversation,
     run.decode_seconds = run.times.total();  // without the time of the check
     decoder.set_attention_hook({});
     run.check = errors.result();
-    compare_tokens(decoder, cache, prompt_tokens, logits, run.tokens, *run.check);
+    compare_tokens(decoder, cache, prompt, logits, run.tokens, *run.check);
   }
   return run;
 }
@@ -150,8 +171,13 @@ void decode(DecodeOptions options) {
   }
   if (options.turn != 0) turn = conversation->take_turn(prompt.tokens);
   if (options.interactive) {
-    interact(*conversation, *tokenizer, *turns,
-             {stops_of(options, model, &*turns), options.chat && options.has_prompt(), about});
+    try {
+      interact(*conversation, *tokenizer, *turns,
+               {stops_of(options, model, &*turns), options.chat && options.has_prompt(), about});
+    } catch (...) {
+      save_what_there_is(options, *conversation, about);
+      throw;
+    }
     if (options.save_session.empty()) return;
     if (conversation->tokens().empty()) {
       warn("nothing was said: " + options.save_session + " is not written");

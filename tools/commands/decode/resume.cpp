@@ -2,6 +2,7 @@
 
 #include "runtime/files/settings.h"
 #include "tools/commands/common/options.h"
+#include "tools/llama/rope.h"
 #include "tools/terminal/errors.h"
 
 namespace keyhole::tools {
@@ -60,10 +61,17 @@ std::unique_ptr<Conversation> resume(DecodeOptions& options, Runner& runner,
     throw std::runtime_error(saved.kv.string() + ": holds " + std::to_string(held) + " tokens, " +
                              options.load_session + " says " + std::to_string(saved.taken));
   }
+  HeldConversation has{{saved.tokens.begin(), saved.tokens.begin() + saved.taken},
+                       saved.rope_tokens.value_or(saved.taken)};
+  const bool knows_turns = saved.rope_tokens || !has_longrope(runner.model().config);
+  if (!knows_turns) {
+    // Whether its keys have the short or the long factors nothing says.
+    cache.truncate(0);
+    has = {};
+  }
   auto conversation = std::make_unique<Conversation>(
-      runner, std::move(cache), options.index, options.budget, options.sampling,
-      std::vector<uint32_t>(saved.tokens.begin(), saved.tokens.begin() + saved.taken),
-      !options.attends_anew);
+      runner, std::move(cache), options.index, options.budget, options.sampling, std::move(has),
+      !options.attends_anew && knows_turns);
   conversation->go_on(saved.sampler);
   return conversation;
 }

@@ -39,14 +39,14 @@ constexpr uint64_t kStepsPerMeasurement = 64;
 
 class GpuDecoder::Steps {
  public:
-  Steps(const GpuModel& model, KeyholeCache& cache, uint32_t tokens)
+  Steps(const GpuModel& model, KeyholeCache& cache, HeldTokens held)
       : model_(model),
         config_(model.host().config),
         cache_(cache),
-        tokens_(tokens),
-        prompt_tokens_(tokens),
+        tokens_(held.count),
+        rope_tokens_(held.rope_tokens),
         logits_(config_.vocab_size),
-        layers_(model, tokens),
+        layers_(model, held.rope_tokens),
         input_(1),
         qkv_(config_.q_width() + 2 * config_.kv_width()),
         attended_(config_.q_width()),
@@ -82,8 +82,8 @@ class GpuDecoder::Steps {
       logits_ = gpu_prefill(model_, tokens, take, progress);
     }
     tokens_ = static_cast<uint32_t>(tokens.size());
-    prompt_tokens_ = tokens_;
-    layers_.set_prompt(tokens.size());
+    rope_tokens_ = tokens.size();
+    layers_.set_rope(rope_tokens_);
     return logits_;
   }
 
@@ -93,7 +93,7 @@ class GpuDecoder::Steps {
   void take_at_once(size_t tokens) { at_once_ = tokens; }
 
   std::span<const float> extend(std::span<const uint32_t> tokens) {
-    logits_ = gpu_extend(model_, cache_, tokens, tokens_, prompt_tokens_, stream_.get());
+    logits_ = gpu_extend(model_, cache_, tokens, tokens_, rope_tokens_, stream_.get());
     tokens_ += static_cast<uint32_t>(tokens.size());
     return logits_;
   }
@@ -124,6 +124,10 @@ class GpuDecoder::Steps {
   }
 
   [[nodiscard]] uint32_t tokens() const { return tokens_; }
+  [[nodiscard]] size_t rope_tokens() const { return rope_tokens_; }
+  [[nodiscard]] bool turns_otherwise(size_t tokens) const {
+    return tools::turns_otherwise(config_, rope_tokens_, tokens);
+  }
   void set_hook(AttentionHook hook) { hook_ = std::move(hook); }
   [[nodiscard]] const StepTimes& times() const { return times_; }
   void reset_times() { times_ = {}; }
@@ -234,7 +238,7 @@ class GpuDecoder::Steps {
   const LlamaConfig& config_;
   KeyholeCache& cache_;
   uint32_t tokens_;
-  uint32_t prompt_tokens_;  ///< of the first prompt
+  size_t rope_tokens_;
   size_t at_once_ = kGpuTokensAtOnce;
   std::vector<float> logits_;
   AttentionHook hook_;
@@ -253,8 +257,8 @@ class GpuDecoder::Steps {
   cuda::Graph graph_;
 };
 
-GpuDecoder::GpuDecoder(const GpuModel& model, KeyholeCache& cache, uint32_t tokens)
-    : steps_(std::make_unique<Steps>(model, cache, tokens)) {}
+GpuDecoder::GpuDecoder(const GpuModel& model, KeyholeCache& cache, HeldTokens held)
+    : steps_(std::make_unique<Steps>(model, cache, held)) {}
 GpuDecoder::~GpuDecoder() = default;
 
 std::span<const float> GpuDecoder::prefill(std::span<const uint32_t> tokens,
@@ -274,6 +278,8 @@ size_t GpuDecoder::tokens_at_once() const { return steps_->tokens_at_once(); }
 void GpuDecoder::take_at_once(size_t tokens) { steps_->take_at_once(tokens); }
 void GpuDecoder::truncate(uint32_t tokens) { steps_->truncate(tokens); }
 uint32_t GpuDecoder::tokens() const { return steps_->tokens(); }
+size_t GpuDecoder::rope_tokens() const { return steps_->rope_tokens(); }
+bool GpuDecoder::turns_otherwise(size_t tokens) const { return steps_->turns_otherwise(tokens); }
 void GpuDecoder::set_attention_hook(AttentionHook hook) { steps_->set_hook(std::move(hook)); }
 const StepTimes& GpuDecoder::times() const { return steps_->times(); }
 void GpuDecoder::reset_times() { steps_->reset_times(); }

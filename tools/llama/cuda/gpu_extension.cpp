@@ -8,7 +8,7 @@ namespace {
 class Extension {
  public:
   Extension(const GpuModel& model, KeyholeCache& cache, std::span<const uint32_t> tokens,
-            uint32_t before, size_t prompt_tokens, cudaStream_t stream)
+            uint32_t before, size_t rope_tokens, cudaStream_t stream)
       : config_(model.host().config),
         cache_(cache),
         n_(tokens.size()),
@@ -20,7 +20,7 @@ class Extension {
         attended_(n_ * config_.q_width()),
         host_qkv_(cache.on_device() ? 0 : qkv_.size()),
         host_attended_(cache.on_device() ? 0 : attended_.size()),
-        ropes_(config_, prompt_tokens, n_),
+        ropes_(config_, rope_tokens, n_),
         rows_(model, gpu_chunk_sizes(config_, n_), stream) {
     cuda::copy_now(tokens_.get(), tokens.data(), n_);
     ropes_.fill(before, n_, stream);
@@ -105,11 +105,11 @@ class Extension {
 }  // namespace
 
 std::vector<float> gpu_extend(const GpuModel& model, KeyholeCache& cache,
-                              std::span<const uint32_t> tokens, uint32_t before,
-                              size_t prompt_tokens, void* stream) {
+                              std::span<const uint32_t> tokens, uint32_t before, size_t rope_tokens,
+                              void* stream) {
   check_tokens(model.host().config, tokens);
   try {
-    return Extension(model, cache, tokens, before, prompt_tokens, static_cast<cudaStream_t>(stream))
+    return Extension(model, cache, tokens, before, rope_tokens, static_cast<cudaStream_t>(stream))
         .run();
   } catch (...) {
     try {

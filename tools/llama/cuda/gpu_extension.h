@@ -12,10 +12,10 @@
 namespace keyhole::tools {
 
 /// Takes `tokens`, at most kGpuTokensAtOnce, behind the `before` that the cache has, and returns the logits that follow the
-/// last. `prompt_tokens` of the first prompt choose RoPE's frequencies. `stream` is the cache's, see use_stream(). What it
+/// last. `rope_tokens` choose RoPE's frequencies (Decoder::rope_tokens()). `stream` is the cache's, see use_stream(). What it
 /// needs it takes for the call alone (gpu_extension_bytes()). Where it throws, the cache holds `before` tokens again.
 [[nodiscard]] std::vector<float> gpu_extend(const GpuModel& model, KeyholeCache& cache,
                                             std::span<const uint32_t> tokens, uint32_t before,
-                                            size_t prompt_tokens, void* stream);
+                                            size_t rope_tokens, void* stream);
 
 }  // namespace keyhole::tools

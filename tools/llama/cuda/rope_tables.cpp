@@ -13,11 +13,11 @@ RopeTables::Table::Table(const Rope& rope, double attention_factor, size_t token
   copy_now(frequencies.get(), rope.frequencies().data(), frequencies.size());
 }
 
-RopeTables::RopeTables(const LlamaConfig& config, size_t prompt_tokens, size_t tokens)
+RopeTables::RopeTables(const LlamaConfig& config, size_t rope_tokens, size_t tokens)
     : config_(config),
-      full_(Rope(config.head_dim, config.rope, prompt_tokens), config.rope.scaling.attention_factor,
+      full_(Rope(config.head_dim, config.rope, rope_tokens), config.rope.scaling.attention_factor,
             tokens),
-      sliding_(Rope(config.head_dim, config.sliding_rope, prompt_tokens),
+      sliding_(Rope(config.head_dim, config.sliding_rope, rope_tokens),
                config.sliding_rope.scaling.attention_factor,
                config.full_layers() < config.layers ? tokens : 0) {}
 

@@ -15,8 +15,8 @@ namespace keyhole::tools::cuda {
 /// (cos, sin) times the scaling's factor for consecutive positions. Borrows the config.
 class RopeTables {
  public:
-  /// `prompt_tokens` chooses between LongRoPE's frequencies; room for `tokens` tokens (gpu_sizes.h counts it).
-  RopeTables(const LlamaConfig& config, size_t prompt_tokens, size_t tokens);
+  /// `rope_tokens` chooses between LongRoPE's frequencies; room for `tokens` tokens (gpu_sizes.h counts it).
+  RopeTables(const LlamaConfig& config, size_t rope_tokens, size_t tokens);
 
   /// Enqueues the tables of positions first .. first + n - 1. Throws std::runtime_error where LongRoPE's frequencies end
   /// before.

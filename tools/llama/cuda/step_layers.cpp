@@ -12,13 +12,13 @@ StepLayers::Turn::Turn(uint32_t dim, const RopeSettings& rope_settings, bool use
       frequencies(used ? pairs : 0),
       turns(used ? pairs : 0) {}
 
-void StepLayers::Turn::set_prompt(size_t tokens) {
+void StepLayers::Turn::set_rope(size_t tokens) {
   const Rope rope(head_dim, settings, tokens);
   end = rope.end();
   copy_now(frequencies.get(), rope.frequencies().data(), frequencies.size());
 }
 
-StepLayers::StepLayers(const GpuModel& model, size_t prompt_tokens)
+StepLayers::StepLayers(const GpuModel& model, size_t rope_tokens)
     : config_(model.host().config),
       device_(model.device()),
       hidden_(config_.hidden_size),
@@ -26,12 +26,12 @@ StepLayers::StepLayers(const GpuModel& model, size_t prompt_tokens)
       product_(gpu_chunk_sizes(config_, 1).wide),
       full_(config_.head_dim, config_.rope, true),
       sliding_(config_.head_dim, config_.sliding_rope, config_.full_layers() < config_.layers) {
-  set_prompt(prompt_tokens);
+  set_rope(rope_tokens);
 }
 
-void StepLayers::set_prompt(size_t tokens) {
-  full_.set_prompt(tokens);
-  sliding_.set_prompt(tokens);
+void StepLayers::set_rope(size_t tokens) {
+  full_.set_rope(tokens);
+  sliding_.set_rope(tokens);
 }
 
 void StepLayers::check_position(size_t position) const {

@@ -19,11 +19,11 @@ void output_logits(const LlamaConfig& config, const GpuModel::Device& device, co
 /// Holds a token's hidden state. Everything is enqueued and can be captured: arrays stay where they are. Borrows the model.
 class StepLayers {
  public:
-  /// `prompt_tokens` choose between LongRoPE's frequencies.
-  StepLayers(const GpuModel& model, size_t prompt_tokens);
+  /// `rope_tokens` choose between LongRoPE's frequencies.
+  StepLayers(const GpuModel& model, size_t rope_tokens);
 
-  /// From now on with the frequencies of a prompt of so many tokens; waits for nothing, and wants that nothing is under way.
-  void set_prompt(size_t tokens);
+  /// From now on with the frequencies of a sequence of so many tokens; waits for nothing, and wants that nothing is under way.
+  void set_rope(size_t tokens);
   /// Throws std::runtime_error where LongRoPE's frequencies end before this position.
   void check_position(size_t position) const;
 
@@ -48,7 +48,7 @@ class StepLayers {
     Buffer<double> frequencies;
     Buffer<float2> turns;
     Turn(uint32_t head_dim, const RopeSettings& settings, bool used);
-    void set_prompt(size_t tokens);
+    void set_rope(size_t tokens);
   };
   [[nodiscard]] const Turn& turn(uint32_t layer) const {
     return config_.slides(layer) ? sliding_ : full_;
