@@ -12,7 +12,7 @@
 namespace keyhole::index {
 namespace {
 
-enum Param : size_t { kKeyBits, kValueBits, kLists, kRead };
+enum Param : size_t { kKeyBits, kValueBits, kLists, kRead, kFrom };
 
 constexpr std::string_view kKeyOptions[] = {"1", "2", "4"};
 constexpr std::string_view kValueOptions[] = {"0", "1", "2", "4"};
@@ -27,6 +27,8 @@ constexpr ParamDecl kParams[] = {
             "of the others; 0: none are made, and it reads all rows"),
     integer("read", Stage::search, 12, 1, 100,
             "percent of the rows that a step reads in lists, 8,192 rows at least"),
+    integer("from", Stage::search, 0, 0, int64_t{1} << 30U,
+            "rows that a head has when it is first indexed; up to there all are attended exactly"),
 };
 constexpr uint32_t kLeastListRows = 16;
 
@@ -411,6 +413,8 @@ CodeBits code_bits(const Spec& spec) {
   constexpr uint32_t kBits[] = {0, 1, 2, 4};
   return {kBits[spec[kKeyBits] + 1], kBits[spec[kValueBits]]};
 }
+
+uint32_t first_rows(const Spec& spec) { return static_cast<uint32_t>(spec[kFrom]); }
 
 std::unique_ptr<Index> make_codes(const Spec& spec, uint32_t dim, DType dtype,
                                   const Context& context) {

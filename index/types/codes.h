@@ -19,6 +19,8 @@ struct CodeBits {
 };
 /// Of a spec of this type.
 [[nodiscard]] CodeBits code_bits(const Spec& spec);
+/// Its `from`.
+[[nodiscard]] uint32_t first_rows(const Spec& spec);
 
 [[nodiscard]] std::unique_ptr<Index> make_codes(const Spec& spec, uint32_t dim, DType dtype,
                                                 const Context& context);

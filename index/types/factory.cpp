@@ -71,6 +71,11 @@ std::optional<CodeBits> code_bits(std::string_view spec) {
   return code_bits(parsed);
 }
 
+uint32_t first_rows(std::string_view spec) {
+  const Spec parsed = parse(spec);
+  return &parsed.type() == &kCodesType ? first_rows(parsed) : 0;
+}
+
 size_t estimate_bytes(std::string_view spec, size_t count, uint32_t dim, DType dtype) {
   const Spec parsed = parse(spec);
   check_shape(dim, dtype);

@@ -25,6 +25,10 @@ void check_spec(std::string_view spec);
 [[nodiscard]] std::optional<CodeBits> code_bits(std::string_view spec);
 [[nodiscard]] inline bool has_codes(std::string_view spec) { return code_bits(spec).has_value(); }
 
+/// Fewer rows than these need no index of this spec: to attend all of them exactly takes no longer. 0: any number is worth
+/// one. Throws as make_index does.
+[[nodiscard]] uint32_t first_rows(std::string_view spec);
+
 /// Bytes that an index over `count` keys will hold beside K and V, before anything is built (within
 /// about 10 %). Throws as make_index does.
 [[nodiscard]] size_t estimate_bytes(std::string_view spec, size_t count, uint32_t dim, DType dtype);

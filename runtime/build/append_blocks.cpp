@@ -41,7 +41,8 @@ bool AppendBlocks::wants_first(uint32_t layer, uint32_t kv_head) const {
   if (params_->mode != KEYHOLE_MODE_INDEXED || !heads_->is_indexed_here(layer, kv_head))
     return false;
   const uint32_t rows = sequence_->rows(layer);
-  return heads_->at(layer, kv_head).index == nullptr && rows >= first_rows(layer) &&
+  const HeadIndex& hd = heads_->at(layer, kv_head);
+  return hd.index == nullptr && rows >= std::max(first_rows(layer), hd.first_rows) &&
          refused_[layer] != round_of(layer, rows) + 1;
 }
 
@@ -324,7 +325,11 @@ void AppendBlocks::report_failure(uint32_t layer, const char* what) {
 
 void AppendBlocks::report_unbuilt(uint32_t layer, const Block& block) {
   const uint32_t rows = sequence_->rows(layer);
-  if (block.end == rows || told_unbuilt_) return;
+  // A build that found too few rows for an index has left some to the blocks that follow.
+  uint32_t waited = 0;
+  for (const uint32_t h : block.heads) waited = std::max(waited, heads_->at(layer, h).first_rows);
+  const bool has_grown = waited != 0 && rows < waited + 2 * uint64_t{params_->append_block};
+  if (block.end == rows || has_grown || told_unbuilt_) return;
   told_unbuilt_ = true;
   engine_->log()(KEYHOLE_LOG_WARNING,
                  "layer " + std::to_string(layer) + ": " + std::to_string(rows) +

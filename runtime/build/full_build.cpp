@@ -64,8 +64,9 @@ FullBuild::FullBuild(const Engine& engine, const Sequence& sequence, HeadIndexes
 void FullBuild::plan(uint32_t layer, uint32_t kv_head) {
   const HeadIndex& hd = heads_->at(layer, kv_head);
   const uint32_t rows = sequence_->rows(layer);
-  const uint32_t unindexed = rows - hd.indexed();
   const bool partitions = hd.params.budget.needs_partitions() && tail_rows(hd) < rows;
+  if (hd.index == nullptr && rows < hd.first_rows && !partitions) return;
+  const uint32_t unindexed = rows - hd.indexed();
   if (!heads_->is_indexed_here(layer, kv_head) || (unindexed == 0 && !partitions)) return;
   // Partitions alone are less work than an index, but then there is nothing else to report.
   jobs_.push_back({layer, kv_head, double{1} * (unindexed != 0 ? unindexed : rows)});

@@ -56,7 +56,9 @@ HeadIndexes::HeadIndexes(const Engine& engine, const SessionParams& params)
                         {},
                         QuerySample(params.training_queries, shape.group(), shape.head_dim),
                         params.head(heads_.size()),
+                        0,
                         std::nullopt});
+      heads_.back().first_rows = index::first_rows(heads_.back().params.index);
     }
   }
 }

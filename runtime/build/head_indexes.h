@@ -32,6 +32,7 @@ struct HeadIndex {
   cpu::Shared<index::TailTree> tail;    ///< of rows [0, tail->count()); none: no partitions
   QuerySample queries;
   HeadParams params;
+  uint32_t first_rows = 0;  ///< of its spec: with fewer there is no index (index::first_rows)
   /// The space in which the head's keys are compared, averaged and rounded. Learned once, with the first index or
   /// code of the head's rows (fix_balance()), and the same for all that comes later, whatever that looks like: what is
   /// saved, appended and cut must agree with what was there. It is the head's, not an index's, so it stays when

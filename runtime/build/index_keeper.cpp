@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "index/types/factory.h"
+
 namespace keyhole::runtime {
 
 IndexKeeper::IndexKeeper(const Engine& engine, const SessionParams& params,
@@ -128,6 +130,7 @@ void IndexKeeper::set_on_device(uint32_t layer, bool on_device) {
 
 void IndexKeeper::set_index(const std::string& spec) {
   std::vector<std::string> specs(heads_.all().size(), spec);
+  const uint32_t first_rows = index::first_rows(spec);
   for (uint32_t layer = 0; layer < heads_.layers(); ++layer) blocks_.cancel(layer);
   for (HeadIndex& h : heads_.all()) {
     h.index.reset();
@@ -135,6 +138,7 @@ void IndexKeeper::set_index(const std::string& spec) {
     h.params.index = std::move(specs.back());
     specs.pop_back();
     h.params.dense = false;
+    h.first_rows = first_rows;
   }
   heads_.count_bytes();
 }

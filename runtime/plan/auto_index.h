@@ -3,7 +3,7 @@
 // On a CUDA device: codes of all offloaded rows in the device's memory, of 4 bits or, where more layers then have room
 // there, of 2 (code_plan.h says which layers). Of 64 kv questions at 128k these answered 59 and 58, exact attention 59;
 // 1 bit answered 22, so it is no default (bench/RESULTS.md). Else on the host: codes of 4 bits as well, whose steps read
-// a quarter of the bytes of K and V.
+// a quarter of the bytes of K and V, from 8,192 offloaded tokens on.
 #pragma once
 
 #include <cstdint>

@@ -241,7 +241,8 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   Wide index = 0;
   for (const auto& [spec, count] : kinds.specs) {
     const Wide here = count - on_device[spec];
-    if (rows != 0) index += here * index::estimate_bytes(spec.first, rows, spec.second, m.kv_dtype);
+    if (rows == 0 || rows < index::first_rows(spec.first)) continue;
+    index += here * index::estimate_bytes(spec.first, rows, spec.second, m.kv_dtype);
   }
   for (const auto& [dim, count] : kinds.partitions) {
     if (rows == 0) break;

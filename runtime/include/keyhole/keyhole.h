@@ -536,7 +536,8 @@ typedef struct keyhole_session_config {
   /* Spec of every head's index, e.g. "ivf:C=1024,probe=32". NULL or "auto": codes of all tokens and the heaviest
    * of them exactly, on a CUDA device with the most bits (4 or 2) that device_memory_limit, or half of the memory
    * that is free, has room for, of as many layers as it has room for; on the host with 4 bits, in lists of which a step
-   * reads 12 % of the tokens (8,192 at least). keyhole_session_get_config() tells. Copied.
+   * reads 12 % of the tokens (8,192 at least); up to 8,192 offloaded tokens are attended exactly there.
+   * keyhole_session_get_config() tells. Copied.
    * keyhole_index_help() of keyhole/index.h lists the types. */
   const char* index;
   /* Of every head that `budgets` does not name. */
@@ -663,9 +664,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prefill(keyhole_session* ses
                                                             const keyhole_tensor* q);
 
 /* Brings every pending token of every layer into the index: builds where there is none yet, appends
- * where there is one. Does nothing for dense layers. May be called at any time. On CANCELLED or
- * another error, heads that were finished keep their index, the tokens of the others stay pending:
- * nothing is lost, and the call can be repeated. progress may be NULL. Errors: CANCELLED,
+ * where there is one. Fewer tokens than the index's `from`, where its spec has one, stay pending. Does nothing for dense
+ * layers. May be called at any time. On CANCELLED or another error, heads that were finished keep their index, the tokens of
+ * the others stay pending: nothing is lost, and the call can be repeated. progress may be NULL. Errors: CANCELLED,
  * OUT_OF_MEMORY (the memory or host_memory_limit), BUSY, or the error of an earlier stream step.
  *
  * A session in KEYHOLE_MODE_INDEXED without keyhole_build indexes by itself while it decodes. After

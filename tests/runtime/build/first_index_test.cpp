@@ -73,6 +73,44 @@ TEST_P(FirstIndex, ComesByItselfAfterABuildOfNothing) {
   }
 }
 
+TEST(FirstIndexFrom, WaitsForAsManyTokensAsItsSpecSays) {
+  auto ec = small_engine(2);
+  const Warnings warnings(ec);
+  const EnginePtr engine = make_engine(ec);
+  constexpr uint32_t kFrom = 150;
+  Chorus one(ec, 5);
+  one.add(engine.get(), config("codes:k=4,v=4,from=150"));
+  one.expect_exact_answers(true);
+  one.prefill(120);
+  one.build();
+  const uint32_t offloaded = layer_tokens(one[0], 0).pending;
+  ASSERT_GT(offloaded, kBlock);
+  EXPECT_EQ(layer_tokens(one[0], 0).indexed, 0U) << "a build of few tokens";
+  for (int i = 0; i < 300 && !HasFatalFailure(); ++i) {
+    one.step();
+    for (uint32_t l = 0; l < ec.layers; ++l) {
+      const auto t = layer_tokens(one[0], l);
+      if (t.indexed + t.pending < kFrom) {
+        ASSERT_EQ(t.indexed, 0U);
+      } else {
+        ASSERT_LE(t.pending, kFrom + 2 * kBlock + kFlush);
+      }
+      if (t.indexed != 0) {
+        ASSERT_LE(t.pending, 2 * kBlock + kFlush);
+      }
+    }
+  }
+  for (uint32_t l = 0; l < ec.layers; ++l) EXPECT_GE(layer_tokens(one[0], l).indexed, kFrom);
+  EXPECT_EQ(warnings.with("keyhole_build was not called"), 0);
+
+  // A prompt of as many is indexed by its build.
+  Chorus longer(ec, 5);
+  longer.add(engine.get(), config("codes:k=4,v=4,from=150"));
+  longer.prefill(120 + kFrom);
+  longer.build();
+  EXPECT_EQ(layer_tokens(longer[0], 0).pending, 0U);
+}
+
 TEST_P(FirstIndex, ComesByItselfWithoutAnyBuild) {
   auto ec = small_engine(2);
   ec.layers = 5;  // first cuts at 32, 26, 20, 13 and 7 rows

@@ -37,7 +37,7 @@ TEST_F(AutoIndex, IsTheDefault) {
   keyhole_session* made = nullptr;
   ASSERT_OK(keyhole_session_create(host.get(), nullptr, &made));
   s.reset(made);
-  EXPECT_EQ(index_of(s.get()), "codes:k=4,v=4,lists=64");
+  EXPECT_EQ(index_of(s.get()), "codes:k=4,v=4,lists=64,from=8192");
   EXPECT_EQ(budget_of(s.get()).tail, KEYHOLE_TAIL_CODES);
   EXPECT_EQ(budget_of(s.get()).top_k, 16U);
 }
@@ -61,7 +61,7 @@ TEST_F(AutoIndex, TakesTheMostBitsThatTheDeviceHasRoomFor) {
   // Without room for any it is the host's.
   c.device_memory_limit = bytes_with(2, c) / 2;
   SessionPtr none = make_session(device.handle.get(), c);
-  EXPECT_EQ(index_of(none.get()), "codes:k=4,v=4,lists=64");
+  EXPECT_EQ(index_of(none.get()), "codes:k=4,v=4,lists=64,from=8192");
   EXPECT_EQ(statistics(none.get()).code_layers, 0U);
 }
 
