@@ -97,10 +97,12 @@ keyhole_device Runner::session_device(const std::string& choice) const {
 }
 
 std::string prefill_text(const Runner& runner) {
-  if (runner.prefill_pattern() == "dense") return "";
+  const std::string pattern = runner.prefill_pattern();
+  const bool is_auto = pattern == kAutoPrefill;  // exact, or `sampled`
+  if (pattern == "dense" || (is_auto && runner.prefill_share() == 1.0)) return "";
   constexpr double kPercent = 100.0;
-  return ", " + runner.prefill_pattern() + " (" + format_number(kPercent * runner.prefill_share()) +
-         " % of the blocks)";
+  return ", by the pattern " + (is_auto ? "sampled" : pattern) + " (" +
+         format_number(kPercent * runner.prefill_share()) + " % of the blocks)";
 }
 
 std::string prefill_errors_text(const Runner& runner) {

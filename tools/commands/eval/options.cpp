@@ -81,6 +81,7 @@ void measure_way(KeyholeCache& cache, const Decoder& decoder, const LlamaConfig&
   way.bytes_read =
       static_cast<double>(statistics.bytes_read) / static_cast<double>(way.times.steps);
   if (way.spec.mode() == KEYHOLE_MODE_EXACT) way.scan_fraction = 1.0;
+  if (way.spec.text == kAutoIndex && way.spec.budgets.empty()) way.in_effect = cache.config().index;
   if (way.spec.indexed()) {
     way.scan_fraction = statistics.keys_offered == 0
                             ? std::nan("")  // everything is resident or pending
@@ -91,7 +92,7 @@ void measure_way(KeyholeCache& cache, const Decoder& decoder, const LlamaConfig&
 }
 
 std::vector<std::string> way_cells(const EvalWay& way) {
-  return {way.spec.shown(), way.has_budget() ? std::to_string(way.budget.attend.k) : "-",
+  return {way.shown(), way.has_budget() ? std::to_string(way.budget.attend.k) : "-",
           way.has_budget() ? way.budget.text() : "-"};
 }
 
@@ -131,6 +132,7 @@ ordered_json way_json(const EvalWay& way, const ordered_json& result) {
   const bool chosen = way.has_budget();
   ordered_json json = {
       {"index", way.spec.text},
+      {"index_in_effect", way.in_effect.empty() ? way.spec.text : way.in_effect},
       {"budgets", way.spec.budgets},
       {"k", chosen ? ordered_json(way.budget.attend.k) : ordered_json(nullptr)},
       {"attend", chosen ? ordered_json(way.budget.attend.text()) : ordered_json(nullptr)},

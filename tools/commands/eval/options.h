@@ -36,6 +36,7 @@ struct EvalOptions {
 struct EvalWay {
   AttendSpec spec;
   BudgetChoice budget;
+  std::string in_effect;  ///< the index that `auto` stands for; empty: the spec's own
   double build_seconds = 0.0;
   double index_bytes = 0.0;
   double scan_fraction = 0.0;  ///< NaN where nothing was indexed
@@ -52,8 +53,12 @@ struct EvalWay {
   }
   /// Whether all heads have the budget of the command line.
   [[nodiscard]] bool has_budget() const { return spec.indexed() && spec.budgets.empty(); }
+  /// "auto: codes:k=4,v=4", or what is attended by as it was asked for.
+  [[nodiscard]] std::string shown() const {
+    return spec.shown() + (in_effect.empty() ? "" : ": " + in_effect);
+  }
   [[nodiscard]] std::string name() const {
-    return spec.shown() + (has_budget() ? ", " + budget.text() : "");
+    return shown() + (has_budget() ? ", " + budget.text() : "");
   }
   [[nodiscard]] double tokens_per_second() const {
     return static_cast<double>(times.steps) / times.total();

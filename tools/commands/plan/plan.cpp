@@ -62,19 +62,24 @@ uint64_t longest_text(uint64_t share, uint64_t ranks) {
   return std::min(kMost, share / kBlockTokens * kBlockTokens * ranks + share % kBlockTokens);
 }
 
-uint64_t bytes_sent_per_token(const keyhole_engine_config& e) {
-  return uint64_t{e.layers} * (kCallBytes + uint64_t{e.q_heads} * (e.head_dim + 1) * sizeof(float));
-}
-
 // Options as numbers.
 struct Request {
   keyhole_engine_config engine;
-  uint64_t context = 0;  ///< of the rank that holds most
+  std::vector<keyhole_layer_config>
+      layers;                ///< to which the engine points: of a model with sliding windows
+  uint32_t full_layers = 0;  ///< that attend to all tokens
+  uint64_t context = 0;      ///< of the rank that holds most
   uint64_t whole_context = 0;
   uint32_t ranks = 1;
   uint64_t weights = 0;
   std::optional<uint64_t> gpu_memory, host_memory, pinned_memory;
 };
+
+uint64_t bytes_sent_per_token(const Request& request) {
+  const keyhole_engine_config& e = request.engine;
+  return uint64_t{request.full_layers} *
+         (kCallBytes + uint64_t{e.q_heads} * (e.head_dim + 1) * sizeof(float));
+}
 
 struct Row {
   std::string index;
@@ -121,6 +126,14 @@ Request understand(PlanOptions& options) {
   engine.kv_heads = options.kv_heads;
   engine.head_dim = options.head_dim;
   engine.kv_dtype = dtype_of(options.dtype);
+  request.full_layers = engine.layers;
+  // Their rings are memory, too; layers that the command line names are all full.
+  const bool is_models_own =
+      model && options.layers == model->full_layers() && options.heads == model->q_heads &&
+      options.kv_heads == model->kv_heads && options.head_dim == model->head_dim;
+  if (is_models_own && model->full_layers() < model->layers) {
+    request.layers = add_sliding_layers(*model, engine);
+  }
   request.whole_context = parse_tokens(options.context);
   request.ranks = options.ranks;
   request.context = largest_share(request.whole_context, request.ranks);
@@ -190,16 +203,21 @@ void print(const Request& request, const std::vector<Row>& rows) {
   const Style style = style_of(stdout);
   const keyhole_engine_config& e = request.engine;
   if (request.ranks > 1) {
-    const uint64_t sent = bytes_sent_per_token(e);
+    const uint64_t sent = bytes_sent_per_token(request);
     std::printf(
         "%s tokens over %u ranks, by blocks of %s; what follows is of the rank that holds most\n"
         "a token: every rank sends %s to each other in %u messages, and receives %s\n",
         format_count(request.whole_context).c_str(), request.ranks,
-        format_count(kBlockTokens).c_str(), format_bytes(sent).c_str(), e.layers,
+        format_count(kBlockTokens).c_str(), format_bytes(sent).c_str(), request.full_layers,
         format_bytes(sent * (request.ranks - 1)).c_str());
   }
-  std::printf("%u layers, %u query and %u KV heads of %u; %s tokens hold %s of K and V\n", e.layers,
-              e.q_heads, e.kv_heads, e.head_dim, format_count(request.context).c_str(),
+  const std::string sliding =
+      request.layers.empty()
+          ? ""
+          : " (" + std::to_string(e.layers - request.full_layers) + " with a sliding window)";
+  std::printf("%u layers%s, %u query and %u KV heads of %u; %s tokens hold %s of K and V\n",
+              e.layers, sliding.c_str(), e.q_heads, e.kv_heads, e.head_dim,
+              format_count(request.context).c_str(),
               format_bytes(rows.front().plan.kv_bytes).c_str());
   std::printf("weights %s, GPU memory %s, host memory %s, to be pinned %s\n\n",
               format_bytes(request.weights).c_str(),
@@ -218,7 +236,7 @@ void print(const Request& request, const std::vector<Row>& rows) {
   for (const auto& [index, plan] : rows) {
     table.add_row(
         {index, format_bytes(plan.device_bytes), format_bytes(plan.code_bytes),
-         layers_text(plan, e.layers), reader_of_rows(plan),
+         layers_text(plan, request.full_layers), reader_of_rows(plan),
          format_bytes(plan.pinned_bytes + plan.pinned_kv_bytes), format_bytes(plan.host_bytes),
          format_bytes(plan.index_bytes),
          plan.fits != 0 ? tinted("yes", Tint::green, style) : tinted("no", Tint::red, style),
@@ -253,6 +271,7 @@ ordered_json to_json(const Request& request, const PlanOptions& options,
                      {"longest_context", longest_text(plan.longest_context, request.ranks)}});
   }
   return {{"layers", e.layers},
+          {"sliding_layers", e.layers - request.full_layers},
           {"heads", e.q_heads},
           {"kv_heads", e.kv_heads},
           {"head_dim", e.head_dim},
@@ -261,7 +280,7 @@ ordered_json to_json(const Request& request, const PlanOptions& options,
           {"context", request.whole_context},
           {"ranks", request.ranks},
           {"rank_context", request.context},
-          {"rank_sends_per_token", request.ranks > 1 ? bytes_sent_per_token(e) : 0},
+          {"rank_sends_per_token", request.ranks > 1 ? bytes_sent_per_token(request) : 0},
           {"sink", options.sink},
           {"window", options.window},
           {"weights", request.weights},
