@@ -61,5 +61,7 @@ std::vector<T> unless_sanitized(std::vector<T> all, size_t n) {
 
 /// How many random cases a property test tries: under a sanitizer a quarter.
 constexpr uint32_t cases(uint32_t n) { return unless_sanitized(n, (n + 3) / 4); }
+/// An eighth, of those that take a sanitizer seconds each, or that every index type tries.
+constexpr uint32_t few_cases(uint32_t n) { return unless_sanitized(n, (n + 7) / 8); }
 
 }  // namespace keyhole::test

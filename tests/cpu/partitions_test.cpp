@@ -1,5 +1,6 @@
 // Weights of partitions by their means, and weighted sums of rows, against double precision.
 #include "tests/cpu/reference.h"
+#include "tests/sanitized.h"
 
 namespace keyhole::cpu::test {
 namespace {
@@ -151,7 +152,7 @@ class WeighPartitions : public EveryLevel {
 
 TEST_P(WeighPartitions, EveryCountAndGroup) {
   Rng rng(31);
-  for (size_t count = 0; count <= 200; ++count) {
+  for (size_t count = 0; count <= keyhole::test::unless_sanitized(200, 100); ++count) {
     for (const float cap : {0.0F, 4.0F}) {
       const Partitions p(rng, keyhole::test::some_group(count), count, 4.0, 0.1);
       check(p, p.args({0.5F, cap}));
@@ -323,7 +324,7 @@ TEST_P(WeightedSum, EveryShapeAndDType) {
 TEST_P(WeightedSum, EveryRemainderOfTheBlock) {
   Rng rng(36);
   for (const DType dtype : kRowDTypes) {
-    for (size_t count = 0; count <= 200; ++count) {
+    for (size_t count = 0; count <= keyhole::test::unless_sanitized(200, 100); ++count) {
       check_random(rng, dtype, some_head_dim(count), 1 + count % 5, count);
       if (HasFatalFailure()) return;
     }

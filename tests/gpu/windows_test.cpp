@@ -89,6 +89,7 @@ class CudaWindowsTest : public testing::Test {
     }
     keys[keys.size() / 2] = NAN;
     k.write(keys);
+    check(cudaDeviceSynchronize(), "a key that is no number");  // the stream waits for no copy
     EXPECT_FALSE(windows_->are_finite(0, rows(k), n, shape_.kv_heads, shape_.dtype, stream_.get()));
   }
   /// A step with new tensors, checked.

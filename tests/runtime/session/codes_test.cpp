@@ -69,7 +69,8 @@ double error_of(const Answer& seen, const std::vector<double>& o, uint32_t d) {
 /// their values, which blocks hold exactly: a token that is there twice, or not at all, or another's in its place,
 /// shows.
 TEST(Codes, EveryTokenIsAttendedOnceAfterEveryOperation) {
-  for (uint64_t seed = 1; seed <= 6; ++seed) {
+  // Odd ones with their tails alone, those above 4 in lists.
+  for (const uint64_t seed : unless_sanitized(std::vector<uint64_t>{1, 3, 4, 2, 5, 6}, 2)) {
     Numbers numbers(seed);
     auto ec = small_engine(1 + numbers.below(3));
     ec.kv_dtype = seed % 2 == 0 ? KEYHOLE_F16 : KEYHOLE_F32;

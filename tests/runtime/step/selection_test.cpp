@@ -173,7 +173,7 @@ size_t row_bytes(const index::Scored& scored) {
 class SelectionModes : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(SelectionModes, ScoredAttendsWhatTheSearchScoredAndReadsValuesOnly) {
-  for (uint64_t seed = 0; seed < test::cases(40); ++seed) {
+  for (uint64_t seed = 0; seed < test::few_cases(40); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Case c(GetParam(), seed);
     const auto cost = c.attend({.k = c.k, .attend = KEYHOLE_ATTEND_SCORED});
@@ -191,7 +191,7 @@ TEST_P(SelectionModes, ScoredAttendsWhatTheSearchScoredAndReadsValuesOnly) {
 TEST_P(SelectionModes, WeightAttendsTheScoredKeysAboveIt) {
   size_t kept = 0;
   size_t dropped = 0;
-  for (uint64_t seed = 0; seed < test::cases(60); ++seed) {
+  for (uint64_t seed = 0; seed < test::few_cases(60); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Case c(GetParam(), seed);
     const float weights[] = {1e-6F, 1e-4F, 1e-3F, 1e-2F, 0.1F, 0.9F};
@@ -242,7 +242,7 @@ TEST_P(SelectionModes, WeightAttendsTheScoredKeysAboveIt) {
 
 // Scores of another precision say which rows, never how much: the state is that of the stored keys.
 TEST_P(SelectionModes, ApproximateScoresAreNotAttendedBy) {
-  for (uint64_t seed = 0; seed < test::cases(20); ++seed) {
+  for (uint64_t seed = 0; seed < test::few_cases(20); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     for (const keyhole_attend_mode mode : {KEYHOLE_ATTEND_SCORED, KEYHOLE_ATTEND_WEIGHT}) {
       Case c(GetParam(), seed, true);
@@ -259,7 +259,7 @@ TEST_P(SelectionModes, ApproximateScoresAreNotAttendedBy) {
 
 // Parts are searched one after the other here, in any order, each with the scratch of the one before.
 TEST_P(SelectionModes, PartsTogetherAttendWhatOneSearchAttends) {
-  for (uint64_t seed = 0; seed < test::cases(40); ++seed) {
+  for (uint64_t seed = 0; seed < test::few_cases(40); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Case c(GetParam(), seed);
     const auto whole = c.attend({.k = c.k});
@@ -302,7 +302,7 @@ TEST_P(SelectionModes, PartsTogetherAttendWhatOneSearchAttends) {
 }
 
 TEST_P(SelectionModes, PartsScoreEveryKeyOfTheWholeOnce) {
-  for (uint64_t seed = 0; seed < test::cases(20); ++seed) {
+  for (uint64_t seed = 0; seed < test::few_cases(20); ++seed) {
     Case c(GetParam(), seed);
     if (c.index->sharing() != index::Sharing::rows) return;
     const auto scratch = c.index->make_scratch(c.group, c.k);
