@@ -89,7 +89,9 @@ StepCost scan_codes(index::CodeScan& scan, const GroupQuery& query, const Search
 }
 
 void Selection::reserve(std::span<const Use> uses, uint32_t group, uint32_t k) {
-  Selection next;
+  // 70 KiB: a caller's thread may have a stack of 128.
+  const auto made = std::make_unique<Selection>();
+  Selection& next = *made;
   for (const Use& use : uses) {
     const index::Index& index = *use.index;
     auto found = std::find_if(next.scratches_.begin(), next.scratches_.end(),
