@@ -1,4 +1,4 @@
-# Included by ctest for each test program, with cmake, program, name, labels, night, timeout and environment set: an entry for each suite of
+# Included by ctest for each test program, with cmake, program, name, labels, optimised, night, timeout and environment set: an entry for each suite of
 # `program --gtest_list_tests`. A program that is not built has one entry, which fails by saying so.
 if(NOT EXISTS ${program})
   add_test(${name}.not_built ${cmake} -E false)
@@ -23,6 +23,9 @@ foreach(suite IN LISTS suites)
   set(test ${name}:${suite})
   add_test(${test} ${program} --gtest_brief=1 --gtest_filter=${suite}.*)
   set(its_labels ${labels})
+  if(optimised AND suite MATCHES "^(${optimised})$")
+    list(APPEND its_labels optimised)
+  endif()
   if(night AND suite MATCHES "^(${night})$")
     set(its_labels night)
   endif()

@@ -3,6 +3,7 @@
 #   LABEL       unit (default; runs under sanitizers), model (runs the bundled model)
 #   OPTIMISED   what it tests depends on the compiler's optimisation or on the processor's level (bits, kernels, faults of the system
 #               that sanitizers do not let through): it runs in the release build, too
+#   OPTIMISED_SUITES  expression of the suites that OPTIMISED is about, where it is not about all
 #   ONE_THREAD  sources whose subject runs in the calling thread: ThreadSanitizer would find nothing, and they are left out under it
 #   CUDA        a build with KEYHOLE_CUDA has it, or has more of it
 #   SINGLY      no source is compiled together with others (KEYHOLE_UNITY)
@@ -45,7 +46,7 @@ if(KEYHOLE_PRECOMPILE AND KEYHOLE_TESTS)
 endif()
 
 function(keyhole_test name)
-  cmake_parse_arguments(arg "OPTIMISED;SINGLY;CUDA" "LABEL;TIMEOUT;NIGHT_UNDER_ASAN;NIGHT_UNDER_TSAN" "SOURCES;ONE_THREAD;LIBS" ${ARGN})
+  cmake_parse_arguments(arg "OPTIMISED;SINGLY;CUDA" "LABEL;TIMEOUT;OPTIMISED_SUITES;NIGHT_UNDER_ASAN;NIGHT_UNDER_TSAN" "SOURCES;ONE_THREAD;LIBS" ${ARGN})
   set(sources ${arg_SOURCES})
   if(NOT KEYHOLE_SANITIZE MATCHES "thread")
     list(APPEND sources ${arg_ONE_THREAD})
@@ -84,8 +85,11 @@ function(keyhole_test name)
     add_dependencies(optimised_tests ${name})
   endif()
   set(labels ${arg_LABEL})
-  if(arg_OPTIMISED)
-    list(APPEND labels optimised)
+  set(optimised)
+  if(arg_OPTIMISED_SUITES)
+    set(optimised "${arg_OPTIMISED_SUITES}")
+  elseif(arg_OPTIMISED)
+    set(optimised ".*")
   endif()
   set(environment)
   set(night)
@@ -101,7 +105,7 @@ function(keyhole_test name)
   # ctest asks the program for its suites before it runs them: a suite that is new is found without a configuration.
   set(list ${CMAKE_CURRENT_BINARY_DIR}/${name}_suites.cmake)
   file(GENERATE OUTPUT ${list} CONTENT "set(cmake \"${CMAKE_COMMAND}\")\nset(program $<TARGET_FILE:${name}>)\nset(name ${name})\nset(labels \"${labels}\")
-set(timeout ${arg_TIMEOUT})\nset(night \"${night}\")\nset(environment \"${environment}\")\ninclude(${PROJECT_SOURCE_DIR}/cmake/list_suites.cmake)\n")
+set(timeout ${arg_TIMEOUT})\nset(night \"${night}\")\nset(optimised \"${optimised}\")\nset(environment \"${environment}\")\ninclude(${PROJECT_SOURCE_DIR}/cmake/list_suites.cmake)\n")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${list})
 endfunction()
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace keyhole::test {
@@ -57,6 +58,12 @@ std::vector<T> unless_sanitized(std::vector<T> all, size_t n) {
   std::vector<T> some;
   for (size_t i = 0; i < all.size(); i += n) some.push_back(all[i]);
   return some;
+}
+
+/// `all`; with ThreadSanitizer the first and every n-th after it: kinds whose threads are those of the others.
+template <class T>
+std::vector<T> unless_thread_sanitized(std::vector<T> all, size_t n) {
+  return kThreadSanitized ? unless_sanitized(std::move(all), n) : all;
 }
 
 /// How many random cases a property test tries: under a sanitizer a quarter.

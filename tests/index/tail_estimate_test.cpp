@@ -17,7 +17,7 @@ constexpr size_t kAllDivided = 16;
 // Whatever was read, each row counts once: with partitions of equal keys, what was read and the tail together are
 // exact attention.
 TEST(TailEstimate, NothingIsCountedTwiceOrForgotten) {
-  for (uint32_t seed = 0; seed < keyhole::test::few_cases(80); ++seed) {
+  for (uint32_t seed = 0; seed < cases(40); ++seed) {
     std::mt19937 random(seed);
     const uint32_t dim = head_dims()[random() % head_dims().size()];
     const DType dtype = key_dtypes()[random() % 3];
@@ -262,7 +262,7 @@ std::vector<Formula> by_formula(const Step& step) {
 }
 
 TEST(TailEstimate, IsTheFormulaOverTheRowsNotRead) {
-  for (uint32_t seed = 0; seed < keyhole::test::few_cases(120); ++seed) {
+  for (uint32_t seed = 0; seed < cases(60); ++seed) {
     std::mt19937 random(seed);
     const uint32_t dim = head_dims()[random() % head_dims().size()];
     const DType dtype = key_dtypes()[random() % 3];
