@@ -285,9 +285,14 @@ void BasicIndex::load(std::istream& in, const RowsView& keys) {
       "an impossible scale of a channel");
   RowsView view = keys;
   view.count = saved_count;
-  load_body(reader, view);
+  std::swap(channel_scale_, scale);
+  try {
+    load_body(reader, view);
+  } catch (...) {
+    std::swap(channel_scale_, scale);
+    throw;
+  }
   keys_ = view;
-  channel_scale_ = std::move(scale);
   ++version_;
   build_seconds_ = seconds;
 }

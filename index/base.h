@@ -103,7 +103,8 @@ class BasicIndex : public Index {
   /// Adds diagnostics, and what `auto` parameters have become.
   virtual void describe(IndexInfo& info) const = 0;
   virtual void save_body(Writer& out) const = 0;
-  /// Reads what save_body wrote, for rows [0, keys.count); commits nothing before reader.finish().
+  /// Reads what save_body wrote, for rows [0, keys.count); commits nothing before reader.finish(). channel_scale() is
+  /// the saved one meanwhile.
   virtual void load_body(Reader& in, const RowsView& keys) = 0;
 
   /// Offers rows [0, count()) exactly.

@@ -26,6 +26,8 @@ void Checksum::update(const void* data, size_t bytes) {
 
 uint64_t Checksum::value() const { return XXH3_64bits_digest(&state_->xxh3); }
 
+uint64_t Checksum::of(const void* data, size_t bytes) { return XXH3_64bits(data, bytes); }
+
 void Writer::bytes(const void* data, size_t n) {
   if (n == 0) return;
   out_.write(static_cast<const char*>(data), static_cast<std::streamsize>(n));

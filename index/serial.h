@@ -25,6 +25,8 @@ class Checksum {
   Checksum();
   void update(const void* data, size_t bytes);
   [[nodiscard]] uint64_t value() const;
+  /// value() of these bytes alone, without the memory of a stream: a hash of something small.
+  [[nodiscard]] static uint64_t of(const void* data, size_t bytes);
 
  private:
   struct State;  // xxHash's

@@ -132,6 +132,7 @@ Graph Graph::load(Reader& in, size_t nodes, uint32_t width, uint32_t upper_width
 
   const auto towers = in.get<uint64_t>();
   require_sound(towers <= nodes, "more towers than rows");
+  require_sound(towers == 0 || upper_width > 0, "a tower in a graph of one level");
   for (uint64_t t = 0; t < towers; ++t) {
     const auto row = in.get<uint32_t>();
     const auto levels = in.get<uint16_t>();
@@ -187,7 +188,7 @@ std::string warning_of(const GraphShape& shape) {
   return "only " + std::to_string(percent) + " % of the keys can be reached in the graph";
 }
 
-GraphShape measure(const Graph& graph) {
+GraphShape measure(const Graph& graph, const Twins& twins) {
   if (graph.nodes() == 0) return {0.0, 0.0, 1.0};
   size_t links = 0;
   size_t most = 0;
@@ -197,10 +198,13 @@ GraphShape measure(const Graph& graph) {
     most = std::max(most, degree);
   }
   std::vector<uint8_t> mark(graph.nodes(), 0);
+  size_t reachable = mark_reachable(graph, graph.entry_row(), mark);
+  for (uint32_t row = 0; row < graph.nodes(); ++row) {
+    if (mark[row] != 0) reachable += twins.of(row).size();
+  }
   const auto n = static_cast<double>(graph.nodes());
-  const size_t reachable = mark_reachable(graph, graph.entry_row(), mark);
-  return {static_cast<double>(links) / n, static_cast<double>(most),
-          static_cast<double>(reachable) / n};
+  return {static_cast<double>(links) / (n - static_cast<double>(twins.size())),
+          static_cast<double>(most), static_cast<double>(reachable) / n};
 }
 
 }  // namespace keyhole::index

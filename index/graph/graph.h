@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cpu/memory.h"
+#include "index/graph/twins.h"
 #include "index/serial.h"
 
 namespace keyhole::index {
@@ -128,11 +129,12 @@ struct GraphLinks {
 
 /// What shows whether a graph can be searched at all.
 struct GraphShape {
-  double mean_degree;  ///< of level 0
+  double mean_degree;  ///< of level 0; twins, which have no links, do not count
   double max_degree;
-  double reachable_share;  ///< of all rows, along level 0 from the entry
+  /// Of all rows, along level 0 from the entry; a twin can be reached where its representative can.
+  double reachable_share;
 };
-[[nodiscard]] GraphShape measure(const Graph& graph);
+[[nodiscard]] GraphShape measure(const Graph& graph, const Twins& twins = {});
 /// What a search of such a graph will suffer from; empty: nothing.
 [[nodiscard]] std::string warning_of(const GraphShape& shape);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "index/graph/beam_search.h"
 #include "index/graph/edge_pruner.h"
@@ -88,12 +89,13 @@ void remove_rows(Graph& graph, const LiftedKeys& keys) {
   }
 }
 
-void connect_all(Graph& graph, const LiftedKeys& keys) {
+void connect_all(Graph& graph, const LiftedKeys& keys, const Twins& twins) {
   const size_t nodes = graph.nodes();
   if (nodes == 0) return;
   std::vector<uint8_t> reached(nodes, 0);
-  size_t total = mark_reachable(graph, graph.entry_row(), reached);
+  size_t total = twins.size() + mark_reachable(graph, graph.entry_row(), reached);
   if (total == nodes) return;
+  const std::vector<uint32_t> representative = twins.representatives(nodes);
   Beam beam;
   beam.reserve(nodes, graph.width(), kAttachBeam);
   LiftedKeys::Query query;
@@ -101,7 +103,7 @@ void connect_all(Graph& graph, const LiftedKeys& keys) {
     keys.similarity(query, ids, n, out);
   };
   for (uint32_t row = 0; row < nodes && total < nodes; ++row) {
-    if (reached[row] != 0) continue;
+    if (reached[row] != 0 || representative[row] != row) continue;
     keys.load(row, query);
     beam.search(std::array{graph.entry_row()}, kAttachBeam, GraphLinks{&graph}, score);
     // The nearest reachable row, but rather one with a free slot.
@@ -115,6 +117,50 @@ void connect_all(Graph& graph, const LiftedKeys& keys) {
     attach(graph, keys, from, row);
     total += mark_reachable(graph, row, reached);
   }
+}
+
+bool take_out(const Twins& twins, Graph& graph) {
+  if (twins.empty()) return false;
+  const auto nodes = static_cast<uint32_t>(graph.nodes());
+  const std::vector<uint32_t> representative = twins.representatives(nodes);
+  const auto is_twin = [&](uint32_t row) { return representative[row] != row; };
+  const auto towers = graph.towers();
+  bool is_out = std::none_of(towers.begin(), towers.end(),
+                             [&](const Graph::Tower& tower) { return is_twin(tower.row); });
+  for (uint32_t row = 0; row < nodes && is_out; ++row) {
+    const auto links = graph.links(row);
+    is_out = (links.empty() || !is_twin(row)) && std::none_of(links.begin(), links.end(), is_twin);
+  }
+  if (is_out) return false;
+
+  Graph out(nodes, graph.width(), graph.upper_width());
+  for (uint32_t row = 0; row < nodes; ++row) {
+    const uint32_t from = representative[row];
+    for (const uint32_t link : graph.links(row)) {
+      const uint32_t to = representative[link];
+      const auto links = out.links(from);
+      const bool is_there = to == from || std::find(links.begin(), links.end(), to) != links.end();
+      if (!is_there && links.size() < out.width()) out.slots(from)[links.size()] = to;
+    }
+  }
+  // Positions of towers are what links between towers name.
+  std::vector<uint32_t> position(towers.size(), kNoLink);
+  for (uint32_t t = 0; t < towers.size(); ++t) {
+    if (is_twin(towers[t].row)) continue;
+    position[t] = static_cast<uint32_t>(out.towers().size());
+    out.add_tower(towers[t].row, towers[t].levels);
+  }
+  for (uint32_t t = 0; t < towers.size(); ++t) {
+    for (uint32_t level = 1; position[t] != kNoLink && level <= towers[t].levels; ++level) {
+      uint32_t* slot = out.upper_slots(position[t], level);
+      for (const uint32_t link : graph.upper_links(t, level)) {
+        if (position[link] != kNoLink) *slot++ = position[link];
+      }
+    }
+  }
+  out.choose_entry();
+  graph = std::move(out);
+  return true;
 }
 
 }  // namespace keyhole::index

@@ -11,9 +11,14 @@ namespace keyhole::index {
 /// Reads no dropped key: their memory may hold anything by now.
 void remove_rows(Graph& graph, const LiftedKeys& keys);
 
-/// Adds links until every row can be reached from the entry along level 0: an unreachable row is linked
-/// from the nearest reachable one. HNSW alone does not promise this (duplicates fill each other's lists,
-/// pruning drops the last link to a row), and a row that is not reached can never be found.
-void connect_all(Graph& graph, const LiftedKeys& keys);
+/// Adds links until every row that is no twin can be reached from the entry along level 0: an unreachable row is
+/// linked from the nearest reachable one. HNSW alone does not promise this (pruning drops the last link to a row), and
+/// a row that is not reached can never be found.
+void connect_all(Graph& graph, const LiftedKeys& keys, const Twins& twins = {});
+
+/// Takes twins out of a graph in which they may be rows like others, as in files of libraries that knew no twins: links
+/// to a twin lead to its representative afterwards, which gets the twin's links behind its own, as many as there is
+/// room for. A twin's tower is dropped. Returns false for a graph without links to or from twins, which stays as it is.
+bool take_out(const Twins& twins, Graph& graph);
 
 }  // namespace keyhole::index

@@ -31,7 +31,7 @@ struct GuidedConfig {
 struct Guidance {
   size_t queries = 0;
   size_t pivots = 0;              ///< distinct
-  size_t hit = 0;                 ///< keys among the neighbours of at least one query
+  size_t hit = 0;                 ///< different keys among the neighbours of at least one query
   std::vector<uint32_t> entries;  ///< keys where searches start: the most wanted ones
 };
 
@@ -40,10 +40,11 @@ struct GuidedGraph {
   Guidance guidance;
 };
 
-/// Builds the graph of all keys, with memory reserved for as many more. Advances the meter by guided_work().
+/// Builds the graph of all keys, with memory reserved for as many more. `twins`, among these keys, get no links;
+/// `neighbours` must hold none. Advances the meter by guided_work().
 [[nodiscard]] GuidedGraph build_guided(const Context& context, const LiftedKeys& keys,
                                        const Neighbours& neighbours, const GuidedConfig& config,
-                                       ProgressMeter& meter);
+                                       ProgressMeter& meter, const Twins& twins = {});
 [[nodiscard]] inline double guided_work(size_t rows, size_t queries) {
   return static_cast<double>(rows) + static_cast<double>(queries);
 }
@@ -55,11 +56,11 @@ struct GraphEdits {
   std::vector<uint32_t> slots;  ///< `[rows.size(), width]`
 };
 
-/// The edits that connect rows [graph.nodes(), keys.rows().count) to the graph as CONNECT does. Reads only;
-/// runs on the calling thread. Advances the meter by 1 per row.
+/// The edits that connect rows [graph.nodes(), keys.rows().count) to the graph as CONNECT does; `twins`, among the rows
+/// of `keys`, get no links. Reads only; runs on the calling thread. Advances the meter by 1 per row.
 [[nodiscard]] GraphEdits connect_rows(const Graph& graph, const LiftedKeys& keys,
                                       std::span<const uint32_t> entries, const GuidedConfig& config,
-                                      ProgressMeter& meter);
+                                      ProgressMeter& meter, const Twins& twins = {});
 void apply(const GraphEdits& edits, Graph& graph);
 
 }  // namespace keyhole::index

@@ -163,14 +163,15 @@ void Builder::insert(uint32_t row) {
 }  // namespace
 
 Graph insert_rows(const Graph& graph, const LiftedKeys& keys, const HnswConfig& config,
-                  ProgressMeter& meter) {
+                  ProgressMeter& meter, const Twins& twins) {
   const size_t count = keys.rows().count;
+  const std::vector<uint32_t> representative = twins.representatives(count);
   Builder builder(graph, keys, config);
   for (size_t row = graph.nodes(); row < count; ++row) {
     if (row % kMeterRows == 0) {
       meter.advance(static_cast<double>(std::min(kMeterRows, count - row)));
     }
-    builder.insert(static_cast<uint32_t>(row));
+    if (representative[row] == row) builder.insert(static_cast<uint32_t>(row));
   }
   return builder.take();
 }

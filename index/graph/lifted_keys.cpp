@@ -15,14 +15,18 @@ std::vector<double> widened(std::span<const float> given, uint32_t dim, double o
   return {given.begin(), given.end()};
 }
 
-std::vector<float> mean_key(const cpu::Kernels& kernels, const RowsView& keys) {
+// The i-th of `rows`, which are all where there are none.
+size_t row_at(std::span<const uint32_t> rows, size_t i) { return rows.empty() ? i : rows[i]; }
+
+std::vector<float> mean_key(const cpu::Kernels& kernels, const RowsView& keys,
+                            std::span<const uint32_t> rows, size_t count) {
   std::vector<double> sum(keys.dim, 0.0);
   std::vector<float> row(keys.dim);
-  for (size_t i = 0; i < keys.count; ++i) {
-    cpu::read_row(kernels, keys, i, row.data());
+  for (size_t i = 0; i < count; ++i) {
+    cpu::read_row(kernels, keys, row_at(rows, i), row.data());
     for (uint32_t j = 0; j < keys.dim; ++j) sum[j] += row[j];
   }
-  const auto n = static_cast<double>(std::max<size_t>(keys.count, 1));
+  const auto n = static_cast<double>(std::max<size_t>(count, 1));
   for (uint32_t j = 0; j < keys.dim; ++j) row[j] = static_cast<float>(sum[j] / n);
   return row;
 }
@@ -36,21 +40,22 @@ double squared_norm(const double* x, uint32_t dim) {
 }  // namespace
 
 Lift Lift::of(const cpu::Kernels& kernels, const RowsView& keys, std::span<const float> scale,
-              double quantile) {
+              double quantile, std::span<const uint32_t> rows) {
   Lift lift;
-  lift.center = mean_key(kernels, keys);
-  if (keys.count == 0) return lift;
+  const size_t count = rows.empty() ? keys.count : rows.size();
+  lift.center = mean_key(kernels, keys, rows, count);
+  if (count == 0) return lift;
   const std::vector<double> scales = widened(scale, keys.dim, 1.0);
-  std::vector<double> norms(keys.count);
+  std::vector<double> norms(count);
   float row[kMaxHeadDim];
   double x[kMaxHeadDim];
-  for (size_t i = 0; i < keys.count; ++i) {
-    cpu::read_row(kernels, keys, i, row);
+  for (size_t i = 0; i < count; ++i) {
+    cpu::read_row(kernels, keys, row_at(rows, i), row);
     for (uint32_t j = 0; j < keys.dim; ++j) x[j] = scales[j] * (double{row[j]} - lift.center[j]);
     norms[i] = squared_norm(x, keys.dim);
   }
   const auto at =
-      norms.begin() + static_cast<std::ptrdiff_t>(quantile * static_cast<double>(keys.count - 1));
+      norms.begin() + static_cast<std::ptrdiff_t>(quantile * static_cast<double>(count - 1));
   std::nth_element(norms.begin(), at, norms.end());
   lift.radius = std::sqrt(*at);
   return lift;
@@ -98,21 +103,22 @@ void LiftedKeys::place(size_t row, double* x) const {
   for (uint32_t j = 0; j < keys_.dim; ++j) x[j] = scale_[j] * (double{key[j]} - center_[j]);
 }
 
-std::vector<std::byte> LiftedKeys::copy() const {
+std::vector<std::byte> LiftedKeys::copy(std::span<const uint32_t> rows) const {
   const DType dtype = copy_dtype();
   const size_t row_bytes = keys_.dim * dtype_size(dtype);
-  std::vector<std::byte> rows(keys_.count * row_bytes);
+  const size_t count = rows.empty() ? keys_.count : rows.size();
+  std::vector<std::byte> out(count * row_bytes);
   double x[kMaxHeadDim];
   float narrow[kMaxHeadDim];
   const double most = dtype == DType::f16 ? kLargestHalf : 1e30;
-  for (size_t i = 0; i < keys_.count; ++i) {
-    place(i, x);
+  for (size_t i = 0; i < count; ++i) {
+    place(row_at(rows, i), x);
     for (uint32_t j = 0; j < keys_.dim; ++j) {
       narrow[j] = static_cast<float>(std::clamp(x[j], -most, most));
     }
-    kernels_->from_f32[static_cast<size_t>(dtype)](narrow, rows.data() + i * row_bytes, keys_.dim);
+    kernels_->from_f32[static_cast<size_t>(dtype)](narrow, out.data() + i * row_bytes, keys_.dim);
   }
-  return rows;
+  return out;
 }
 
 void LiftedKeys::load(uint32_t row, Query& query) const {

@@ -23,10 +23,12 @@ struct Lift {
   double radius = 0.0;        ///< phi; 0: raw inner products
   std::vector<float> center;  ///< `[dim]`; empty: 0
 
-  /// Of `keys`, centred and scaled by `scale`. radius: the length that a share `quantile` of them does not exceed, 1:
-  /// none. Less than 1 keeps a few outliers from flattening all other keys onto a small cap of the sphere.
+  /// Of `rows` of the keys (empty: all), centred and scaled by `scale`. radius: the length that a share `quantile` of
+  /// them does not exceed, 1: none. Less than 1 keeps a few outliers from flattening all other keys onto a small cap
+  /// of the sphere.
   [[nodiscard]] static Lift of(const cpu::Kernels& kernels, const RowsView& keys,
-                               std::span<const float> scale, double quantile);
+                               std::span<const float> scale, double quantile,
+                               std::span<const uint32_t> rows = {});
 
   void save(Writer& out) const;
   /// Throws Error(corrupt).
@@ -44,9 +46,9 @@ class LiftedKeys {
   [[nodiscard]] const RowsView& rows() const { return keys_; }
   /// The appended coordinate of each row.
   [[nodiscard]] const std::vector<float>& extra() const { return extra_; }
-  /// A copy of the rows that are lifted, `[rows().count, dim]`, for an accelerator: fp32 of fp32 keys, otherwise fp16,
-  /// whatever the keys' range: scaled elements are about 1.
-  [[nodiscard]] std::vector<std::byte> copy() const;
+  /// A copy of what is lifted of `rows` (empty: all), `[rows, dim]`, for an accelerator: fp32 of fp32 keys, otherwise
+  /// fp16, whatever the keys' range: scaled elements are about 1.
+  [[nodiscard]] std::vector<std::byte> copy(std::span<const uint32_t> rows = {}) const;
   [[nodiscard]] DType copy_dtype() const {
     return keys_.dtype == DType::f32 ? DType::f32 : DType::f16;
   }

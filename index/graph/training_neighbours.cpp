@@ -26,40 +26,45 @@ struct Block {
   std::vector<float> best;
 };
 
-/// Keys in a dtype that accelerators know: int8 ones are copied to `memory` in fp16, or in fp32 where that is too narrow.
+/// `rows` of the keys (empty: all), one after the other, in a dtype that accelerators know: where some are left out, or
+/// keys are int8, they are copied to `memory`, int8 ones in fp16, or in fp32 where that is too narrow.
 RowsView for_accelerator(const cpu::Kernels& kernels, const RowsView& keys,
-                         std::vector<std::byte>& memory) {
-  if (keys.dtype != DType::i8) return keys;
+                         std::span<const uint32_t> rows, std::vector<std::byte>& memory) {
+  if (keys.dtype != DType::i8 && rows.empty()) return keys;
+  const size_t count = rows.empty() ? keys.count : rows.size();
   const auto copied = [&](DType dtype) {
     const size_t row_bytes = keys.dim * dtype_size(dtype);
-    memory.resize(keys.count * row_bytes);
-    for (size_t i = 0; i < keys.count; ++i) {
-      cpu::copy_row(kernels, keys, i, dtype, memory.data() + i * row_bytes);
+    memory.resize(count * row_bytes);
+    for (size_t i = 0; i < count; ++i) {
+      const size_t row = rows.empty() ? i : rows[i];
+      cpu::copy_row(kernels, keys, row, dtype, memory.data() + i * row_bytes);
     }
-    return RowsView{memory.data(), row_bytes, keys.count, keys.dim, dtype};
+    return RowsView{memory.data(), row_bytes, count, keys.dim, dtype};
   };
+  if (keys.dtype != DType::i8) return copied(keys.dtype);
   const RowsView narrow = copied(DType::f16);
   const bool fits =
-      kernels.all_finite[static_cast<size_t>(DType::f16)](narrow.data, keys.count * keys.dim);
+      kernels.all_finite[static_cast<size_t>(DType::f16)](narrow.data, count * keys.dim);
   return fits ? narrow : copied(DType::f32);
 }
 
 /// Lets the accelerator find the neighbours of the chosen queries; false: it does not.
 template <class Sees>
-bool accelerated(const Context& context, const RowsView& keys, const TrainingQueries& queries,
-                 std::span<const uint32_t> chosen, const Sees& sees, Neighbours& found) {
+bool accelerated(const Context& context, const RowsView& keys, std::span<const uint32_t> rows,
+                 const TrainingQueries& queries, std::span<const uint32_t> chosen, const Sees& sees,
+                 Neighbours& found) {
   if (context.accelerator == nullptr || chosen.empty() || found.per_query == 0) return false;
   const size_t row_bytes = queries.rows.dim * dtype_size(queries.rows.dtype);
-  std::vector<std::byte> rows(chosen.size() * row_bytes);
+  std::vector<std::byte> asked(chosen.size() * row_bytes);
   std::vector<uint32_t> limits(chosen.size());
   for (size_t i = 0; i < chosen.size(); ++i) {
-    std::copy_n(queries.rows.row(chosen[i]), row_bytes, rows.data() + i * row_bytes);
+    std::copy_n(queries.rows.row(chosen[i]), row_bytes, asked.data() + i * row_bytes);
     limits[i] = static_cast<uint32_t>(sees(chosen[i]));
   }
   std::vector<std::byte> copied;
   NearestTask task;
-  task.keys = for_accelerator(*context.kernels, keys, copied);
-  task.queries = {rows.data(), row_bytes, chosen.size(), queries.rows.dim, queries.rows.dtype};
+  task.keys = for_accelerator(*context.kernels, keys, rows, copied);
+  task.queries = {asked.data(), row_bytes, chosen.size(), queries.rows.dim, queries.rows.dtype};
   task.limits = limits.data();
   task.most = found.per_query;
   return context.accelerator->nearest_keys(task, {found.rows.data(), found.counts.data()});
@@ -88,20 +93,30 @@ std::vector<uint32_t> choose_queries(const TrainingQueries& queries, size_t most
 
 Neighbours nearest_keys(const Context& context, const RowsView& keys, uint32_t first_position,
                         const TrainingQueries& queries, std::span<const uint32_t> chosen,
-                        uint32_t per_query, ProgressMeter& meter) {
+                        uint32_t per_query, ProgressMeter& meter, std::span<const uint32_t> rows) {
   const cpu::Kernels& kernels = *context.kernels;
   const uint32_t dim = keys.dim;
+  const size_t count = rows.empty() ? keys.count : rows.size();
   Neighbours found;
-  found.per_query = static_cast<uint32_t>(std::min<size_t>(per_query, keys.count));
+  found.per_query = static_cast<uint32_t>(std::min<size_t>(per_query, count));
   found.counts.resize(chosen.size());
   found.rows.resize(chosen.size() * found.per_query);
+  // Keys are searched, and found, by their places among `rows`; of those a query sees a beginning, too.
   const auto sees = [&](uint32_t query) {
-    return queries.positions == nullptr
-               ? keys.count
-               : visible(queries.positions[query], first_position, keys.count);
+    if (queries.positions == nullptr) return count;
+    const size_t seen = visible(queries.positions[query], first_position, keys.count);
+    if (rows.empty()) return seen;
+    return static_cast<size_t>(std::lower_bound(rows.begin(), rows.end(), seen) - rows.begin());
+  };
+  const auto as_rows = [&] {
+    for (size_t q = 0; q < chosen.size() && !rows.empty(); ++q) {
+      uint32_t* near = found.rows.data() + q * found.per_query;
+      for (uint32_t i = 0; i < found.counts[q]; ++i) near[i] = rows[near[i]];
+    }
   };
 
-  if (accelerated(context, keys, queries, chosen, sees, found)) {
+  if (accelerated(context, keys, rows, queries, chosen, sees, found)) {
+    as_rows();
     meter.advance(static_cast<double>(chosen.size()));
     return found;
   }
@@ -115,16 +130,17 @@ Neighbours nearest_keys(const Context& context, const RowsView& keys, uint32_t f
       cpu::read_row(kernels, queries.rows, query, block.queries.data() + size_t{h} * dim);
       furthest = std::max(furthest, sees(query));
     }
-    block.top.begin(group, found.per_query, keys.count);
-    for (size_t row = 0; row < furthest; row += kScanBlock) {
-      const size_t n = std::min(kScanBlock, furthest - row);
-      cpu::score_rows(kernels, keys.slice(row, n), block.queries.data(), group, nullptr, n,
-                      block.scores.data(), kScanBlock);
+    block.top.begin(group, found.per_query, count);
+    for (size_t at = 0; at < furthest; at += kScanBlock) {
+      const size_t n = std::min(kScanBlock, furthest - at);
+      cpu::score_rows(kernels, rows.empty() ? keys.slice(at, n) : keys, block.queries.data(), group,
+                      rows.empty() ? nullptr : rows.data() + at, n, block.scores.data(),
+                      kScanBlock);
       for (uint32_t h = 0; h < group; ++h) {
         const size_t end = sees(chosen[first + h]);
-        if (row >= end) continue;
-        block.top.offer(h, block.scores.data() + h * kScanBlock, static_cast<uint32_t>(row),
-                        std::min(n, end - row));
+        if (at >= end) continue;
+        block.top.offer(h, block.scores.data() + h * kScanBlock, static_cast<uint32_t>(at),
+                        std::min(n, end - at));
       }
     }
     block.ids.resize(size_t{group} * found.per_query);
@@ -142,6 +158,7 @@ Neighbours nearest_keys(const Context& context, const RowsView& keys, uint32_t f
     search_block(size_t{block} * kQueriesAtOnce, memory[worker]);
   };
   cpu::run_on(context.pool, blocks, task);
+  as_rows();
   return found;
 }
 

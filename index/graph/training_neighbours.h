@@ -27,10 +27,11 @@ struct Neighbours {
 /// teach neighbourhoods that no decoding step has). All keys where positions are unknown. Blocks of 16 queries
 /// go through the score kernel as if they were a group: no arithmetic beyond the products, and the result does
 /// not depend on the pool, which may be null. The context's accelerator does it instead where it takes it.
+/// Where `rows` are given, rising, of those alone: without twins (twins.h) a query has `per_query` different keys.
 /// Advances the meter by 1 per query.
 [[nodiscard]] Neighbours nearest_keys(const Context& context, const RowsView& keys,
                                       uint32_t first_position, const TrainingQueries& queries,
                                       std::span<const uint32_t> chosen, uint32_t per_query,
-                                      ProgressMeter& meter);
+                                      ProgressMeter& meter, std::span<const uint32_t> rows = {});
 
 }  // namespace keyhole::index

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 #include <vector>
 
+#include "index/graph/twins.h"
 #include "index/scan/topk.h"
 
 namespace keyhole::index {
@@ -49,6 +51,23 @@ class Collector {
       return log(scores, stride, n);
     }
     for (uint32_t h = 0; h < group_; ++h) top_.offer(h, scores + h * stride, rows, n);
+  }
+
+  /// Adds the twins of the rows that it has, none of which may be a twin: to the best of a head those that are among
+  /// them, to the log all.
+  void add_twins(const Twins& twins) {
+    if (twins.empty()) return;
+    const auto twins_of = [&](uint32_t row) { return twins.of(row); };
+    if (!logging_) return top_.offer_equals(twins_of);
+    const size_t logged = size_;
+    for (size_t i = 0; i < logged; ++i) {
+      const std::span<const uint32_t> rows = twins.of(rows_[i]);
+      for (uint32_t h = 0; h < group_; ++h) {
+        float* scores = scores_.data() + h * stride_;
+        std::fill_n(scores + size_, rows.size(), scores[i]);
+      }
+      log_rows(rows.data(), rows.size());
+    }
   }
 
   [[nodiscard]] TopK& top() { return top_; }

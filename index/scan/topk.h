@@ -8,6 +8,7 @@
 // keys; with std::nth_element and branches it was a fifth.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <span>
@@ -65,6 +66,25 @@ class TopK {
     if (rank <= h.threshold) return;
     if (h.size + kSixteen > capacity_) shrink(h);
     h.ranks[h.size++] = rank;
+  }
+
+  /// Offers with every row that is among the best so far those that share its score: others(row) gives a span of them,
+  /// rising. No row may come twice.
+  template <class Others>
+  void offer_equals(const Others& others) {
+    for (uint32_t head = 0; head < group_; ++head) {
+      Head& h = heads_[head];
+      shrink(h);
+      const size_t n = h.size;
+      std::copy_n(h.ranks, n, spare_.data());  // offers move the ranks
+      for (size_t i = 0; i < n; ++i) {
+        const uint64_t score = spare_[i] & 0xFFFFFFFF00000000U;
+        const std::span<const uint32_t> rows = others(rank_row(spare_[i]));
+        for (const uint32_t row : rows.first(std::min<size_t>(rows.size(), k_))) {
+          offer_rank(head, score | (~row & 0xFFFFFFFFU));
+        }
+      }
+    }
   }
 
   /// The best of a head, in no order; ends its stream.

@@ -10,6 +10,7 @@
 #include "index/graph/graph_repair.h"
 #include "index/graph/hnsw_builder.h"
 #include "index/graph/row_marks.h"
+#include "index/graph/twins.h"
 #include "index/types/typed_index.h"
 
 namespace keyhole::index {
@@ -43,6 +44,7 @@ struct HnswScratch final : SearchScratch {
 
 struct HnswGrowth final : Addition {
   cpu::Shared<Graph> graph;
+  cpu::Shared<Twins> twins;  // nothing: those of the index
   Lift lift;
 };
 
@@ -68,8 +70,10 @@ class HnswIndex final : public TypedIndex<HnswScratch> {
 
   [[nodiscard]] Sharing sharing() const override { return Sharing::heads; }
   [[nodiscard]] bool same_in_parts() const override { return true; }
-  [[nodiscard]] size_t bytes() const override { return graph_->bytes(); }
-  [[nodiscard]] size_t bytes_of_others() const override { return cpu::bytes_of_others(graph_); }
+  [[nodiscard]] size_t bytes() const override { return graph_->bytes() + twins_->bytes(); }
+  [[nodiscard]] size_t bytes_of_others() const override {
+    return cpu::bytes_of_others(graph_) + cpu::bytes_of_others(twins_);
+  }
 
  protected:
   [[nodiscard]] std::vector<float> learn_scale(const BuildInput& input) const override {
@@ -103,24 +107,29 @@ class HnswIndex final : public TypedIndex<HnswScratch> {
     return std::min(std::max<size_t>(static_cast<size_t>(spec()[kEf]), k), count());
   }
   /// The longest key lies on the sphere.
-  [[nodiscard]] Lift lift_of(const RowsView& keys, const std::vector<float>& scale) const {
-    return lifted() ? Lift::of(kernels(), keys, scale, 1.0) : Lift{};
+  [[nodiscard]] Lift lift_of(const RowsView& keys, const Twins& twins,
+                             const std::vector<float>& scale) const {
+    if (!lifted()) return {};
+    return Lift::of(kernels(), keys, scale, 1.0, twins.distinct(keys.count));
   }
-  [[nodiscard]] Graph grow(const Graph& graph, const RowsView& keys, const Lift& lift,
-                           const std::vector<float>& scale, ProgressMeter& meter) const;
+  [[nodiscard]] Graph grow(const Graph& graph, const RowsView& keys, const Twins& twins,
+                           const Lift& lift, const std::vector<float>& scale,
+                           ProgressMeter& meter) const;
   /// Walks the upper levels greedily and returns the row where level 0 starts.
   [[nodiscard]] uint32_t descend(const HeadScore& score, SearchCost& cost) const;
 
   cpu::Shared<Graph> graph_{Graph()};
+  cpu::Shared<Twins> twins_{Twins()};
   Lift lift_;  // of the build's keys
 };
 
-Graph HnswIndex::grow(const Graph& graph, const RowsView& keys, const Lift& lift,
-                      const std::vector<float>& scale, ProgressMeter& meter) const {
+Graph HnswIndex::grow(const Graph& graph, const RowsView& keys, const Twins& twins,
+                      const Lift& lift, const std::vector<float>& scale,
+                      ProgressMeter& meter) const {
   const LiftedKeys lifted_keys(kernels(), keys, lift, scale);
   const HnswConfig config = {.m = m(), .ef_construction = static_cast<uint32_t>(spec()[kEfc])};
-  Graph grown = insert_rows(graph, lifted_keys, config, meter);
-  if (lifted()) connect_all(grown, lifted_keys);
+  Graph grown = insert_rows(graph, lifted_keys, config, meter, twins);
+  if (lifted()) connect_all(grown, lifted_keys, twins);
   return grown;
 }
 
@@ -128,12 +137,15 @@ void HnswIndex::do_build(const BuildInput& input, const std::vector<float>& scal
                          const Progress& progress) {
   const RowsView& keys = input.keys;
   Graph graph(0, 2 * m(), m());
-  Lift lift = lift_of(keys, scale);
+  Twins twins = Twins::among(kernels(), keys);
+  Lift lift = lift_of(keys, twins, scale);
   if (keys.count > 0) {
     ProgressMeter meter(progress, static_cast<double>(keys.count));
-    graph = grow(graph, keys, lift, scale, meter);
+    graph = grow(graph, keys, twins, lift, scale, meter);
   }
+  cpu::Shared shared_twins(std::move(twins));
   graph_ = cpu::Shared(std::move(graph));
+  twins_ = std::move(shared_twins);
   lift_ = std::move(lift);
 }
 
@@ -141,28 +153,32 @@ std::unique_ptr<Addition> HnswIndex::do_prepare(const RowsView& keys,
                                                 const std::vector<float>& scale,
                                                 const Progress& progress) const {
   auto grown = std::make_unique<HnswGrowth>();
-  grown->lift = count() == 0 ? lift_of(keys, scale) : lift_;
+  Twins twins = twins_->grown(kernels(), keys);
+  grown->lift = count() == 0 ? lift_of(keys, twins, scale) : lift_;
   ProgressMeter meter(progress, static_cast<double>(keys.count - count()));
   const Graph nothing(0, 2 * m(), m());
   grown->graph =
-      cpu::Shared(grow(count() == 0 ? nothing : *graph_, keys, grown->lift, scale, meter));
+      cpu::Shared(grow(count() == 0 ? nothing : *graph_, keys, twins, grown->lift, scale, meter));
+  if (twins.size() != twins_->size()) grown->twins = cpu::Shared(std::move(twins));
   return grown;
 }
 
 void HnswIndex::do_commit(Addition& addition) {
   auto& grown = static_cast<HnswGrowth&>(addition);
   std::swap(graph_, grown.graph);
+  if (grown.twins) std::swap(twins_, grown.twins);
   std::swap(lift_, grown.lift);
 }
 
 void HnswIndex::do_truncate(size_t new_count) {
   Graph& graph = graph_.own();
+  if (!twins_->empty()) twins_.own().truncate(new_count);
   if (!lifted()) return graph.truncate(new_count);
   RowsView rest = keys();
   rest.count = new_count;
   const LiftedKeys lifted_keys(kernels(), rest, lift_, channel_scale());
   remove_rows(graph, lifted_keys);
-  connect_all(graph, lifted_keys);
+  connect_all(graph, lifted_keys, *twins_);
 }
 
 uint32_t HnswIndex::descend(const HeadScore& score, SearchCost& cost) const {
@@ -244,14 +260,16 @@ void HnswIndex::find(const SearchArgs& args, HnswScratch& scratch, SearchCost& c
   }
   cost.bytes_read += cost.keys_scored * row_bytes() + lists * graph_->width() * sizeof(uint32_t);
   if (collector.logging()) score_log(args, collector, cost);
+  collector.add_twins(*twins_);
 }
 
 void HnswIndex::describe(IndexInfo& info) const {
-  const GraphShape shape = measure(*graph_);
+  const GraphShape shape = measure(*graph_, *twins_);
   info.diagnostics = {{"mean_degree", shape.mean_degree},
                       {"max_degree", shape.max_degree},
                       {"reachable_share", shape.reachable_share},
-                      {"towers", static_cast<double>(graph_->towers().size())}};
+                      {"towers", static_cast<double>(graph_->towers().size())},
+                      {"twins", static_cast<double>(twins_->size())}};
   info.warning = warning_of(shape);
 }
 
@@ -265,7 +283,13 @@ void HnswIndex::load_body(Reader& in, const RowsView& keys) {
   require_sound(lifted() || lift.radius == 0.0, "an impossible radius");
   Graph graph = Graph::load(in, keys.count, 2 * m(), m());
   in.finish();
+  Twins twins = Twins::among(kernels(), keys);
+  if (take_out(twins, graph) && lifted()) {
+    connect_all(graph, LiftedKeys(kernels(), keys, lift, channel_scale()), twins);
+  }
+  cpu::Shared shared_twins(std::move(twins));
   graph_ = cpu::Shared(std::move(graph));
+  twins_ = std::move(shared_twins);
   lift_ = std::move(lift);
 }
 

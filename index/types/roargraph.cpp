@@ -8,6 +8,7 @@
 #include "index/graph/graph_repair.h"
 #include "index/graph/group_walk.h"
 #include "index/graph/guided_graph.h"
+#include "index/graph/twins.h"
 #include "index/scan/rerank.h"
 #include "index/types/codec.h"
 #include "index/types/typed_index.h"
@@ -49,10 +50,11 @@ class RoarGraphIndex final : public TypedIndex<RoarScratch> {
 
   [[nodiscard]] Sharing sharing() const override { return Sharing::heads; }
   [[nodiscard]] size_t bytes() const override {
-    return graph_->bytes() + (coded() ? codes_->bytes() : 0);
+    return graph_->bytes() + twins_->bytes() + (coded() ? codes_->bytes() : 0);
   }
   [[nodiscard]] size_t bytes_of_others() const override {
-    return cpu::bytes_of_others(graph_) + (coded() ? cpu::bytes_of_others(codes_) : 0);
+    return cpu::bytes_of_others(graph_) + cpu::bytes_of_others(twins_) +
+           (coded() ? cpu::bytes_of_others(codes_) : 0);
   }
 
  protected:
@@ -96,11 +98,13 @@ class RoarGraphIndex final : public TypedIndex<RoarScratch> {
 
   struct RoarGrowth final : Addition {
     GraphEdits edits;
+    cpu::Shared<Twins> twins;  // nothing: those of the index
     std::vector<int8_t> codes;
     std::unique_ptr<RoarGraphIndex> first;  // the whole index, where there was none
   };
 
   cpu::Shared<Graph> graph_{Graph(0, 2, 0)};
+  cpu::Shared<Twins> twins_{Twins()};
   Guidance guidance_;
   Lift lift_;                                // of the build's keys
   cpu::Shared<KeyCodes> codes_{KeyCodes()};  // empty without a codec
@@ -113,17 +117,22 @@ void RoarGraphIndex::do_build(const BuildInput& input, const std::vector<float>&
   const std::vector<uint32_t> chosen = choose_queries(input.queries, most);
   // A query's exact neighbours cost about as much as a key's place in the graph.
   ProgressMeter meter(progress, guided_work(keys.count, 2 * chosen.size()));
-  const Neighbours neighbours = nearest_keys(context(), keys, input.first_position, input.queries,
-                                             chosen, static_cast<uint32_t>(spec()[kNq]), meter);
-  Lift lift = Lift::of(kernels(), keys, scale, kRadiusQuantile);
+  Twins twins = Twins::among(kernels(), keys);
+  const std::vector<uint32_t> distinct = twins.distinct(keys.count);
+  const Neighbours neighbours =
+      nearest_keys(context(), keys, input.first_position, input.queries, chosen,
+                   static_cast<uint32_t>(spec()[kNq]), meter, distinct);
+  Lift lift = Lift::of(kernels(), keys, scale, kRadiusQuantile, distinct);
   const LiftedKeys lifted(kernels(), keys, lift, scale);
-  GuidedGraph built = build_guided(context(), lifted, neighbours, config(), meter);
+  GuidedGraph built = build_guided(context(), lifted, neighbours, config(), meter, twins);
   KeyCodes codes(kernels(), dim());
   if (coded()) codes.build(keys, 2 * keys.count);
 
   cpu::Shared shared_graph(std::move(built.graph));
+  cpu::Shared shared_twins(std::move(twins));
   codes_ = cpu::Shared(std::move(codes));
   graph_ = std::move(shared_graph);
+  twins_ = std::move(shared_twins);
   guidance_ = std::move(built.guidance);
   lift_ = std::move(lift);
 }
@@ -141,7 +150,9 @@ std::unique_ptr<Addition> RoarGraphIndex::do_prepare(const RowsView& keys,
   }
   ProgressMeter meter(progress, static_cast<double>(keys.count - count()));
   const LiftedKeys lifted(kernels(), keys, lift_, scale);
-  growth->edits = connect_rows(*graph_, lifted, guidance_.entries, config(), meter);
+  Twins twins = twins_->grown(kernels(), keys);
+  growth->edits = connect_rows(*graph_, lifted, guidance_.entries, config(), meter, twins);
+  if (twins.size() != twins_->size()) growth->twins = cpu::Shared(std::move(twins));
   if (coded()) growth->codes = codes_->encode(keys, count());
   return growth;
 }
@@ -151,6 +162,7 @@ void RoarGraphIndex::do_commit(Addition& addition) {
   if (growth.first != nullptr) {
     RoarGraphIndex& first = *growth.first;
     graph_ = std::move(first.graph_);
+    twins_ = std::move(first.twins_);
     guidance_ = std::move(first.guidance_);
     lift_ = std::move(first.lift_);
     codes_ = std::move(first.codes_);
@@ -163,6 +175,7 @@ void RoarGraphIndex::do_commit(Addition& addition) {
     codes.append(growth.codes);
   }
   apply(growth.edits, graph);
+  if (growth.twins) std::swap(twins_, growth.twins);
 }
 
 void RoarGraphIndex::do_truncate(size_t new_count) {
@@ -170,11 +183,12 @@ void RoarGraphIndex::do_truncate(size_t new_count) {
   rest.count = new_count;
   const LiftedKeys lifted(kernels(), rest, lift_, channel_scale());
   Graph& graph = graph_.own();
+  if (!twins_->empty()) twins_.own().truncate(new_count);
   if (coded()) codes_.own().truncate(new_count);
   remove_rows(graph, lifted);
   std::erase_if(guidance_.entries, [&](uint32_t row) { return row >= new_count; });
   choose_entry(guidance_, graph);
-  connect_all(graph, lifted);
+  connect_all(graph, lifted, *twins_);
 }
 
 void RoarGraphIndex::choose_entry(Guidance& guidance, Graph& graph) {
@@ -230,6 +244,7 @@ void RoarGraphIndex::find(const SearchArgs& args, RoarScratch& scratch, SearchCo
     walk_keys(args, scratch);
     cost.exact_rows += scratch.walk.scored();
   }
+  scratch.collector.add_twins(*twins_);
   const GroupWalk& walk = scratch.walk;
   cost.keys_scored += uint64_t{args.group} * walk.scored();
   cost.bytes_read += walk.scored() * (coded() ? codes_->stride() : row_bytes()) +
@@ -239,14 +254,15 @@ void RoarGraphIndex::find(const SearchArgs& args, RoarScratch& scratch, SearchCo
 // ---- Figures, files ------------------------------------------------------------------------------------
 
 void RoarGraphIndex::describe(IndexInfo& info) const {
-  const GraphShape shape = measure(*graph_);
-  const auto rows = static_cast<double>(std::max<size_t>(count(), 1));
+  const GraphShape shape = measure(*graph_, *twins_);
+  const auto rows = static_cast<double>(std::max<size_t>(count() - twins_->size(), 1));
   info.diagnostics = {{"mean_degree", shape.mean_degree},
                       {"max_degree", shape.max_degree},
                       {"reachable_share", shape.reachable_share},
                       {"training_queries", static_cast<double>(guidance_.queries)},
                       {"distinct_pivots", static_cast<double>(guidance_.pivots)},
-                      {"unguided_share", 1.0 - static_cast<double>(guidance_.hit) / rows}};
+                      {"unguided_share", 1.0 - static_cast<double>(guidance_.hit) / rows},
+                      {"twins", static_cast<double>(twins_->size())}};
   info.warning = warning_of(shape);
   if (info.warning.empty() && count() > 0 && guidance_.queries == 0) {
     info.warning = "no training query guides the graph: give q to the prefill";
@@ -283,10 +299,19 @@ void RoarGraphIndex::load_body(Reader& in, const RowsView& keys) {
   KeyCodes codes(kernels(), dim());
   if (coded() && keys.count > 0) codes.load(in, keys);
   in.finish();
+  Twins twins = Twins::among(kernels(), keys);
+  const bool is_changed = take_out(twins, graph);
+  const std::vector<uint32_t> representative = twins.representatives(keys.count);
+  for (uint32_t& row : guidance.entries) row = representative[row];
   if (keys.count > 0) choose_entry(guidance, graph);
+  if (is_changed) {
+    connect_all(graph, LiftedKeys(kernels(), keys, lift, channel_scale()), twins);
+  }
   cpu::Shared shared_graph(std::move(graph));
+  cpu::Shared shared_twins(std::move(twins));
   codes_ = cpu::Shared(std::move(codes));
   graph_ = std::move(shared_graph);
+  twins_ = std::move(shared_twins);
   lift_ = std::move(lift);
   guidance_ = std::move(guidance);
 }

@@ -20,10 +20,13 @@ class MadeUp final : public Accelerator {
   size_t neighbour_calls = 0, kmeans_calls = 0;
   size_t lifted_calls = 0;
   DType seen = DType::i8;  ///< of the keys of the last call
+  size_t least_keys = kMaxRows, most_keys = 0;
 
   bool nearest_keys(const NearestTask& task, const NearestLists& lists) override {
     ++neighbour_calls;
     seen = task.keys.dtype;
+    least_keys = std::min(least_keys, task.keys.count);
+    most_keys = std::max(most_keys, task.keys.count);
     lifted_calls += task.key_extra != nullptr ? 1 : 0;
     if (declines) {
       const size_t width = task.thin != 0 ? task.thin : task.most;
@@ -212,6 +215,28 @@ TEST(Accelerator, AGraphOfExactNeighboursFindsAsMuch) {
   EXPECT_GE(with, head.recall(*ours, 20) - 0.03);
   cpu::Pool pool({.threads = 3});
   expect_same(head, *head.build(spec, &made_up, &pool), *theirs);
+}
+
+// Of equal keys it gets one, and what it finds among those is found in the index.
+TEST(Accelerator, SeesEqualKeysOnce) {
+  KEYHOLE_SKIP_WITH_TSAN();
+  AcceleratedHead head(unless_sanitized(2400, 1200));
+  const size_t n = head.keys.count();
+  std::vector<float> values = attention_keys(n, 64, head.random);
+  for (size_t i = 0; i < n; ++i) {
+    if (i % 3 == 1) std::copy_n(values.begin(), 64, values.begin() + std::ptrdiff_t(i * 64));
+  }
+  head.keys.put(0, values);
+  MadeUp made_up;
+  const auto theirs = head.build("roargraph:M=8,ef=60,beam=60,Nq=40", &made_up);
+  EXPECT_EQ(made_up.neighbour_calls, 2U);
+  EXPECT_EQ(made_up.most_keys, n - n / 3);
+  EXPECT_EQ(made_up.least_keys, n - n / 3);
+  EXPECT_EQ(diagnostic(*theirs, "reachable_share"), 1.0);
+  EXPECT_EQ(diagnostic(*theirs, "twins"), static_cast<double>(n / 3));
+  const auto ours = head.build("roargraph:M=8,ef=60,beam=60,Nq=40", nullptr);
+  EXPECT_GT(head.recall(*theirs, 20), 0.7);
+  EXPECT_GE(head.recall(*theirs, 20), head.recall(*ours, 20) - 0.05);
 }
 
 TEST(Accelerator, KeysInInt8ReachItAsWhatTheyStandFor) {
