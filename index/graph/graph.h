@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cpu/memory.h"
-#include "index/graph/twins.h"
+#include "index/scan/twins.h"
 #include "index/serial.h"
 
 namespace keyhole::index {

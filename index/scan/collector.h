@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "index/graph/twins.h"
 #include "index/scan/topk.h"
+#include "index/scan/twins.h"
 
 namespace keyhole::index {
 

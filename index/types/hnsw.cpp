@@ -10,7 +10,7 @@
 #include "index/graph/graph_repair.h"
 #include "index/graph/hnsw_builder.h"
 #include "index/graph/row_marks.h"
-#include "index/graph/twins.h"
+#include "index/scan/twins.h"
 #include "index/types/typed_index.h"
 
 namespace keyhole::index {

@@ -8,8 +8,8 @@
 #include "index/graph/graph_repair.h"
 #include "index/graph/group_walk.h"
 #include "index/graph/guided_graph.h"
-#include "index/graph/twins.h"
 #include "index/scan/rerank.h"
+#include "index/scan/twins.h"
 #include "index/types/codec.h"
 #include "index/types/typed_index.h"
 

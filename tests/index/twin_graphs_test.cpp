@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include "index/graph/training_neighbours.h"
-#include "index/graph/twins.h"
+#include "index/scan/twins.h"
 #include "tests/index/keys.h"
 
 namespace keyhole::index::test {

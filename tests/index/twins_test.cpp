@@ -1,5 +1,5 @@
 // Which rows have keys that an earlier row has, beside a comparison of all with all.
-#include "index/graph/twins.h"
+#include "index/scan/twins.h"
 
 #include <map>
 #include <random>

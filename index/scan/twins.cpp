@@ -1,4 +1,4 @@
-#include "index/graph/twins.h"
+#include "index/scan/twins.h"
 
 #include <algorithm>
 #include <bit>
