@@ -21,7 +21,12 @@ CodeQueryScales prepare_code_query(const CodeShape& shape, const float* q, int8_
   const size_t part_bytes = code_part_bytes(shape.key_bits, words);
   std::memset(out, 0, kCodeParts * part_bytes);
   float largest = 0.0F;
-  for (uint32_t j = 0; j < shape.dim; ++j) largest = std::max(largest, std::abs(q[j]));
+  bool is_finite = true;
+  for (uint32_t j = 0; j < shape.dim; ++j) {
+    largest = std::max(largest, std::abs(q[j]));
+    is_finite = is_finite && std::isfinite(q[j]);
+  }
+  if (!is_finite) return {};  // no integers stand for it
   const float scale = largest / kMostQuery;
   const float inverse = scale > 0.0F ? kMostQuery / largest : 0.0F;
   // A scale below the smallest normal number: the query is 0.

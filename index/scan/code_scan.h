@@ -221,6 +221,7 @@ class CodeScan {
   std::vector<float> list_weights_;    // `[group, kListsAtOnce]`
   std::vector<float> o_;               // `[group, dim]`
   float tops_[kMaxGroup] = {}, sums_[kMaxGroup] = {};
+  bool knows_queries_ = true;  // all of rows_ is finite
   float widest_ =
       0.0F;  // the largest f^2 noise of the rows weighed since begin(); infinite: not known
   float coded_lses_[kMaxGroup] = {};  // of all rows by their codes

@@ -213,7 +213,8 @@ CodeDoubt CodeScan::settle(const CodeSearch& s, const KvView& kv, CodeParts& par
   CodeDoubt out;
   const size_t count = s.rows.count();
   if (s.wanted == 0 || chosen_.size() == count) return out;
-  if (has_unknown(s, parts)) return read_all(s, kv, exact, coded);
+  // A query that is beyond fp32 in the balanced space has no code, either.
+  if (!knows_queries_ || has_unknown(s, parts)) return read_all(s, kv, exact, coded);
   Doubt d = doubt(s, parts, exact.lse, coded.lse);
   const float light = limits_of(s.shape()).light;
   bool wider = s.choice != nullptr && s.choice->may_widen(d.lses, light, kWideList, kDeviations);

@@ -166,6 +166,27 @@ TEST(CodesInDoubt, OneSharpHeadOfADraft) {
   }
 }
 
+// A query that is finite, but infinite where the balance has divided it: all rows are read exactly.
+TEST(CodesInDoubt, QueriesBeyondTheBalancedSpaceReadAllRows) {
+  for (const uint32_t bits : {2U, 4U}) {
+    SharpHead head({96, 512, Bias::none, 1000.0F, false}, bits);
+    const auto index = coded(head, bits, "");
+    std::vector<float> q = head.queries(2, 1.0F);
+    q[0] = 3e38F;
+    // Infinities of both signs, which the rotation adds to NaN.
+    for (size_t j = 0; j < 96; ++j) q[96 + j] = j % 2 == 0 ? 3e38F : -3e38F;
+    const LogitParams logits = logits_for(96, 0.0F);
+    std::vector<int8_t> parts(cpu::code_query_bytes(index->codes()->shape()), 1);
+    const std::vector<float> nan(96, NAN);
+    const cpu::CodeQueryScales scales =
+        cpu::prepare_code_query(index->codes()->shape(), nan.data(), parts.data());
+    EXPECT_EQ(scales.of[0].scale, 0.0F);
+    EXPECT_TRUE(std::all_of(parts.begin(), parts.end(), [](int8_t x) { return x == 0; }));
+    const SharpAnswer seen = answer(*index, head, cpu::select_kernels(), q, logits);
+    EXPECT_TRUE(seen.doubt.all);
+  }
+}
+
 // The correction for a code's noise is bounded at every level, before and behind a soft-cap.
 TEST(CodesInDoubt, TheNoiseTakesNoMoreThanItsBound) {
   ASSERT_EQ(kMostNoiseBias, 1.0F);
