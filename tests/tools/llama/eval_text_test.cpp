@@ -245,11 +245,12 @@ TEST(AuditOption, FindsWhatTheCheckFinds) {
   EXPECT_EQ(audit["actions"], 0);
 }
 
+// On the host: in steps on a stream audits report alone.
 TEST(AuditOption, ActsAndReports) {
   const std::vector<std::string> args = {
-      "eval",  "--task",   "text", "--length",      "1500", "--bytes", "100", "--index",
-      "exact", "--index",  "flat", "--k",           "1",    "--audit", "0.5", "--audit-bound",
-      "0.001", "--window", "64",   "--audit-action"};
+      "eval",  "--task",   "text", "--length", "1500", "--bytes",       "100", "--index",
+      "exact", "--index",  "flat", "--k",      "1",    "--audit",       "0.5", "--audit-bound",
+      "0.001", "--device", "host", "--window", "64",   "--audit-action"};
   auto exact = args;
   exact.emplace_back("exact");
   auto report = args;
