@@ -95,8 +95,6 @@ void CodeScan::begin(const CodeSearch& s, std::span<const CodeAsker> askers) {
     sums_[h] = 0.0F;
   }
   widest_ = 0.0F;
-  knows_queries_ = std::all_of(rows_.begin(), rows_.begin() + size_t{s.group} * shape.dim,
-                               [](float x) { return std::isfinite(x); });
 }
 
 void CodeScan::scan(const CodeSearch& s, uint32_t part, std::span<const uint32_t> skipped,

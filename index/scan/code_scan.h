@@ -205,8 +205,8 @@ class CodeScan {
   /// Attends every row exactly.
   CodeDoubt read_all(const CodeSearch& search, const KvView& kv, StateView exact,
                      StateView coded) const;
-  /// Whether a row is beyond what its code can hold.
-  [[nodiscard]] static bool has_unknown(const CodeSearch& search, const CodeParts& parts);
+  /// Whether a row is beyond what its code can hold, or a query beyond fp32 in the space of the codes.
+  [[nodiscard]] bool has_unknown(const CodeSearch& search, const CodeParts& parts) const;
 
   uint32_t group_ = 0, wanted_ = 0;  // that it is reserved for
   std::vector<float> rows_;          // `[group, dim]` queries in the space of the codes
@@ -221,7 +221,6 @@ class CodeScan {
   std::vector<float> list_weights_;    // `[group, kListsAtOnce]`
   std::vector<float> o_;               // `[group, dim]`
   float tops_[kMaxGroup] = {}, sums_[kMaxGroup] = {};
-  bool knows_queries_ = true;  // all of rows_ is finite
   float widest_ =
       0.0F;  // the largest f^2 noise of the rows weighed since begin(); infinite: not known
   float coded_lses_[kMaxGroup] = {};  // of all rows by their codes

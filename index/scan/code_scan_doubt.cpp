@@ -196,7 +196,9 @@ CodeDoubt CodeScan::read_all(const CodeSearch& s, const KvView& kv, StateView ex
   return {.any = true, .all = true, .more = static_cast<uint32_t>(count - chosen_.size())};
 }
 
-bool CodeScan::has_unknown(const CodeSearch& s, const CodeParts& parts) {
+bool CodeScan::has_unknown(const CodeSearch& s, const CodeParts& parts) const {
+  const auto end = rows_.begin() + static_cast<std::ptrdiff_t>(size_t{s.group} * s.shape().dim);
+  if (!std::all_of(rows_.begin(), end, [](float x) { return std::isfinite(x); })) return true;
   if (s.rows.lists != nullptr) {
     // An unread list is not among the parts.
     for (size_t c = 0; c < s.rows.lists->chunks(); ++c) {
@@ -213,8 +215,7 @@ CodeDoubt CodeScan::settle(const CodeSearch& s, const KvView& kv, CodeParts& par
   CodeDoubt out;
   const size_t count = s.rows.count();
   if (s.wanted == 0 || chosen_.size() == count) return out;
-  // A query that is beyond fp32 in the balanced space has no code, either.
-  if (!knows_queries_ || has_unknown(s, parts)) return read_all(s, kv, exact, coded);
+  if (has_unknown(s, parts)) return read_all(s, kv, exact, coded);
   Doubt d = doubt(s, parts, exact.lse, coded.lse);
   const float light = limits_of(s.shape()).light;
   bool wider = s.choice != nullptr && s.choice->may_widen(d.lses, light, kWideList, kDeviations);

@@ -24,12 +24,10 @@ class SmallModel {
       : tensors_(random_weights(small_config(), ElementType::f32, 23)) {
     write_model(folder_.path(), small_config(), tensors_, ElementType::f32);
     std::mt19937 random(3);
-    std::string ids;
     for (size_t i = 0; i < prompt_tokens; ++i) {
       prompt_.push_back(std::uniform_int_distribution<uint32_t>(0, 36)(random));
-      ids += std::to_string(prompt_.back()) + " ";
     }
-    write_file(folder_ / "ids.txt", ids);
+    write_file(folder_ / "ids.txt", ids_text(prompt_));
   }
 
   /// On the host, whose rounding the tests' tolerances are of.

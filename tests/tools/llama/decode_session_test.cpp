@@ -260,9 +260,7 @@ class LongRopeModel {
   /// The tokens that follow these.
   [[nodiscard]] std::vector<uint32_t> after(const std::vector<uint32_t>& tokens, size_t count,
                                             const std::vector<std::string>& more = {}) const {
-    std::string ids;
-    for (const uint32_t token : tokens) ids += std::to_string(token) + " ";
-    write_file(folder_ / "ids.txt", ids);
+    write_file(folder_ / "ids.txt", ids_text(tokens));
     std::vector<std::string> args = {"decode",     "--device",           "host",
                                      "--model",    folder_.path(),       "--ignore-eos",
                                      "--generate", std::to_string(count)};

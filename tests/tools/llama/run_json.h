@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,13 @@ namespace keyhole::tools {
                                                    const std::vector<std::string>& more) {
   args.insert(args.end(), more.begin(), more.end());
   return args;
+}
+
+/// What --tokens reads.
+[[nodiscard]] inline std::string ids_text(const std::vector<uint32_t>& tokens) {
+  std::string text;
+  for (const uint32_t token : tokens) text += std::to_string(token) + " ";
+  return text;
 }
 
 /// Runs `keyhole ARGS MORE --json -`, which must succeed.

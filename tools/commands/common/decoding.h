@@ -127,6 +127,10 @@ struct AttendSpec {
   [[nodiscard]] bool indexed() const { return mode() == KEYHOLE_MODE_INDEXED; }
   /// For tables: the spec, or the file.
   [[nodiscard]] const std::string& shown() const { return budgets.empty() ? text : budgets; }
+  /// The same with the index that is in effect, "auto: codes:k=4,v=4"; empty, or the text: there is nothing to add.
+  [[nodiscard]] std::string shown(const std::string& in_effect) const {
+    return shown() + (in_effect.empty() || in_effect == text ? "" : ": " + in_effect);
+  }
 };
 
 /// An empty cache, after a look at every spec: minutes of prefill shall not end in a misspelt index.

@@ -70,7 +70,7 @@ class Runner {
   /// Where a session beside it keeps sink and window: `choice` is that of --cache-device.
   [[nodiscard]] keyhole_device session_device(const std::string& choice) const;
 
-  /// The cache holds `tokens` tokens, and lives longer than the decoder, as the runner does.
+  /// The cache holds `held`, and lives longer than the decoder, as the runner does.
   [[nodiscard]] std::unique_ptr<Decoder> decoder(KeyholeCache& cache, HeldTokens held = {});
   /// See prefill.h. times: of the host, or of the GPU by its clock.
   std::vector<float> prefill(std::span<const uint32_t> tokens, const LayerSink& sink,

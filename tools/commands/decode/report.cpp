@@ -78,8 +78,7 @@ std::string report_text(const DecodeOptions& options, const Runner& runner, cons
             "; this is " + (is_right(run, prompt) ? "right" : "wrong") + "\n";
   }
   text += prompt_line(runner, run) + "decoded " + std::to_string(run.tokens.size()) +
-          " tokens with " + options.index.shown() +
-          (run.index.empty() || run.index == options.index.text ? "" : ": " + run.index) +
+          " tokens with " + options.index.shown(run.index) +
           (has_budget(options.index) ? ", " + options.budget.text() : "") +
           (options.sampling.greedy() ? "" : ", " + options.sampling.text()) +
           ", sink and window on " + run.statistics.device + ": " +

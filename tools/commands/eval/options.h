@@ -54,9 +54,7 @@ struct EvalWay {
   /// Whether all heads have the budget of the command line.
   [[nodiscard]] bool has_budget() const { return spec.indexed() && spec.budgets.empty(); }
   /// "auto: codes:k=4,v=4", or what is attended by as it was asked for.
-  [[nodiscard]] std::string shown() const {
-    return spec.shown() + (in_effect.empty() ? "" : ": " + in_effect);
-  }
+  [[nodiscard]] std::string shown() const { return spec.shown(in_effect); }
   [[nodiscard]] std::string name() const {
     return shown() + (has_budget() ? ", " + budget.text() : "");
   }
