@@ -6,16 +6,13 @@
 #include <algorithm>
 #include <span>
 
+#include "cpu/code_doubt.h"
 #include "cpu/code_layout.h"
 #include "cpu/half.h"
 #include "cpu/kernels.h"
 #include "index/scan/balance.h"
 
 namespace keyhole::index {
-
-/// The noise of a run with a row that fp16 cannot hold: thousands of times as long as those that the balance was learned from. What
-/// its codes say may be off by anything. Finite, so that a weight by code is.
-inline constexpr float kUnknownNoise = 1e6F;
 
 /// Where the parts of a run lie. Every part but the tiles' is one for all rows.
 template <class Byte>

@@ -30,37 +30,14 @@
 
 #include "cpu/attention.h"
 #include "cpu/attention_state.h"
+#include "cpu/code_doubt.h"
 #include "index/scan/code_scan.h"
 
 namespace keyhole::index {
 namespace {
 
-constexpr float kDeviations =
-    4.0F;  // of a code's error that are thought possible: 1 of 32,000 is larger
-constexpr float kKnown = 2.0F;  // variance up to which sums of weights by code are believed
-constexpr int kMostRounds = 3;
 // Where lists' logits spread by more than 4 nats, a row of an unread list may be anything.
 constexpr float kWideList = 16.0F;
-
-/// By the bits of keys or values, whichever are fewer.
-struct Limits {
-  float error;  ///< of the output, from which on more rows are read
-  float light;  ///< nats below the log-sum-exp at which a row does not matter
-  /// In heads most of whose weight is unread and whose t > 2: ln of e^t w from which on errors of single rows show. One bit is
-  /// not asked for answers that would take it to read everything.
-  float likely;
-  float value_square;  ///< the squared error of a value by its code
-};
-Limits limits_of(const CodeShape& shape) {
-  constexpr float kValueSquares[] = {1.0F, 0.57F, 0.135F, 0.0F, 0.0117F};
-  const float square = kValueSquares[shape.value_bits];
-  const float likely = shape.key_bits == 1 ? 0.0F : -2.3F;
-  return std::min(shape.key_bits, shape.value_bits) == 4 ? Limits{0.015F, 6.0F, likely, square}
-                                                         : Limits{0.07F, 4.0F, likely, square};
-}
-// There t is of a row whose error's variance is so many times the mean: the one key of thousands that is many times longer than
-// others must not make a head doubtful.
-constexpr float kLonger = 2.0F;
 
 }  // namespace
 
@@ -75,52 +52,30 @@ struct CodeScan::Doubt {
 
 CodeScan::Doubt CodeScan::doubt(const CodeSearch& s, const CodeParts& parts, const float* exact_lse,
                                 const float* coded_lse) const {
-  const Limits limits = limits_of(s.shape());
-  const auto wanted = static_cast<float>(std::max<size_t>(chosen_.size(), 1));
+  const DoubtLimits limits = doubt_limits(s.shape());
   float widest = 0.0F, usual = -1.0F;
   for (uint32_t p = 0; p < s.rows.parts(); ++p) widest = std::max(widest, parts.widest_[p]);
   Doubt d;
   for (uint32_t h = 0; h < s.group; ++h) {
-    const float lse = cpu::add_logs(exact_lse[h], coded_lse[h]);
-    d.lses[h] = lse;
-    d.units[h] = kDeviations * std::sqrt(norms_[h]);
+    HeadDoubt head;
+    head.lse = cpu::add_logs(exact_lse[h], coded_lse[h]);
+    head.unread = coded_lse[h];
+    head.heaviest = coded_lses_[h] + cut_;
+    head.spread = s.logits.scale * s.logits.scale * norms_[h];
+    head.widest = widest;
+    head.rows = static_cast<float>(std::max<size_t>(chosen_.size(), 1));
+    head.softcap = s.logits.softcap;
+    d.lses[h] = head.lse;
+    d.units[h] = kDoubtDeviations * std::sqrt(norms_[h]);
     // The cut is of a weight, from which the noise was taken.
-    const float most_bias =
-        std::min(0.5F * s.logits.scale * s.logits.scale * norms_[h] * widest, kMostNoiseBias);
-    const float weight = coded_lses_[h] + cut_;
-    d.cuts[h] = cpu::score_of(weight + most_bias, s.logits);
-    d.bounds[h] = cpu::score_of(lse - limits.light, s.logits);
-    if (!std::isfinite(lse) || !std::isfinite(weight) || coded_lse[h] == kMinusInf) continue;
-    // By how much the logit of the heaviest unread row may be off, if the row has this variance.
-    const auto reach_of = [&](float variance) {
-      const float far = d.units[h] * std::sqrt(variance);
-      const float above = cpu::logit_of(d.cuts[h] + far, s.logits) - (weight + most_bias);
-      // Where a soft-cap flattens the heaviest logits, those of rows that are lighter by a code's error are not flat.
-      const float lower = std::min(d.cuts[h], std::max(d.bounds[h], 0.0F));
-      const float below = cpu::logit_of(lower, s.logits) - cpu::logit_of(lower - far, s.logits);
-      return std::max({above, below, 0.0F});
-    };
-    const float reach = reach_of(widest);
-    const float above = cpu::logit_of(d.cuts[h] + d.units[h] * std::sqrt(widest), s.logits);
-    const float t = reach / kDeviations * (reach / kDeviations);
-    const float unread = std::exp(coded_lse[h] - lse), heaviest = std::exp(weight - lse);
-    const float most_of_16 = 16.0F * heaviest;
-    const bool may_be_sharp = 1.5F * most_of_16 >= unread - 0.15F;
-    if (t <= kKnown) {
-      // |o|^2 is at least that of the rows that were read, if they weigh alike.
-      const float read = 1.0F - unread;
-      const float square = std::max(read * read / wanted, heaviest * heaviest);
-      const float error =
-          (std::expm1(t) + limits.value_square) * std::min(heaviest, unread) * unread;
-      d.any = d.any || (may_be_sharp && error > limits.error * limits.error * square);
-    } else if (unread < 0.5F || may_be_sharp) {
-      d.any = d.any || above > lse - limits.light;
-    } else {
-      if (usual < 0.0F) usual = kLonger * mean_noise(s);
-      const float usual_reach = reach_of(std::min(widest, usual));
-      const float usual_t = usual_reach / kDeviations * (usual_reach / kDeviations);
-      d.any = d.any || std::min(usual_t, usual_reach) + weight - lse > limits.likely;
-    }
+    const float most_bias = std::min(0.5F * head.spread * widest, kMostNoiseBias);
+    d.cuts[h] = cpu::score_of(head.heaviest + most_bias, s.logits);
+    d.bounds[h] = cpu::score_of(head.lse - limits.light, s.logits);
+    if (head.unread == kMinusInf) continue;
+    d.any = d.any || is_in_doubt(head, limits, [&] {
+              if (usual < 0.0F) usual = mean_noise(s);
+              return usual;
+            });
   }
   return d;
 }
@@ -217,12 +172,13 @@ CodeDoubt CodeScan::settle(const CodeSearch& s, const KvView& kv, CodeParts& par
   if (s.wanted == 0 || chosen_.size() == count) return out;
   if (has_unknown(s, parts)) return read_all(s, kv, exact, coded);
   Doubt d = doubt(s, parts, exact.lse, coded.lse);
-  const float light = limits_of(s.shape()).light;
-  bool wider = s.choice != nullptr && s.choice->may_widen(d.lses, light, kWideList, kDeviations);
+  const float light = doubt_limits(s.shape()).light;
+  bool wider =
+      s.choice != nullptr && s.choice->may_widen(d.lses, light, kWideList, kDoubtDeviations);
   if (!d.any && !wider) return out;
   out.any = true;
-  for (int round = 0; round < kMostRounds; ++round) {
-    if (s.choice != nullptr) wider = s.choice->widen(d.lses, light, kDeviations) || wider;
+  for (uint32_t round = 0; round < kDoubtRounds; ++round) {
+    if (s.choice != nullptr) wider = s.choice->widen(d.lses, light, kDoubtDeviations) || wider;
     if (!find_doubted(s, d, wider)) break;
     places_.insert(places_.end(), chosen_.begin(), chosen_.end());
     std::sort(places_.begin(), places_.end());
@@ -233,7 +189,7 @@ CodeDoubt CodeScan::settle(const CodeSearch& s, const KvView& kv, CodeParts& par
     bool falls = false;
     for (uint32_t h = 0; h < s.group; ++h) {
       const float lse = cpu::add_logs(exact.lse[h], coded.lse[h]);
-      falls = falls || lse < d.lses[h] - 1.0F;
+      falls = falls || lse < d.lses[h] - kDoubtFall;
       d.lses[h] = lse;
       d.bounds[h] = cpu::score_of(lse - light, s.logits);
     }

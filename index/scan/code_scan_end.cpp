@@ -2,15 +2,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cpu/code_doubt.h"
 #include "index/scan/code_scan.h"
 
 namespace keyhole::index {
-namespace {
-
-// Where exact attention leaves less than this of what the codes weighed, what rounding has left of these would show.
-constexpr float kLeastKept = 0.1F;
-
-}  // namespace
 
 void CodeScan::merge(const CodeSearch& s, const CodeParts& parts) {
   const uint32_t dim = s.shape().dim;
