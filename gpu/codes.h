@@ -8,6 +8,10 @@
 // chosen, and a thread of the host puts them where the device reads them (serve_rows()): the same bits, one exchange over the
 // bus later.
 //
+// Where codes cannot tell which rows weigh, a step looks at the KV head's codes once more, reads what might weigh
+// exactly, whatever its number, and sums up the rest again (docs/what-codes-hold.md, gpu/cuda/codes/settle.cuh): on
+// the device alone, in the order of the stream. Not with rows_by_host, which counts such heads.
+//
 // 128k tokens at 2 bits and d = 128 are 70.5 bytes a row and KV head: 2.3 GB for 256 heads.
 #pragma once
 
@@ -20,14 +24,12 @@
 #include "cpu/code_layout.h"
 #include "cpu/layer_shape.h"
 #include "cpu/types.h"
+#include "gpu/code_doubt.h"
 #include "gpu/step.h"
 
 namespace keyhole::gpu {
 
 class Resident;
-
-/// Most rows of a KV head that a step reads exactly.
-inline constexpr uint32_t kMostExactRows = 64;
 
 struct CodesShape {
   uint32_t layers = 0;  ///< of the model
@@ -51,12 +53,20 @@ struct CodesShape {
   /// Learned sinks, `[layers, q_heads]` in host memory, copied: every step over these codes, of a stream or of
   /// Resident::attend_begin(), counts the state (0, sink) of each head. null: none.
   const float* sinks = nullptr;
+  /// Steps read more rows than exact_rows where codes cannot tell which weigh. false: of tests, which know which rows
+  /// are read.
+  bool asks_doubt = true;
   /// There is memory for blocks after copy_layer() and complete() alone: codes of a copy take none for what they share.
   bool blocks_later = false;
 
   [[nodiscard]] const LogitParams& logits_of(uint32_t layer) const {
     return logits_of_layer(logits, layer_logits, layer);
   }
+};
+
+/// Heads in doubt since the beginning: see DoubtBoard.
+struct CodesDoubts {
+  uint64_t doubted = 0, given_up = 0, rows = 0;
 };
 
 /// Codes of the offloaded tokens of all heads of a session, in device memory. One thread at a time; calls that do not
@@ -117,6 +127,9 @@ class Codes {
   virtual void read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const = 0;
   /// Of device memory: what is shared counts for the codes that took it.
   [[nodiscard]] virtual size_t bytes() const = 0;
+  /// Of the steps that the device has done by now, which it does not wait for. Copied from the device: some 10 us a
+  /// call. With rows_by_host these heads are counted, and no more rows are read.
+  [[nodiscard]] virtual CodesDoubts doubts() const { return {}; }
 };
 
 /// Device memory that a Codes of this shape takes, all of it from the start. Throws Error(invalid_argument) for a shape

@@ -99,6 +99,9 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
                aligned_product({kv_heads, capacity, kMaximaOfBlock, padded, sizeof(float)}) +
                aligned_product({kv_heads, splits, heads, dim + 3, sizeof(float)});
   work = take({work_bytes});
+  figures = take({layers, kv_heads, sizeof(CodeFigures)});
+  arrivals = take({capacity, kv_heads, sizeof(uint32_t)});
+  doubt = take({DoubtLayout(kv_heads, heads, dim).bytes});
   bytes = blocks_bytes;
   add(bytes, others_bytes);
 }

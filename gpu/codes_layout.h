@@ -40,7 +40,11 @@ struct CodesLayout {
   uint32_t copied_blocks = 0;
   size_t sinks = 0;  ///< where there are any, of all layers of the model: `[layers, q_heads]` fp32
   size_t work = 0;   ///< of the step under way: CodesStep::work of gpu/cuda/codes/codes_kernels.h
-  size_t work_bytes = 0;    ///< no less than codes_work_bytes()
+  size_t work_bytes = 0;  ///< no less than codes_work_bytes()
+  size_t figures = 0;     ///< `[layers, kv_heads]` CodeFigures of gpu/code_doubt.h
+  size_t arrivals =
+      0;  ///< `[capacity, kv_heads]` uint32, zero between launches: EncodeParams::arrivals of gpu/cuda/codes/encode.h
+  size_t doubt = 0;         ///< of the step under way: DoubtLayout of gpu/code_doubt.h
   size_t others_bytes = 0;  ///< of that allocation
   size_t bytes = 0;         ///< of both
 };

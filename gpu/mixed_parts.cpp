@@ -154,6 +154,16 @@ class MixedCodes final : public Codes {
     all.for_each([&](const Codes& part) { sum += part.bytes(); });
     return sum;
   }
+  CodesDoubts doubts() const override {
+    CodesDoubts sum;
+    all.for_each([&](const Codes& part) {
+      const CodesDoubts own = part.doubts();
+      sum.doubted += own.doubted;
+      sum.given_up += own.given_up;
+      sum.rows += own.rows;
+    });
+    return sum;
+  }
 
   Parts<Codes> all;  ///< null: no layer of the kind has codes
 

@@ -152,11 +152,19 @@ constexpr size_t attend_fixed() {
 template <int kDim>
 constexpr bool kDividesGroup = kDim > 128;
 
+/// A pass that leaves no row out.
+struct FindsNone {
+  static constexpr bool kFinds = false;
+};
+
 /// The split of a thread block in a launch of one step.
 struct GridSplit {
   template <int kDim, int kHeadTiles>
   using Resident = ResidentShare<kDim, kHeadTiles>;
 
+  __device__ static uint32_t kv_head() { return blockIdx.y; }
+  /// What finds rows that are left out of the sums, which are read exactly.
+  __device__ static FindsNone finder(const HeadConstants&) { return {}; }
   __device__ static uint32_t number() { return blockIdx.x; }
   __device__ static uint32_t count() { return gridDim.x; }
   /// Among the states that are merged.
@@ -184,7 +192,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
 
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const uint32_t kv_head = blockIdx.y;
+  const uint32_t kv_head = split.kv_head();
   const CodesParams& s = heads.step(0);
   const bool has_resident = Heads::kHasResident && s.has_resident;
   const std::byte* const base = s.blocks + kv_head * s.head_stride;
@@ -248,6 +256,10 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   uint32_t q[kHeadTiles][kSteps][2];
   HeadConstants head[kHeadTiles];
   load_products<kDim, kBits, kHeadTiles>(queries, lane, q, head);
+  auto finder = split.finder(head[0]);
+  using Finder = decltype(finder);
+  // A row that is left out has a logit of -inf, and with it a whole tile may.
+  const auto base_of = [](float top) { return Finder::kFinds ? finite_base(top) : top; };
 
   // Two fp16 ones. The compiler must not know them: masking and joining a constant would take two instructions, not
   // one. A group is never as large as that.
@@ -284,7 +296,15 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) Ring::read(pair, i, lane, tiles[i]);
       float2 logits[2][kHeadTiles];
-      tile_logits<kDim, kBits, kHeadTiles>(tiles, q, head, noise, cap, middle, logits);
+      if constexpr (Finder::kFinds) {
+        static_assert(kHeadTiles == 1);
+        int scores[2][1][4] = {};
+        tile_scores<kDim, kBits, 1>(tiles, q, scores);
+        weigh_scores<1>(tiles, scores, head, noise, cap, middle, logits);
+        finder.find(at, tiles, scores, head[0], noise, middle[0], logits);
+      } else {
+        tile_logits<kDim, kBits, kHeadTiles>(tiles, q, head, noise, cap, middle, logits);
+      }
       // One question for both tiles and all heads: no instruction is moved across it.
       float largest[kHeadTiles];
       bool moves = false;
@@ -298,7 +318,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
 #pragma unroll
         for (int t = 0; t < kHeadTiles; ++t) {
           const float moved = fmaxf(top[t], max_of_head(largest[t]));
-          const float keep = exp2_fast(top[t] - moved);
+          const float keep = exp2_fast(top[t] - base_of(moved));
           top[t] = moved;
           sum[t] *= keep;
           block_sum[t] *= keep;
@@ -313,8 +333,8 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
         float2 w[kHeadTiles];
 #pragma unroll
         for (int t = 0; t < kHeadTiles; ++t) {
-          const float p0 = exp2_fast(logits[i][t].x - top[t]);
-          const float p1 = exp2_fast(logits[i][t].y - top[t]);
+          const float p0 = exp2_fast(logits[i][t].x - base_of(top[t]));
+          const float p1 = exp2_fast(logits[i][t].y - base_of(top[t]));
           block_sum[t] += p0 + p1;
           w[t] = {p0 * g0, p1 * g1};
         }
@@ -335,13 +355,15 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
           }
         }
       }
-      float best = max_of_head(largest[0]);
+      if constexpr (!Finder::kFinds) {
+        float best = max_of_head(largest[0]);
 #pragma unroll
-      for (int t = 1; t < kHeadTiles; ++t) {
-        const float of_tile = max_of_head(largest[t]);
-        best = lane / 4 == t ? of_tile : best;
+        for (int t = 1; t < kHeadTiles; ++t) {
+          const float of_tile = max_of_head(largest[t]);
+          best = lane / 4 == t ? of_tile : best;
+        }
+        if (has_maxima) maxima[size_t{at} * heads.maxima()] = best;
       }
-      if (has_maxima) maxima[size_t{at} * heads.maxima()] = best;
     }
     // The mean value of the block, for all that its rows weigh.
     const auto* value_mean = reinterpret_cast<const __half*>(block + kShape.value_mean_at());
@@ -357,6 +379,8 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
       }
     }
   }
+
+  if constexpr (Finder::kFinds) finder.count();
 
   // The warps' states, summed in a fixed order, four heads at a time.
   auto& states = *reinterpret_cast<WarpStates<kDim>*>(memory);

@@ -107,6 +107,9 @@ struct JointSplit {
   template <int kDim, int kHeadTiles>
   using Resident = ResidentWarps<kDim, kHeadTiles>;
 
+  __device__ static uint32_t kv_head() { return blockIdx.y; }
+  __device__ static FindsNone finder(const HeadConstants&) { return {}; }
+
   uint32_t own, of, before, begin, end;
   [[nodiscard]] __device__ uint32_t number() const { return own; }
   [[nodiscard]] __device__ uint32_t count() const { return of; }
@@ -187,7 +190,7 @@ __global__ void __launch_bounds__(kFinishThreads, kDim* kHeadTiles <= 128 ? 3 : 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   // Counts are older than the pass.
   const Division d = divide(batch).of(blockIdx.y);
-  finish<kDim, kBits, kHeadTiles>(batch.steps[blockIdx.y], JointSplits{d.family + d.own});
+  finish<kDim, kBits, kHeadTiles, false>(batch.steps[blockIdx.y], JointSplits{d.family + d.own});
 #endif
 }
 

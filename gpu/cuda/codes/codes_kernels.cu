@@ -36,6 +36,14 @@ BatchKernels batch_kernels_of(const CodeShape& shape, uint32_t group) {
   }
 }
 
+SettleKernels settle_kernels_of(const CodeShape& shape) {
+  switch (shape.key_bits) {
+    case 2: return settle_kernels_of_2_bits(shape.dim);
+    case 4: return settle_kernels_of_4_bits(shape.dim);
+    default: return {};
+  }
+}
+
 /// Parts of the work space one after the other, from step.work on; returns their end.
 size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& params) {
   static_cast<CodesStep&>(params) = step;
@@ -105,6 +113,25 @@ cudaError_t prepare_attend(CodesStep& step, const Kernels& kernels, int device, 
   return status;
 }
 
+/// Lets the kernel that takes up heads in doubt have all shared memory of a thread block. needs: as prepare_attend().
+cudaError_t prepare_settle(const CodesStep& step, int device, size_t& needs) {
+  const SettleKernels settle = settle_kernels_of(step.shape);
+  int per_block = 0;
+  cudaError_t status =
+      cudaDeviceGetAttribute(&per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  for (const void* kernel : {settle.one, settle.several}) {
+    if (kernel == nullptr || status != cudaSuccess) continue;
+    cudaFuncAttributes attributes{};
+    status = cudaFuncGetAttributes(&attributes, kernel);
+    if (status != cudaSuccess) break;
+    needs = std::max(needs, attributes.sharedSizeBytes + settle.shared);
+    if (needs > static_cast<size_t>(per_block)) return cudaErrorNotSupported;
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  per_block - static_cast<int>(attributes.sharedSizeBytes));
+  }
+  return status;
+}
+
 /// Clusters of finish_codes(): one beside those of the KV heads publishes the step.
 uint32_t clusters(const CodesStep& step) {
   return step.kv_heads + (step.has_resident && step.resident.counts ? 1 : 0);
@@ -127,12 +154,34 @@ cudaError_t launch_clusters(const void* kernel, dim3 grid, size_t bytes, cudaStr
   return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 
-/// Shared memory of finish_codes().
-size_t shared_bytes(const CodesStep& step, const Kernels& kernels) {
-  if (!step.cluster) return kernels.single_shared;
+/// Shared memory of the kernels of clusters that follow the pass, of one step or of several.
+size_t cluster_bytes(const CodesStep& step, const Kernels& kernels) {
   const size_t turns =
       (size_t{step.block_capacity} * kBlockMaxima + kClusterThreads - 1) / kClusterThreads;
   return kernels.finish_shared + turns * kFinishThreads * sizeof(float);
+}
+/// Shared memory of finish_codes(), beside what the kernel declares.
+size_t shared_bytes(const CodesStep& step, const Kernels& kernels) {
+  if (!step.cluster) return kernels.single_shared;
+  return std::max(cluster_bytes(step, kernels), kernels.settle_shared);
+}
+/// And with that.
+cudaError_t all_shared_bytes(const CodesStep& step, const Kernels& kernels, size_t& bytes) {
+  cudaFuncAttributes attributes{};
+  const cudaError_t status =
+      cudaFuncGetAttributes(&attributes, step.cluster ? kernels.finish : kernels.finish_single);
+  bytes = attributes.sharedSizeBytes + shared_bytes(step, kernels);
+  return status;
+}
+
+/// Enqueues what takes up the heads in doubt of `step`, or of several steps like it. params: one CodesParams, or
+/// BatchParams. Not ahead of the end of the kernel before it: a kernel that follows such a one at once takes 4 us
+/// more then.
+cudaError_t launch_settle(const CodesStep& step, bool several, void* params, cudaStream_t stream) {
+  const SettleKernels settle = settle_kernels_of(step.shape);
+  void* arguments[] = {params};
+  return launch_ahead(several ? settle.several : settle.one, dim3(step.processors),
+                      dim3(settle.warps * 32), settle.shared, stream, arguments, false);
 }
 
 }  // namespace
@@ -208,18 +257,33 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   if (status != cudaSuccess) return status;
   status = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   if (status != cudaSuccess) return status;
+  int processors = 1;
+  status = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (status != cudaSuccess) return status;
+  step.processors = static_cast<uint32_t>(processors);
   size_t least = 0;
   status = codes::prepare_attend(step, kernels, device, least);
+  if (status == cudaSuccess) status = codes::prepare_settle(step, device, least);
   step.cluster = step.cluster && major >= 9;
-  step.cluster = step.cluster && codes::shared_bytes(step, kernels) <= static_cast<size_t>(most);
-  least = std::max(least, codes::shared_bytes(step, kernels));
+  size_t finish = 0;
+  cudaError_t known = codes::all_shared_bytes(step, kernels, finish);
+  if (known == cudaSuccess && step.cluster && finish > static_cast<size_t>(most)) {
+    step.cluster = false;
+    known = codes::all_shared_bytes(step, kernels, finish);
+  }
+  least = std::max(least, finish);
   if (needs != nullptr) *needs = least;
+  if (status == cudaSuccess) status = known;
   if (status != cudaSuccess) return status;
   // One thread block has more than 99 KiB for groups above 8 with d = 256.
   if (least > static_cast<size_t>(most)) return cudaErrorNotSupported;
   // All that there is, not what this step needs: the limit is the function's, and steps of other capacities share it.
   const auto allow = [&](const void* kernel) {
-    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+    cudaFuncAttributes attributes{};
+    const cudaError_t failed = cudaFuncGetAttributes(&attributes, kernel);
+    if (failed != cudaSuccess) return failed;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                most - static_cast<int>(attributes.sharedSizeBytes));
   };
   const void* const of_batches = codes::batch_kernels_of(step.shape, step.group).finish;
   if (step.cluster && of_batches != nullptr) status = allow(of_batches);
@@ -254,20 +318,31 @@ cudaError_t finish_codes(const CodesStep& step, cudaStream_t stream, bool ahead)
                                 bytes, stream, arguments, ahead);
 }
 
+cudaError_t settle_codes(const CodesStep& step, cudaStream_t stream) {
+  if (step.doubt.board == nullptr || step.exact_rows == 0 || step.cluster) return cudaSuccess;
+  const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
+  if (!codes::valid(step, kernels)) return cudaErrorInvalidValue;
+  codes::CodesParams params;
+  codes::lay_out(step, kernels, params);
+  return codes::launch_settle(step, false, &params, stream);
+}
+
 CodesKind codes_kind(const CodesStep& step) {
   const bool joins =
       step.cluster && step.host_rows.requests == nullptr && step.resident_o == nullptr;
   if (!joins) return {};
   const codes::BatchKernels kernels = codes::batch_kernels_of(step.shape, step.group);
-  return {kernels.attend, step.kv_heads, codes::clusters(step), step.fill, step.stages};
+  return {kernels.attend, step.kv_heads, codes::clusters(step),
+          step.fill,      step.stages,   step.doubt.board != nullptr};
 }
 
 cudaError_t step_codes(std::span<const CodesStep> steps, cudaStream_t stream, bool ahead) {
   if (steps.empty() || steps.size() > kMostJointSteps) return cudaErrorInvalidValue;
   const CodesStep& first = steps[0];
   if (steps.size() == 1) {
-    const cudaError_t status = attend_codes(first, stream, ahead);
-    return status != cudaSuccess ? status : finish_codes(first, stream, ahead);
+    cudaError_t status = attend_codes(first, stream, ahead);
+    if (status == cudaSuccess) status = finish_codes(first, stream, ahead);
+    return status != cudaSuccess ? status : settle_codes(first, stream);
   }
   const codes::Kernels kernels = codes::kernels_of(first.shape, first.group);
   const codes::BatchKernels batch = codes::batch_kernels_of(first.shape, first.group);
@@ -280,7 +355,7 @@ cudaError_t step_codes(std::span<const CodesStep> steps, cudaStream_t stream, bo
     const RingShape& ring = step.resident.ring;
     const uint32_t resident = step.has_resident ? ring.sink + ring.capacity : 0;
     params.resident_cost[params.count++] = resident / (kCodeBlock / codes::kResidentRowCost);
-    bytes = std::max(bytes, codes::shared_bytes(step, kernels));
+    bytes = std::max(bytes, codes::cluster_bytes(step, kernels));
   }
   params.blocks = std::max(first.fill, params.count);
   void* arguments[] = {&params};
@@ -306,9 +381,11 @@ cudaError_t step_codes(std::span<const CodesStep> steps, cudaStream_t stream, bo
                         dim3(kernels.attend_warps * 32), codes::attend_bytes(first, kernels),
                         stream, arguments, ahead);
   if (status != cudaSuccess) return status;
-  return codes::launch_clusters(batch.finish,
-                                dim3(codes::clusters(first) * codes::kFinishBlocks, params.count),
-                                bytes, stream, arguments, ahead);
+  status = codes::launch_clusters(batch.finish,
+                                  dim3(codes::clusters(first) * codes::kFinishBlocks, params.count),
+                                  bytes, stream, arguments, ahead);
+  if (status != cudaSuccess || first.doubt.board == nullptr) return status;
+  return codes::launch_settle(first, true, &params, stream);
 }
 
 }  // namespace keyhole::gpu

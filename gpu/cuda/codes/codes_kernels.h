@@ -4,9 +4,11 @@
 // Instantiated for any group, head dimensions of 64, 80, 96, 128 and 256, and 2 or 4 bits, as many of values as of keys. Other
 // shapes give cudaErrorInvalidValue, see codes_have_kernels().
 //
+// settle_codes() takes a second look where codes could not tell which rows weigh, if finish_codes() has not.
+//
 // ORDER on the stream: what writes `block_count` and the codes; resident_step, where it makes the resident state;
-// attend_codes(); finish_codes(). Nothing here allocates or waits, so all of it may be captured: the number of blocks is read
-// when the kernels run, and launches are the same for every number up to the capacity.
+// attend_codes(); finish_codes(); settle_codes(). Nothing here allocates or waits, so all of it may be captured: the
+// number of blocks is read when the kernels run, and launches are the same for every number up to the capacity.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -29,6 +31,23 @@ inline constexpr uint32_t kMaximumRows = 32;
 /// Steps of one launch.
 inline constexpr uint32_t kMostJointSteps = 16;
 
+/// What a step asks of its heads' doubt, and where that lies (gpu/code_doubt.h). Steps of one stream can share all
+/// but figures.
+struct CodesDoubt {
+  DoubtBoard* board = nullptr;     ///< null: nothing is asked, and no kernel takes a second look
+  uint32_t* list = nullptr;        ///< `[kv_heads]`
+  DoubtRecord* records = nullptr;  ///< `[kv_heads]`
+  float* queries = nullptr;        ///< `[kv_heads, group, dim]`
+  const CodeFigures* figures = nullptr;  ///< `[kv_heads]`
+};
+/// In memory of DoubtLayout::bytes, aligned to 16 and zero at first.
+[[nodiscard]] inline CodesDoubt doubt_in(std::byte* memory, const DoubtLayout& layout,
+                                         const CodeFigures* figures) {
+  return {reinterpret_cast<DoubtBoard*>(memory), reinterpret_cast<uint32_t*>(memory + layout.list),
+          reinterpret_cast<DoubtRecord*>(memory + layout.records),
+          reinterpret_cast<float*>(memory + layout.queries), figures};
+}
+
 /// One step of one layer. All pointers are to memory that the device can read: its own, unless said.
 struct CodesStep {
   CodeShape shape;
@@ -49,6 +68,7 @@ struct CodesStep {
   int stages = 2;
   /// Whether families of steps have kernels here: prepare_codes() says so.
   bool shares = false;
+  uint32_t processors = 1;  ///< of the device: prepare_codes() says so
 
   const uint32_t* block_count =
       nullptr;  ///< one number, <= block_capacity, the same for all KV heads; 0: no codes yet
@@ -86,6 +106,8 @@ struct CodesStep {
   /// Or their state, to merge with, lse in natural log; null: none. A kernel before on the stream has written it.
   const float* resident_o = nullptr;    ///< `[kv_heads * group, dim]`
   const float* resident_lse = nullptr;  ///< `[kv_heads * group]`
+
+  CodesDoubt doubt;
 
   const float* sinks = nullptr;  ///< `[kv_heads * group]` learned sinks, natural log; null: none
 
@@ -131,12 +153,18 @@ struct CodesStep {
 /// likewise, directly after attend_codes() on the stream.
 [[nodiscard]] cudaError_t finish_codes(const CodesStep& step, cudaStream_t stream, bool ahead);
 
+/// Enqueues the second look at codes that could not tell which rows weigh, after finish_codes(): nothing without
+/// `doubt`, where no row is read exactly, and where a cluster of thread blocks has taken that look itself
+/// (CodesStep::cluster).
+[[nodiscard]] cudaError_t settle_codes(const CodesStep& step, cudaStream_t stream);
+
 /// What steps that go in one launch have in common. Codes, lengths, capacities, tensors, exact rows and work spaces are each
 /// step's own.
 struct CodesKind {
   const void* attend = nullptr;  ///< the kernel; null: the step goes alone
   uint32_t kv_heads = 0, clusters = 0, fill = 0;
   int stages = 0;
+  bool asks_doubt = false;
 
   bool operator==(const CodesKind&) const = default;
 };
@@ -144,9 +172,9 @@ struct CodesKind {
 /// kernels of clusters, with rows that the device reads and without a resident state.
 [[nodiscard]] CodesKind codes_kind(const CodesStep& step);
 
-/// Enqueues both kernels for 1 to kMostJointSteps steps of one kind, each with a work space of its own. Of several steps one
-/// has 1 to `splits` thread blocks per KV head, which depends on what the others have to read: its result may differ by
-/// rounding from that of attend_codes() and finish_codes().
+/// Enqueues all kernels for 1 to kMostJointSteps steps of one kind, each with a work space of its own. Of several
+/// steps one has 1 to `splits` thread blocks per KV head, which depends on what the others have to read: its result
+/// may differ by rounding from that of attend_codes() and finish_codes().
 [[nodiscard]] cudaError_t step_codes(std::span<const CodesStep> steps, cudaStream_t stream,
                                      bool ahead);
 

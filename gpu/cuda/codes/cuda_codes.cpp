@@ -171,6 +171,9 @@ struct CudaCodes::Impl {
   [[nodiscard]] uint32_t* device_count(uint32_t layer) const {
     return memory.as<uint32_t>(layout.counts) + 2 * layers[layer].slot;
   }
+  [[nodiscard]] CodeFigures* figures(uint32_t layer) const {
+    return memory.as<CodeFigures>(layout.figures) + size_t{layers[layer].slot} * shape.kv_heads;
+  }
   /// Of Layer::shared.
   [[nodiscard]] uint32_t* device_shared(uint32_t layer) const { return device_count(layer) + 1; }
 
@@ -180,6 +183,7 @@ struct CudaCodes::Impl {
     int stages = CodesStep{}.stages;
     bool cluster = true;  // before it is known: as prepare_codes() wants it
     bool shares = false;
+    uint32_t processors = 1;
   };
   /// Adds the variant of so many tokens, one more than there are.
   cudaError_t prepare(uint32_t tokens, size_t* needs) {
@@ -198,10 +202,14 @@ struct CudaCodes::Impl {
     v.cluster = sizes.cluster;
     v.stages = sizes.stages;
     v.shares = sizes.shares;
+    v.processors = sizes.processors;
     if (status != cudaSuccess) variants.pop_back();
     return status;
   }
 
+  [[nodiscard]] DoubtLayout doubt_layout() const {
+    return {shape.kv_heads, size_t{group()} * most_step_tokens(group()), shape.code.dim};
+  }
   /// What all steps of so many tokens have in common.
   [[nodiscard]] CodesStep step_sizes(uint32_t tokens) const {
     const Variant& v = variants[tokens - 1];
@@ -216,6 +224,7 @@ struct CudaCodes::Impl {
     s.cluster = v.cluster;
     s.stages = v.stages;
     s.shares = v.shares;
+    s.processors = v.processors;
     s.block_stride = layout.block_stride;
     s.head_stride = layout.head_stride;
     // What the host reads has places for one token's.
@@ -243,7 +252,13 @@ struct CudaCodes::Impl {
     if (shape.sinks != nullptr) {
       s.sinks = memory.as<float>(layout.sinks) + size_t{layer} * shape.q_heads;
     }
-    if (exchange != nullptr) s.host_rows = exchange->params(layer, waits);
+    if (exchange != nullptr) {
+      s.host_rows = exchange->params(layer, waits);
+      s.keys = s.values = nullptr;  // the device does not know where they lie
+    }
+    if (shape.asks_doubt) {
+      s.doubt = doubt_in(memory.data() + layout.doubt, doubt_layout(), figures(layer));
+    }
     s.work = memory.data() + layout.work;
     return s;
   }
@@ -253,7 +268,12 @@ struct CudaCodes::Impl {
     auto* const joint = static_cast<CudaStepGroup*>(group);
     if (joint != nullptr && joint->add(s, stream_of(stream), ahead)) return;
     check(attend_codes(s, stream_of(stream), ahead), "attending codes");
+    finish(s, stream);
+  }
+  /// What follows the pass.
+  void finish(const CodesStep& s, Stream stream) const {
     check(finish_codes(s, stream_of(stream), ahead), "merging codes");
+    check(settle_codes(s, stream_of(stream)), "a second look at codes");
   }
 
   /// Enqueues that the layer has these blocks in common with its family.
@@ -266,6 +286,12 @@ struct CudaCodes::Impl {
   /// Blocks from `first` on are not those of the family any more.
   void leave_family(uint32_t layer, uint32_t first, Stream stream) {
     if (first < layers[layer].shared) set_family(layer, layers[layer].family, first, stream);
+  }
+  /// Enqueues that nothing is known of the layer's rows: there are none.
+  void forget_figures(uint32_t layer, Stream stream) const {
+    check(
+        cudaMemsetAsync(figures(layer), 0, shape.kv_heads * sizeof(CodeFigures), stream_of(stream)),
+        "clearing figures of codes");
   }
   /// Enqueues the layer's new count, and marks the place in the stream for those that wait for it here.
   void set_count(uint32_t layer, uint32_t count, Stream stream) {
@@ -400,6 +426,7 @@ void CudaCodes::encode(uint32_t layer, uint32_t first, uint32_t count, Stream st
     m.own_blocks(begin, end);
   }
   m.leave_family(layer, first, stream);
+  if (first == 0) m.forget_figures(layer, stream);
   EncodeParams p;
   p.shape = m.shape.code;
   p.dtype = m.shape.dtype;
@@ -416,6 +443,8 @@ void CudaCodes::encode(uint32_t layer, uint32_t first, uint32_t count, Stream st
   p.blocks = m.blocks(layer);
   p.block_stride = m.layout.block_stride;
   p.head_stride = m.layout.head_stride;
+  p.arrivals = m.memory.as<uint32_t>(m.layout.arrivals);
+  p.figures = m.figures(layer);
   if (m.exchange == nullptr) {
     m.encoder->launch(p, stream_of(stream));
   } else {
@@ -434,6 +463,7 @@ void CudaCodes::truncate(uint32_t layer, uint32_t blocks, Stream stream) {
   }
   const DeviceScope scope(m.ordinal);
   m.leave_family(layer, blocks, stream);
+  if (blocks == 0) m.forget_figures(layer, stream);
   m.set_count(layer, blocks, stream);
 }
 
@@ -471,6 +501,7 @@ void CudaCodes::copy_layer(uint32_t layer, Codes& from) {
   const size_t heads = m.shape.kv_heads, dim = m.shape.code.dim;
   copy(m.key_scales(layer), f.key_scales(layer), heads * dim * sizeof(float));
   copy(m.value_scales(layer), f.value_scales(layer), heads * sizeof(float));
+  copy(m.figures(layer), f.figures(layer), heads * sizeof(CodeFigures));
   if (m.shape.dtype == DType::i8) {
     copy(m.row_scales(layer), f.row_scales(layer),
          source.count * heads * 2 * dim * sizeof(uint16_t));
@@ -536,6 +567,18 @@ void CudaCodes::read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte
 
 size_t CudaCodes::bytes() const { return impl_->bytes(); }
 
+CodesDoubts CudaCodes::doubts() const {
+  const Impl& m = *impl_;
+  const DeviceScope scope(m.ordinal);
+  const BesideCapture beside;
+  DoubtBoard board;
+  check(cudaMemcpyAsync(&board, m.memory.data() + m.layout.doubt, sizeof board,
+                        cudaMemcpyDeviceToHost, m.own->get()),
+        "reading what codes could not tell");
+  m.own->wait("reading what codes could not tell");
+  return {board.doubted, board.given_up, board.rows};
+}
+
 void CudaCodes::step(uint32_t layer, const DeviceRows& q, const StepParams& resident,
                      const DeviceRows& out, float* lse, Stream stream, StepGroup* group) {
   CodesStep s = impl_->step(layer, input(q));
@@ -573,7 +616,7 @@ void CudaCodes::finish(uint32_t layer, const DeviceRows& q, const float* residen
   s.resident_lse = resident_lse;
   s.out = {out.data, out.head_stride, out.dtype};
   s.lse = lse;
-  check(finish_codes(s, stream_of(stream), impl_->ahead), "merging codes");
+  impl_->finish(s, stream);
 }
 
 std::unique_ptr<Codes> make_cuda_codes(Resident& resident, const CodesShape& shape) {

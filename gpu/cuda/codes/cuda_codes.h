@@ -36,6 +36,7 @@ class CudaCodes final : public Codes {
   [[nodiscard]] uint32_t most_tokens(uint32_t layer) const override;
   void read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const override;
   [[nodiscard]] size_t bytes() const override;
+  [[nodiscard]] CodesDoubts doubts() const override;
 
   /// Learns of device memory that is about to be taken, and may throw Error(out_of_device_memory), and of memory that is given
   /// back.

@@ -2,7 +2,8 @@
 //
 //   stage    rows to shared memory, each byte once over the bus (where they fit; else they are read twice)
 //   means    rows are scaled and rotated, 16 at a time, one warp each, and added up in their order
-//   codes    rotated again (cheaper than memory for 256 rows in fp32), minus the means: codes, factors, noise
+//   codes    rotated again (cheaper than memory for 256 rows in fp32), minus the means: codes, factors, noise (kUnknownNoise
+//            where fp16 holds less than it should of the keys or the values, as on the host)
 //   pack     codes, a byte each until here, to where the tensor cores want them
 //
 // All of it has the order of index/scan/kv_codes.cpp, each operation rounded by itself, so that device and host make the
@@ -13,6 +14,7 @@
 // busy, the bus is the limit.
 #include <cuda_fp16.h>
 
+#include "cpu/code_doubt.h"
 #include "gpu/cuda/codes/encode.h"
 #include "gpu/cuda/codes/int8_rows.cuh"
 #include "gpu/cuda/common/async_copy.cuh"
@@ -26,10 +28,20 @@ constexpr uint32_t kEncodeWarps = 16;
 constexpr uint32_t kEncodeThreads = kEncodeWarps * 32;
 constexpr uint32_t kMostOfLane = kMaxDeviceHeadDim / 32;  // components of a row
 
-/// fp16 as files have it: beyond its range the largest number, not infinity.
-__device__ __half to_half(float x) {
+/// fp16 as files have it: beyond its range the largest number, not infinity, and `fits` becomes false.
+__device__ __half to_half(float x, bool& fits) {
   constexpr float kLargest = 65504.0F;
-  return __float2half_rn(x < -kLargest ? -kLargest : kLargest < x ? kLargest : x);
+  if (!(fabsf(x) <= kLargest)) {
+    fits = false;
+    x = signbit(x) ? -kLargest : kLargest;
+  }
+  return __float2half_rn(x);
+}
+
+/// What is larger after the balance is beyond fp16 by far; the square of a row of them is finite.
+__device__ float bounded(float x) {
+  constexpr float kLargest = 1e15F;
+  return x < -kLargest ? -kLargest : kLargest < x ? kLargest : x;
 }
 
 /// One warp rotates a row in shared memory.
@@ -98,6 +110,7 @@ struct EncodeShared {
   float rotated[kEncodeWarps][kMaxDeviceHeadDim];
   float means[kMaxDeviceHeadDim];
   float noise[kCodeBlock];
+  float factors[kCodeBlock];  ///< of keys, as they are stored
 };
 
 /// Words of keys' codes from bytes, `[256, pitch]`.
@@ -139,6 +152,45 @@ __device__ void pack_values(const CodeShape& shape, const std::byte* codes, uint
     }
     out[i] = word;
   }
+}
+
+/// Of keys: the block's noise, to `out`, and what the encoder keeps of its rows. fits: all of it. By one thread.
+__device__ void put_noise(const EncodeParams& p, const EncodeShared& shared, uint32_t head,
+                          bool fits, float* out) {
+  float noise = 0.0F, widest = 0.0F, squares = 0.0F;
+  for (uint32_t i = 0; i < kCodeBlock; ++i) {
+    const float f = shared.factors[i];
+    noise += shared.noise[i];
+    widest = f < widest ? widest : f;
+    squares += f * f;
+  }
+  noise *= 1.0F / kCodeBlock;
+  *out = fits ? noise : kUnknownNoise;
+  if (p.figures == nullptr || !fits) return;
+  CodeFigures& figures = p.figures[head];
+  atomicMax(&figures.widest, __float_as_uint(widest * widest * noise));
+  constexpr float kMost = 1e12F;  // of a sum of 2^14 blocks nothing is lost
+  const float mean = noise * squares * (1.0F / kCodeBlock) * (1.0F / kNoiseUnit);
+  atomicAdd(reinterpret_cast<unsigned long long*>(&figures.noise_sum),
+            static_cast<unsigned long long>(mean < kMost ? mean : kMost));
+  atomicAdd(&figures.blocks, 1U);
+}
+
+/// The thread block of the block's keys, or of its values, is done. The second of the two notes it where either has
+/// numbers that fp16 cannot hold. By the thread that has written what there is of the noise.
+__device__ void close_block(const EncodeParams& p, uint32_t head, uint32_t block, bool fits,
+                            float* noise) {
+  if (p.arrivals == nullptr) return;
+  constexpr uint32_t kUnfit = 1U << 16U;
+  uint32_t* const arrivals = p.arrivals + size_t{block} * p.kv_heads + head;
+  __threadfence();
+  const uint32_t before = atomicAdd(arrivals, fits ? 1U : 1U + kUnfit);
+  if (before % kUnfit == 0) return;
+  __threadfence();
+  *arrivals = 0;
+  if (fits && before < kUnfit) return;
+  *noise = kUnknownNoise;
+  if (p.figures != nullptr) atomicMax(&p.figures[head].widest, 0x7F800000U);
 }
 
 /// Grid (blocks, KV heads, keys or values).
@@ -190,13 +242,15 @@ __global__ void __launch_bounds__(kEncodeThreads)
     for (uint32_t i = 0; i < kMostOfLane; ++i) {
       const uint32_t j = lane + 32 * i;
       // An int8 number times its scale is exact: the bits are those of the host.
-      if (j < dim) mine[j] = codes::load_number(from, p.dtype, j) * row_scale[i] * scale[i];
+      if (j < dim)
+        mine[j] = bounded(codes::load_number(from, p.dtype, j) * row_scale[i] * scale[i]);
     }
     __syncwarp();
     rotate_row(mine, dim, lane);
   };
 
   // ---- means
+  bool fits = true;
   float sum = 0.0F;
   for (uint32_t begin = 0; begin < kCodeBlock; begin += kEncodeWarps) {
     rotate(begin + warp);
@@ -208,7 +262,7 @@ __global__ void __launch_bounds__(kEncodeThreads)
     __syncthreads();
   }
   if (threadIdx.x < dim) {
-    const __half mean = to_half(sum * (1.0F / kCodeBlock));
+    const __half mean = to_half(sum * (1.0F / kCodeBlock), fits);
     shared.means[threadIdx.x] = __half2float(mean);
     auto* to = reinterpret_cast<__half*>(
         out + (is_keys ? p.shape.key_mean_at() : p.shape.value_mean_at()));
@@ -233,26 +287,30 @@ __global__ void __launch_bounds__(kEncodeThreads)
     if (lane != 0) continue;
     if (is_keys) {
       const bool empty = !(coded.product > 0.0F);
-      factors[2 * row] = to_half(empty ? 0.0F : coded.square / coded.product);
+      factors[2 * row] = to_half(empty ? 0.0F : coded.square / coded.product, fits);
+      shared.factors[row] = __half2float(factors[2 * row]);
       const float explained = coded.product / coded.square * coded.product;
       shared.noise[row] =
           empty ? 0.0F : fmaxf(0.0F, coded.all_levels - explained) / static_cast<float>(dim);
     } else {
-      factors[2 * row] = to_half(coded.product / coded.all_levels);
+      factors[2 * row] = to_half(coded.product / coded.all_levels, fits);
     }
   }
-  __syncthreads();
+  fits = __syncthreads_and(fits ? 1 : 0) != 0;
 
   // ---- pack
+  auto* const noise = reinterpret_cast<float*>(out + p.shape.noise_at());
   if (!is_keys) {
+    if (threadIdx.x == 0) close_block(p, head, block, fits, noise);
     pack_values(p.shape, rows, pitch, reinterpret_cast<uint32_t*>(out + p.shape.values_at()));
     return;
   }
   const auto ends = static_cast<uint32_t>((p.shape.block_bytes() - p.shape.noise_at()) / 4);
-  if (threadIdx.x < ends) {  // the noise, and zeros behind it
-    float noise = 0.0F;
-    for (uint32_t i = 0; threadIdx.x == 0 && i < kCodeBlock; ++i) noise += shared.noise[i];
-    reinterpret_cast<float*>(out + p.shape.noise_at())[threadIdx.x] = noise * (1.0F / kCodeBlock);
+  if (threadIdx.x == 0) {
+    put_noise(p, shared, head, fits, noise);
+    close_block(p, head, block, fits, noise);
+  } else if (threadIdx.x < ends) {
+    noise[threadIdx.x] = 0.0F;
   }
   pack_keys(p.shape, rows, pitch, reinterpret_cast<uint32_t*>(out));
 }

@@ -6,6 +6,7 @@
 
 #include "cpu/code_layout.h"
 #include "cpu/types.h"
+#include "gpu/code_doubt.h"
 
 namespace keyhole::gpu {
 
@@ -30,6 +31,10 @@ struct EncodeParams {
   std::byte* blocks = nullptr;  ///< block b of KV head h at b * block_stride + h * head_stride
   size_t block_stride = 0;
   size_t head_stride = 0;
+  /// Zero between launches, `[blocks, kv_heads]`; null: where fp16 cannot hold values, blocks do not say so.
+  uint32_t* arrivals = nullptr;
+  CodeFigures* figures =
+      nullptr;  ///< `[kv_heads]`, which these blocks are added to; null: not kept
 };
 
 class EncodeLauncher {

@@ -5,14 +5,17 @@
 //   choose   this step's N heaviest rows (gpu/cuda/codes/choose.cuh), while the splits' rows are summed up
 //   read     K and V of the N rows, one warp a row, from pinned host memory or the device's, or as the host has read them
 //   merge    splits - N rows by their codes + N rows exactly + resident tokens; the blocks have the heads in turn
+//   settle   a second look, where codes could not tell which rows weigh (gpu/cuda/codes/settle_head.cuh)
 //
 // The chain is one of latencies: a trip to memory takes half a microsecond, over the bus two, a barrier of the cluster a
 // quarter. So each phase asks for all that it needs at once, and what one can need is asked for before it is known.
 #pragma once
 
+#include "gpu/cuda/codes/doubt.cuh"
 #include "gpu/cuda/codes/finish_shared.cuh"
 #include "gpu/cuda/codes/merge_head.cuh"
 #include "gpu/cuda/codes/publish.cuh"
+#include "gpu/cuda/codes/settle_head.cuh"
 #include "gpu/cuda/common/grid_dependency.cuh"
 
 namespace keyhole::gpu::codes {
@@ -66,12 +69,12 @@ __device__ inline void send_rows(const CodesParams& s, uint32_t rank, uint32_t c
   }
 }
 
-/// The state of head `h` from what `sources` blocks have sent, by a warp.
+/// What `sources` blocks have sent of head `h`, by a warp: the codes without the rows that were read, and these.
+/// Returns what asks about doubt need to know.
 template <int kDim, int kBits, int kHeadTiles>
-__device__ inline void merge_sent(const CodesParams& s, uint32_t kv_head, uint32_t h,
-                                  uint32_t sources, float value_scale,
-                                  const ResidentHead<kDim>& resident,
-                                  FinishShared<kDim, kBits, kHeadTiles>& shared) {
+__device__ inline HeadSums gather_sent(uint32_t h, uint32_t sources,
+                                       const FinishShared<kDim, kBits, kHeadTiles>& shared,
+                                       PartOfHead<kDim>& codes, PartOfHead<kDim>& exact) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t own = h / kFinishBlocks;
   const bool inside = 4 * lane < kDim;
@@ -79,14 +82,15 @@ __device__ inline void merge_sent(const CodesParams& s, uint32_t kv_head, uint32
     return inside ? *reinterpret_cast<const float4*>(&row[128 * u + 4 * lane])
                   : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
   };
-  PartOfHead<kDim> codes{shared.top[h], shared.total[h], {}};
+  codes = {shared.top[h], shared.total[h], {}};
 #pragma unroll
   for (int u = 0; u < kLaneQuads<kDim>; ++u) {
     const float4 all = quad(shared.split_o[own], u);
     float* o = codes.o + 4 * u;
     o[0] = all.x, o[1] = all.y, o[2] = all.z, o[3] = all.w;
   }
-  PartOfHead<kDim> exact{kMinusInf, 0.0F, {}};
+  exact = {kMinusInf, 0.0F, {}};
+  float coded_sum = 0.0F;
 #pragma unroll
   for (uint32_t b = 0; b < kFinishBlocks; ++b) {
     if (b >= sources) break;
@@ -97,6 +101,7 @@ __device__ inline void merge_sent(const CodesParams& s, uint32_t kv_head, uint32
       o[0] -= x.x, o[1] -= x.y, o[2] -= x.z, o[3] -= x.w;
     }
     codes.total -= shared.coded_sum[b][own];
+    coded_sum += shared.coded_sum[b][own];
     exact.top = fmaxf(exact.top, shared.exact_max[b][own]);
   }
   const float base = finite_base(exact.top);
@@ -113,11 +118,32 @@ __device__ inline void merge_sent(const CodesParams& s, uint32_t kv_head, uint32
     }
     exact.total = fmaf(weight, shared.exact_sum[b][own], exact.total);
   }
-  merge_head<kDim>(s, kv_head, h, codes, exact, value_scale, resident, shared.split_o[own]);
+  return {codes.top, codes.total, coded_sum, exact.top, exact.total, shared.lse[h], kMinusInf};
 }
 
-/// splits: that the pass has left of the step.
-template <int kDim, int kBits, int kHeadTiles, class Splits>
+/// What the settling of a KV head needs, to its record, by all blocks of its cluster, which know why. True: the
+/// cluster is to settle it; false: where the host reads rows, it is counted.
+template <int kDim, int kBits, int kHeadTiles>
+__device__ inline bool leave_record(const CodesParams& s, uint32_t kv_head, uint32_t rank,
+                                    uint32_t reasons, uint32_t chosen,
+                                    const FinishShared<kDim, kBits, kHeadTiles>& shared) {
+  DoubtRecord& record = s.doubt.records[kv_head];
+  if (rank == 0 && threadIdx.x == 0) record.reasons = reasons;
+  if (s.keys == nullptr) {
+    if (rank == 0 && threadIdx.x == 0) close_record(s, kv_head);
+    return false;
+  }
+  const uint32_t head = rank + threadIdx.x * kFinishBlocks;
+  if (threadIdx.x < shared.kOwn && head < s.group) record.lse[head] = shared.asked_lse[threadIdx.x];
+  if (rank != 0) return true;
+  note_chosen(s, kv_head, shared.choice.chosen, chosen);
+  save_queries<kDim>(s, kv_head, shared.q[0], threadIdx.x, kFinishThreads);
+  return true;
+}
+
+/// splits: that the pass has left of the step. kSettles: heads in doubt are settled here; else they are put on the
+/// board.
+template <int kDim, int kBits, int kHeadTiles, bool kSettles, class Splits>
 __device__ __forceinline__ void finish(const CodesParams& s, const Splits& splits) {
   using Shared = FinishShared<kDim, kBits, kHeadTiles>;
   constexpr uint32_t kBatch = GroupMaxima<kHeadTiles>::kBatch;
@@ -144,8 +170,13 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
   RawQueries<kDim, Shared::kHeads, static_cast<int>(kFinishWarps)> raw_queries;
   const StepHeads heads{s};
   raw_queries.load(heads, kv_head);
+  const CodeFigures figures = figures_of(s, kv_head);
+  const RingState ring = kSettles && s.has_resident ? s.resident.states[kv_head] : RingState{};
   shared.queries.prepare(heads, raw_queries, shared.q);
   if (threadIdx.x == 0) choice.group_count = choice.row_count = 0;
+  if (threadIdx.x == 0) shared.figures = figures;
+  if (kSettles && threadIdx.x == 0) shared.ring = ring;
+  if (threadIdx.x < Shared::kHeads) shared.reasons[threadIdx.x] = 0;
   const float value_scale = value_scale_of(s, kv_head);
   wait_for_kernels_before();
 
@@ -239,6 +270,9 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
     }
     // ---- read
     wanted = choice.found;
+    if (!kSettles && s.doubt.board != nullptr && deal.rank == 0) {
+      note_chosen(s, kv_head, choice.chosen, wanted);
+    }
     if (s.host_rows.requests != nullptr) {
       ask_host(s, kv_head, choice.chosen, wanted, deal.rank, shared.top);
     }
@@ -260,16 +294,52 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
   // ---- merge
   cluster_barrier();
   if (deal.rank == 0) count_host_step(s, kv_head);  // all blocks have asked
-  if (warp < Shared::kOwn && own_head < s.group) {
-    merge_sent(s, kv_head, own_head, min(wanted, kFinishBlocks), value_scale, resident, shared);
+  const bool merges = warp < Shared::kOwn && own_head < s.group;
+  const bool asks = s.doubt.board != nullptr && wanted != 0;
+  PartOfHead<kDim> codes, exact;
+  if (merges) {
+    HeadSums of_head = gather_sent(own_head, min(wanted, kFinishBlocks), shared, codes, exact);
+    if (asks) {
+      of_head.resident_lse = resident.lse;
+      const HeadAsked asked =
+          ask_doubt<kDim, kBits>(s, of_head, weight_of(choice.chosen[wanted - 1]),
+                                 shared.queries.constants[own_head].noise, wanted, shared.figures);
+      const uint32_t lane = threadIdx.x % 32;
+      if constexpr (!kSettles) {
+        put_on_board<kDim>(s, kv_head, own_head, asked, shared.q[0]);
+      } else {
+        if (lane == 0) shared.asked_lse[warp] = asked.lse;
+        if (asked.reasons != 0 && lane < kFinishBlocks) {
+          *in_block(&shared.reasons[own_head], lane) = asked.reasons;
+        }
+      }
+    }
+  }
+  // What the blocks say of their heads is on its way while these are merged.
+  if (kSettles && asks) cluster_arrive();
+  if (merges) {
+    merge_head<kDim>(s, kv_head, own_head, codes, exact, value_scale, resident,
+                     shared.split_o[own_head / kFinishBlocks]);
+  }
+  if constexpr (kSettles) {
+    if (!asks) return;
+    cluster_wait();
+    uint32_t reasons = 0;
+    for (uint32_t h = 0; h < s.group; ++h) reasons |= shared.reasons[h];
+    if (reasons == 0) return;
+    const RingState before = shared.ring;
+    if (!leave_record(s, kv_head, deal.rank, reasons, wanted, shared)) return;
+    cluster_barrier();
+    if (threadIdx.x >= kAttendWarps<kDim> * 32) return;  // a pass has no more
+    settle_head<kDim, kBits, kFinishBlocks>(s, kv_head, deal.rank, before);
   }
 }
 
 template <int kDim, int kBits, int kHeadTiles>
-__global__ void __launch_bounds__(kFinishThreads, 1)
+__global__ void __launch_bounds__(kFinishThreads, kHeadTiles == 1 ? 2 : 1)
     finish_kernel(const __grid_constant__ CodesParams s) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  finish<kDim, kBits, kHeadTiles>(s, AllSplits{});
+  finish<kDim, kBits, kHeadTiles, true>(s, AllSplits{});
 #endif
 }
 

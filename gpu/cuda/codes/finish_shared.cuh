@@ -23,6 +23,10 @@ struct FinishShared {
   SplitShared<kHeads, kFinishThreads> splits;
   ChoiceShared<kHeads> choice;
   float top[kHeads], total[kHeads], lse[kHeads];  ///< of the codes, base 2
+  CodeFigures figures;
+  RingState ring;            ///< of the head's resident tokens before the step
+  uint32_t reasons[kHeads];  ///< of each head, from the block that merges it: see HeadAsked
+  float asked_lse[kOwn];     ///< of the heads that this block merges, likewise
 
   RowShared<kDim, kHeads, kRowsOfBlock> rows;  ///< that this block reads
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "gpu/cuda/codes/choose_single.cuh"
+#include "gpu/cuda/codes/doubt.cuh"
 #include "gpu/cuda/codes/exact_rows.cuh"
 #include "gpu/cuda/codes/merge_head.cuh"
 #include "gpu/cuda/codes/publish.cuh"
@@ -36,6 +37,7 @@ struct SingleShared {
   RowShared<kDim, kHeads, kRowsAtOnce<kDim>> rows;
   alignas(16) float split_o[kHeads][kDim];
   float top[kHeads], total[kHeads], lse[kHeads];  ///< of the codes, base 2
+  CodeFigures figures;
 };
 
 template <int kDim, int kBits, int kHeadTiles>
@@ -62,7 +64,9 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   RawQueries<kDim, Shared::kHeads, static_cast<int>(kSingleWarps)> raw_queries;
   const StepHeads heads{s};
   raw_queries.load(heads, kv_head);
+  const CodeFigures figures = figures_of(s, kv_head);
   shared.queries.prepare(heads, raw_queries, shared.q);
+  if (threadIdx.x == 0) shared.figures = figures;
   const float value_scale = value_scale_of(s, kv_head);
   wait_for_kernels_before();
 
@@ -100,6 +104,7 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
     choose_rows<kDim, kBits, kHeadTiles>(s, kv_head, maxima, group_count, wanted, shared.queries,
                                          shared.lse, choice);
     wanted = choice.found;
+    if (s.doubt.board != nullptr) note_chosen(s, kv_head, choice.chosen, wanted);
   }
 
   // ---- read
@@ -167,6 +172,13 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
     o[0] = exactly.x, o[1] = exactly.y, o[2] = exactly.z, o[3] = exactly.w;
   }
   merge_head<kDim>(s, kv_head, warp, codes, exact, value_scale, resident, shared.split_o[warp]);
+  if (s.doubt.board == nullptr || wanted == 0) return;
+  const HeadSums of_head{codes.top,   codes.total,      of_rows[0].coded_sum, exact.top,
+                         exact.total, shared.lse[warp], resident.lse};
+  const HeadAsked asked =
+      ask_doubt<kDim, kBits>(s, of_head, weight_of(choice.chosen[wanted - 1]),
+                             shared.queries.constants[warp].noise, wanted, shared.figures);
+  put_on_board<kDim>(s, kv_head, warp, asked, shared.q[0]);
 }
 
 }  // namespace keyhole::gpu::codes

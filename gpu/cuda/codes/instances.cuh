@@ -22,6 +22,7 @@ Kernels kernels() {
   k.attend_stage = size_t{kAttendWarps<kDim>} * TilePair<kDim, kBits>::kBytes;
   k.finish = reinterpret_cast<const void*>(&finish_kernel<kDim, kBits, kHeadTiles>);
   k.finish_shared = sizeof(FinishShared<kDim, kBits, kHeadTiles>);
+  k.settle_shared = settle_shared<kDim, kBits>();
   k.finish_single = reinterpret_cast<const void*>(&finish_single_kernel<kDim, kBits, kHeadTiles>);
   k.single_shared = sizeof(SingleShared<kDim, kBits, kHeadTiles>);
   k.heads = 4 * kHeadTiles;

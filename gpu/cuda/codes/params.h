@@ -25,6 +25,15 @@ inline constexpr int kLeastStages = 2, kMostStages = 3;  ///< of CodesStep::stag
 template <int kDim>
 constexpr int kAttendWarps = kDim <= 128 ? 8 : 4;
 
+/// The kernel that takes up heads in doubt (gpu/cuda/codes/settle.cuh), of one step and of several in one launch;
+/// null: there is none.
+struct SettleKernels {
+  const void* one = nullptr;
+  const void* several = nullptr;
+  uint32_t warps = 0;  ///< of its thread blocks
+  size_t shared = 0;   ///< bytes of shared memory, beside those that it declares
+};
+
 /// Of steps of several sessions in one launch (gpu/cuda/codes/batch.cuh); null where there are none.
 struct BatchKernels {
   const void* attend = nullptr;
@@ -45,6 +54,7 @@ struct Kernels {
   size_t attend_stage = 0;       ///< bytes of one of CodesStep::stages
   const void* finish = nullptr;  ///< by a cluster
   size_t finish_shared = 0;  ///< bytes, beside a float for every 32 rows of a block of the cluster
+  size_t settle_shared = 0;  ///< bytes that it takes for heads in doubt, in the place of both
   const void* finish_single = nullptr;  ///< by a thread block
   size_t single_shared = 0;             ///< bytes
   uint32_t heads =
@@ -53,6 +63,9 @@ struct Kernels {
   /// Thread blocks that share a group's heads.
   [[nodiscard]] uint32_t attend_passes() const { return heads / attend_heads; }
 };
+
+[[nodiscard]] SettleKernels settle_kernels_of_2_bits(uint32_t dim);
+[[nodiscard]] SettleKernels settle_kernels_of_4_bits(uint32_t dim);
 
 /// 64 or 128 components, groups of up to 8.
 [[nodiscard]] BatchKernels batch_kernels_of_2_bits(uint32_t dim, uint32_t group);

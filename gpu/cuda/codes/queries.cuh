@@ -389,17 +389,12 @@ __device__ inline float mean_logit(const float (*rows)[kDim], const __half* mean
   return sum_of_own_head(sums, lane);
 }
 
-/// Logits in base 2 of rows lane/4 (x) and lane/4 + 8 (y) of every tile, for head 4 t + lane % 4. q: the products' b
-/// registers; middle: the logits of the block's mean key; cap: log2(e) times the soft-cap. Products of several tiles wait for
-/// one another's results together.
+/// Products <q, u> of rows lane/4 and lane/4 + 8 of every tile, both parts of them, with heads 4 t + lane % 4. q: the
+/// products' b registers. Products of several tiles wait for one another's results together.
 template <int kDim, int kBits, int kHeadTiles, class Tile, int kTiles>
-__device__ inline void tile_logits(const Tile (&tiles)[kTiles],
+__device__ inline void tile_scores(const Tile (&tiles)[kTiles],
                                    const uint32_t (&q)[kHeadTiles][(kDim + 31) / 32][2],
-                                   const HeadConstants (&head)[kHeadTiles], float noise, float cap,
-                                   const float (&middle)[kHeadTiles],
-                                   float2 (&logits)[kTiles][kHeadTiles]) {
-  constexpr float kMostBias = kMostNoiseBias * kLog2E;
-  int scores[kTiles][kHeadTiles][4] = {};
+                                   int (&scores)[kTiles][kHeadTiles][4]) {
 #pragma unroll
   for (int step = 0; step < (kDim + 31) / 32; ++step) {
 #pragma unroll
@@ -415,9 +410,25 @@ __device__ inline void tile_logits(const Tile (&tiles)[kTiles],
       }
     }
   }
+}
+
+/// What f times it is added to the logit of the block's mean; row 0 or 1 of a lane's two.
+__device__ inline float score_of_row(const int (&scores)[4], int row, const HeadConstants& head) {
+  const int whole = scores[2 * row] * 128 + scores[2 * row + 1];
+  return fmaf(static_cast<float>(whole), head.slope, head.offset);
+}
+
+/// Logits in base 2 of rows lane/4 (x) and lane/4 + 8 (y) of every tile, for head 4 t + lane % 4. middle: the logits
+/// of the block's mean key; cap: log2(e) times the soft-cap.
+template <int kHeadTiles, class Tile, int kTiles>
+__device__ inline void weigh_scores(const Tile (&tiles)[kTiles],
+                                    const int (&scores)[kTiles][kHeadTiles][4],
+                                    const HeadConstants (&head)[kHeadTiles], float noise, float cap,
+                                    const float (&middle)[kHeadTiles],
+                                    float2 (&logits)[kTiles][kHeadTiles]) {
+  constexpr float kMostBias = kMostNoiseBias * kLog2E;
   const auto product = [&](int i, int t, int row) {
-    const int whole = scores[i][t][2 * row] * 128 + scores[i][t][2 * row + 1];
-    return fmaf(static_cast<float>(whole), head[t].slope, head[t].offset);
+    return score_of_row(scores[i][t], row, head[t]);
   };
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
@@ -444,6 +455,18 @@ __device__ inline void tile_logits(const Tile (&tiles)[kTiles],
       logits[i][t].y = l1 - fminf(n * slope * slope * (f1 * f1), kMostBias);
     }
   }
+}
+
+/// Both at once.
+template <int kDim, int kBits, int kHeadTiles, class Tile, int kTiles>
+__device__ inline void tile_logits(const Tile (&tiles)[kTiles],
+                                   const uint32_t (&q)[kHeadTiles][(kDim + 31) / 32][2],
+                                   const HeadConstants (&head)[kHeadTiles], float noise, float cap,
+                                   const float (&middle)[kHeadTiles],
+                                   float2 (&logits)[kTiles][kHeadTiles]) {
+  int scores[kTiles][kHeadTiles][4] = {};
+  tile_scores<kDim, kBits, kHeadTiles>(tiles, q, scores);
+  weigh_scores<kHeadTiles>(tiles, scores, head, noise, cap, middle, logits);
 }
 
 /// What a lane holds of a tile of 16 rows.

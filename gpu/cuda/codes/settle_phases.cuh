@@ -1,0 +1,20 @@
+// The phases of a second look at codes, and the shared memory that a thread block has for them in turn.
+#pragma once
+
+#include "gpu/cuda/codes/settle_merge.cuh"
+#include "gpu/cuda/codes/settle_rows.cuh"
+
+namespace keyhole::gpu::codes {
+
+/// Dynamic shared memory of all phases.
+template <int kDim, int kBits>
+constexpr size_t settle_shared() {
+  const size_t sizes[] = {
+      sizeof(WarpStates<kDim>), sizeof(FoundShared<kDim>), sizeof(MergeShared<kDim>),
+      kLeastStages * size_t{kAttendWarps<kDim>} * TilePair<kDim, kBits>::kBytes};
+  size_t most = 0;
+  for (const size_t size : sizes) most = size > most ? size : most;
+  return most;
+}
+
+}  // namespace keyhole::gpu::codes
