@@ -261,8 +261,22 @@ void DeviceCodes::give_up(const std::string& why) {
   tell(why);
 }
 
+gpu::CodesDoubts DeviceCodes::doubts() const {
+  gpu::CodesDoubts sum = past_doubts_;
+  if (codes_ == nullptr) return sum;
+  const gpu::CodesDoubts now = codes_->doubts();
+  sum.doubted += now.doubted;
+  sum.given_up += now.given_up;
+  sum.rows += now.rows;
+  return sum;
+}
+
 void DeviceCodes::drop() {
   version_ += 1;
+  try {
+    past_doubts_ = doubts();
+  } catch (const Error&) {  // a device that has failed cannot tell any more
+  }
   reader_.reset();
   codes_.reset();
   exchange_bytes_ = 0;

@@ -118,6 +118,8 @@ class DeviceCodes {
   /// Of device memory, now and at most so far.
   [[nodiscard]] size_t bytes() const { return codes_ == nullptr ? 0 : codes_->bytes(); }
   [[nodiscard]] size_t bytes_peak() const { return bytes_peak_; }
+  /// Heads in doubt, in all steps that the device has done so far.
+  [[nodiscard]] gpu::CodesDoubts doubts() const;
   /// Specs of heads that plan() has parsed so far.
   [[nodiscard]] size_t parsed_specs() const { return specs_.parsed(); }
   [[nodiscard]] size_t pinned_bytes() const {
@@ -212,6 +214,7 @@ class DeviceCodes {
   const DeviceCodes* copied_ = nullptr;  ///< until copy()
   uint64_t version_ = 1;
   size_t bytes_peak_ = 0;
+  gpu::CodesDoubts past_doubts_;  ///< of codes that were dropped
 };
 
 }  // namespace keyhole::runtime

@@ -566,6 +566,10 @@ void StreamRunner::add_statistics(keyhole_statistics& s) const {
   s.code_layers = codes_->layers();
   s.rows_by_host = codes_->rows_by_host() ? 1 : 0;
   s.device_wait_seconds = static_cast<double>(steps_->wait_nanoseconds() - waited_before_) * 1e-9;
+  const gpu::CodesDoubts doubts = codes_->doubts();
+  s.codes_doubted += doubts.doubted - doubts_before_.doubted;
+  s.codes_given_up += doubts.given_up - doubts_before_.given_up;
+  s.keys_opened += doubts.rows - doubts_before_.rows;
   s.stream_steps += steps_served_ + window_steps_;
   s.attends += window_steps_ + coded_tokens_;
   s.attend_seconds += serve_seconds_;
@@ -579,6 +583,7 @@ void StreamRunner::reset_statistics() {
   coded_tokens_ = 0;
   serve_seconds_ = 0.0;
   waited_before_ = steps_->wait_nanoseconds();
+  doubts_before_ = codes_->doubts();
 }
 
 }  // namespace keyhole::runtime

@@ -269,7 +269,8 @@ class StreamRunner {
   uint64_t coded_tokens_ = 0;  ///< of steps over codes, each new token is one attend
   uint64_t window_steps_ = 0;  ///< of sliding layers, enqueued or announced
   double serve_seconds_ = 0.0;
-  uint64_t waited_before_ = 0;  ///< nanoseconds, at the last reset of statistics
+  uint64_t waited_before_ = 0;      ///< nanoseconds, at the last reset of statistics
+  gpu::CodesDoubts doubts_before_;  ///< likewise
 
   StreamServer server_;  // last: its thread ends before all that it reads
 };

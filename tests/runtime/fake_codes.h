@@ -71,6 +71,7 @@ class FakeCodes final : public gpu::Codes {
   std::atomic<uint32_t> answer_pause{0};   ///< microseconds, before a request is answered
   std::atomic<bool> wrong_request{false};  ///< names a layer that there is not
   uint32_t timeout_ms = 10000;             ///< of waits for rows
+  gpu::CodesDoubts seen_doubts;            ///< it has none of its own, as it reads all rows
   std::function<void(const std::string&)> on_failure = [](const std::string&) {};
 
   uint32_t serve_rows(uint32_t kv_head) override;
@@ -90,6 +91,7 @@ class FakeCodes final : public gpu::Codes {
   uint32_t count(uint32_t layer) const override { return layers_[layer].wanted; }
   void read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const override;
   size_t bytes() const override { return gpu::codes_bytes(shape_); }
+  gpu::CodesDoubts doubts() const override { return seen_doubts; }
   /// That the blocks of a head have been encoded with.
   [[nodiscard]] const index::Balance& balance(uint32_t layer, uint32_t kv_head) const;
 

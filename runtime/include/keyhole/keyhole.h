@@ -1070,11 +1070,13 @@ typedef struct keyhole_statistics {
    * Of what several share, the first that still has it counts it; memory of which one has taken a copy of its own is not
    * shared. */
   uint64_t shared_bytes;
-  /* Sum: (KV head, step on the host) whose codes could not tell which tokens weigh, so that more of them were read exactly than
-   * the budget says: heads whose logits differ by much more than the codes' errors allow. */
+  /* Sum: (KV head, step) whose codes could not tell which tokens weigh, so that more of them were read exactly than
+   * the budget says: heads whose logits differ by much more than the codes' errors allow. On a device where the host reads
+   * them (rows_by_host) such heads are counted, and no more are read. */
   uint64_t codes_doubted;
   /* Sum: of codes_doubted, those where codes could not even say which tokens might weigh: all were read, at the cost of exact
-   * attention. Many of them: take codes of more bits, or exact attention, for these heads. */
+   * attention (on a device, those that might weigh, if they were more than an eighth). Many of them: take codes of more bits, or
+   * exact attention, for these heads. */
   uint64_t codes_given_up;
 } keyhole_statistics;
 KEYHOLE_API void keyhole_statistics_init_sized(keyhole_statistics* statistics, size_t size);

@@ -55,6 +55,27 @@ TEST_P(StoredCodes, AttendEveryTokenOnceWhileTokensCome) {
   }
 }
 
+TEST_P(StoredCodes, HeadsInDoubtAreCounted) {
+  StreamEngine device(engine_config_);
+  SessionPtr s = make_session(device.handle.get(), coded());
+  StoredModel model(engine_config_, kept());
+  prefill(s.get(), model, 700);
+  step(s.get(), model, false);
+  const auto expect = [&](uint64_t doubted, uint64_t given_up, uint64_t opened) {
+    const keyhole_statistics st = statistics(s.get());
+    EXPECT_EQ(st.codes_doubted, doubted);
+    EXPECT_EQ(st.codes_given_up, given_up);
+    EXPECT_EQ(st.keys_opened, opened);
+  };
+  expect(0, 0, 0);
+  device.codes->seen_doubts = {5, 2, 300};
+  expect(5, 2, 300);
+  ASSERT_OK(keyhole_reset_statistics(s.get()));
+  expect(0, 0, 0);
+  device.codes->seen_doubts = {7, 2, 310};
+  expect(2, 0, 10);
+}
+
 TEST_P(StoredCodes, BlocksAreThoseOfTheReference) {
   StreamEngine device(engine_config_);
   SessionPtr s = make_session(device.handle.get(), coded());
