@@ -161,6 +161,31 @@ class OffloadedLayer {
     return out;
   }
 
+  /// Exact attention to all encoded rows.
+  [[nodiscard]] States attend_exactly(const std::vector<float>& q) const {
+    const uint32_t group = shape_.q_heads / shape_.kv_heads;
+    const uint32_t dim = shape_.code.dim;
+    States out;
+    for (uint32_t h = 0; h < shape_.q_heads; ++h) {
+      std::vector<States> rows;
+      double top = -INFINITY, sum = 0.0;
+      for (size_t i = 0; i < codes_[h / group].count(); ++i) {
+        rows.push_back(of_row(h / group, static_cast<uint32_t>(i), q.data() + size_t{h} * dim));
+        top = std::max(top, rows.back().lse[0]);
+      }
+      std::vector<double> o(dim, 0.0);
+      for (const States& row : rows) {
+        const double weight = std::exp(row.lse[0] - top);
+        sum += weight;
+        for (uint32_t j = 0; j < dim; ++j) o[j] += weight * row.o[j];
+      }
+      for (double& x : o) x /= sum;
+      out.o.insert(out.o.end(), o.begin(), o.end());
+      out.lse.push_back(top + std::log(sum));
+    }
+    return out;
+  }
+
  private:
   [[nodiscard]] bool is_int8() const { return shape_.dtype == DType::i8; }
   /// The last row of a block makes the block int8, with scales of its own.

@@ -330,8 +330,8 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 // Logits that spread by tens of nats: what the noise takes is at its bound, and the rows' exact weights are far from those by
-// their codes. At 2 bits, and at 60 nats, the device's sums are not the host's
-// (docs/what-codes-hold.md).
+// their codes. These steps take no second look (sharp_codes_test.cpp); without one, at 2 bits, and at 60 nats, the device's sums
+// are not the host's.
 INSTANTIATE_TEST_SUITE_P(Sharp, CodesOnDevice,
                          testing::Combine(testing::Values(Case{128, 4, 4, 9, 8.0F},
                                                           Case{128, 4, 4, 33, 20.0F}),

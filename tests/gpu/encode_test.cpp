@@ -1,9 +1,13 @@
 // Encoding on the device against encode_block() of the host, bit for bit; the life of a Codes; pinned ranges.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <string>
 #include <thread>
 #include <tuple>
+#include <vector>
 
 #include "gpu/cuda/codes/codes_kernels.h"
 #include "gpu/cuda/codes/encode.h"
@@ -45,7 +49,7 @@ CodesShape shape_of(uint32_t dim, uint32_t bits, DType dtype, uint32_t blocks) {
   return s;
 }
 
-enum class Kind { normal, zeros, equal, huge, tiny, outliers };
+enum class Kind { normal, zeros, equal, huge, tiny, outliers, beyond };
 
 /// A row of all heads.
 std::vector<float> strange(std::mt19937& rng, size_t n, Kind kind) {
@@ -58,6 +62,7 @@ std::vector<float> strange(std::mt19937& rng, size_t n, Kind kind) {
       case Kind::huge: x[i] *= 5000.0F; break;
       case Kind::tiny: x[i] *= 1e-6F; break;
       case Kind::outliers: x[i] *= i % 16 == 3 ? 100.0F : 1.0F; break;
+      case Kind::beyond: x[i] *= i % 16 == 3 ? 1e12F : 1.0F; break;
     }
   }
   return x;
@@ -70,6 +75,49 @@ void expect_equal(const std::byte* seen, const OffloadedLayer& rows, const Codes
   ASSERT_EQ(static_cast<size_t>(at), bytes) << "KV head " << kv_head << ", block " << block;
 }
 
+/// What is kept of the heads' rows. beyond: of the last three blocks, keys of two and values of two do not fit fp16.
+void expect_figures(const DeviceBuffer& figures, const DeviceBuffer& arrivals,
+                    const OffloadedLayer& rows, const CodesShape& shape, uint32_t blocks,
+                    bool beyond) {
+  std::vector<CodeFigures> seen(shape.kv_heads);
+  check(cudaMemcpy(seen.data(), figures.data(), figures.bytes(), cudaMemcpyDeviceToHost), "copy");
+  std::vector<uint32_t> left(arrivals.bytes() / 4);
+  check(cudaMemcpy(left.data(), arrivals.data(), arrivals.bytes(), cudaMemcpyDeviceToHost), "copy");
+  EXPECT_EQ(left, std::vector<uint32_t>(left.size(), 0));
+  for (uint32_t h = 0; h < shape.kv_heads; ++h) {
+    float widest = 0.0F;
+    double sum = 0.0;
+    uint32_t unknown = 0;
+    for (uint32_t b = 0; b < blocks; ++b) {
+      const index::CodeRun run = rows.codes(h).run(b);
+      if (run.noise == kUnknownNoise) {
+        ++unknown;
+        continue;
+      }
+      const float f = index::widest_factor(run);
+      widest = std::max(widest, f * f * run.noise);
+      double squares = 0.0;
+      for (uint32_t i = 0; i < kCodeBlock; ++i) {
+        const double factor = double{index::CodeRunReader(shape.code, run).key_factor(i)};
+        squares += factor * factor;
+      }
+      sum += squares / kCodeBlock * double{run.noise};
+    }
+    float seen_widest;
+    std::memcpy(&seen_widest, &seen[h].widest, 4);
+    EXPECT_EQ(unknown, beyond ? 3U : 0U);
+    EXPECT_EQ(seen_widest, beyond ? INFINITY : widest);
+    // Where values alone do not fit, keys count.
+    EXPECT_EQ(seen[h].blocks, blocks - (beyond ? 2 : 0));
+    const double seen_sum = static_cast<double>(seen[h].noise_sum) * double{kNoiseUnit};
+    if (beyond) {
+      EXPECT_GE(seen_sum, sum * 0.999);
+    } else {
+      EXPECT_NEAR(seen_sum, sum, sum * 1e-4 + blocks * double{kNoiseUnit});
+    }
+  }
+}
+
 struct EncodeCase {
   uint32_t dim, bits;
   DType dtype;
@@ -80,21 +128,27 @@ class Encode : public testing::TestWithParam<EncodeCase> {};
 TEST_P(Encode, MakesTheBitsOfTheHost) {
   KEYHOLE_NEEDS_GPU();
   const EncodeCase c = GetParam();
-  constexpr uint32_t kBlocks = 7;
+  constexpr uint32_t kBlocks = 10, kLearned = 7;
   const CodesShape shape = shape_of(c.dim, c.bits, c.dtype, kBlocks);
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 rng(seed);
   OffloadedLayer rows(shape, kBlocks * kCodeBlock + 8);
   const size_t row = size_t{shape.kv_heads} * c.dim;
-  const Kind kinds[kBlocks] = {Kind::normal, Kind::zeros,    Kind::equal, Kind::huge,
-                               Kind::tiny,   Kind::outliers, Kind::normal};
-  for (const Kind kind : kinds) {
+  const Kind kinds[kLearned] = {Kind::normal, Kind::zeros,    Kind::equal, Kind::huge,
+                                Kind::tiny,   Kind::outliers, Kind::normal};
+  const auto append = [&](Kind of_keys, Kind of_values) {
     for (uint32_t i = 0; i < kCodeBlock; ++i) {
-      rows.append(strange(rng, row, kind), strange(rng, row, kind));
+      rows.append(strange(rng, row, of_keys), strange(rng, row, of_values));
     }
-  }
+  };
+  for (const Kind kind : kinds) append(kind, kind);
   rows.learn(random_floats(rng, size_t{shape.q_heads} * c.dim));
+  // Rows that the balance did not foretell, where their dtype can hold them.
+  const Kind beyond = c.dtype == DType::f16 ? Kind::normal : Kind::beyond;
+  append(beyond, Kind::normal);
+  append(Kind::normal, beyond);
+  append(beyond, beyond);
   rows.extend();
 
   std::vector<float> key_scale, value_scale;
@@ -127,6 +181,13 @@ TEST_P(Encode, MakesTheBitsOfTheHost) {
   const DeviceBuffer row_scales((copied + 1) * sizeof(uint16_t));
   p.row_scales = rows.scales();
   p.row_scales_out = row_scales.as<uint16_t>();
+  const size_t heads = shape.kv_heads;
+  const DeviceBuffer figures(heads * sizeof(CodeFigures)), arrivals(kBlocks * heads * 4);
+  for (const DeviceBuffer* zero : {&figures, &arrivals}) {
+    check(cudaMemset(zero->data(), 0, zero->bytes()), "zeros");
+  }
+  p.figures = figures.as<CodeFigures>();
+  p.arrivals = arrivals.as<uint32_t>();
   const EncodeLauncher launcher(shape.code, shape.dtype);
   for (uint32_t first : {0U, 4U}) {
     p.first = first;
@@ -140,6 +201,7 @@ TEST_P(Encode, MakesTheBitsOfTheHost) {
       expect_equal(seen.data() + b * p.block_stride + h * p.head_stride, rows, shape, h, b);
     }
   }
+  expect_figures(figures, arrivals, rows, shape, kBlocks, beyond == Kind::beyond);
   std::vector<uint16_t> seen_scales(copied);
   check(cudaMemcpy(seen_scales.data(), row_scales.data(), copied * sizeof(uint16_t),
                    cudaMemcpyDeviceToHost),
