@@ -1,0 +1,198 @@
+// A layer's step over codes where these cannot tell which rows weigh (gpu/cuda/codes/settle.cuh): 8 KV heads of 4
+// query heads, d = 128, 131,072 random keys and values in pinned host memory, 16 rows of the budget, 8 steps in a
+// graph. Arguments: `b=4` or `b=2` alone.
+//
+//   nats    standard deviation of the logits; `one` has it in one KV head, the others 1 nat
+//   us      of a step; `asked not`: without the question and all that follows from it
+//   heads   in doubt, of 8; gave up: that read more than an eighth of all rows
+//   rows    read beside the 16, by a head in doubt
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "gpu/cuda/codes/codes_kernels.h"
+#include "gpu/cuda/codes/encode.h"
+
+namespace {
+
+using namespace keyhole;       // NOLINT
+using namespace keyhole::gpu;  // NOLINT
+
+constexpr uint32_t kKvHeads = 8, kGroup = 4, kDim = 128, kTokens = 131072, kSteps = 8;
+
+void check(cudaError_t e, const char* what) {
+  if (e == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(e));
+  std::exit(1);
+}
+
+template <class T>
+T* device(size_t n) {
+  void* p = nullptr;
+  check(cudaMalloc(&p, n * sizeof(T)), "cudaMalloc");
+  check(cudaMemset(p, 0, n * sizeof(T)), "cudaMemset");
+  return static_cast<T*>(p);
+}
+
+/// Random fp16 numbers of either sign from 0.5 to 1, whose mean square is 7/12.
+std::byte* random_rows(size_t bytes, uint64_t state) {
+  std::byte* rows = nullptr;
+  check(cudaHostAlloc(reinterpret_cast<void**>(&rows), bytes, cudaHostAllocDefault), "pinned");
+  for (size_t at = 0; at < bytes; at += 8) {
+    state ^= state << 13U;
+    state ^= state >> 7U;
+    state ^= state << 17U;
+    const uint64_t x = (state & 0x83ff83ff83ff83ffU) | 0x3800380038003800U;
+    std::memcpy(rows + at, &x, 8);
+  }
+  return rows;
+}
+
+double time_steps(const CodesStep& step, cudaStream_t stream) {
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
+  for (uint32_t i = 0; i < kSteps; ++i) {
+    check(attend_codes(step, stream, false), "attend");
+    check(finish_codes(step, stream, true), "finish");
+    check(settle_codes(step, stream), "settle");
+  }
+  cudaGraph_t graph;
+  check(cudaStreamEndCapture(stream, &graph), "end capture");
+  cudaGraphExec_t exec;
+  check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+  cudaEvent_t begin, end;
+  check(cudaEventCreate(&begin), "event");
+  check(cudaEventCreate(&end), "event");
+  std::vector<float> times;
+  for (int i = 0; i < 12; ++i) {
+    check(cudaEventRecord(begin, stream), "record");
+    check(cudaGraphLaunch(exec, stream), "launch");
+    check(cudaEventRecord(end, stream), "record");
+    check(cudaStreamSynchronize(stream), "synchronize");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end), "elapsed");
+    if (i >= 2) times.push_back(ms);
+  }
+  std::sort(times.begin(), times.end());
+  check(cudaGraphExecDestroy(exec), "destroy");
+  check(cudaGraphDestroy(graph), "destroy");
+  return 1000.0 * times[times.size() / 2] / kSteps;
+}
+
+void table(uint32_t bits, const std::byte* keys, const std::byte* values, uint32_t processors,
+           cudaStream_t stream) {
+  constexpr uint32_t kBlocks = kTokens / kCodeBlock;
+  CodesStep s;
+  s.shape = {kDim, bits, bits};
+  s.kv_heads = kKvHeads;
+  s.group = kGroup;
+  s.block_capacity = kBlocks;
+  s.splits = code_splits(s.shape, kKvHeads, kGroup, kBlocks, processors);
+  s.logits.scale = 1.0F / std::sqrt(static_cast<float>(kDim));
+  s.head_stride = s.shape.block_bytes();
+  s.block_stride = kKvHeads * s.head_stride;
+  check(prepare_codes(s, 0), "prepare");
+  const std::vector<float> ones(kKvHeads * kDim, 1.0F);
+  auto* scales = device<float>(ones.size());
+  check(cudaMemcpy(scales, ones.data(), ones.size() * 4, cudaMemcpyHostToDevice), "copy");
+  s.key_scale = s.value_scale = scales;
+  auto* count = device<uint32_t>(1);
+  check(cudaMemcpy(count, &kBlocks, 4, cudaMemcpyHostToDevice), "copy");
+  s.block_count = count;
+  auto* blocks = device<std::byte>(kBlocks * s.block_stride);
+  s.blocks = blocks;
+  s.exact_rows = 16;
+  s.row_stride = kDim * 2;
+  s.kv_head_stride = size_t{kTokens} * s.row_stride;
+  s.keys = keys;
+  s.values = values;
+  s.work = device<std::byte>(codes_work_bytes(s));
+  auto* q = device<float>(kKvHeads * kGroup * kDim);
+  auto* out = device<float>(kKvHeads * kGroup * kDim);
+  s.q = {q, kDim, DType::f32};
+  s.out = {out, kDim, DType::f32};
+  auto* figures = device<CodeFigures>(kKvHeads);
+  const DoubtLayout layout(kKvHeads, kGroup, kDim);
+  auto* memory = device<std::byte>(layout.bytes);
+
+  EncodeParams p;
+  p.shape = s.shape;
+  p.kv_heads = kKvHeads;
+  p.count = kBlocks;
+  p.keys = keys;
+  p.values = values;
+  p.rows_stride = s.kv_head_stride;
+  p.key_scale = p.value_scale = scales;
+  p.blocks = blocks;
+  p.block_stride = s.block_stride;
+  p.head_stride = s.head_stride;
+  p.arrivals = device<uint32_t>(size_t{kBlocks} * kKvHeads);
+  p.figures = figures;
+  EncodeLauncher(s.shape, DType::f16).launch(p, stream);
+
+  std::mt19937 rng(2);
+  std::normal_distribution<float> normal;
+  const auto row = [&](double nats, bool one) {
+    std::vector<float> queries(kKvHeads * kGroup * kDim);
+    for (uint32_t h = 0; h < kKvHeads * kGroup; ++h) {
+      const double own = one && h >= kGroup ? 1.0 : nats;
+      for (uint32_t j = 0; j < kDim; ++j) {
+        queries[h * kDim + j] = normal(rng) * static_cast<float>(own / std::sqrt(7.0 / 12.0));
+      }
+    }
+    check(cudaMemcpy(q, queries.data(), queries.size() * 4, cudaMemcpyHostToDevice), "copy");
+    s.doubt = {};
+    const double plain = time_steps(s, stream);
+    s.doubt = doubt_in(memory, layout, figures);
+    check(cudaMemset(memory, 0, layout.bytes), "clear");
+    const double us = time_steps(s, stream);
+    DoubtBoard board;
+    check(cudaMemcpy(&board, memory, sizeof board, cudaMemcpyDeviceToHost), "copy");
+    const double steps = 12.0 * kSteps, doubted = static_cast<double>(board.doubted);
+    std::printf("%6u %6.1f %4s %10.1f %10.1f %8.1f %8.1f %10.0f\n", bits, nats, one ? "one" : "all",
+                plain, us, doubted / steps, static_cast<double>(board.given_up) / steps,
+                doubted == 0.0 ? 0.0 : static_cast<double>(board.rows) / doubted);
+    std::fflush(stdout);
+  };
+  row(1.0, false);
+  for (const bool one : {true, false}) {
+    for (const double nats : {3.0, 8.0, 20.0, 50.0}) row(nats, one);
+  }
+  for (void* x :
+       {static_cast<void*>(scales), static_cast<void*>(count), static_cast<void*>(blocks),
+        static_cast<void*>(s.work), static_cast<void*>(q), static_cast<void*>(out),
+        static_cast<void*>(figures), static_cast<void*>(memory), static_cast<void*>(p.arrivals)}) {
+    check(cudaFree(x), "free");
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  uint32_t only = 0;
+  for (int i = 1; i < argc; ++i) {
+    if (std::sscanf(argv[i], "b=%u", &only) != 1) {
+      std::fprintf(stderr, "%s: allowed is b=<bits>\n", argv[i]);
+      return 1;
+    }
+  }
+  cudaDeviceProp prop;
+  check(cudaGetDeviceProperties(&prop, 0), "device");
+  std::printf("%s, %d multiprocessors\n", prop.name, prop.multiProcessorCount);
+  cudaStream_t stream;
+  check(cudaStreamCreate(&stream), "stream");
+  const size_t bytes = size_t{kKvHeads} * kTokens * kDim * 2;
+  const std::byte *keys = random_rows(bytes, 1), *values = random_rows(bytes, 2);
+  std::printf("%6s %6s %4s %10s %10s %8s %8s %10s\n", "bits", "nats", "in", "asked not", "us",
+              "heads", "gave up", "rows");
+  for (const uint32_t bits : {2U, 4U}) {
+    if (only != 0 && bits != only) continue;
+    table(bits, keys, values, static_cast<uint32_t>(prop.multiProcessorCount), stream);
+  }
+  return 0;
+}
