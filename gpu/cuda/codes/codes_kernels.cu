@@ -36,10 +36,10 @@ BatchKernels batch_kernels_of(const CodeShape& shape, uint32_t group) {
   }
 }
 
-SettleKernels settle_kernels_of(const CodeShape& shape) {
+SettleKernel settle_kernel_of(const CodeShape& shape) {
   switch (shape.key_bits) {
-    case 2: return settle_kernels_of_2_bits(shape.dim);
-    case 4: return settle_kernels_of_4_bits(shape.dim);
+    case 2: return settle_kernel_of_2_bits(shape.dim);
+    case 4: return settle_kernel_of_4_bits(shape.dim);
     default: return {};
   }
 }
@@ -115,21 +115,18 @@ cudaError_t prepare_attend(CodesStep& step, const Kernels& kernels, int device, 
 
 /// Lets the kernel that takes up heads in doubt have all shared memory of a thread block. needs: as prepare_attend().
 cudaError_t prepare_settle(const CodesStep& step, int device, size_t& needs) {
-  const SettleKernels settle = settle_kernels_of(step.shape);
+  const SettleKernel kernel = settle_kernel_of(step.shape);
   int per_block = 0;
   cudaError_t status =
       cudaDeviceGetAttribute(&per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  for (const void* kernel : {settle.one, settle.several}) {
-    if (kernel == nullptr || status != cudaSuccess) continue;
-    cudaFuncAttributes attributes{};
-    status = cudaFuncGetAttributes(&attributes, kernel);
-    if (status != cudaSuccess) break;
-    needs = std::max(needs, attributes.sharedSizeBytes + settle.shared);
-    if (needs > static_cast<size_t>(per_block)) return cudaErrorNotSupported;
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  per_block - static_cast<int>(attributes.sharedSizeBytes));
-  }
-  return status;
+  if (status != cudaSuccess) return status;
+  cudaFuncAttributes attributes{};
+  status = cudaFuncGetAttributes(&attributes, kernel.settle);
+  if (status != cudaSuccess) return status;
+  needs = std::max(needs, attributes.sharedSizeBytes + kernel.shared);
+  if (needs > static_cast<size_t>(per_block)) return cudaErrorNotSupported;
+  return cudaFuncSetAttribute(kernel.settle, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              per_block - static_cast<int>(attributes.sharedSizeBytes));
 }
 
 /// Clusters of finish_codes(): one beside those of the KV heads publishes the step.
@@ -154,16 +151,13 @@ cudaError_t launch_clusters(const void* kernel, dim3 grid, size_t bytes, cudaStr
   return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 
-/// Shared memory of the kernels of clusters that follow the pass, of one step or of several.
-size_t cluster_bytes(const CodesStep& step, const Kernels& kernels) {
-  const size_t turns =
-      (size_t{step.block_capacity} * kBlockMaxima + kClusterThreads - 1) / kClusterThreads;
-  return kernels.finish_shared + turns * kFinishThreads * sizeof(float);
-}
-/// Shared memory of finish_codes(), beside what the kernel declares.
+/// Shared memory of the kernel that follows the pass, of one step or of several, beside what it declares.
 size_t shared_bytes(const CodesStep& step, const Kernels& kernels) {
   if (!step.cluster) return kernels.single_shared;
-  return std::max(cluster_bytes(step, kernels), kernels.settle_shared);
+  const size_t turns =
+      (size_t{step.block_capacity} * kBlockMaxima + kClusterThreads - 1) / kClusterThreads;
+  return std::max(kernels.finish_shared + turns * kFinishThreads * sizeof(float),
+                  kernels.settle_shared);
 }
 /// And with that.
 cudaError_t all_shared_bytes(const CodesStep& step, const Kernels& kernels, size_t& bytes) {
@@ -172,16 +166,6 @@ cudaError_t all_shared_bytes(const CodesStep& step, const Kernels& kernels, size
       cudaFuncGetAttributes(&attributes, step.cluster ? kernels.finish : kernels.finish_single);
   bytes = attributes.sharedSizeBytes + shared_bytes(step, kernels);
   return status;
-}
-
-/// Enqueues what takes up the heads in doubt of `step`, or of several steps like it. params: one CodesParams, or
-/// BatchParams. Not ahead of the end of the kernel before it: a kernel that follows such a one at once takes 4 us
-/// more then.
-cudaError_t launch_settle(const CodesStep& step, bool several, void* params, cudaStream_t stream) {
-  const SettleKernels settle = settle_kernels_of(step.shape);
-  void* arguments[] = {params};
-  return launch_ahead(several ? settle.several : settle.one, dim3(step.processors),
-                      dim3(settle.warps * 32), settle.shared, stream, arguments, false);
 }
 
 }  // namespace
@@ -324,7 +308,11 @@ cudaError_t settle_codes(const CodesStep& step, cudaStream_t stream) {
   if (!codes::valid(step, kernels)) return cudaErrorInvalidValue;
   codes::CodesParams params;
   codes::lay_out(step, kernels, params);
-  return codes::launch_settle(step, false, &params, stream);
+  const codes::SettleKernel kernel = codes::settle_kernel_of(step.shape);
+  void* arguments[] = {&params};
+  // Not ahead of the end of the kernel before it: a kernel that follows such a one at once takes 4 us more then.
+  return launch_ahead(kernel.settle, dim3(step.processors), dim3(kernel.warps * 32), kernel.shared,
+                      stream, arguments, false);
 }
 
 CodesKind codes_kind(const CodesStep& step) {
@@ -332,8 +320,7 @@ CodesKind codes_kind(const CodesStep& step) {
       step.cluster && step.host_rows.requests == nullptr && step.resident_o == nullptr;
   if (!joins) return {};
   const codes::BatchKernels kernels = codes::batch_kernels_of(step.shape, step.group);
-  return {kernels.attend, step.kv_heads, codes::clusters(step),
-          step.fill,      step.stages,   step.doubt.board != nullptr};
+  return {kernels.attend, step.kv_heads, codes::clusters(step), step.fill, step.stages};
 }
 
 cudaError_t step_codes(std::span<const CodesStep> steps, cudaStream_t stream, bool ahead) {
@@ -355,7 +342,7 @@ cudaError_t step_codes(std::span<const CodesStep> steps, cudaStream_t stream, bo
     const RingShape& ring = step.resident.ring;
     const uint32_t resident = step.has_resident ? ring.sink + ring.capacity : 0;
     params.resident_cost[params.count++] = resident / (kCodeBlock / codes::kResidentRowCost);
-    bytes = std::max(bytes, codes::cluster_bytes(step, kernels));
+    bytes = std::max(bytes, codes::shared_bytes(step, kernels));
   }
   params.blocks = std::max(first.fill, params.count);
   void* arguments[] = {&params};
@@ -381,11 +368,9 @@ cudaError_t step_codes(std::span<const CodesStep> steps, cudaStream_t stream, bo
                         dim3(kernels.attend_warps * 32), codes::attend_bytes(first, kernels),
                         stream, arguments, ahead);
   if (status != cudaSuccess) return status;
-  status = codes::launch_clusters(batch.finish,
-                                  dim3(codes::clusters(first) * codes::kFinishBlocks, params.count),
-                                  bytes, stream, arguments, ahead);
-  if (status != cudaSuccess || first.doubt.board == nullptr) return status;
-  return codes::launch_settle(first, true, &params, stream);
+  return codes::launch_clusters(batch.finish,
+                                dim3(codes::clusters(first) * codes::kFinishBlocks, params.count),
+                                bytes, stream, arguments, ahead);
 }
 
 }  // namespace keyhole::gpu

@@ -164,7 +164,6 @@ struct CodesKind {
   const void* attend = nullptr;  ///< the kernel; null: the step goes alone
   uint32_t kv_heads = 0, clusters = 0, fill = 0;
   int stages = 0;
-  bool asks_doubt = false;
 
   bool operator==(const CodesKind&) const = default;
 };

@@ -141,9 +141,8 @@ __device__ inline bool leave_record(const CodesParams& s, uint32_t kv_head, uint
   return true;
 }
 
-/// splits: that the pass has left of the step. kSettles: heads in doubt are settled here; else they are put on the
-/// board.
-template <int kDim, int kBits, int kHeadTiles, bool kSettles, class Splits>
+/// splits: that the pass has left of the step.
+template <int kDim, int kBits, int kHeadTiles, class Splits>
 __device__ __forceinline__ void finish(const CodesParams& s, const Splits& splits) {
   using Shared = FinishShared<kDim, kBits, kHeadTiles>;
   constexpr uint32_t kBatch = GroupMaxima<kHeadTiles>::kBatch;
@@ -171,11 +170,12 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
   const StepHeads heads{s};
   raw_queries.load(heads, kv_head);
   const CodeFigures figures = figures_of(s, kv_head);
-  const RingState ring = kSettles && s.has_resident ? s.resident.states[kv_head] : RingState{};
+  // Thread blocks start in the order of their numbers: those that advance the ring come last.
+  const RingState ring = s.has_resident ? s.resident.states[kv_head] : RingState{};
   shared.queries.prepare(heads, raw_queries, shared.q);
   if (threadIdx.x == 0) choice.group_count = choice.row_count = 0;
   if (threadIdx.x == 0) shared.figures = figures;
-  if (kSettles && threadIdx.x == 0) shared.ring = ring;
+  if (threadIdx.x == 0) shared.ring = ring;
   if (threadIdx.x < Shared::kHeads) shared.reasons[threadIdx.x] = 0;
   const float value_scale = value_scale_of(s, kv_head);
   wait_for_kernels_before();
@@ -270,9 +270,6 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
     }
     // ---- read
     wanted = choice.found;
-    if (!kSettles && s.doubt.board != nullptr && deal.rank == 0) {
-      note_chosen(s, kv_head, choice.chosen, wanted);
-    }
     if (s.host_rows.requests != nullptr) {
       ask_host(s, kv_head, choice.chosen, wanted, deal.rank, shared.top);
     }
@@ -305,41 +302,35 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
           ask_doubt<kDim, kBits>(s, of_head, weight_of(choice.chosen[wanted - 1]),
                                  shared.queries.constants[own_head].noise, wanted, shared.figures);
       const uint32_t lane = threadIdx.x % 32;
-      if constexpr (!kSettles) {
-        put_on_board<kDim>(s, kv_head, own_head, asked, shared.q[0]);
-      } else {
-        if (lane == 0) shared.asked_lse[warp] = asked.lse;
-        if (asked.reasons != 0 && lane < kFinishBlocks) {
-          *in_block(&shared.reasons[own_head], lane) = asked.reasons;
-        }
+      if (lane == 0) shared.asked_lse[warp] = asked.lse;
+      if (asked.reasons != 0 && lane < kFinishBlocks) {
+        *in_block(&shared.reasons[own_head], lane) = asked.reasons;
       }
     }
   }
   // What the blocks say of their heads is on its way while these are merged.
-  if (kSettles && asks) cluster_arrive();
+  if (asks) cluster_arrive();
   if (merges) {
     merge_head<kDim>(s, kv_head, own_head, codes, exact, value_scale, resident,
                      shared.split_o[own_head / kFinishBlocks]);
   }
-  if constexpr (kSettles) {
-    if (!asks) return;
-    cluster_wait();
-    uint32_t reasons = 0;
-    for (uint32_t h = 0; h < s.group; ++h) reasons |= shared.reasons[h];
-    if (reasons == 0) return;
-    const RingState before = shared.ring;
-    if (!leave_record(s, kv_head, deal.rank, reasons, wanted, shared)) return;
-    cluster_barrier();
-    if (threadIdx.x >= kAttendWarps<kDim> * 32) return;  // a pass has no more
-    settle_head<kDim, kBits, kFinishBlocks>(s, kv_head, deal.rank, before);
-  }
+  if (!asks) return;
+  cluster_wait();
+  uint32_t reasons = 0;
+  for (uint32_t h = 0; h < s.group; ++h) reasons |= shared.reasons[h];
+  if (reasons == 0) return;
+  const RingState before = shared.ring;
+  if (!leave_record(s, kv_head, deal.rank, reasons, wanted, shared)) return;
+  cluster_barrier();
+  if (threadIdx.x >= kAttendWarps<kDim> * 32) return;  // a pass has no more
+  settle_head<kDim, kBits, kFinishBlocks>(s, kv_head, deal.rank, before);
 }
 
 template <int kDim, int kBits, int kHeadTiles>
 __global__ void __launch_bounds__(kFinishThreads, kHeadTiles == 1 ? 2 : 1)
     finish_kernel(const __grid_constant__ CodesParams s) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  finish<kDim, kBits, kHeadTiles, true>(s, AllSplits{});
+  finish<kDim, kBits, kHeadTiles>(s, AllSplits{});
 #endif
 }
 

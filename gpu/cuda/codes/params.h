@@ -25,11 +25,9 @@ inline constexpr int kLeastStages = 2, kMostStages = 3;  ///< of CodesStep::stag
 template <int kDim>
 constexpr int kAttendWarps = kDim <= 128 ? 8 : 4;
 
-/// The kernel that takes up heads in doubt (gpu/cuda/codes/settle.cuh), of one step and of several in one launch;
-/// null: there is none.
-struct SettleKernels {
-  const void* one = nullptr;
-  const void* several = nullptr;
+/// The kernel that takes up heads in doubt (gpu/cuda/codes/settle.cuh); null: there is none.
+struct SettleKernel {
+  const void* settle = nullptr;
   uint32_t warps = 0;  ///< of its thread blocks
   size_t shared = 0;   ///< bytes of shared memory, beside those that it declares
 };
@@ -64,8 +62,8 @@ struct Kernels {
   [[nodiscard]] uint32_t attend_passes() const { return heads / attend_heads; }
 };
 
-[[nodiscard]] SettleKernels settle_kernels_of_2_bits(uint32_t dim);
-[[nodiscard]] SettleKernels settle_kernels_of_4_bits(uint32_t dim);
+[[nodiscard]] SettleKernel settle_kernel_of_2_bits(uint32_t dim);
+[[nodiscard]] SettleKernel settle_kernel_of_4_bits(uint32_t dim);
 
 /// 64 or 128 components, groups of up to 8.
 [[nodiscard]] BatchKernels batch_kernels_of_2_bits(uint32_t dim, uint32_t group);
