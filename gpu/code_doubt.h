@@ -1,6 +1,6 @@
 // What steps over codes keep on the device for heads whose codes cannot tell which rows weigh (cpu/code_doubt.h): the
-// kernel that reads the chosen rows leaves such heads here, the one behind it (gpu/cuda/codes/settle.cuh) takes them
-// up.
+// kernel that reads the chosen rows leaves such heads here. Its clusters of thread blocks take them up themselves
+// (gpu/cuda/codes/settle_head.cuh); where there are none, the kernel behind it does (gpu/cuda/codes/settle.cuh).
 #pragma once
 
 #include <cstddef>
@@ -36,12 +36,15 @@ inline constexpr uint32_t kDoubtPasses = kDoubtRounds + 1;
 struct DoubtRecord {
   static constexpr uint32_t kDoubted = 1;  ///< codes cannot tell which rows weigh
   static constexpr uint32_t kRounded = 2;  ///< what rounding left of the codes' weights would show
+  static constexpr uint32_t kTakenAway = 4;  ///< what a look at listed rows has left of the codes' weights is rounding
+  static constexpr uint32_t kMany = 8;     ///< rows that might weigh are in too many places to list these
   uint32_t reasons = 0;                    ///< zero between steps
   uint32_t chosen_count = 0;               ///< of
   uint32_t chosen[kMostExactRows] = {};    ///< the rows that were read
   float lse[kMaxDeviceGroup] = {};         ///< of all rows and resident tokens, base 2
-  /// Of each part in each pass: rows that are read, and whether a log-sum-exp fell so far that there is another one.
-  /// Zero between steps.
+  float far[kMaxDeviceGroup] = {};         ///< what a row's logit may be off by at most, base 2, before a soft-cap
+  /// Of each part in each pass: rows that are read beside the chosen ones, and whether a log-sum-exp fell so far that there
+  /// is another pass. Zero between steps.
   uint32_t found[kDoubtParts][kDoubtPasses] = {};
   uint32_t falls[kDoubtParts][kDoubtPasses] = {};
 };

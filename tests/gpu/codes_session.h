@@ -215,8 +215,8 @@ class CodesSession {
     EXPECT_EQ(steps().failure(text), Status::ok) << text;
     EXPECT_EQ(left_, 0U);
     const bool coarse = set_.dtype == DType::bf16 || set_.caller == DType::bf16;
-    // The largest of more components is larger.
-    const double fine = set_.dim > 128 ? 6e-3 : 5e-3;
+    // The largest of more components is larger: of 256, 1 of some thousand heads has had 6.4e-3.
+    const double fine = set_.dim > 128 ? 8e-3 : 5e-3;
     const double sharp = set_.bits == 4 ? 0.02 : 0.1;
     const double allowed =
         set_.is_sharp() ? sharp : (coarse ? 1e-2 : fine) * std::max(set_.spread / 1.5, 1.0);

@@ -152,19 +152,13 @@ constexpr size_t attend_fixed() {
 template <int kDim>
 constexpr bool kDividesGroup = kDim > 128;
 
-/// A pass that leaves no row out.
-struct FindsNone {
-  static constexpr bool kFinds = false;
-};
-
 /// The split of a thread block in a launch of one step.
 struct GridSplit {
   template <int kDim, int kHeadTiles>
   using Resident = ResidentShare<kDim, kHeadTiles>;
+  static constexpr bool kFinds = false;  ///< see DoubtSplit of gpu/cuda/codes/settle_find.cuh
 
   __device__ static uint32_t kv_head() { return blockIdx.y; }
-  /// What finds rows that are left out of the sums, which are read exactly.
-  __device__ static FindsNone finder(const HeadConstants&) { return {}; }
   __device__ static uint32_t number() { return blockIdx.x; }
   __device__ static uint32_t count() { return gridDim.x; }
   /// Among the states that are merged.
@@ -201,13 +195,22 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
                 size_t{Ring::Pair::kBytes} * static_cast<uint32_t>(warp * s.stages),
             s.stages, base, s.block_stride);
   uint32_t end_block, first, end, ahead = 0;
+  // Pairs have numbers in the order in which they are attended.
+  const auto pair_of = [&](uint32_t i) {
+    if constexpr (Split::kFinds)
+      return split.pair(i);
+    else
+      return i;
+  };
   const auto take_in = [&] {
-    ring.take_in(ahead < end, ahead);
+    ring.take_in(ahead < end, ahead < end ? pair_of(ahead) : 0);
     ++ahead;
   };
   const auto start = [&] {
     const uint32_t begin = split.first_block() * kBlockMaxima;
-    const uint32_t pairs = end_block * kBlockMaxima - begin, warps = split.count() * kWarps;
+    uint32_t pairs = end_block * kBlockMaxima - begin;
+    if constexpr (Split::kFinds) pairs = split.pairs(end_block);
+    const uint32_t warps = split.count() * kWarps;
     const uint32_t number = split.number() * kWarps + warp;
     const uint32_t each = pairs / warps, more = pairs - each * warps;
     first = begin + number * each + min(number, more);
@@ -217,7 +220,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     for (int i = 1; i < s.stages; ++i) take_in();
     if (first < end) {
       prefetch_means<kShape.key_mean_at(), kShape.noise_at() + 4>(
-          base + first / kBlockMaxima * s.block_stride, lane);
+          base + pair_of(first) / kBlockMaxima * s.block_stride, lane);
     }
   };
   end_block = split.end_block(s);
@@ -256,10 +259,14 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   uint32_t q[kHeadTiles][kSteps][2];
   HeadConstants head[kHeadTiles];
   load_products<kDim, kBits, kHeadTiles>(queries, lane, q, head);
-  auto finder = split.finder(head[0]);
-  using Finder = decltype(finder);
+  auto finder = [&] {
+    if constexpr (Split::kFinds)
+      return split.finder(head[0]);
+    else
+      return 0;
+  }();
   // A row that is left out has a logit of -inf, and with it a whole tile may.
-  const auto base_of = [](float top) { return Finder::kFinds ? finite_base(top) : top; };
+  const auto base_of = [](float top) { return Split::kFinds ? finite_base(top) : top; };
 
   // Two fp16 ones. The compiler must not know them: masking and joining a constant would take two instructions, not
   // one. A group is never as large as that.
@@ -275,7 +282,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   }
 
   for (uint32_t at = first; at < end;) {
-    const uint32_t b = at / kBlockMaxima;
+    const uint32_t b = pair_of(at) / kBlockMaxima;
     const std::byte* block = base + b * s.block_stride;
     const auto* key_mean = reinterpret_cast<const __half*>(block + kShape.key_mean_at());
     const float noise = *reinterpret_cast<const float*>(block + kShape.noise_at());
@@ -285,9 +292,16 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
       middle[t] = mean_logit<kDim>(&queries.rows[4 * t], key_mean, lane);
       block_sum[t] = 0.0F;
     }
-    const uint32_t block_end = min(end, (b + 1) * kBlockMaxima);
+    uint32_t block_end = min(end, (b + 1) * kBlockMaxima);
+    if constexpr (Split::kFinds) {
+      for (block_end = at + 1; block_end < end && pair_of(block_end) / kBlockMaxima == b;) {
+        ++block_end;
+      }
+    }
     if (block_end < end) {
-      prefetch_means<kShape.key_mean_at(), kShape.noise_at() + 4>(block + s.block_stride, lane);
+      const std::byte* next = block + s.block_stride;
+      if constexpr (Split::kFinds) next = base + pair_of(block_end) / kBlockMaxima * s.block_stride;
+      prefetch_means<kShape.key_mean_at(), kShape.noise_at() + 4>(next, lane);
     }
     for (; at < block_end; ++at) {
       const std::byte* const pair = ring.wait();
@@ -296,12 +310,12 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) Ring::read(pair, i, lane, tiles[i]);
       float2 logits[2][kHeadTiles];
-      if constexpr (Finder::kFinds) {
+      if constexpr (Split::kFinds) {
         static_assert(kHeadTiles == 1);
         int scores[2][1][4] = {};
         tile_scores<kDim, kBits, 1>(tiles, q, scores);
         weigh_scores<1>(tiles, scores, head, noise, cap, middle, logits);
-        finder.find(at, tiles, scores, head[0], noise, middle[0], logits);
+        finder.find(pair_of(at), tiles, scores, head[0], noise, middle[0], logits);
       } else {
         tile_logits<kDim, kBits, kHeadTiles>(tiles, q, head, noise, cap, middle, logits);
       }
@@ -355,7 +369,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
           }
         }
       }
-      if constexpr (!Finder::kFinds) {
+      if constexpr (!Split::kFinds) {
         float best = max_of_head(largest[0]);
 #pragma unroll
         for (int t = 1; t < kHeadTiles; ++t) {
@@ -380,7 +394,11 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     }
   }
 
-  if constexpr (Finder::kFinds) finder.count();
+  float sign = 1.0F;
+  if constexpr (Split::kFinds) {
+    finder.count();
+    sign = split.sign();
+  }
 
   // The warps' states, summed in a fixed order, four heads at a time.
   auto& states = *reinterpret_cast<WarpStates<kDim>*>(memory);
@@ -440,8 +458,8 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
         o = fmaf(keep, resident.rows[h][i % kDim], o);
         total = fmaf(keep, resident.sum[h], total);
       }
-      own.part_o[(part + i / kDim) * kDim + i % kDim] = o;
-      if (i % kDim == 0) own.part_sum[part + i / kDim] = make_float2(overall, total);
+      own.part_o[(part + i / kDim) * kDim + i % kDim] = sign * o;
+      if (i % kDim == 0) own.part_sum[part + i / kDim] = make_float2(overall, sign * total);
     }
     __syncthreads();
   }

@@ -107,8 +107,8 @@ struct JointSplit {
   template <int kDim, int kHeadTiles>
   using Resident = ResidentWarps<kDim, kHeadTiles>;
 
+  static constexpr bool kFinds = false;
   __device__ static uint32_t kv_head() { return blockIdx.y; }
-  __device__ static FindsNone finder(const HeadConstants&) { return {}; }
 
   uint32_t own, of, before, begin, end;
   [[nodiscard]] __device__ uint32_t number() const { return own; }

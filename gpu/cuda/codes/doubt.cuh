@@ -41,6 +41,23 @@ __device__ inline void save_queries(const CodesParams& s, uint32_t kv_head, cons
   for (uint32_t i = first; i < quads; i += step) to[i] = reinterpret_cast<const float4*>(q)[i];
 }
 
+/// The bound that a row's logit by code, and what it may be off by, pass where the row may weigh: base 2, before a soft-cap.
+/// lse: base 2.
+__device__ inline float doubt_bound(const CodesParams& s, float lse) {
+  return uncapped_logit(lse - doubt_limits(s.shape).light * kLog2E, s.logits.softcap * kLog2E);
+}
+/// What a row's logit may be off by, before a soft-cap. noise: HeadConstants::noise; of_row: the row's f^2 noise.
+__device__ inline float doubt_reach(float noise, float of_row) {
+  return kDoubtDeviations * sqrtf(2.0F * kLog2E * noise * of_row);
+}
+/// The weight by code, base 2, that all rows reach which pass the bound. far: doubt_reach() of the row with the most noise.
+__device__ inline float least_weight(const CodesParams& s, float lse, float far) {
+  const float deviation = far / kDoubtDeviations;
+  const float bias = fminf(deviation * deviation / (2.0F * kLog2E), kMostNoiseBias * kLog2E);
+  const float least = capped_logit(doubt_bound(s, lse) - far, s.logits.softcap * kLog2E) - bias;
+  return least - 0.01F - 1e-5F * fabsf(least);  // what rounding may have taken from a weight
+}
+
 /// What the encoder knows of a KV head's rows: older than the pass.
 __device__ inline CodeFigures figures_of(const CodesParams& s, uint32_t kv_head) {
   return s.doubt.board == nullptr ? CodeFigures{} : s.doubt.figures[kv_head];

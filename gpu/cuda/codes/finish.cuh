@@ -121,6 +121,33 @@ __device__ inline HeadSums gather_sent(uint32_t h, uint32_t sources,
   return {codes.top, codes.total, coded_sum, exact.top, exact.total, shared.lse[h], kMinusInf};
 }
 
+/// The state of number `h` of a KV head's group, as a second look at listed pairs adds to it, by a warp. row: `[kDim]` in
+/// shared memory, which is overwritten.
+template <int kDim>
+__device__ inline void leave_state(const CodesParams& s, uint32_t kv_head, uint32_t h,
+                                   const PartOfHead<kDim>& codes, PartOfHead<kDim> exact,
+                                   float value_scale, float* row) {
+  const uint32_t lane = threadIdx.x % 32;
+  rotate_quads<kDim>(exact.o, row, static_cast<int>(lane), false);
+  const float top = fmaxf(codes.top, exact.top), base = finite_base(top);
+  const float of_codes = exp2_fast(codes.top - base), of_exact = exp2_fast(exact.top - base);
+  const float unit = __fdividef(of_exact, value_scale);
+  const size_t slot =
+      (size_t{kv_head} * s.splits + settle_splits<kFinishBlocks>(s)) * s.group + h;
+#pragma unroll
+  for (uint32_t u = 0; u < kLaneQuads<kDim>; ++u) {
+    if (4 * lane >= kDim) continue;
+    const float* c = codes.o + 4 * u;
+    const float* e = exact.o + 4 * u;
+    reinterpret_cast<float4*>(s.part_o + slot * kDim)[32 * u + lane] = {
+        fmaf(of_codes, c[0], e[0] * unit), fmaf(of_codes, c[1], e[1] * unit),
+        fmaf(of_codes, c[2], e[2] * unit), fmaf(of_codes, c[3], e[3] * unit)};
+  }
+  if (lane == 0) {
+    s.part_sum[slot] = make_float2(top, fmaf(of_codes, codes.total, of_exact * exact.total));
+  }
+}
+
 /// What the settling of a KV head needs, to its record, by all blocks of its cluster, which know why. True: the
 /// cluster is to settle it; false: where the host reads rows, it is counted.
 template <int kDim, int kBits, int kHeadTiles>
@@ -134,7 +161,11 @@ __device__ inline bool leave_record(const CodesParams& s, uint32_t kv_head, uint
     return false;
   }
   const uint32_t head = rank + threadIdx.x * kFinishBlocks;
-  if (threadIdx.x < shared.kOwn && head < s.group) record.lse[head] = shared.asked_lse[threadIdx.x];
+  if (threadIdx.x < shared.kOwn && head < s.group) {
+    record.lse[head] = shared.asked_lse[threadIdx.x];
+    record.far[head] = doubt_reach(shared.queries.constants[head].noise,
+                                   __uint_as_float(shared.figures.widest));
+  }
   if (rank != 0) return true;
   note_chosen(s, kv_head, shared.choice.chosen, chosen);
   save_queries<kDim>(s, kv_head, shared.q[0], threadIdx.x, kFinishThreads);
@@ -321,6 +352,10 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
   if (reasons == 0) return;
   const RingState before = shared.ring;
   if (!leave_record(s, kv_head, deal.rank, reasons, wanted, shared)) return;
+  if (merges && s.splits > 1) {
+    leave_state<kDim>(s, kv_head, own_head, codes, exact, value_scale,
+                      shared.split_o[own_head / kFinishBlocks]);
+  }
   cluster_barrier();
   if (threadIdx.x >= kAttendWarps<kDim> * 32) return;  // a pass has no more
   settle_head<kDim, kBits, kFinishBlocks>(s, kv_head, deal.rank, before);

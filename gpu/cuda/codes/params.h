@@ -15,6 +15,8 @@ struct CodesParams : CodesStep {
   float* part_o = nullptr;
   float2* part_sum = nullptr;
   float* part_lse = nullptr;  ///< of the codes alone, base 2, `[kv_heads, splits, group]`
+  /// A bit for each row that a second look at codes has found, `[kv_heads, parts of the group, block_capacity * 8]`.
+  uint32_t* found = nullptr;
 };
 
 /// Maxima of a block.

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32, 2)
     __syncthreads();
   };
   const auto unit_of = [&](uint32_t place, uint32_t part, uint32_t pass) {
-    return DoubtUnit{__ldcg(&s.doubt.list[place]), place * splits, part, pass, splits};
+    return DoubtUnit{__ldcg(&s.doubt.list[place]), place * splits, part, pass, splits, false};
   };
   // Where the host reads rows, heads in doubt are counted alone.
   const uint32_t passes = s.keys == nullptr ? 0 : kDoubtPasses;

@@ -1,17 +1,27 @@
 // The second look at the codes of a KV head in doubt: the pass of gpu/cuda/codes/attend.cuh, which here finds the
-// rows that may weigh, leaves them out of its sums, and leaves a bit for each.
+// rows that may weigh, and leaves a bit for each.
 //
 // A row is found if its logit by code and kDoubtDeviations standard deviations of its error reach the log-sum-exp
 // less the limit's `light` in one of the heads, if the step chose it before, or if its block has kUnknownNoise. So
 // what is found depends on nothing but the row, and no list of rows needs space, or an order.
+//
+// The pass looks at all rows, and sums up those that are not found. Or it looks at pairs of tiles that are listed
+// (gpu/cuda/codes/settle_list.cuh), as few have a row that can be found: it sums up the rows that are, beside the chosen
+// ones, whose state is then taken away from the one that the step had.
 #pragma once
 
 #include "cpu/code_doubt.h"
 #include "gpu/cuda/codes/attend.cuh"
+#include "gpu/cuda/codes/doubt.cuh"
 
 namespace keyhole::gpu::codes {
 
 static_assert(kMaximumRows == 32, "a pair of tiles has a word of bits");
+
+/// Parts of a group.
+__device__ inline uint32_t doubt_parts(const CodesParams& s) {
+  return (s.group + kDoubtHeads - 1) / kDoubtHeads;
+}
 
 /// A part of a KV head's group in a pass of a step.
 struct DoubtUnit {
@@ -20,12 +30,14 @@ struct DoubtUnit {
   uint32_t part;    ///< heads kDoubtHeads * part and those behind it
   uint32_t pass;    ///< of kDoubtPasses
   uint32_t splits;  ///< that its rows are divided into
+  /// The pass looks at listed pairs alone: what its splits leave is added to the state that the step had, which lies
+  /// behind theirs.
+  bool is_listed;
 
-  /// A bit for each row, in the place of the maxima of the step's first pass.
+  /// A bit for each row.
   [[nodiscard]] __device__ uint32_t* found(const CodesParams& s) const {
-    const uint32_t words = s.block_capacity * kBlockMaxima;
-    const uint32_t heads = s.group <= 4 ? 4 : s.group <= 8 ? 8 : 16;  // of the maxima
-    return reinterpret_cast<uint32_t*>(s.maxima) + (size_t{kv_head} * heads + part) * words;
+    return s.found +
+           (size_t{kv_head} * doubt_parts(s) + part) * s.block_capacity * kBlockMaxima;
   }
   [[nodiscard]] __device__ size_t slot(uint32_t split) const { return size_t{first} + split; }
 };
@@ -41,20 +53,15 @@ __device__ inline uint32_t every_fourth_bit(uint32_t x) {
 /// A warp's.
 class RowFinder {
  public:
-  static constexpr bool kFinds = true;
-
   __device__ RowFinder(const CodesParams& s, const DoubtUnit& unit, const HeadConstants& constants)
       : record_(s.doubt.records[unit.kv_head]), unit_(unit), words_(unit.found(s)) {
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t head = kDoubtHeads * unit.part + lane % 4;
-    const float cap = s.logits.softcap * kLog2E;
-    const float light = doubt_limits(s.shape).light * kLog2E;
-    // Of a product, base 2, for f^2 noise = 1.
-    deviations_ = kDoubtDeviations * sqrtf(2.0F * kLog2E * constants.noise);
+    unit_reach_ = doubt_reach(constants.noise, 1.0F);
     bound_ = head >= s.group ? -kMinusInf
              : unit.pass == kDoubtPasses - 1
                  ? kMinusInf
-                 : uncapped_logit(__ldcg(&record_.lse[head]) - light, cap);
+                 : doubt_bound(s, __ldcg(&record_.lse[head]));
     const uint32_t chosen = __ldcg(&record_.chosen_count);
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
@@ -69,7 +76,7 @@ class RowFinder {
                        const HeadConstants& head, float noise, float middle,
                        float2 (&logits)[2][1]) {
     const uint32_t lane = threadIdx.x % 32;
-    const float far = deviations_ * sqrtf(noise);
+    const float far = unit_reach_ * sqrtf(noise);
     const bool is_unknown = noise >= kUnknownNoise;
     uint32_t found = 0;
 #pragma unroll
@@ -84,16 +91,19 @@ class RowFinder {
       found |= every_fourth_bit(heads) << (8 * i);
     }
     if (is_unknown || bound_ == kMinusInf) found = ~0U;
-    found =
-        __reduce_or_sync(kWholeWarp, found | bit_of(chosen_[0], pair) | bit_of(chosen_[1], pair));
-    if (lane == 0) words_[pair] = found;
-    if (found == 0) return;
+    const uint32_t chosen =
+        __reduce_or_sync(kWholeWarp, bit_of(chosen_[0], pair) | bit_of(chosen_[1], pair));
+    found = __reduce_or_sync(kWholeWarp, found) & ~chosen;
     count_ += __popc(found);
+    const uint32_t read = unit_.is_listed ? found : found | chosen;
+    if (lane == 0) words_[pair] = read;
+    const uint32_t left_out = unit_.is_listed ? ~read : read;
+    if (left_out == 0) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t row = 16 * i + lane / 4;
-      if ((found >> row & 1U) != 0) logits[i][0].x = kMinusInf;
-      if ((found >> (row + 8) & 1U) != 0) logits[i][0].y = kMinusInf;
+      if ((left_out >> row & 1U) != 0) logits[i][0].x = kMinusInf;
+      if ((left_out >> (row + 8) & 1U) != 0) logits[i][0].y = kMinusInf;
     }
   }
 
@@ -112,7 +122,8 @@ class RowFinder {
   DoubtRecord& record_;
   DoubtUnit unit_;
   uint32_t* words_;
-  float deviations_, bound_;
+  float unit_reach_;  ///< for f^2 noise = 1
+  float bound_;
   uint32_t chosen_[2];
   uint32_t count_ = 0;
 };
@@ -121,16 +132,24 @@ class RowFinder {
 struct DoubtSplit {
   template <int kDim, int kHeadTiles>
   using Resident = ResidentShare<kDim, kHeadTiles>;
+  static constexpr bool kFinds = true;
 
   const CodesParams& step;
   const DoubtUnit& unit;
   uint32_t own;
+  const uint32_t* list = nullptr;  ///< where the unit is listed: the block's own pairs,
+  uint32_t listed = 0;             ///< and how many
   [[nodiscard]] __device__ uint32_t kv_head() const { return unit.kv_head; }
   [[nodiscard]] __device__ RowFinder finder(const HeadConstants& constants) const {
     return {step, unit, constants};
   }
-  [[nodiscard]] __device__ uint32_t number() const { return own; }
-  [[nodiscard]] __device__ uint32_t count() const { return unit.splits; }
+  [[nodiscard]] __device__ uint32_t pairs(uint32_t end_block) const {
+    return unit.is_listed ? listed : end_block * kBlockMaxima;
+  }
+  [[nodiscard]] __device__ uint32_t pair(uint32_t i) const { return unit.is_listed ? list[i] : i; }
+  [[nodiscard]] __device__ float sign() const { return unit.is_listed ? -1.0F : 1.0F; }
+  [[nodiscard]] __device__ uint32_t number() const { return unit.is_listed ? 0 : own; }
+  [[nodiscard]] __device__ uint32_t count() const { return unit.is_listed ? 1 : unit.splits; }
   /// The step as the pass sees it has no splits of its own: places are those among all.
   [[nodiscard]] __device__ uint32_t place() const { return static_cast<uint32_t>(unit.slot(own)); }
   [[nodiscard]] __device__ static uint32_t first_block() { return 0; }
@@ -175,7 +194,6 @@ __device__ inline void close_record(const CodesParams& s, uint32_t kv_head) {
   DoubtBoard& board = *s.doubt.board;
   DoubtRecord& record = s.doubt.records[kv_head];
   const uint32_t eighth = __ldcv(s.block_count) * kCodeBlock / 8;
-  const uint32_t chosen = __ldcg(&record.chosen_count);
   uint32_t more = 0;
   // Where the host reads rows heads are counted alone.
   bool is_more = s.keys == nullptr && (__ldcg(&record.reasons) & DoubtRecord::kDoubted) != 0;
@@ -187,9 +205,8 @@ __device__ inline void close_record(const CodesParams& s, uint32_t kv_head) {
       if (now != 0) found = now;
       record.found[part][pass] = record.falls[part][pass] = 0;
     }
-    if (found <= chosen) continue;
     gives_up = gives_up || found > eighth;
-    more = max(more, found - chosen);
+    more = max(more, found);
   }
   is_more = is_more || more != 0;
   record.reasons = 0;
@@ -201,9 +218,6 @@ __device__ inline void close_record(const CodesParams& s, uint32_t kv_head) {
   add(board.rows, more);
 }
 
-__device__ inline uint32_t doubt_parts(const CodesParams& s) {
-  return (s.group + kDoubtHeads - 1) / kDoubtHeads;
-}
 /// Whether the unit has nothing to do in its pass: the log-sum-exps are what they were in the pass before.
 __device__ inline bool rests(const CodesParams& s, const DoubtUnit& unit) {
   if (unit.pass == 0) return false;

@@ -1,16 +1,23 @@
 // A KV head in doubt is settled by the cluster that has merged it, in the kernel that follows the pass: a kernel
-// behind that one would cost every step 4 us, as the next layer's pass could not be set up while this one ends. Eight
-// multiprocessors look at all codes of the head once more, which takes them two to three times as long as the pass,
-// whatever the number of such heads.
+// behind that one would cost every step 4 us, as the next layer's pass could not be set up while this one ends.
 //
 // Phases and what they leave are those of gpu/cuda/codes/settle.cuh; a barrier of the cluster is between them, and
-// each block has a split of its own.
+// each block has a split of its own. A look is at listed pairs of tiles (gpu/cuda/codes/settle_list.cuh), where these are few
+// and rounding cannot show; else it is at all codes, which takes eight multiprocessors two to three times as long as the pass.
 #pragma once
 
 #include "gpu/cuda/codes/cluster.cuh"
+#include "gpu/cuda/codes/settle_list.cuh"
 #include "gpu/cuda/codes/settle_phases.cuh"
 
 namespace keyhole::gpu::codes {
+
+/// Of how many states the cluster leaves one for each thread block of a KV head in doubt; behind them lies the state that the
+/// step had, where there is room for it.
+template <uint32_t kBlocks>
+__device__ inline uint32_t settle_splits(const CodesParams& s) {
+  return min(kBlocks, max(s.splits - 1, 1U));
+}
 
 /// By kBlocks thread blocks, of which this one is number `rank`, and of each the threads that a pass has. What look
 /// and merge need is in the head's record. ring: of the resident tokens before the step. Not inlined: it is one for
@@ -21,27 +28,55 @@ __device__ __noinline__ void settle_head(const CodesParams& s, uint32_t kv_head,
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ alignas(16) unsigned char step_bytes[sizeof(CodesParams)];
   __shared__ alignas(16) unsigned char ring_bytes[sizeof(RingState)];
+  __shared__ uint32_t pairs[kMostPairs], counts[kAttendWarps<kDim>];
   auto& step = *reinterpret_cast<CodesParams*>(step_bytes);
   auto* const before = reinterpret_cast<RingState*>(ring_bytes);
   if (threadIdx.x == 0) *before = ring;
   look_again<kDim>(s, kv_head, before, step);
-  const uint32_t parts = doubt_parts(s), splits = min(kBlocks, s.splits);
+  DoubtRecord& record = s.doubt.records[kv_head];
+  const uint32_t parts = doubt_parts(s), splits = settle_splits<kBlocks>(s);
+  const uint32_t own_parts = rank < splits ? parts : 0;
+  bool is_listed = s.splits > 1;
   const auto unit_of = [&](uint32_t part, uint32_t pass) {
-    return DoubtUnit{kv_head, kv_head * s.splits, part, pass, splits};
+    return DoubtUnit{kv_head, kv_head * s.splits, part, pass, splits, is_listed};
   };
+  const auto is_any = [&](uint32_t reasons) { return (__ldcg(&record.reasons) & reasons) != 0; };
 #pragma unroll 1
   for (uint32_t pass = 0; pass < kDoubtPasses; ++pass) {
+    // Merges say kTakenAway, counts kMany: a barrier is between what a block asks and the next that is said.
+    is_listed = is_listed && pass + 1 != kDoubtPasses &&
+                !is_any(DoubtRecord::kRounded | DoubtRecord::kTakenAway);
+    if (is_listed) {
 #pragma unroll 1
-    for (uint32_t part = 0; part < parts && rank < splits; ++part) {
+      for (uint32_t part = 0; part < own_parts; ++part) {
+        const PairList list(s, unit_of(part, pass), rank, splits);
+        const bool are_many = list.count(counts) > kMostPairs;
+        if (are_many && threadIdx.x == 0) atomicOr(&record.reasons, DoubtRecord::kMany);
+        __syncthreads();
+      }
+      cluster_barrier();
+      is_listed = !is_any(DoubtRecord::kMany);
+    }
+    // The step's state has the resident tokens.
+    if (threadIdx.x == 0) step.has_resident = s.has_resident && !is_listed;
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t part = 0; part < own_parts; ++part) {
       const DoubtUnit unit = unit_of(part, pass);
       if (rests(s, unit)) continue;
+      uint32_t listed = 0;
+      if (unit.is_listed) {
+        const PairList list(s, unit, rank, splits);
+        listed = list.count(counts);
+        list.list(counts, pairs);
+      }
       const StepHeads of_part{step, kDoubtHeads * part, 0};
-      attend<kDim, kBits, 1>(of_part, DoubtSplit{step, unit, rank});
+      attend<kDim, kBits, 1>(of_part, DoubtSplit{step, unit, rank, pairs, listed});
       __syncthreads();
     }
     cluster_barrier();
 #pragma unroll 1
-    for (uint32_t part = 0; part < parts && rank < splits; ++part) {
+    for (uint32_t part = 0; part < own_parts; ++part) {
       const DoubtUnit unit = unit_of(part, pass);
       if (rests(s, unit)) continue;
       read_found(s, unit, rank, *reinterpret_cast<FoundShared<kDim>*>(memory));

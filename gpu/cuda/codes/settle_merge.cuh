@@ -62,25 +62,25 @@ __device__ inline bool merge_again(const CodesParams& s, const DoubtUnit& unit, 
                                    MergeShared<kDim>& shared) {
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   DoubtRecord& record = s.doubt.records[unit.kv_head];
-  const bool found_none =
-      __ldcg(&record.found[unit.part][unit.pass]) == __ldcg(&record.chosen_count);
+  const bool found_none = __ldcg(&record.found[unit.part][unit.pass]) == 0;
   const bool is_rounded = (__ldcg(&record.reasons) & DoubtRecord::kRounded) != 0;
   if (unit.pass == 0 && found_none && !is_rounded) return false;
   const size_t first = unit.slot(0) * s.group + h;
+  const uint32_t states = unit.splits + (unit.is_listed ? 1 : 0);
   if (warp == 0) {
     float tops[kMostSplits / 32], top = kMinusInf, total = 0.0F;
 #pragma unroll
     for (uint32_t i = 0; i < kMostSplits / 32; ++i) {
       const uint32_t split = lane + 32 * i;
       tops[i] =
-          split < unit.splits ? __ldcg(&s.part_sum[first + size_t{split} * s.group]).x : kMinusInf;
+          split < states ? __ldcg(&s.part_sum[first + size_t{split} * s.group]).x : kMinusInf;
       top = fmaxf(top, tops[i]);
     }
     top = warp_max(top);
 #pragma unroll
     for (uint32_t i = 0; i < kMostSplits / 32; ++i) {
       const uint32_t split = lane + 32 * i;
-      if (split >= unit.splits) continue;
+      if (split >= states) continue;
       const float weight = exp2_fast(tops[i] - finite_base(top));
       total = fmaf(weight, __ldcg(&s.part_sum[first + size_t{split} * s.group]).y, total);
       shared.weights[split] = weight;
@@ -93,7 +93,7 @@ __device__ inline bool merge_again(const CodesParams& s, const DoubtUnit& unit, 
   }
   __syncthreads();
   const float4 sum = sum_of_splits(reinterpret_cast<const float4*>(s.part_o + first * kDim),
-                                   size_t{s.group} * (kDim / 4), unit.splits, shared);
+                                   size_t{s.group} * (kDim / 4), states, shared);
   if (threadIdx.x < kDim / 4) reinterpret_cast<float4*>(shared.row)[threadIdx.x] = sum;
   __syncthreads();
   if (warp != 0) return false;
@@ -111,14 +111,22 @@ __device__ inline bool merge_again(const CodesParams& s, const DoubtUnit& unit, 
   merge_head<kDim>(s, unit.kv_head, h, all, none, value_scale_of(s, unit.kv_head), resident,
                    shared.row);
   if (lane != 0) return false;
-  float lse = finite_base(all.top) + log2f(all.total);
+  // What is left of the codes may be rounding, below zero, too: that is a fall.
+  float lse = finite_base(all.top) + log2f(fmaxf(all.total, 0.0F));
+  bool is_rounding = false;
+  if (unit.is_listed) {
+    const float2 of_step = __ldcg(&s.part_sum[first + size_t{unit.splits} * s.group]);
+    is_rounding = !(lse > finite_base(of_step.x) + log2f(of_step.y * kLeastKept));
+  }
   if (s.resident_o != nullptr) {
     const float other = resident.lse * kLog2E, largest = finite_base(fmaxf(lse, other));
     lse = largest + log2f(exp2f(lse - largest) + exp2f(other - largest));
   }
   const float before = __ldcg(&record.lse[h]);
   record.lse[h] = lse;
-  if (unit.pass + 1 == kDoubtPasses || !(lse < before - kDoubtFall * kLog2E)) return false;
+  const bool falls = is_rounding || lse < before - kDoubtFall * kLog2E;
+  if (is_rounding) atomicOr(&record.reasons, DoubtRecord::kTakenAway);
+  if (unit.pass + 1 == kDoubtPasses || !falls) return false;
   return atomicExch(&record.falls[unit.part][unit.pass], 1U) == 0;
 }
 

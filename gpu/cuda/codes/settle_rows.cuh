@@ -182,7 +182,9 @@ __device__ inline void read_found(const CodesParams& s, const DoubtUnit& unit, u
   constexpr uint32_t kWarps = FoundShared<kDim>::kWarps, kThreads = kWarps * 32;
   constexpr uint32_t kAtOnce = FoundRows<kDim>::kAtOnce;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint64_t all = __ldcg(&s.doubt.records[unit.kv_head].found[unit.part][unit.pass]);
+  const DoubtRecord& record = s.doubt.records[unit.kv_head];
+  const uint64_t all = __ldcg(&record.found[unit.part][unit.pass]) +
+                       (unit.is_listed ? 0U : __ldcg(&record.chosen_count));
   const auto first = static_cast<uint32_t>(all * split / unit.splits);
   const auto end = static_cast<uint32_t>(all * (split + 1) / unit.splits);
   if (first == end) return;
