@@ -132,8 +132,7 @@ __device__ inline void leave_state(const CodesParams& s, uint32_t kv_head, uint3
   const float top = fmaxf(codes.top, exact.top), base = finite_base(top);
   const float of_codes = exp2_fast(codes.top - base), of_exact = exp2_fast(exact.top - base);
   const float unit = __fdividef(of_exact, value_scale);
-  const size_t slot =
-      (size_t{kv_head} * s.splits + settle_splits<kFinishBlocks>(s)) * s.group + h;
+  const size_t slot = (size_t{kv_head} * s.splits + settle_splits<kFinishBlocks>(s)) * s.group + h;
 #pragma unroll
   for (uint32_t u = 0; u < kLaneQuads<kDim>; ++u) {
     if (4 * lane >= kDim) continue;
@@ -163,8 +162,8 @@ __device__ inline bool leave_record(const CodesParams& s, uint32_t kv_head, uint
   const uint32_t head = rank + threadIdx.x * kFinishBlocks;
   if (threadIdx.x < shared.kOwn && head < s.group) {
     record.lse[head] = shared.asked_lse[threadIdx.x];
-    record.far[head] = doubt_reach(shared.queries.constants[head].noise,
-                                   __uint_as_float(shared.figures.widest));
+    record.far[head] =
+        doubt_reach(shared.queries.constants[head].noise, __uint_as_float(shared.figures.widest));
   }
   if (rank != 0) return true;
   note_chosen(s, kv_head, shared.choice.chosen, chosen);

@@ -36,8 +36,7 @@ struct DoubtUnit {
 
   /// A bit for each row.
   [[nodiscard]] __device__ uint32_t* found(const CodesParams& s) const {
-    return s.found +
-           (size_t{kv_head} * doubt_parts(s) + part) * s.block_capacity * kBlockMaxima;
+    return s.found + (size_t{kv_head} * doubt_parts(s) + part) * s.block_capacity * kBlockMaxima;
   }
   [[nodiscard]] __device__ size_t slot(uint32_t split) const { return size_t{first} + split; }
 };
@@ -58,10 +57,9 @@ class RowFinder {
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t head = kDoubtHeads * unit.part + lane % 4;
     unit_reach_ = doubt_reach(constants.noise, 1.0F);
-    bound_ = head >= s.group ? -kMinusInf
-             : unit.pass == kDoubtPasses - 1
-                 ? kMinusInf
-                 : doubt_bound(s, __ldcg(&record_.lse[head]));
+    bound_ = head >= s.group                 ? -kMinusInf
+             : unit.pass == kDoubtPasses - 1 ? kMinusInf
+                                             : doubt_bound(s, __ldcg(&record_.lse[head]));
     const uint32_t chosen = __ldcg(&record_.chosen_count);
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {

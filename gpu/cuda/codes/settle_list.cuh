@@ -37,9 +37,8 @@ class PairList {
   __device__ uint32_t count(uint32_t (&counts)[kWarps]) const {
     const uint32_t warp = threadIdx.x / 32;
     uint32_t own = 0;
-    for_each<kWarps>([&](uint32_t, bool may_weigh) {
-      own += __popc(__ballot_sync(kWholeWarp, may_weigh));
-    });
+    for_each<kWarps>(
+        [&](uint32_t, bool may_weigh) { own += __popc(__ballot_sync(kWholeWarp, may_weigh)); });
     if (threadIdx.x % 32 == 0) counts[warp] = own;
     __syncthreads();
     uint32_t sum = 0;
@@ -76,8 +75,7 @@ class PairList {
       if (own < end) {
         pair = (rank_ + own * blocks_) * kBlockMaxima + lane % kBlockMaxima;
         const float4 x = __ldcg(&maxima_[size_t{pair} * stride_]);
-        may_weigh =
-            x.x >= least_.x || x.y >= least_.y || x.z >= least_.z || x.w >= least_.w;
+        may_weigh = x.x >= least_.x || x.y >= least_.y || x.z >= least_.z || x.w >= least_.w;
       }
       visit(pair, may_weigh);
     }

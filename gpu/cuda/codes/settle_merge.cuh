@@ -72,8 +72,7 @@ __device__ inline bool merge_again(const CodesParams& s, const DoubtUnit& unit, 
 #pragma unroll
     for (uint32_t i = 0; i < kMostSplits / 32; ++i) {
       const uint32_t split = lane + 32 * i;
-      tops[i] =
-          split < states ? __ldcg(&s.part_sum[first + size_t{split} * s.group]).x : kMinusInf;
+      tops[i] = split < states ? __ldcg(&s.part_sum[first + size_t{split} * s.group]).x : kMinusInf;
       top = fmaxf(top, tops[i]);
     }
     top = warp_max(top);
