@@ -36,13 +36,16 @@ inline constexpr uint32_t kDoubtPasses = kDoubtRounds + 1;
 struct DoubtRecord {
   static constexpr uint32_t kDoubted = 1;  ///< codes cannot tell which rows weigh
   static constexpr uint32_t kRounded = 2;  ///< what rounding left of the codes' weights would show
-  static constexpr uint32_t kTakenAway = 4;  ///< what a look at listed rows has left of the codes' weights is rounding
-  static constexpr uint32_t kMany = 8;     ///< rows that might weigh are in too many places to list these
-  uint32_t reasons = 0;                    ///< zero between steps
-  uint32_t chosen_count = 0;               ///< of
-  uint32_t chosen[kMostExactRows] = {};    ///< the rows that were read
-  float lse[kMaxDeviceGroup] = {};         ///< of all rows and resident tokens, base 2
-  float far[kMaxDeviceGroup] = {};         ///< what a row's logit may be off by at most, base 2, before a soft-cap
+  static constexpr uint32_t kTakenAway =
+      4;  ///< what a look at listed rows has left of the codes' weights is rounding
+  static constexpr uint32_t kMany =
+      8;                      ///< rows that might weigh are in too many places to list these
+  uint32_t reasons = 0;       ///< zero between steps
+  uint32_t chosen_count = 0;  ///< of
+  uint32_t chosen[kMostExactRows] = {};  ///< the rows that were read
+  float lse[kMaxDeviceGroup] = {};       ///< of all rows and resident tokens, base 2
+  float far[kMaxDeviceGroup] =
+      {};  ///< what a row's logit may be off by at most, base 2, before a soft-cap
   /// Of each part in each pass: rows that are read beside the chosen ones, and whether a log-sum-exp fell so far that there
   /// is another pass. Zero between steps.
   uint32_t found[kDoubtParts][kDoubtPasses] = {};

@@ -60,8 +60,8 @@ size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& param
   params.part_sum = reinterpret_cast<float2*>(take(states * sizeof(float2)));
   params.part_lse = reinterpret_cast<float*>(take(states * sizeof(float)));
   const size_t parts = (step.group + kDoubtHeads - 1) / kDoubtHeads;
-  params.found = reinterpret_cast<uint32_t*>(take(
-      size_t{step.kv_heads} * parts * step.block_capacity * kBlockMaxima * sizeof(uint32_t)));
+  params.found = reinterpret_cast<uint32_t*>(
+      take(size_t{step.kv_heads} * parts * step.block_capacity * kBlockMaxima * sizeof(uint32_t)));
   return end;
 }
 
