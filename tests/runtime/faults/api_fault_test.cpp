@@ -22,8 +22,8 @@ constexpr uint32_t kPrompt = 300;
 /// release build tries more.
 int64_t after(int64_t n) {
   static const bool all = std::getenv("KEYHOLE_FAULT_ALL") != nullptr;
-  constexpr int64_t kEach = kSanitized ? 4 : 40;
-  constexpr int64_t kShare = kSanitized ? 1 : 5;
+  constexpr int64_t kEach = kSanitized ? 4 : 16;
+  constexpr int64_t kShare = kSanitized ? 1 : 3;
   return all || n < kEach ? n + 1 : n + std::max<int64_t>(2, n / kShare);
 }
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <random>
 
+#include "tests/sanitized.h"
 #include "tests/tools/llama/synthetic_model.h"
 #include "tools/generation/sequence.h"
 
@@ -72,7 +73,8 @@ class RandomLlama : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(RandomLlama, PrefillGivesTheReferenceLogitsAtEveryLength) {
-  for (const size_t length : {1, 2, 43, 64, 65, 150}) {
+  for (const size_t length :
+       keyhole::test::unless_sanitized(std::vector<size_t>{1, 2, 65, 64, 150, 43}, 2)) {
     SCOPED_TRACE(length);
     expect_close(prefill(model_, team_, {tokens_.data(), length}, {}), expected_[length - 1]);
   }
