@@ -11,7 +11,6 @@
 
 #include "cpu/layer_shape.h"
 #include "cpu/types.h"
-#include "gpu/partitions.h"
 #include "gpu/step.h"
 
 namespace keyhole::gpu {
@@ -118,9 +117,6 @@ struct CudaConfig {
 /// out_of_device_memory (with the bytes needed and there; nothing is allocated then), device_error.
 [[nodiscard]] std::unique_ptr<Resident> make_cuda_resident(const ResidentShape& shape,
                                                            const CudaConfig& config);
-/// Device memory for partitions beside such a Resident; its bytes count against the same limit. Throws as above.
-[[nodiscard]] std::unique_ptr<Partitions> make_cuda_partitions(Resident& resident,
-                                                               const PartitionsShape& shape);
 
 /// Bytes on the device, and pinned host memory, that make_cuda_resident() takes.
 /// (The host keeps a copy of the resident tokens, resident_bytes() of ordinary memory: a token that leaves the window

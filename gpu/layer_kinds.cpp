@@ -68,17 +68,6 @@ std::vector<ResidentShape> parts_of(const ResidentShape& shape) {
   return parts;
 }
 
-std::vector<PartitionsShape> parts_of(const PartitionsShape& shape) {
-  if (shape.shapes.empty()) return {shape};
-  const LayerKinds kinds(shape.shapes);
-  std::vector<PartitionsShape> parts;
-  for (uint32_t k = 0; k < kinds.count(); ++k) {
-    parts.push_back(part_of(shape, kinds.layers(k)));
-    parts.back().head_dim = shape.shapes[kinds.layers(k).front()].head_dim;
-  }
-  return parts;
-}
-
 std::vector<CodesShape> parts_of(const CodesShape& shape, std::vector<float>& sinks) {
   if (shape.shapes.empty()) return {shape};
   const LayerKinds kinds(shape.shapes);

@@ -1,6 +1,6 @@
 // Layers of different shapes on a device: layers of one shape are a kind, whose parts on the device (resident tokens, codes,
-// partitions, windows) are those of a model that has these layers alone. So kernels, arenas and strides know one shape, and what
-// is counted for a session is the sum over its kinds.
+// windows) are those of a model that has these layers alone. So kernels, arenas and strides know one shape, and what is counted
+// for a session is the sum over its kinds.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,6 @@
 #include "cpu/layer_shape.h"
 #include "gpu/codes.h"
 #include "gpu/device.h"
-#include "gpu/partitions.h"
 #include "gpu/windows.h"
 
 namespace keyhole::gpu {
@@ -49,7 +48,6 @@ class LayerKinds {
 
 // What a device makes for each kind of a shape: the shape itself where its layers are alike.
 [[nodiscard]] std::vector<ResidentShape> parts_of(const ResidentShape& shape);
-[[nodiscard]] std::vector<PartitionsShape> parts_of(const PartitionsShape& shape);
 /// layers of a part is 0 where none of its layers has codes: nothing is made for it. sinks: memory for those of the parts, which
 /// these point into.
 [[nodiscard]] std::vector<CodesShape> parts_of(const CodesShape& shape, std::vector<float>& sinks);

@@ -54,32 +54,6 @@ class Parts {
   std::vector<std::unique_ptr<Part>> parts;  ///< [kind]
 };
 
-class MixedPartitions final : public Partitions {
- public:
-  explicit MixedPartitions(std::span<const LayerShape> shapes) : all(shapes) {}
-
-  void upload(uint32_t layer, uint32_t kv_head, uint32_t first,
-              const PartitionRows& rows) override {
-    const auto p = all.at(layer);
-    p->upload(p.layer, kv_head, first, rows);
-  }
-  uint32_t count(uint32_t layer, uint32_t kv_head) const override {
-    const auto p = all.at(layer);
-    return p->count(p.layer, kv_head);
-  }
-  void set(uint32_t layer, uint32_t kv_head, uint32_t chosen, PartitionsTail tail) override {
-    const auto p = all.at(layer);
-    p->set(p.layer, kv_head, chosen, tail);
-  }
-  size_t bytes() const override {
-    size_t sum = 0;
-    all.for_each([&](const Partitions& part) { sum += part.bytes(); });
-    return sum;
-  }
-
-  Parts<Partitions> all;
-};
-
 class MixedCodes final : public Codes {
  public:
   explicit MixedCodes(const CodesShape& shape)
@@ -274,11 +248,6 @@ class MixedResident final : public Resident, public StreamSteps {
     const auto p = all.at(layer);
     return steps(p).await(p.layer, sequence, spin_us, timeout_us, stop, out);
   }
-  bool chosen(uint32_t layer, uint32_t kv_head, uint32_t sequence, uint64_t timeout_us,
-              const std::atomic<bool>& stop, Chosen& out) override {
-    const auto p = all.at(layer);
-    return steps(p).chosen(p.layer, kv_head, sequence, timeout_us, stop, out);
-  }
   StateView host_slot(uint32_t layer, uint32_t kv_head) override {
     const auto p = all.at(layer);
     return steps(p).host_slot(p.layer, kv_head);
@@ -343,9 +312,6 @@ class MixedResident final : public Resident, public StreamSteps {
   }
   [[nodiscard]] static OnDevice part_of(OnDevice tokens, uint32_t kind) {
     tokens.codes = part_of(tokens.codes, kind);
-    if (tokens.partitions != nullptr) {
-      tokens.partitions = static_cast<MixedPartitions*>(tokens.partitions)->all.parts[kind].get();
-    }
     return tokens;
   }
 
@@ -425,16 +391,6 @@ std::unique_ptr<Resident> make_mixed_resident(const ResidentShape& shape,
 }
 
 Resident& some_part(Resident& mixed) { return *mixed_of(mixed).all.parts.front(); }
-
-std::unique_ptr<Partitions> make_mixed_partitions(Resident& resident, const PartitionsShape& shape,
-                                                  const MakePartitions& make) {
-  auto mixed = std::make_unique<MixedPartitions>(shape.shapes);
-  const std::vector<PartitionsShape> parts = parts_of(shape);
-  for (size_t k = 0; k < parts.size(); ++k) {
-    mixed->all.parts[k] = make(*mixed_of(resident).all.parts[k], parts[k]);
-  }
-  return mixed;
-}
 
 std::unique_ptr<Codes> make_mixed_codes(Resident& resident, const CodesShape& shape,
                                         const MakeCodes& make) {

@@ -14,8 +14,6 @@
 namespace keyhole::gpu {
 
 using MakeResident = std::function<std::unique_ptr<Resident>(const ResidentShape&)>;
-using MakePartitions =
-    std::function<std::unique_ptr<Partitions>(Resident&, const PartitionsShape&)>;
 using MakeCodes = std::function<std::unique_ptr<Codes>(Resident&, const CodesShape&)>;
 using MakeWindows = std::function<std::unique_ptr<Windows>(Resident&, const WindowsShape&)>;
 
@@ -26,9 +24,6 @@ using MakeWindows = std::function<std::unique_ptr<Windows>(Resident&, const Wind
 [[nodiscard]] Resident& some_part(Resident& mixed);
 
 // resident: from make_mixed_resident(), with the same shapes of layers; of windows any.
-[[nodiscard]] std::unique_ptr<Partitions> make_mixed_partitions(Resident& resident,
-                                                                const PartitionsShape& shape,
-                                                                const MakePartitions& make);
 /// Some layer has codes.
 [[nodiscard]] std::unique_ptr<Codes> make_mixed_codes(Resident& resident, const CodesShape& shape,
                                                       const MakeCodes& make);

@@ -1,7 +1,7 @@
 // One decoding step of one layer in the order of a caller's stream: what a decoder on a GPU embeds.
 //
 //   stream   begin: take in k and v - publish q, k, v to the host - resident attention (state A)
-//            end:   wait for the host's state B - merge A, B (and the tail of a Partitions) - write out
+//            end:   wait for the host's state B - merge A, B - write out
 //   host     await(): q has arrived - search, gather, attend - deliver() one KV head after the other
 //
 // A step with a Codes waits for no state of the host: all offloaded tokens are attended on the device. The host still
@@ -84,19 +84,11 @@ struct Published {
   const std::byte* v = nullptr;
 };
 
-/// The chosen partitions of one KV head; see Partitions.
-struct Chosen {
-  const uint32_t* ids = nullptr;  ///< rising
-  uint32_t count = 0;
-};
-
-class Partitions;
 class Codes;
 
-/// What stands on the device for offloaded tokens: one of the two, or neither (the host's state has all of them). And
+/// What stands on the device for offloaded tokens: codes, or nothing (the host's state has all of them). And
 /// whether the step leaves its answer for the host (StreamSteps::answer()); of sessions whose ResidentShape says so.
 struct OnDevice {
-  Partitions* partitions = nullptr;
   Codes* codes = nullptr;
   bool keeps_answer = false;
   /// A whole step over codes that can go with those of other sessions is added to this group (its count() grows), in place of
@@ -130,7 +122,7 @@ struct ResidentPieces {
   uint32_t count = 0;
 };
 
-/// The stream's side of a Resident. begin() and end() come from one thread at a time; await() from any; chosen(), deliver(),
+/// The stream's side of a Resident. begin() and end() come from one thread at a time; await() from any; deliver(),
 /// answer() and host_copy() from the threads that serve the host's part, for layers that were begun, in their order.
 class StreamSteps {
  public:
@@ -138,8 +130,7 @@ class StreamSteps {
 
   /// Enqueues the first half. Without k and v nothing is appended. A token goes to the sink until that is full,
   /// then to the window; a full window (window_capacity) first falls back to its W - 1 newest tokens.
-  /// Partitions of this layer are scored, the best ones chosen and published, the others attended. Codes of this layer
-  /// are all attended; q stays as it is until end()'s work has ended. With Signal::host_launch and codes it first waits,
+  /// Codes of this layer are all attended; q stays as it is until end()'s work has ended. With Signal::host_launch and codes it first waits,
   /// on the calling thread, until the host has delivered all heads of the layer's step before; throws Error(timeout).
   /// Throws Error(device_error) if a launch fails; nothing is enqueued then.
   virtual void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
@@ -173,10 +164,6 @@ class StreamSteps {
   [[nodiscard]] virtual bool await(uint32_t layer, uint32_t sequence, uint32_t spin_us,
                                    uint64_t timeout_us, const std::atomic<bool>& stop,
                                    Published& out) = 0;
-  /// The partitions chosen for a KV head of the step that was awaited; spins until they are here. False: as await().
-  [[nodiscard]] virtual bool chosen(uint32_t layer, uint32_t kv_head, uint32_t sequence,
-                                    uint64_t timeout_us, const std::atomic<bool>& stop,
-                                    Chosen& out) = 0;
   /// Where the host's state of a KV head's group goes: o `[group, head_dim]`, lse `[group]` (pinned memory: write it
   /// once, front to back). Of a step with codes nobody reads it.
   [[nodiscard]] virtual StateView host_slot(uint32_t layer, uint32_t kv_head) = 0;

@@ -27,10 +27,6 @@ std::unique_ptr<HostCopies> make_host_copies() {
   throw Error(Status::unsupported, "copies from a CUDA device: this build has no CUDA in it");
 }
 
-std::unique_ptr<Partitions> make_cuda_partitions(Resident&, const PartitionsShape&) {
-  throw Error(Status::unsupported, "partitions on a CUDA device: this build has no CUDA in it");
-}
-
 std::unique_ptr<Codes> make_cuda_codes(Resident&, const CodesShape&) {
   throw Error(Status::unsupported, "codes on a CUDA device: this build has no CUDA in it");
 }

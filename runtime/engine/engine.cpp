@@ -53,7 +53,6 @@ StreamDevice cuda_device(uint32_t ordinal, keyhole_signal signal, uint32_t timeo
         own.session = session;
         return gpu::make_cuda_resident(shape, own);
       },
-      gpu::make_cuda_partitions,
       gpu::make_cuda_codes,
       [ordinal] { return std::make_unique<CudaPinnedMemory>(static_cast<int>(ordinal)); },
       [ordinal] { return gpu::cuda_free_bytes(static_cast<int>(ordinal)); },

@@ -35,8 +35,6 @@ struct StreamDevice {
   std::function<std::unique_ptr<gpu::Resident>(
       const gpu::ResidentShape&, const std::shared_ptr<gpu::SessionOnDevice>& session)>
       make_resident;
-  std::function<std::unique_ptr<gpu::Partitions>(gpu::Resident&, const gpu::PartitionsShape&)>
-      make_partitions;
   std::function<std::unique_ptr<gpu::Codes>(gpu::Resident&, const gpu::CodesShape&)> make_codes;
   std::function<std::unique_ptr<PinnedMemory>()> make_pin;
   std::function<size_t()> free_bytes;  ///< of its memory; null: not known

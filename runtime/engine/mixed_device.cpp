@@ -14,10 +14,6 @@ StreamDevice for_mixed_layers(StreamDevice device) {
     return gpu::make_mixed_resident(
         shape, [&](const gpu::ResidentShape& part) { return make(part, session); });
   };
-  mixed.make_partitions = [make = device.make_partitions](gpu::Resident& resident,
-                                                          const gpu::PartitionsShape& shape) {
-    return gpu::make_mixed_partitions(resident, shape, make);
-  };
   if (device.make_codes) {
     mixed.make_codes = [make = device.make_codes](gpu::Resident& resident,
                                                   const gpu::CodesShape& shape) {

@@ -154,7 +154,7 @@ inline constexpr Setting kSession[] = {
     {KEYHOLE_SESSION(tail_partition), .range = {4, 1024}, .zero = Zero::automatic, .automatic = 16,
      .help = "Keys per partition of the tail"},
     {KEYHOLE_SESSION(partitions), .words = kPlacementWords,
-     .help = "Where the partitions of tails are scored in stream steps"},
+     .help = "Where the codes of offloaded tokens lie"},
     {KEYHOLE_SESSION(budgets), .help = "File with an index and a budget per head"},
     {.name = "dense_layers", .kind = SettingKind::layers,
      .offset = offsetof(keyhole_session_config, dense_layers),

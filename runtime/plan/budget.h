@@ -23,12 +23,6 @@ struct Budget : keyhole_budget {
   }
   /// Whether every row is attended by its code but the heaviest: top_k is of the KV head then.
   [[nodiscard]] bool reads_codes() const { return tail == KEYHOLE_TAIL_CODES; }
-  /// Whether a device can choose the partitions that are read: nothing but partitions, and so many
-  /// of them.
-  [[nodiscard]] bool can_choose_on_device() const {
-    return attend == KEYHOLE_ATTEND_NONE && min_keys != 0 && !has_target() &&
-           (tail == KEYHOLE_TAIL_CENTROID || tail == KEYHOLE_TAIL_SECOND);
-  }
   /// Every field of the table is the same.
   bool operator==(const Budget& other) const;
 };

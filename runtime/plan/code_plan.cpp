@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/plan/refusals.h"
+
 namespace keyhole::runtime {
 
 std::optional<index::CodeBits> CodeSpecs::bits(const std::string& spec) {
@@ -63,6 +65,12 @@ CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
     plan.exact_rows = std::max(plan.exact_rows, std::min(rows, gpu::kMostExactRows));
   }
   return plan;
+}
+
+void check_placement(const CodePlan& plan, const SessionParams& params) {
+  if (params.partitions != KEYHOLE_PLACE_DEVICE || plan.any()) return;
+  bad("partitions is KEYHOLE_PLACE_DEVICE (2), and no layer is attended by codes: allowed with an index of type codes and "
+      "tail KEYHOLE_TAIL_CODES in all KV heads of a layer, else KEYHOLE_PLACE_AUTO (0) or KEYHOLE_PLACE_HOST (1)");
 }
 
 uint64_t coded_rows(uint64_t tokens, const SessionParams& params) {

@@ -147,22 +147,6 @@ gpu::ResidentShape SessionParams::resident_shape(const ModelShape& model) const 
           {}};
 }
 
-gpu::PartitionsShape SessionParams::partitions_shape(const ModelShape& model,
-                                                     uint32_t capacity) const {
-  // At most so many partitions are chosen per KV head: 1024 of 16 keys are an eighth of 128k.
-  constexpr uint32_t kMostChosen = 1024;
-  return {model.resident_layers(),
-          model.q_heads,
-          model.kv_heads,
-          model.head_dim,
-          model.kv_dtype,
-          capacity,
-          kMostChosen,
-          model.logits,
-          model.layer_logits,
-          model.device_shapes()};
-}
-
 namespace {
 
 /// Of a layer whose q_heads, kv_heads and head_dim are there; the last two numbers are the engine's.

@@ -141,8 +141,6 @@ struct SessionParams : keyhole_session_config {
   /// Tokens that each of the buffers holds through which tokens come and go.
   [[nodiscard]] uint64_t staging_tokens() const;
   [[nodiscard]] gpu::ResidentShape resident_shape(const ModelShape& model) const;
-  [[nodiscard]] gpu::PartitionsShape partitions_shape(const ModelShape& model,
-                                                      uint32_t capacity) const;
 };
 
 /// Copies min(struct_size, sizeof(T)) bytes of a caller's size-first struct over `defaults`. A

@@ -32,7 +32,6 @@ struct Kinds {
   std::map<Spec, Wide> specs;           ///< heads with an index of it
   std::map<uint32_t, Wide> partitions;  ///< heads with partitions of a tail, by components of a key
   bool partitioned = false;             ///< some have
-  bool chosen = false;                  ///< some have them on the device, where there is one
   uint32_t top_k = 0;                   ///< the largest
   bool explores = false;                ///< some attend to more than the best k
   bool codes = false;                   ///< some attend all rows by their codes
@@ -40,11 +39,6 @@ struct Kinds {
 
 bool explores(const Budget& budget) {
   return budget.attend == KEYHOLE_ATTEND_SCORED || budget.attend == KEYHOLE_ATTEND_WEIGHT;
-}
-
-/// Partitions that `rows` keys become, at most: k-means leaves some smaller than asked for.
-uint32_t most_partitions(const SessionParams& s, uint64_t rows) {
-  return static_cast<uint32_t>(std::min<uint64_t>(rows / s.tail_partition * 3 / 2 + 1, kMaxTokens));
 }
 
 /// What one worker needs to estimate a tail: a score, weight and more of every partition and head,
@@ -63,7 +57,6 @@ void count_head(const Budget& budget, const Kinds::Spec& spec, Wide heads, Kinds
     kinds.partitions[spec.second] += heads;
     kinds.partitioned = true;
   }
-  kinds.chosen = kinds.chosen || budget.can_choose_on_device();
 }
 
 void count_budget(const Budget& budget, Kinds& kinds) {
@@ -210,16 +203,9 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
     mirror = gpu::resident_bytes(shape);
     plan.device_bytes = gpu::cuda_resident_bytes(shape) + windows_memory(m, context);
     plan.pinned_bytes = gpu::cuda_pinned_bytes(shape);
-    if (kinds.chosen && rows != 0 && s.partitions != KEYHOLE_PLACE_HOST) {
-      const uint64_t partitions =
-          gpu::partitions_bytes(s.partitions_shape(m, most_partitions(s, rows)));
-      const uint64_t with = plan.device_bytes + partitions;
-      if (s.partitions == KEYHOLE_PLACE_DEVICE || device_limit == 0 || with <= device_limit) {
-        plan.device_bytes = with;
-      }
-    }
   }
   CodePlan coded = host_device ? CodePlan{} : code_plan(m, s);
+  if (!host_device) check_placement(coded, s);
   if (s.partitions == KEYHOLE_PLACE_DEVICE) {
     coded = with_rows_placed(std::move(coded), pinned_room(s, m), context, s, m);
   } else {

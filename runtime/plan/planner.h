@@ -20,7 +20,7 @@ struct MemoryPlan {
 };
 
 /// The plan at `context` tokens (at most kMaxTokens), with a CUDA device or the host as the device;
-/// `device_limit` (0: none) decides whether partitions of tails and codes of how many layers go there. Throws
+/// `device_limit` (0: none) decides codes of how many layers go there. Throws
 /// Error(invalid_argument) where a size passes 2^63.
 [[nodiscard]] MemoryPlan plan_memory(const ModelShape& model, const SessionParams& session,
                                      uint64_t context, uint32_t threads, bool host_device,

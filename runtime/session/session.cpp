@@ -183,7 +183,6 @@ void Session::truncate_layers(std::span<const uint32_t> to) {
   for (uint32_t layer = 0; layer < engine_->model().layers; ++layer) {
     if (tokens(layer) > to[layer]) truncate_layer(layer, to[layer]);
   }
-  if (stream_ != nullptr) stream_->partitions().drop();
 }
 
 void Session::truncate(uint32_t n) {
@@ -200,10 +199,7 @@ void Session::build(const BuildProgress& progress) {
   for (uint32_t layer = 0; stream_ != nullptr && layer < engine_->model().layers; ++layer) {
     stream_->update_codes(layer);
   }
-  keeper_.build(progress, [&](bool has_first) {
-    if (stream_ != nullptr) stream_->partitions().retry();
-    reserve_searches(has_first);
-  });
+  keeper_.build(progress, [&](bool has_first) { reserve_searches(has_first); });
 }
 
 void Session::advance_append(uint32_t layer) {
@@ -265,8 +261,7 @@ keyhole_statistics Session::statistics() const {
   s.host_bytes_peak = std::max(host_bytes_peak_, s.host_bytes);
   s.signal = "";
   if (stream_ != nullptr) {
-    s.device_bytes_peak += stream_->partitions().bytes_peak() - stream_->partitions().bytes() +
-                           codes_->bytes_peak() - codes_->bytes();
+    s.device_bytes_peak += codes_->bytes_peak() - codes_->bytes();
     stream_->add_statistics(s);
   }
   s.device = engine_->device_name();

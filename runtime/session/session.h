@@ -137,11 +137,8 @@ class Session {
   void keep_device_failure(const Error& e);
 
   // What a stream step asks of the session that it belongs to.
-  /// What the KV heads of a layer do in a step whose token is at `position`. on_device: of a
-  /// stream step whose device chooses partitions.
-  void prepare_work(uint32_t layer, uint32_t position, bool on_device) {
-    prepare_work(step_, layer, position, on_device, 1);
-  }
+  /// What the KV heads of a layer do in a step whose token is at `position`.
+  void prepare_work(uint32_t layer, uint32_t position) { prepare_work(step_, layer, position, 1); }
   [[nodiscard]] bool append_is_due(uint32_t layer) const { return keeper_.append_is_due(layer); }
   /// The same after the layer's steps that were enqueued: waits for the host's part of them.
   [[nodiscard]] bool append_will_be_due(uint32_t layer);
@@ -198,8 +195,7 @@ class Session {
 
  private:
   /// Of a step that answers `tokens` tokens, the first of which is at `position`.
-  void prepare_work(DecodeStep& step, uint32_t layer, uint32_t position, bool on_device,
-                    uint32_t tokens);
+  void prepare_work(DecodeStep& step, uint32_t layer, uint32_t position, uint32_t tokens);
   void prepare_codes(DecodeStep& step, HeadWork& work, const HeadIndex& head, uint32_t position,
                      uint32_t tokens);
   void check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const;
@@ -383,8 +379,6 @@ class Session {
   /// A prompt's tokens of a sliding layer, on the device; false: they are to come by way of host memory.
   [[nodiscard]] bool prefill_window(uint32_t layer, const RowsIn& k, const RowsIn& v,
                                     const RowsIn* q);
-  /// Whether the device holds the partitions of a head and chooses among them.
-  [[nodiscard]] bool device_chooses(uint32_t layer, uint32_t kv_head) const;
   [[nodiscard]] uint64_t device_bytes() const;
 
   [[nodiscard]] uint64_t host_bytes() const;

@@ -149,7 +149,6 @@ void Session::accept_on_host(const Extended& e, uint32_t m, const uint32_t* path
     sequence_.append(layer, k, v);
     if (stream_ != nullptr) stream_->pin_codes(layer);
   }
-  if (stream_ != nullptr) stream_->partitions().drop();
 }
 
 }  // namespace keyhole::runtime

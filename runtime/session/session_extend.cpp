@@ -134,7 +134,7 @@ bool Session::Extension::prepare() {
   const uint32_t before = s_->tokens(layer_);
   // In a tree a token follows those that it sees.
   const uint32_t depth = fresh_.seen_by_first() - 1;
-  s_->prepare_work(*step_, layer_, before + depth, false, fresh_.asking);
+  s_->prepare_work(*step_, layer_, before + depth, fresh_.asking);
   try {
     if (s_->audits_.on()) s_->begin_audits(layer_);
   } catch (...) {

@@ -58,7 +58,6 @@ void Session::set_index(const std::string& wanted) {
   for (size_t i = 0; i < budgets.size(); ++i) (void)keeper_.set_budget(i, budgets[i]);
   params_.index = std::move(spec);
   params_.budget = common;
-  if (stream_ != nullptr) stream_->partitions().drop();
   place_codes();
   for (size_t i = 0; i < keeper_.heads().size(); ++i) audits_.reset_widening(i);
 }
@@ -88,7 +87,6 @@ void Session::change(const Settings& settings, bool anew) {
   if (settings.mode != before.mode && stream_ != nullptr) stream_->invalidate_graphs();
   for (size_t i = 0; i < settings.heads.size(); ++i) {
     if (settings.heads[i] == before.heads[i]) continue;
-    if (stream_ != nullptr) stream_->partitions().retry();
     audits_.reset_widening(i);
   }
 }
@@ -171,7 +169,6 @@ Budget Session::budget(uint32_t layer, uint32_t kv_head) const {
 void Session::reserve_searches(bool anew) {
   place_codes();  // budgets may have changed
   host_bytes_peak_ = std::max(host_bytes_peak_, host_bytes());
-  if (stream_ != nullptr) stream_->partitions().set_stale();
   // Of each spec, and dimension of keys, the largest index: another one's scratch is not always large enough for it. Of its
   // trees the one with most rows and the one with most partitions: a tree that has grown in many small blocks has more of
   // them.

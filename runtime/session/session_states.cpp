@@ -78,7 +78,7 @@ void Session::attend_offloaded_on_host(uint32_t layer, const RowsIn& q, const Ro
   release_prompt();
   advance_append(layer);
   const double append_seconds = watch.seconds();
-  prepare_work(layer, tokens(layer) - 1, false);
+  prepare_work(layer, tokens(layer) - 1);
   step_.start_offloaded(layer);
   StepCost cost;
   try {

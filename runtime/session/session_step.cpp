@@ -44,7 +44,7 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
       engine_->kernels().to_f32[static_cast<int>(q.dtype)](
           q.row(0, h), step_.queries() + size_t{h} * m.head_dim, m.head_dim);
     }
-    prepare_work(layer, tokens(layer) - 1, false);
+    prepare_work(layer, tokens(layer) - 1);
     if (audits_.on()) begin_audits(layer);
     step_layer_ = layer;
     step_appended_ = k != nullptr;
@@ -60,8 +60,7 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
   in_step_ = true;
 }
 
-void Session::prepare_work(DecodeStep& step, uint32_t layer, uint32_t position, bool on_device,
-                           uint32_t tokens) {
+void Session::prepare_work(DecodeStep& step, uint32_t layer, uint32_t position, uint32_t tokens) {
   for (uint32_t h = 0; h < engine_->model().of(layer).kv_heads; ++h) {
     const HeadIndex& hd = keeper_.head(layer, h);
     HeadWork& work = step.work(h);
@@ -69,17 +68,11 @@ void Session::prepare_work(DecodeStep& step, uint32_t layer, uint32_t position, 
     work.index = nullptr;
     work.exact_begin = 0;
     work.record = nullptr;
-    work.partitions = nullptr;
     work.common = {};
     if (params_.mode == KEYHOLE_MODE_EXACT || keeper_.is_dense(layer, h)) continue;
     work.exact_begin = sequence_.rows(layer);
     if (params_.mode == KEYHOLE_MODE_RESIDENT || codes_of_step(layer) != nullptr) continue;
     const Budget& budget = hd.params.budget;
-    if (on_device && device_chooses(layer, h)) {
-      work.partitions = hd.tail.get();
-      work.exact_begin = hd.indexed();
-      continue;
-    }
     if (budget.reads_codes()) {
       prepare_codes(step, work, hd, position, tokens);
       continue;

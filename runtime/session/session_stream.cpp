@@ -19,21 +19,6 @@ class Session::Client final : public StreamClient {
   bool append_is_due(uint32_t layer) const override { return s_->append_is_due(layer); }
   uint64_t host_bytes() const override { return s_->accounted_bytes(); }
   void advance_append(uint32_t layer) override { s_->advance_append(layer); }
-  std::vector<PartitionedHead> partitioned_heads() const override {
-    const HeadNumbers& numbers = s_->keeper_.numbers();
-    std::vector<PartitionedHead> heads(s_->keeper_.heads().size());
-    for (size_t i = 0; i < heads.size(); ++i) {
-      const HeadIndex& hd = s_->keeper_.heads()[i];
-      const Budget& b = hd.params.budget;
-      if (!b.can_choose_on_device() || hd.indexed() == 0 ||
-          s_->keeper_.is_dense(numbers.layer_of(i), numbers.kv_head_of(i))) {
-        continue;
-      }
-      heads[i] = {hd.full_tail(), b.min_keys, b.tail};
-    }
-    return heads;
-  }
-  void reserve_rows(size_t rows) override { s_->step_.reserve_chosen_rows(rows); }
   uint32_t row_block() const override { return s_->sequence_.row_block(); }
   void codes_gone() override { s_->place_codes(); }
   void flush(uint32_t layer) override {
@@ -42,11 +27,11 @@ class Session::Client final : public StreamClient {
     s_->sequence_.flush(layer);
   }
 
-  void prepare_work(uint32_t layer, uint32_t position, bool device_chooses) override {
-    s_->prepare_work(layer, position, device_chooses);
+  void prepare_work(uint32_t layer, uint32_t position) override {
+    s_->prepare_work(layer, position);
   }
-  void start_step(uint32_t layer, const float* q, Delivery& delivery) override {
-    s_->step_.start(layer, q, delivery);
+  void start_step(uint32_t layer, const float* q, ResultSink& sink) override {
+    s_->step_.start(layer, q, sink);
   }
   void finish_step() override { s_->add_cost(s_->step_.finish()); }
   void append_published(uint32_t layer, const gpu::Published& published, uint32_t tokens) override {
@@ -76,9 +61,7 @@ class Session::Client final : public StreamClient {
                            s_->sequence_.view(step.layer, h));
         continue;
       }
-      HeadWork& work = s_->step_.work(h);
-      work.record = record;
-      if (work.partitions != nullptr) audits_.set_device_tail(h);
+      s_->step_.work(h).record = record;
     }
   }
   void end_served_audit() override { audits_.take_resident(); }
@@ -146,12 +129,8 @@ void Session::make_stream_runner(const Session* copied) {
                        engine_->effective_config().timeout_ms});
   if (copied != nullptr && copied->codes_ != nullptr) codes_->expect_copy_of(*copied->codes_);
   stream_client_ = std::make_unique<Client>(*this, *steps);
-  stream_ = std::make_unique<StreamRunner>(
-      *engine_, params_, *steps,
-      [this](const gpu::PartitionsShape& shape) {
-        return engine_->stream_device().make_partitions(sequence_.resident(), shape);
-      },
-      *codes_, *stream_client_, &sequence_.rings());
+  stream_ = std::make_unique<StreamRunner>(*engine_, params_, *steps, *codes_, *stream_client_,
+                                           &sequence_.rings());
   place_codes();
 }
 
@@ -185,11 +164,6 @@ StreamRunner& Session::runner(const char* what) {
     throw Error(Status::unsupported, std::string(what) + ": the session's device is the host");
   }
   return *stream_;
-}
-
-bool Session::device_chooses(uint32_t layer, uint32_t kv_head) const {
-  const index::TailTree* tree = keeper_.head(layer, kv_head).full_tail();
-  return tree != nullptr && stream_->partitions().holds(layer, kv_head, *tree);
 }
 
 // ---- Calls ---------------------------------------------------------------------------------------
@@ -323,8 +297,8 @@ uint64_t Session::device_bytes() const {
     blocked += b.attention == nullptr ? 0 : b.attention->bytes();
     blocked += b.listed == nullptr ? 0 : b.listed->bytes();
   }
-  return blocked + gpu::cuda_resident_bytes(shape) + stream_->partitions().bytes() +
-         codes_->bytes() + sequence_.rings().device_bytes();
+  return blocked + gpu::cuda_resident_bytes(shape) + codes_->bytes() +
+         sequence_.rings().device_bytes();
 }
 
 }  // namespace keyhole::runtime

@@ -1,7 +1,6 @@
 #include "runtime/session/stream_audits.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "cpu/attention_state.h"
 #include "runtime/step/recording.h"
@@ -12,23 +11,22 @@ StreamAudits::StreamAudits(const Engine& engine, SessionAudits& audits, gpu::Str
     : engine_(&engine),
       audits_(&audits),
       steps_(&steps),
-      heads_(engine.model().largest().kv_heads),
+      records_(engine.model().largest().kv_heads),
       resident_(engine, steps) {}
 
 void StreamAudits::open(const StreamStep& step) {
   is_open_ = true;
   step_ = step;
-  for (Head& head : heads_) head = {};
+  std::fill(records_.begin(), records_.end(), nullptr);
 }
 
 HeadRecord* StreamAudits::add(uint32_t kv_head, const Budget& budget) {
-  HeadRecord* record = audits_->record(step_.layer, kv_head, step_.number, budget);
-  heads_[kv_head].record = record;
-  return record;
+  records_[kv_head] = audits_->record(step_.layer, kv_head, step_.number, budget);
+  return records_[kv_head];
 }
 
 void StreamAudits::take_coded(uint32_t kv_head, const float* queries, const KvView& rows) {
-  HeadRecord& record = *heads_[kv_head].record;
+  HeadRecord& record = *records_[kv_head];
   record.knows_rows = false;
   const GroupQuery query{.kernels = &engine_->kernels(),
                          .kv = rows,
@@ -39,8 +37,8 @@ void StreamAudits::take_coded(uint32_t kv_head, const float* queries, const KvVi
 }
 
 void StreamAudits::take_resident() {
-  for (uint32_t h = 0; h < heads_.size(); ++h) {
-    HeadRecord* record = heads_[h].record;
+  for (uint32_t h = 0; h < records_.size(); ++h) {
+    HeadRecord* record = records_[h];
     if (record == nullptr) continue;
     record->set_resident(resident_.state(step_.layer, h, record->queries.data()));
     // What the host's part has read has the sinks.
@@ -54,8 +52,8 @@ void StreamAudits::take_resident() {
 
 void StreamAudits::close(bool is_over) {
   if (!is_open_) return;
-  for (uint32_t h = 0; h < heads_.size(); ++h) {
-    HeadRecord* record = heads_[h].record;
+  for (uint32_t h = 0; h < records_.size(); ++h) {
+    HeadRecord* record = records_[h];
     if (record == nullptr) continue;
     StateView answer;
     if (!steps_->answer(step_.layer, h, step_.sequence, answer)) {
@@ -63,15 +61,7 @@ void StreamAudits::close(bool is_over) {
       return;
     }
     std::copy_n(answer.o, record->o.size(), record->o.data());
-    for (uint32_t g = 0; g < record->group; ++g) {
-      if (!record->knows_rows) {
-        record->read_lse[g] = answer.lse[g];
-      } else if (heads_[h].has_device_tail) {
-        // The answer's weights are those of what was read, and the tail's.
-        const double rest = -std::expm1(double{record->read_lse[g]} - answer.lse[g]);
-        if (rest > 0.0) record->unread_lse[g] = static_cast<float>(answer.lse[g] + std::log(rest));
-      }
-    }
+    if (!record->knows_rows) std::copy_n(answer.lse, record->group, record->read_lse.data());
   }
   is_open_ = false;
   audits_->submit();

@@ -38,8 +38,6 @@ class StreamAudits {
   [[nodiscard]] HeadRecord* add(uint32_t kv_head, const Budget& budget);
   /// Of a head whose offloaded rows the device attends by their codes: its queries `[group, head_dim]` and rows.
   void take_coded(uint32_t kv_head, const float* queries, const KvView& rows);
-  /// The device's partitions stand for what the step has not read of this head.
-  void set_device_tail(uint32_t kv_head) { heads_[kv_head].has_device_tail = true; }
   /// The host's copy holds the resident tokens of the step, and the host's part of it is over.
   void take_resident();
 
@@ -50,14 +48,11 @@ class StreamAudits {
   void drop();
 
  private:
-  struct Head {
-    HeadRecord* record = nullptr;
-    bool has_device_tail = false;
-  };
   const Engine* engine_;
   SessionAudits* audits_;
   gpu::StreamSteps* steps_;
-  std::vector<Head> heads_;  ///< [kv_heads] of the layer, and as many as the largest has
+  /// `[kv_heads]` of the layer, and as many as the largest has. Null: not audited.
+  std::vector<HeadRecord*> records_;
   bool is_open_ = false;
   StreamStep step_;  ///< of the open records
   ResidentTruth resident_;

@@ -70,10 +70,6 @@ void DecodeStep::reserve(std::span<const Selection::Use> uses, uint32_t k) {
   count_bytes();
 }
 
-void DecodeStep::reserve_chosen_rows(size_t rows) {
-  for (Worker& w : workers_) w.rows.reserve(rows);
-}
-
 void DecodeStep::count_bytes() {
   size_t logs = 0;
   fixed_bytes_ =
@@ -122,23 +118,20 @@ void DecodeStep::start(uint32_t layer, gpu::Resident& resident, gpu::Codes* code
                        const NewTokens* fresh) {
   set_shape(layer, fresh != nullptr ? fresh->asking : 1);
   q_ = queries_.data();
-  delivery_ = nullptr;
   begin_records();
   resident_.begin(resident, layer, q_, group_, codes, fresh, engine_->model().sinks_of(layer));
   start_tasks(results_);
 }
 
-void DecodeStep::start(uint32_t layer, const float* q, Delivery& delivery) {
+void DecodeStep::start(uint32_t layer, const float* q, ResultSink& sink) {
   set_shape(layer, 1);
   q_ = q;
-  delivery_ = &delivery;
-  start_without_resident(delivery, engine_->model().sinks_of(layer));
+  start_without_resident(sink, engine_->model().sinks_of(layer));
 }
 
 void DecodeStep::start_offloaded(uint32_t layer) {
   set_shape(layer, 1);
   q_ = queries_.data();
-  delivery_ = nullptr;
   start_without_resident(results_, nullptr);
 }
 
@@ -222,7 +215,6 @@ void DecodeStep::run_task(uint32_t task, Worker& worker) {
 void DecodeStep::run_task(const StepTask& task, Worker& worker) {
   switch (task.kind) {
     case StepTask::Kind::search: return run_search(task.kv_head, task.number, worker);
-    case StepTask::Kind::chosen: return run_chosen(task.kv_head, task.number, worker);
     case StepTask::Kind::ranks: return run_ranks(task.kv_head, task.number, worker);
     case StepTask::Kind::codes: return run_codes(task.kv_head, task.number, worker);
     case StepTask::Kind::exact: return run_chunk(task.kv_head, task.number, worker);
@@ -287,28 +279,6 @@ void DecodeStep::record_search(uint32_t kv_head, const SearchParams& params,
                 selection.tail_figures().missing);
 }
 
-void DecodeStep::run_chosen(uint32_t kv_head, uint32_t part, Worker& worker) {
-  const HeadWork& work = work_[kv_head];
-  const std::span<const uint32_t> chosen = delivery_->chosen(kv_head);
-  const Stopwatch watch;
-  const uint32_t parts = plan_.head(kv_head).parts;
-  const size_t begin = chosen.size() * part / parts;
-  const size_t end = chosen.size() * (part + 1) / parts;
-  std::vector<uint32_t>& rows = worker.rows;
-  rows.clear();
-  for (size_t i = begin; i < end; ++i) {
-    const auto of = work.partitions->rows_of(chosen[i]);
-    rows.insert(rows.end(), of.begin(), of.end());
-  }
-  query_of(kv_head).attend(rows, slots_.part(kv_head, part));
-  if (part == 0) worker.cost.keys_offered += uint64_t{group_} * work.partitions->count();
-  worker.cost.keys_attended += uint64_t{group_} * rows.size();
-  worker.cost.keys_opened += rows.size();
-  if (work.record != nullptr) work.record->attended.add(rows);
-  worker.cost.bytes_read += rows.size() * (2 * work.kv.keys.stride + sizeof(uint32_t));
-  worker.cost.offload_seconds += watch.seconds();
-}
-
 void DecodeStep::run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker) {
   const Stopwatch watch;
   const HeadWork& work = work_[kv_head];
@@ -335,8 +305,7 @@ HeadStates DecodeStep::states_of(uint32_t kv_head) {
   }
   for (uint32_t p = 0; p < head.part_states(); ++p) s.add(slots_.part(kv_head, p));
   for (uint32_t c = 0; c < head.chunks; ++c) s.add(slots_.chunk(kv_head, c));
-  const bool searched = head.parts != 0 && work.partitions == nullptr;
-  if (head.codes != 0 || (searched && work.search.tail.tree != nullptr)) {
+  if (head.codes != 0 || (head.parts != 0 && work.search.tail.tree != nullptr)) {
     s.tail = slots_.tail(kv_head);
     s.add(s.tail);
   }

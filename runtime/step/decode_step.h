@@ -46,8 +46,6 @@ class DecodeStep {
   }
   /// Results that a search may have; a HeadWork's k is cut to it.
   [[nodiscard]] uint32_t capacity_k() const { return capacity_k_; }
-  /// Takes the memory for heads whose chosen partitions have so many rows together.
-  void reserve_chosen_rows(size_t rows);
 
   /// Tokens that one step answers, at most: of a layer, and of any.
   [[nodiscard]] uint32_t most_tokens(uint32_t layer) const {
@@ -83,9 +81,9 @@ class DecodeStep {
   }
   /// The same with new tokens, which stay valid until finish(): a step of those that ask, see ResidentPart::begin().
   void start(uint32_t layer, gpu::Resident& resident, gpu::Codes* codes, const NewTokens* fresh);
-  /// The same without resident tokens: results go to `delivery`, and records and targets are relative to the offloaded
+  /// The same without resident tokens: results go to `sink`, and records and targets are relative to the offloaded
   /// tokens and the learned sinks. q `[q_heads, head_dim]` stays valid until finish().
-  void start(uint32_t layer, const float* q, Delivery& delivery);
+  void start(uint32_t layer, const float* q, ResultSink& sink);
   /// The offloaded tokens alone, without learned sinks, of queries(); results go to o() and lse().
   void start_offloaded(uint32_t layer);
 
@@ -104,7 +102,6 @@ class DecodeStep {
   struct alignas(64) Worker {
     Selection selection;
     StepCost cost;
-    std::vector<uint32_t> rows;  ///< of chosen partitions
   };
   /// How far a KV head is in the step under way.
   struct alignas(64) Progress {
@@ -138,7 +135,6 @@ class DecodeStep {
   void run_search(uint32_t kv_head, uint32_t part, Worker& worker);
   void run_ranks(uint32_t kv_head, uint32_t part, Worker& worker);
   void run_codes(uint32_t kv_head, uint32_t part, Worker& worker);
-  void run_chosen(uint32_t kv_head, uint32_t part, Worker& worker);
   void run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker);
   /// True for the last part of a head to end its search; until then its hits are kept for that one.
   [[nodiscard]] bool keep_hits(uint32_t kv_head, SearchPart part, Worker& worker);
@@ -173,7 +169,6 @@ class DecodeStep {
   uint32_t layer_ = 0;
   const float* q_ = nullptr;
   ResultSink* sink_ = nullptr;
-  Delivery* delivery_ = nullptr;  // what chooses partitions; null: nothing does
   ResidentPart resident_;
   std::unique_ptr<Progress[]> progress_;  // [most heads]
   cpu::Job job_;  // last: its end waits for tasks, which use all of the above

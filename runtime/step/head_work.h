@@ -13,8 +13,6 @@ struct HeadWork {
   uint32_t exact_begin = 0;                     ///< rows [exact_begin, kv.keys.count) exactly
   uint32_t position = index::kUnknownPosition;  ///< token position of the queries
   SearchParams search;  ///< its k is at most DecodeStep::capacity_k() in effect
-  /// Not null: instead of a search, the rows of the partitions that the device chooses (Delivery::chosen).
-  const index::TailTree* partitions = nullptr;
   HeadRecord* record = nullptr;  ///< not null: to be filled in for an audit
   /// The first of its parts and chunks (step/step_plan.h) whose states are there when the step starts, see CommonPass.
   struct Common {

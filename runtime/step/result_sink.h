@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "cpu/types.h"
@@ -17,14 +16,6 @@ class ResultSink {
   [[nodiscard]] virtual StateView slot(uint32_t kv_head) = 0;
   /// The slot has been written.
   virtual void deliver(uint32_t kv_head) = 0;
-};
-
-/// A device that adds the states of its resident tokens by itself.
-class Delivery : public ResultSink {
- public:
-  /// Partitions that the device has chosen for a head (HeadWork::partitions); waits for them. Throws
-  /// Error(timeout).
-  [[nodiscard]] virtual std::span<const uint32_t> chosen(uint32_t kv_head) = 0;
 };
 
 /// Arrays o `[kv_heads, group, head_dim]`, lse `[kv_heads, group]`.

@@ -49,9 +49,7 @@ uint32_t StepPlan::search_parts(const HeadWork& work) const {
 
 HeadPlan StepPlan::plan(const HeadWork& work) const {
   HeadPlan p;
-  if (work.partitions != nullptr) {
-    p.parts = std::clamp(threads_ / kv_heads_, 1U, kMaxParts);
-  } else if (work.index != nullptr && work.search.codes) {
+  if (work.index != nullptr && work.search.codes) {
     const index::CodedRows& codes = work.search.codes;
     p.codes = codes.parts();
     if (codes.lists != nullptr && !work.common.has_chosen)
@@ -75,13 +73,10 @@ void StepPlan::make(std::span<const HeadWork> works, uint32_t group) {
   group_ = group;
   for (uint32_t h = 0; h < kv_heads_; ++h) heads_[h] = plan(works[h]);
   tasks_.clear();
-  // Searches first: they take longest. The first parts of all heads before the second ones: where the device
-  // chooses partitions, heads come one by one.
+  // Searches first: they take longest.
   for (uint32_t p = 0; p < kMaxParts; ++p) {
     for (uint32_t h = 0; h < kv_heads_; ++h) {
-      if (p >= heads_[h].parts) continue;
-      const bool chosen = works[h].partitions != nullptr;
-      tasks_.push_back({chosen ? StepTask::Kind::chosen : StepTask::Kind::search, h, p});
+      if (p < heads_[h].parts) tasks_.push_back({StepTask::Kind::search, h, p});
     }
   }
   // A scan of lists waits for its head's choice: all that it may wait for has begun before it.

@@ -20,7 +20,7 @@ inline constexpr uint32_t kMaxChunks = 64;
 
 /// A KV head's tasks.
 struct HeadPlan {
-  uint32_t parts = 0;  ///< of its search, or of the partitions that the device chooses
+  uint32_t parts = 0;  ///< of its search
   bool merges_hits =
       false;            ///< the parts' hits are merged before they are attended: one state for all
   uint32_t ranks = 0;   ///< of the choice among lists of codes, before any of their scans
@@ -39,7 +39,7 @@ struct HeadPlan {
 };
 
 struct StepTask {
-  enum class Kind : uint8_t { search, chosen, ranks, codes, exact };
+  enum class Kind : uint8_t { search, ranks, codes, exact };
   Kind kind;
   uint32_t kv_head;
   uint32_t number;  ///< of the part, or of the chunk

@@ -14,9 +14,8 @@ namespace keyhole::runtime {
 
 /// What a graph has in it beside its steps. Another value: the graph must be captured again.
 struct GraphVersion {
-  uint64_t settings = 0;    ///< stream and mode
-  uint64_t partitions = 0;  ///< the layers that have partitions on the device, and where these lie
-  uint64_t codes = 0;       ///< likewise
+  uint64_t settings = 0;  ///< stream and mode
+  uint64_t codes = 0;     ///< the layers that have codes on the device, and where these lie
   bool operator==(const GraphVersion&) const = default;
 };
 

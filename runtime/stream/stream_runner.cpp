@@ -22,8 +22,8 @@ constexpr uint32_t kAwaitSpinUs = 3000;
 }  // namespace
 
 StreamRunner::StreamRunner(const Engine& engine, const SessionParams& params,
-                           gpu::StreamSteps& steps, DevicePartitions::Make make_partitions,
-                           DeviceCodes& codes, StreamClient& client, StreamWindows* windows)
+                           gpu::StreamSteps& steps, DeviceCodes& codes, StreamClient& client,
+                           StreamWindows* windows)
     : engine_(&engine),
       params_(&params),
       steps_(&steps),
@@ -34,7 +34,6 @@ StreamRunner::StreamRunner(const Engine& engine, const SessionParams& params,
       timeout_us_(uint64_t{engine.effective_config().timeout_ms} * 1000),
       sequences_(model_.layers),
       tickets_(model_.layers),
-      partitions_(params, model_, std::move(make_partitions), engine.log()),
       ahead_(model_.layers),
       forecast_(model_.layers, params.sink, params.window, params.window + params.flush_block),
       server_(
@@ -111,10 +110,9 @@ void StreamRunner::serve_published(const StreamStep& step, const gpu::Published&
                                                   params_->window + params_->flush_block;
   if (overflows) client_->append_published(step.layer, published, 1);
   const uint32_t appended = step.appends != 0 && !overflows ? 1 : 0;
-  client_->prepare_work(step.layer, client_->tokens(step.layer) + appended - 1,
-                        step.device_chooses);
+  client_->prepare_work(step.layer, client_->tokens(step.layer) + appended - 1);
   if (step.audited) client_->begin_audit(step, published);
-  StreamDelivery delivery(*steps_, step, timeout_us_, gives_up_);
+  StreamDelivery delivery(*steps_, step);
   client_->start_step(step.layer, published.q, delivery);
   std::exception_ptr error;
   try {
@@ -210,7 +208,6 @@ void StreamRunner::synchronize() {
   check_not_capturing();
   wait_idle();
   failure_.rethrow();
-  if (partitions_.is_stale()) update_partitions();
   for (uint32_t l = 0; l < model_.layers; ++l) update_codes(l);
 }
 
@@ -242,12 +239,6 @@ void StreamRunner::update_index(uint32_t layer) {
   wait_idle();
   failure_.rethrow();
   client_->advance_append(layer);
-  if (partitions_.layer_has(layer)) partitions_.set_stale();
-}
-
-void StreamRunner::update_partitions() {
-  const std::vector<PartitionedHead> heads = client_->partitioned_heads();
-  client_->reserve_rows(partitions_.update(heads));
 }
 
 void StreamRunner::make_room(uint32_t layer, uint32_t appended) {
@@ -339,7 +330,6 @@ void StreamRunner::prepare(uint32_t layer, uint32_t appends) {
   failure_.rethrow();
   check_tokens(layer, appends, 0);
   update_index(layer);
-  if (partitions_.is_stale()) update_partitions();
   make_room(layer, appends);
   update_codes(layer);
   if (appends == 0 || params_->host_memory_limit == 0) return;
@@ -370,11 +360,6 @@ void StreamRunner::submit(StreamStep step) {
 void StreamRunner::prepare_capture(uint64_t id, uint32_t layer) {
   capture_.enter(id, graph_version());
   try {
-    if (partitions_.is_stale()) {
-      throw Error(Status::invalid_argument,
-                  "capture: the session has changed since its last step; call "
-                  "keyhole_session_synchronize before cudaStreamBeginCapture");
-    }
     if (codes_->layer_has(layer) && !codes_->is_current(layer)) {
       throw Error(Status::invalid_argument,
                   "capture: layer " + std::to_string(layer) +
@@ -429,7 +414,7 @@ void StreamRunner::fail_launch(const std::exception_ptr& error) {
 bool StreamRunner::enqueue_tokens(uint32_t layer, const gpu::ManyTokens& tokens) {
   const bool is_captured = open(layer, tokens.tokens) != 0;
   if (!is_coded(layer)) return false;
-  const StreamStep step{layer, 0, tokens.tokens, false, true};
+  const StreamStep step{layer, 0, tokens.tokens, true};
   if (is_captured) {
     capture_.add(step);
   } else {
@@ -448,12 +433,8 @@ void StreamRunner::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, con
   const bool is_captured = id != 0;
   gpu::OnDevice on_device;
   on_device.group = group;
-  if (is_coded(layer)) {
-    on_device.codes = codes_->of_layer(layer);
-  } else if (params_->mode == KEYHOLE_MODE_INDEXED) {
-    on_device.partitions = partitions_.of_layer(layer);
-  }
-  StreamStep step{layer, 0, appends, on_device.partitions != nullptr, on_device.codes != nullptr};
+  if (is_coded(layer)) on_device.codes = codes_->of_layer(layer);
+  StreamStep step{layer, 0, appends, on_device.codes != nullptr};
   if (is_captured) {
     on_device.keeps_answer = client_->has_audits();  // which launches are audited is not known yet
     capture_.add(step);
@@ -529,7 +510,6 @@ void StreamRunner::announce() {
     ahead_[step.layer] += step.appends;
   }
   for (const StreamStep& step : captured) update_index(step.layer);
-  if (partitions_.is_stale()) update_partitions();
   place_windows(captured);
   for (const StreamStep& step : captured) {
     if (model_.slides(step.layer)) continue;
@@ -561,7 +541,6 @@ void StreamRunner::announce() {
 
 void StreamRunner::add_statistics(keyhole_statistics& s) const {
   s.pinned_bytes = gpu::cuda_pinned_bytes(params_->resident_shape(model_)) + codes_->pinned_bytes();
-  s.partition_bytes = partitions_.bytes();
   s.code_bytes = codes_->bytes();
   s.code_layers = codes_->layers();
   s.rows_by_host = codes_->rows_by_host() ? 1 : 0;

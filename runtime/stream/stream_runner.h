@@ -28,7 +28,6 @@
 #include "runtime/step/decode_step.h"
 #include "runtime/stream/capture.h"
 #include "runtime/stream/device_codes.h"
-#include "runtime/stream/device_partitions.h"
 #include "runtime/stream/offload_forecast.h"
 #include "runtime/stream/stream_failure.h"
 #include "runtime/stream/stream_server.h"
@@ -51,10 +50,6 @@ class StreamClient {
   /// Host memory that the session holds, and what blocks under way will add.
   [[nodiscard]] virtual uint64_t host_bytes() const = 0;
   virtual void advance_append(uint32_t layer) = 0;
-  /// `[layers, kv_heads]`, as they are now.
-  [[nodiscard]] virtual std::vector<PartitionedHead> partitioned_heads() const = 0;
-  /// Capacity for partitions with so many rows together, see DecodeStep::reserve_rows().
-  virtual void reserve_rows(size_t rows) = 0;
   /// Rows leave the window in multiples of it (Sequence::row_block()).
   [[nodiscard]] virtual uint32_t row_block() const = 0;
   /// Layers have no codes on the device any more: see DeviceCodes::give_up().
@@ -78,11 +73,10 @@ class StreamClient {
   virtual void drop_audit() = 0;
 
   // From the serving thread, or from the calling one in its place, for one step after the other.
-  /// Decides what the KV heads of a layer do in a step whose token is at `position`. device_chooses: heads whose
-  /// partitions the device holds read those that it chooses.
-  virtual void prepare_work(uint32_t layer, uint32_t position, bool device_chooses) = 0;
+  /// Decides what the KV heads of a layer do in a step whose token is at `position`.
+  virtual void prepare_work(uint32_t layer, uint32_t position) = 0;
   /// Hands the step to the pool; q `[q_heads, head_dim]` stays valid until finish_step().
-  virtual void start_step(uint32_t layer, const float* q, Delivery& delivery) = 0;
+  virtual void start_step(uint32_t layer, const float* q, ResultSink& sink) = 0;
   /// Waits for the step and adds what it cost to the session's statistics. Throws what a task threw.
   virtual void finish_step() = 0;
   /// Brings the host's copy of the layer's resident tokens up to the step of so many tokens
@@ -96,8 +90,7 @@ class StreamRunner {
   /// Engine, params, steps, codes, client and windows (null: no layer slides) outlive the runner. Params may change while no
   /// step is under way; changes of the mode need invalidate_graphs().
   StreamRunner(const Engine& engine, const SessionParams& params, gpu::StreamSteps& steps,
-               DevicePartitions::Make make_partitions, DeviceCodes& codes, StreamClient& client,
-               StreamWindows* windows = nullptr);
+               DeviceCodes& codes, StreamClient& client, StreamWindows* windows = nullptr);
   /// Ends the thread, and the device's waits for steps that it has not served.
   ~StreamRunner();
   StreamRunner(const StreamRunner&) = delete;
@@ -179,8 +172,6 @@ class StreamRunner {
 
   /// Graphs that were captured before are not valid any more.
   void invalidate_graphs() { settings_version_ += 1; }
-  [[nodiscard]] DevicePartitions& partitions() { return partitions_; }
-  [[nodiscard]] const DevicePartitions& partitions() const { return partitions_; }
 
   /// Adds the figures of stream steps; after wait_for_host().
   void add_statistics(keyhole_statistics& s) const;
@@ -188,7 +179,7 @@ class StreamRunner {
 
  private:
   [[nodiscard]] GraphVersion graph_version() const {
-    return {settings_version_, partitions_.version(), codes_->version()};
+    return {settings_version_, codes_->version()};
   }
   /// Throws Error(busy) between enqueue() of a first half and enqueue_end().
   void check_no_open_step() const;
@@ -199,7 +190,6 @@ class StreamRunner {
   void prepare_capture(uint64_t id, uint32_t layer);
   void check_tokens(uint32_t layer, uint32_t appends, uint32_t ahead) const;
   void update_index(uint32_t layer);
-  void update_partitions();
   /// Where rows leave the window in blocks: makes room for `appended` tokens, so that the device's own rule, which
   /// makes the window fall back by another number, never applies.
   void make_room(uint32_t layer, uint32_t appended);
@@ -251,7 +241,6 @@ class StreamRunner {
   StreamFailure failure_;
   std::atomic<bool> gives_up_{false};  ///< waits for the device end: it will not publish any more
 
-  DevicePartitions partitions_;
   Capture capture_;
   uint64_t settings_version_ = 1;
   std::vector<uint32_t> ahead_;  ///< [layer] tokens of a capture, while it is announced

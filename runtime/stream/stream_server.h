@@ -29,12 +29,11 @@ struct KeptTokens {
 
 struct StreamStep {
   uint32_t layer = 0;
-  uint32_t sequence = 0;        ///< the layer's step number
-  uint32_t appends = 0;         ///< tokens
-  bool device_chooses = false;  ///< the device chooses partitions for the host to read
-  bool coded = false;    ///< the device attends everything: the host takes k and v in, no more
-  bool audited = false;  ///< in a KV head or more
-  uint64_t number = 0;   ///< of an audited step: see StreamClient::count_step()
+  uint32_t sequence = 0;  ///< the layer's step number
+  uint32_t appends = 0;   ///< tokens
+  bool coded = false;     ///< the device attends everything: the host takes k and v in, no more
+  bool audited = false;   ///< in a KV head or more
+  uint64_t number = 0;    ///< of an audited step: see StreamClient::count_step()
   /// Not null: no step, and nothing to wait for: the host's copy of these layers loses tokens.
   std::shared_ptr<const KeptTokens> keeps = nullptr;
 };

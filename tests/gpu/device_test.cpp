@@ -102,45 +102,5 @@ TEST(UnsupportedReason, NamesTheDeviceWhatItHasAndWhatIsNeeded) {
   }
 }
 
-PartitionsShape partitions_of_an_eight_billion_model() {
-  PartitionsShape shape;
-  shape.layers = 32;
-  shape.q_heads = 32;
-  shape.kv_heads = 8;
-  shape.head_dim = 128;
-  shape.dtype = DType::f16;
-  shape.partitions = 8192;
-  shape.most_chosen = 64;
-  return shape;
-}
-
-TEST(PartitionsBytes, OfAnEightBillionModel) {
-  // 8192 partitions of 128 + 2 * 128 + 8 bytes for each of 256 heads; what a step needs beside them is little.
-  const size_t rows = size_t{256} * 8192 * 392;
-  EXPECT_GE(partitions_bytes(partitions_of_an_eight_billion_model()), rows);
-  EXPECT_LE(partitions_bytes(partitions_of_an_eight_billion_model()), rows + rows / 50);
-}
-
-TEST(PartitionsBytes, RefusesWhatNoSessionHas) {
-  const auto refuses = [](auto change) {
-    PartitionsShape shape = partitions_of_an_eight_billion_model();
-    change(shape);
-    try {
-      (void)partitions_bytes(shape);
-    } catch (const Error& e) {
-      return e.status() == Status::invalid_argument;
-    }
-    return false;
-  };
-  EXPECT_TRUE(refuses([](PartitionsShape& s) { s.head_dim = 100; }));
-  EXPECT_TRUE(refuses([](PartitionsShape& s) { s.q_heads = 33; }));
-  EXPECT_TRUE(refuses([](PartitionsShape& s) { s.q_heads = 8 * 17; }));
-  EXPECT_TRUE(refuses([](PartitionsShape& s) { s.kv_heads = 0; }));
-  EXPECT_TRUE(refuses([](PartitionsShape& s) { s.dtype = DType::i8; }));
-  EXPECT_TRUE(refuses([](PartitionsShape& s) { s.most_chosen = 1025; }));
-  EXPECT_TRUE(refuses([](PartitionsShape& s) { s.partitions = ~0U; }));
-  EXPECT_FALSE(refuses([](PartitionsShape& s) { s.partitions = 0; }));
-}
-
 }  // namespace
 }  // namespace keyhole::gpu

@@ -114,18 +114,7 @@ TEST(LayerKinds, CodesAreOfTheLayersThatHaveSome) {
   EXPECT_NE(why_no_codes(shape), "");
 }
 
-TEST(LayerKinds, PartitionsAndWindowsLikewise) {
-  PartitionsShape p;
-  p.layers = 5;
-  p.partitions = 100;
-  p.most_chosen = 10;
-  p.layer_logits = logits();
-  p.shapes = kShapes;
-  PartitionsShape wide = alone(p, kWide, {0, 3}), narrow = alone(p, kNarrow, {2, 4});
-  wide.head_dim = 128;
-  narrow.head_dim = 64;
-  EXPECT_EQ(partitions_bytes(p), partitions_bytes(wide) + partitions_bytes(narrow));
-
+TEST(LayerKinds, WindowsLikewise) {
   WindowsShape w;
   w.shapes = {kNarrow, kWide, kNarrow};
   for (uint32_t l = 0; l < 3; ++l) w.layers.push_back({l, 10 + l, 20 + l, {}});

@@ -79,7 +79,7 @@ class StepRows {
 };
 
 /// Takes the results of steps that have no resident part.
-class StepArrays final : public runtime::Delivery {
+class StepArrays final : public runtime::ResultSink {
  public:
   explicit StepArrays(const runtime::ModelShape& m)
       : arrays_(m.q_heads, size_t{m.q_heads} * m.head_dim), size_(size_t{m.q_heads} * m.head_dim) {
@@ -87,7 +87,6 @@ class StepArrays final : public runtime::Delivery {
   }
   StateView slot(uint32_t kv_head) override { return arrays_.slot(kv_head); }
   void deliver(uint32_t /*kv_head*/) override { delivered_ += 1; }
-  std::span<const uint32_t> chosen(uint32_t /*kv_head*/) override { return {}; }
 
   [[nodiscard]] uint32_t delivered() const { return delivered_; }
   [[nodiscard]] std::vector<float> o() const { return {arrays_.o(), arrays_.o() + size_}; }

@@ -47,9 +47,8 @@ FakeDevice::FakeDevice(const gpu::ResidentShape& shape, const cpu::Kernels& kern
     }
     l.lse.resize(shape.q_heads);
     l.delivered = std::vector<std::atomic<uint32_t>>(shape.kv_heads);
-    l.ids.resize(shape.kv_heads);
-    l.tail_o.resize(l.o.size());
-    l.tail_lse.resize(shape.q_heads);
+    l.coded_o.resize(l.o.size());
+    l.coded_lse.resize(shape.q_heads);
     for (Answer& answer : l.answers) {
       answer.o.resize(l.o.size());
       answer.lse.resize(shape.q_heads);
@@ -120,7 +119,6 @@ void FakeDevice::begin(uint32_t layer, const gpu::DeviceRows& q, const gpu::Devi
                 {},
                 {},
                 k != nullptr,
-                static_cast<FakePartitions*>(tokens.partitions),
                 static_cast<FakeCodes*>(tokens.codes),
                 tokens.keeps_answer};
   if (tokens.keeps_answer && !shape_.keeps_answers) {
@@ -150,7 +148,6 @@ void FakeDevice::step(uint32_t layer, const gpu::DeviceRows& q, const gpu::Devic
                         k == nullptr ? q : *k,
                         v == nullptr ? q : *v,
                         k != nullptr,
-                        nullptr,
                         static_cast<FakeCodes*>(tokens.codes),
                         false};
     static_cast<FakeStepGroup*>(tokens.group)->add([this, launch, out, lse] {
@@ -203,14 +200,6 @@ bool FakeDevice::await(uint32_t layer, uint32_t sequence, uint32_t, uint64_t tim
   if (!wait_for(l.published, sequence, timeout_us, stop)) return false;
   const Rows& rows = l.rows[sequence % 2];
   out = {rows.q.data(), rows.k.data(), rows.v.data()};
-  return true;
-}
-
-bool FakeDevice::chosen(uint32_t layer, uint32_t kv_head, uint32_t sequence, uint64_t timeout_us,
-                        const std::atomic<bool>& stop, gpu::Chosen& out) {
-  Layer& l = layers_[layer];
-  if (!wait_for(l.chosen, sequence, timeout_us, stop)) return false;
-  out = {l.ids[kv_head].data(), static_cast<uint32_t>(l.ids[kv_head].size())};
   return true;
 }
 

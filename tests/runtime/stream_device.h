@@ -19,7 +19,6 @@
 #include "gpu/device.h"
 #include "runtime/engine/host_device.h"
 #include "tests/runtime/fake_codes.h"
-#include "tests/runtime/fake_partitions.h"
 #include "tests/runtime/fake_stream.h"
 
 namespace keyhole::test {
@@ -109,8 +108,6 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   uint64_t capture_id(gpu::Stream) const override { return stream_->capture_id(); }
   bool await(uint32_t layer, uint32_t sequence, uint32_t, uint64_t timeout_us,
              const std::atomic<bool>& stop, gpu::Published& out) override;
-  bool chosen(uint32_t layer, uint32_t kv_head, uint32_t sequence, uint64_t timeout_us,
-              const std::atomic<bool>& stop, gpu::Chosen& out) override;
   StateView host_slot(uint32_t layer, uint32_t kv_head) override;
   void deliver(uint32_t layer, uint32_t kv_head, uint32_t sequence) override;
   void give_up(uint32_t layer, uint32_t sequence) override;
@@ -139,12 +136,10 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     bool keeps_answer = false;
     std::atomic<uint32_t> answered{0};
     Rows rows[2];  // of the step's parity: the host still reads those of the step before
-    std::vector<float> o, lse, tail_o, tail_lse;
-    std::vector<std::vector<uint32_t>> ids;
+    std::vector<float> o, lse, coded_o, coded_lse;
     uint32_t sequence = 0;  // the device's
-    bool has_tail = false;
-    bool has_codes = false;  // in place of a tail; the step does not wait for the host
-    std::atomic<uint32_t> published{0}, attended{0}, chosen{0}, given_up{0};
+    bool has_codes = false;  // the step does not wait for the host
+    std::atomic<uint32_t> published{0}, attended{0}, given_up{0};
     std::vector<std::atomic<uint32_t>> delivered;
     Layer() = default;
     Layer(Layer&&) noexcept {}
@@ -153,7 +148,6 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     uint32_t layer;
     gpu::DeviceRows q, k, v;
     bool appends;
-    FakePartitions* partitions;
     FakeCodes* codes;
     bool keeps_answer;
   };

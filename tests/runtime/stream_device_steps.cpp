@@ -132,23 +132,14 @@ void FakeDevice::run_first_half(const Launch& launch) {
   }
   l.sequence += 1;
   l.published.store(l.sequence, std::memory_order_release);
-  l.has_tail = launch.partitions != nullptr || launch.codes != nullptr;
   l.has_codes = launch.codes != nullptr;
   l.keeps_answer = launch.keeps_answer;
   const uint32_t group = shape_.q_heads / shape_.kv_heads;
-  if (launch.partitions != nullptr) {
-    for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-      const size_t at = size_t{h} * group;
-      l.ids[h] = launch.partitions->run(launch.layer, h, rows.q.data() + at * d, group, *kernels_,
-                                        {l.tail_o.data() + at * d, l.tail_lse.data() + at});
-    }
-    l.chosen.store(l.sequence, std::memory_order_release);
-  }
   if (launch.codes != nullptr) {
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
       const size_t at = size_t{h} * group;
       launch.codes->run(launch.layer, h, rows.q.data() + at * d, group,
-                        {l.tail_o.data() + at * d, l.tail_lse.data() + at});
+                        {l.coded_o.data() + at * d, l.coded_lse.data() + at});
     }
   }
   device_.attend_begin(launch.layer, rows.q.data());
@@ -203,9 +194,10 @@ void FakeDevice::run_second_half(uint32_t layer, const gpu::DeviceRows& out, flo
   std::vector<float> o(l.o.size(), std::nanf("")), sums(l.lse.size(), std::nanf(""));
   for (uint32_t h = 0; ok && h < shape_.kv_heads; ++h) {
     const size_t at = size_t{h} * group;
-    std::vector<StateView> states{device_.host_state(h)};
-    if (!l.has_codes) states.push_back({l.o.data() + at * d, l.lse.data() + at});
-    if (l.has_tail) states.push_back({l.tail_o.data() + at * d, l.tail_lse.data() + at});
+    const std::array<StateView, 2> states{
+        device_.host_state(h),
+        l.has_codes ? StateView{l.coded_o.data() + at * d, l.coded_lse.data() + at}
+                    : StateView{l.o.data() + at * d, l.lse.data() + at}};
     cpu::merge_states(states, group, d, {o.data() + at * d, sums.data() + at});
   }
   faults_->on_answer(layer, l.sequence, o.data(), sums.data());

@@ -22,12 +22,6 @@ StreamEngine::StreamEngine(keyhole_engine_config c, uint32_t timeout_ms, bool sl
     faults.on_call(DeviceCall::memory);
     return std::make_unique<FakeDevice>(shape, kernels, stream, faults);
   };
-  device.make_partitions = [this](gpu::Resident&, const gpu::PartitionsShape& shape) {
-    faults.on_call(DeviceCall::memory);
-    auto made = std::make_unique<FakePartitions>(shape);
-    made->on_call = [this] { faults.on_call(DeviceCall::command); };
-    return made;
-  };
   device.make_codes = [this, &kernels](gpu::Resident& resident, const gpu::CodesShape& shape) {
     if (shape.layers != static_cast<FakeDevice&>(resident).shape().layers) {
       throw Error(Status::invalid_argument, "planted: layers that the resident tokens have not");

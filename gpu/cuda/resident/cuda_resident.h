@@ -21,7 +21,6 @@
 namespace keyhole::gpu {
 
 class CudaCodes;
-class CudaPartitions;
 
 /// Steps with tensors of the host and everything that moves rows go through a stream of its own, and are ordered
 /// after the caller's steps by the numbers that the device publishes, never by waiting for the caller's stream
@@ -64,9 +63,6 @@ class CudaResident final : public Resident, public StreamSteps {
   [[nodiscard]] uint64_t capture_id(Stream stream) const override;
   [[nodiscard]] bool await(uint32_t layer, uint32_t sequence, uint32_t spin_us, uint64_t timeout_us,
                            const std::atomic<bool>& stop, Published& out) override;
-  [[nodiscard]] bool chosen(uint32_t layer, uint32_t kv_head, uint32_t sequence,
-                            uint64_t timeout_us, const std::atomic<bool>& stop,
-                            Chosen& out) override;
   [[nodiscard]] StateView host_slot(uint32_t layer, uint32_t kv_head) override;
   void deliver(uint32_t layer, uint32_t kv_head, uint32_t sequence) override;
   void give_up(uint32_t layer, uint32_t sequence) override;
@@ -103,10 +99,9 @@ class CudaResident final : public Resident, public StreamSteps {
     uint32_t idle_after = 0;           ///< newest step that wait_idle() saw the end of
     uint32_t begun =
         0;  ///< steps enqueued in halves, where there are no graphs of them (Signal::host_launch)
-    std::atomic<CudaPartitions*> partitions{nullptr};  ///< of the newest step that was enqueued
-    CudaCodes* codes = nullptr;                        ///< likewise
-    DeviceRows q;                                      ///< likewise, of a step with codes
-    bool keeps_answer = false;                         ///< likewise
+    CudaCodes* codes = nullptr;  ///< of the newest step that was enqueued
+    DeviceRows q;                ///< likewise, of a step with codes
+    bool keeps_answer = false;   ///< likewise
   };
 
   void append(uint32_t layer, uint32_t first, const std::byte* k, const std::byte* v, uint32_t n);

@@ -4,7 +4,6 @@
 #include "gpu/cuda/codes/cuda_codes.h"
 #include "gpu/cuda/codes/cuda_step_group.h"
 #include "gpu/cuda/common/waiting.h"
-#include "gpu/cuda/partitions/cuda_partitions.h"
 #include "gpu/cuda/resident/answer.h"
 #include "gpu/cuda/resident/cuda_resident.h"
 
@@ -89,14 +88,10 @@ StepParams CudaResident::stream_params(uint32_t layer, const DeviceRows& q, cons
 StepParams CudaResident::open_step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
                                    const DeviceRows* v, const OnDevice& tokens, Stream stream) {
   check_step(layer, q, k, v);
-  if (tokens.partitions != nullptr && tokens.codes != nullptr) {
-    throw Error(Status::invalid_argument, "a step takes partitions or codes, not both");
-  }
   streams_used_ = true;
   finish_own();
   check_capture(stream);
   Layer& l = layers_[layer];
-  l.partitions.store(static_cast<CudaPartitions*>(tokens.partitions), std::memory_order_release);
   l.codes = static_cast<CudaCodes*>(tokens.codes);
   l.q = q;
   set_keeps_answer(l, tokens.keeps_answer);
@@ -106,18 +101,15 @@ StepParams CudaResident::open_step(uint32_t layer, const DeviceRows& q, const De
 void CudaResident::begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
                          const DeviceRows* v, const OnDevice& tokens, Stream stream) {
   const DeviceScope device(config_.ordinal);
-  StepParams p = open_step(layer, q, k, v, tokens, stream);
+  const StepParams p = open_step(layer, q, k, v, tokens, stream);
   Layer& l = layers_[layer];
   if (l.codes != nullptr) {
     launcher_->launch(params_with_codes(layer, p), stream_of(stream));
     l.codes->attend(layer, q, stream);
     return;
   }
-  CudaPartitions* const own = l.partitions.load(std::memory_order_relaxed);
   ++l.begun;
-  if (own != nullptr) own->choose(layer, q, &p.states->sequence, stream);
   launcher_->launch(p, stream_of(stream));
-  if (own != nullptr) own->attend(layer, stream);
 }
 
 StepParams CudaResident::params_with_codes(uint32_t layer, StepParams p) {
@@ -136,10 +128,6 @@ MergeParams CudaResident::merge_params(uint32_t layer, const DeviceRows& out, fl
   m.lse = lse;
   m.resident_o = scratch_.as<float>(scratch_layout_.resident_o(layer));
   m.resident_lse = scratch_.as<float>(scratch_layout_.resident_lse(layer));
-  if (const CudaPartitions* own = layers_[layer].partitions.load(std::memory_order_relaxed)) {
-    m.tail_o = own->tail_o();
-    m.tail_lse = own->tail_lse();
-  }
   m.slots = pinned_.device(layout_.slot(layer, 0));
   m.slot_bytes = layout_.slot_bytes();
   m.delivered = pinned_.device<DeliveredLine>(layout_.delivered(layer, 0));
@@ -214,7 +202,7 @@ void CudaResident::step(uint32_t layer, const DeviceRows& q, const DeviceRows* k
     if (keeps) hand_answer_over(layer, out, lse, stream);
     return;
   }
-  if (tokens.partitions != nullptr || signal_ == Signal::host_launch || !launcher_->can_wait()) {
+  if (signal_ == Signal::host_launch || !launcher_->can_wait()) {
     begin(layer, q, k, v, tokens, stream);
     end(layer, out, lse, stream);
     return;
@@ -339,14 +327,6 @@ bool CudaResident::await(uint32_t layer, uint32_t sequence, uint32_t spin_us, ui
   out.q = reinterpret_cast<const float*>(rows);
   out.k = rows + layout_.q_place();
   out.v = out.k + layout_.kv_place();
-  return true;
-}
-
-bool CudaResident::chosen(uint32_t layer, uint32_t kv_head, uint32_t sequence, uint64_t timeout_us,
-                          const std::atomic<bool>& stop, Chosen& out) {
-  CudaPartitions* own = layers_[layer].partitions.load(std::memory_order_acquire);
-  if (own != nullptr) return own->await(layer, kv_head, sequence, timeout_us, stop, out);
-  out = {};
   return true;
 }
 

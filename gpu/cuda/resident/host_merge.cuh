@@ -89,7 +89,7 @@ __device__ inline HeadStates slot_of(const MergeParams& m, uint32_t head) {
   return {o, o + m.group * m.head_dim};
 }
 
-/// Merges a KV head's states (o `[group, head_dim]`, lse `[group]`, natural log): the resident one, the tail and the
+/// Merges a KV head's states (o `[group, head_dim]`, lse `[group]`, natural log): the resident one and the
 /// host's, always in this order, so that the result does not depend on which came first. Writes m.out
 /// `[q_heads, head_dim]` and m.lse `[q_heads]`. host.o null: there is none, the result is NaN. Pinned: the host's state
 /// lies in pinned memory.
@@ -103,7 +103,6 @@ __device__ inline void merge_states(const MergeParams& m, uint32_t head, const H
     const uint32_t g = i / quads;
     const uint32_t d = (i - g * quads) * 4;
     const uint32_t q_head = head * m.group + g;
-    const size_t at = size_t{q_head} * m.head_dim + d;
 
     // What crosses the bus is asked for first.
     float4 host_o = make_float4(kNaN, kNaN, kNaN, kNaN);
@@ -115,25 +114,15 @@ __device__ inline void merge_states(const MergeParams& m, uint32_t head, const H
     }
     const float4 own_o = *reinterpret_cast<const float4*>(resident.o + g * m.head_dim + d);
     const float own_lse = resident.lse[g];
-    float4 tail = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-    float tail_lse = kMinusInf;
-    if (m.tail_o != nullptr) {
-      tail = *reinterpret_cast<const float4*>(m.tail_o + at);
-      tail_lse = m.tail_lse[q_head];
-    }
 
-    const float top = fmaxf(fmaxf(own_lse, tail_lse), host_lse);
-    const float base = finite_base(top);
+    const float base = finite_base(fmaxf(own_lse, host_lse));
     const float wr = natural_weight(own_lse, base);
-    const float wt = natural_weight(tail_lse, base);
     const float wh = natural_weight(host_lse, base);
-    const float sum = wr + wt + wh;
+    const float sum = wr + wh;
     const float scale = sum == 0.0F ? 0.0F : 1.0F / sum;
-    const auto merged = [&](float r, float t, float h) {
-      return (wr * r + wt * t + wh * h) * scale;
-    };
-    const float x[4] = {merged(own_o.x, tail.x, host_o.x), merged(own_o.y, tail.y, host_o.y),
-                        merged(own_o.z, tail.z, host_o.z), merged(own_o.w, tail.w, host_o.w)};
+    const auto merged = [&](float r, float h) { return (wr * r + wh * h) * scale; };
+    const float x[4] = {merged(own_o.x, host_o.x), merged(own_o.y, host_o.y),
+                        merged(own_o.z, host_o.z), merged(own_o.w, host_o.w)};
     store_elements(m.out.data, m.out.dtype, q_head * m.out.head_stride + d, x);
     if (d == 0 && m.lse != nullptr)
       m.lse[q_head] = base + logf(sum);  // logf(0) = -inf: the empty set

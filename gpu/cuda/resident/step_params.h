@@ -20,9 +20,7 @@ struct MergeParams {
   float* lse = nullptr;                 ///< `[q_heads]`; null: not asked for
   const float* resident_o = nullptr;    ///< `[q_heads, head_dim]`
   const float* resident_lse = nullptr;  ///< `[q_heads]`
-  const float* tail_o = nullptr;        ///< likewise; null: no partitions
-  const float* tail_lse = nullptr;
-  const std::byte* slots = nullptr;  ///< of the layer, in pinned memory
+  const std::byte* slots = nullptr;     ///< of the layer, in pinned memory
   size_t slot_bytes = 0;
   const DeliveredLine* delivered = nullptr;  ///< of the layer
   WaitSums* waited = nullptr;                ///< per KV head

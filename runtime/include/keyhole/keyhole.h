@@ -201,7 +201,7 @@ enum {
    * suffices for, and pinned_memory_limit (but see exact_rows_by). */
   KEYHOLE_PLACE_AUTO = 0,
   KEYHOLE_PLACE_HOST = 1,
-  /* On the device, or the call fails. */
+  /* On the device, or the call fails: with INVALID_ARGUMENT where no layer is attended by codes. */
   KEYHOLE_PLACE_DEVICE = 2
 };
 
@@ -544,8 +544,7 @@ typedef struct keyhole_session_config {
   keyhole_budget budget;
   /* Keys per partition of the tail, 4..1024. AUTO: 16. */
   uint32_t tail_partition;
-  /* Where the partitions of tails are scored in stream steps; see docs/embedding.md, Steps on a
-   * stream. */
+  /* Where the codes of offloaded tokens lie (docs/embedding.md, Codes on the device). What has no codes is the host's. */
   keyhole_placement partitions;
   /* Path of a file that `keyhole calibrate` wrote for this model: index and budget of every head
    * that it names, in place of those above (docs/formats.md, Budgets files). Read when the session
@@ -1020,8 +1019,8 @@ typedef struct keyhole_statistics {
   uint64_t host_bytes;
   /* Now: of host_bytes, the indexes. */
   uint64_t index_bytes;
-  /* Now: resident K and V, rings of sliding layers that lie there, work space, codes, and partitions of tails on the
-   * device (host memory on a host device, without such rings). */
+  /* Now: resident K and V, rings of sliding layers that lie there, work space and codes (host memory on
+   * a host device, without such rings). */
   uint64_t device_bytes;
   /* E.g. "host"; static. */
   const char* device;
@@ -1053,8 +1052,6 @@ typedef struct keyhole_statistics {
   double serve_seconds;
   /* Now: exchange between host and device, and offloaded tokens that the device reads by itself. */
   uint64_t pinned_bytes;
-  /* Now: of device_bytes, the partitions of tails. */
-  uint64_t partition_bytes;
   /* The largest device_bytes and host_bytes since the session was made. */
   uint64_t device_bytes_peak, host_bytes_peak;
   /* "wait", "launch"; "" on a host device; static. */

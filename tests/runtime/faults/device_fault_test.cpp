@@ -163,8 +163,7 @@ INSTANTIATE_TEST_SUITE_P(
                          {"codes", "codes:k=2,v=2", KEYHOLE_PLACE_AUTO, true},
                          {"sliding", "flat", KEYHOLE_PLACE_AUTO, false, false, true},
                          {"codes_required", "codes:k=2,v=2", KEYHOLE_PLACE_DEVICE, true},
-                         {"partitions", "flat", KEYHOLE_PLACE_AUTO, false, true},
-                         {"partitions_required", "flat", KEYHOLE_PLACE_DEVICE, false, true}},
+                         {"partitions", "flat", KEYHOLE_PLACE_AUTO, false, true}},
         2)),
     [](const auto& p) { return std::string(p.param.name); });
 

@@ -65,34 +65,6 @@ TEST(Plan, AModelOfTooManyQueryHeadsForAGpuIsOneOfTheHost) {
       << keyhole_last_error();
 }
 
-TEST(Plan, PartitionsGoToTheDeviceWhereTheCapLeavesRoom) {
-  keyhole_session_config s;
-  keyhole_session_config_init(&s);
-  s.budget.attend = KEYHOLE_ATTEND_NONE;
-  s.budget.tail = KEYHOLE_TAIL_SECOND;
-  s.budget.min_keys = 256;
-  keyhole_session_config bare = s;
-  bare.budget.attend = KEYHOLE_ATTEND_TOPK;
-  bare.budget.tail = KEYHOLE_TAIL_NONE;
-  bare.index = "ivf";
-  const uint64_t none = plan(llama8b(), &bare, 131072).device_bytes;
-  const uint64_t with = plan(llama8b(), &s, 131072).device_bytes;
-  // 8150 partitions x 256 heads x 392 bytes, and room for as many again by half.
-  EXPECT_GE(with - none, uint64_t{8150} * 256 * 392);
-  EXPECT_LE(with - none, uint64_t{8150} * 256 * 392 * 2);
-  EXPECT_EQ(with, plan(llama8b(), &s, 131072, with).device_bytes);
-  EXPECT_EQ(none, plan(llama8b(), &s, 131072, with - 1).device_bytes) << "they stay on the host";
-  EXPECT_EQ(1U, plan(llama8b(), &s, 131072, with - 1).fits);
-  s.partitions = KEYHOLE_PLACE_DEVICE;
-  EXPECT_EQ(with, plan(llama8b(), &s, 131072, with - 1).device_bytes);
-  EXPECT_EQ(0U, plan(llama8b(), &s, 131072, with - 1).fits);
-  s.partitions = KEYHOLE_PLACE_HOST;
-  EXPECT_EQ(none, plan(llama8b(), &s, 131072).device_bytes);
-  s.partitions = KEYHOLE_PLACE_AUTO;
-  s.budget.error_target = 0.05F;  // read until it is met: the host's work
-  EXPECT_EQ(none, plan(llama8b(), &s, 131072).device_bytes);
-}
-
 TEST(Plan, TheLongestContextIsTheLongest) {
   keyhole_session_config s;
   keyhole_session_config_init(&s);
@@ -153,6 +125,15 @@ TEST(Plan, RefusesNonsense) {
   e.head_dim = 256;
   e.kv_dtype = KEYHOLE_F32;
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_plan(&e, nullptr, uint64_t{1} << 31, 0, 0, &p));
+  // What is to lie on the device must have codes.
+  e = llama8b();
+  keyhole_session_config s;
+  keyhole_session_config_init(&s);
+  s.partitions = KEYHOLE_PLACE_DEVICE;
+  EXPECT_OK(keyhole_plan(&e, &s, 1000, 0, 0, &p));
+  s.index = "ivf";
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_plan(&e, &s, 1000, 0, 0, &p));
+  EXPECT_NE(std::string(keyhole_last_error()).find("KEYHOLE_PLACE_DEVICE"), std::string::npos);
 }
 
 }  // namespace

@@ -199,7 +199,6 @@ TEST_F(CudaAudit, FiguresOfStepsThatTheHostServes) {
       c.budget.tail = tail;
       c.budget.attend = KEYHOLE_ATTEND_NONE;
       c.budget.min_keys = c.budget.max_keys = 200;
-      c.partitions = KEYHOLE_PLACE_DEVICE;
     }
     Model model(config_);
     SessionPtr s = make(c, model, 900);

@@ -1,5 +1,5 @@
 // Sessions on the machine's CUDA device against sessions on the host: tensors in host and in device memory, graphs,
-// partitions, caps, faults.
+// caps, faults.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -165,29 +165,6 @@ TEST_F(CudaSession, StreamStepsAgree) {
       compare(host.get(), cuda.get(), 80, 1e-3);
     }
   }
-}
-
-TEST_F(CudaSession, PartitionsChosenOnTheDevice) {
-  EnginePtr a = make_engine(host_config_), b = make_engine(cuda_config_);
-  keyhole_session_config c = small_session();
-  SessionPtr exact = make_session(a.get(), c);
-  ASSERT_OK(keyhole_session_set_mode(exact.get(), KEYHOLE_MODE_EXACT, 0));
-  c.budget.attend = KEYHOLE_ATTEND_NONE;
-  c.budget.tail = KEYHOLE_TAIL_SECOND;
-  c.tail_partition = 4;
-  c.budget.min_keys = 4000;
-  c.partitions = KEYHOLE_PLACE_DEVICE;
-  c.append_mode = KEYHOLE_APPEND_IN_STEP;
-  SessionPtr cuda = make_session(b.get(), c);
-  for (keyhole_session* s : {exact.get(), cuda.get()}) prefill(s, 500, 9);
-  ASSERT_OK(keyhole_build(cuda.get(), nullptr, nullptr));
-  compare(exact.get(), cuda.get(), 150,
-          1e-3);  // all partitions are chosen, also those of appended blocks
-  keyhole_statistics s;
-  keyhole_statistics_init(&s);
-  ASSERT_OK(keyhole_get_statistics(cuda.get(), &s));
-  EXPECT_GT(s.partition_bytes, 0U);
-  EXPECT_GT(s.keys_opened, 0U);
 }
 
 TEST_F(CudaSession, CodesOnTheDeviceAttendAsThoseOfTheHost) {

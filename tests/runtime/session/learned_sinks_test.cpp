@@ -184,11 +184,10 @@ TEST_F(LearnedSinks, AreInStepsOnAStream) {
       c.partitions = KEYHOLE_PLACE_DEVICE;
     }
     if (way.partitions) {
-      // All of them are chosen, so that steps are exact.
+      // All of them are read, so that steps are exact.
       c.budget.attend = KEYHOLE_ATTEND_NONE;
       c.budget.tail = KEYHOLE_TAIL_CENTROID;
       c.budget.min_keys = 4096;
-      c.partitions = KEYHOLE_PLACE_DEVICE;
     }
     c.audit_share = 1.0;
     StreamEngine device(engine_config_, 20000);

@@ -21,7 +21,7 @@ TEST(Capture, HoldsTheStepsOfOneCaptureInTheirOrder) {
   for (uint32_t i = 0; i < 3; ++i) {
     EXPECT_EQ(capture.steps()[i].layer, i);
     EXPECT_EQ(capture.steps()[i].appends, i != 1 ? 1U : 0U);
-    EXPECT_EQ(capture.steps()[i].device_chooses, i == 2);
+    EXPECT_EQ(capture.steps()[i].coded, i == 2);
   }
   EXPECT_EQ(capture.version(), (GraphVersion{2, 5}));
   EXPECT_NE(capture.version(), (GraphVersion{2, 6}));

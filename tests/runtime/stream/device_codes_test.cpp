@@ -94,6 +94,38 @@ TEST(DeviceCodesTest, NeverAsksADeviceForBitsThatItHasNoKernelsFor) {
   }
 }
 
+TEST(DeviceCodesTest, RefusesToBeOnTheDeviceWithoutHeadsThatHaveThem) {
+  const Engine engine(test::small_engine(1));
+  const ModelShape& model = engine.model();
+  for (const uint32_t place : {KEYHOLE_PLACE_AUTO, KEYHOLE_PLACE_HOST, KEYHOLE_PLACE_DEVICE}) {
+    SessionParams params;
+    params.partitions = place;
+    EmptyRows rows;
+    DeviceCodes codes(
+        params, model,
+        [](const gpu::CodesShape&) -> std::unique_ptr<gpu::Codes> {
+          ADD_FAILURE() << "asked for";
+          return nullptr;
+        },
+        []() -> std::unique_ptr<PinnedMemory> { return nullptr; }, {}, rows, engine.log());
+    std::vector<HeadParams> heads(size_t{model.layers} * model.kv_heads);
+    std::vector<const HeadParams*> all;
+    for (HeadParams& head : heads) {
+      head.index = "flat";
+      head.budget.tail = KEYHOLE_TAIL_SECOND;
+      all.push_back(&head);
+    }
+    try {
+      codes.plan(all);
+      EXPECT_NE(place, KEYHOLE_PLACE_DEVICE);
+    } catch (const Error& e) {
+      EXPECT_EQ(place, KEYHOLE_PLACE_DEVICE);
+      EXPECT_EQ(e.status(), Status::invalid_argument) << e.what();
+      EXPECT_NE(std::string(e.what()).find("KEYHOLE_PLACE_DEVICE"), std::string::npos) << e.what();
+    }
+  }
+}
+
 TEST(CodeSpecsTest, SaysWhatTheTypeSays) {
   CodeSpecs specs;
   for (const char* spec : {"codes", "codes:k=2,v=4", "flat", "ivf:C=64", "codes:k=1,v=0"}) {

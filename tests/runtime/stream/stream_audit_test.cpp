@@ -255,46 +255,6 @@ TEST_F(StreamAudit, StepsThatTheHostServesAreAuditedAsItsOwn) {
   }
 }
 
-TEST_F(StreamAudit, PartitionsThatTheDeviceChooses) {
-  engine_config_.q_heads = engine_config_.kv_heads;  // a figure per head is then one of a step
-  StreamEngine device(engine_config_, kPatienceMs);
-  keyhole_session_config c = searched(1.0);
-  c.budget.attend = KEYHOLE_ATTEND_NONE;
-  c.budget.top_k = 40;
-  c.budget.tail = KEYHOLE_TAIL_CENTROID;
-  c.budget.min_keys = c.budget.max_keys = 48;
-  c.partitions = KEYHOLE_PLACE_DEVICE;
-  SessionPtr s = make_session(device.handle.get(), c);
-  Model model(engine_config_);
-  prefill_model(s.get(), model, 500);
-  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
-  double recall = 0.0;
-  for (int i = 0; i < 8; ++i) {
-    ASSERT_OK(keyhole_reset_statistics(s.get()));
-    step(s.get());
-    ASSERT_OK(keyhole_session_synchronize(s.get()));
-    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
-      model.append(l, tokens_[l].k, tokens_[l].v);
-      std::vector<double> lse;
-      const auto truth = model.attend_all(l, tokens_[l].q, lse);
-      for (uint32_t h = 0; h < engine_config_.kv_heads; ++h) {
-        const keyhole_audit a = audit_of(s.get(), l, h);
-        ASSERT_EQ(a.audits, 1U);
-        EXPECT_NEAR(a.error_max, error_of(truth, out_[l], h), 1e-4);
-        EXPECT_GT(a.mass_mean, 0.0);
-        EXPECT_LT(a.mass_mean, 1.0);
-        recall += a.recall / (8 * engine_config_.layers * engine_config_.kv_heads);
-        // What the answer's weights hold beyond those of the rows that were read is the device's estimate of the rest.
-        EXPECT_NEAR(a.estimated_missing_mean, 1.0 - a.mass_mean * std::exp(lse[h] - lse_[l][h]),
-                    1e-4);
-      }
-    }
-  }
-  // A tenth of the keys is read, and not at random.
-  EXPECT_GT(recall, 0.15);
-  EXPECT_LT(recall, 1.0);
-}
-
 TEST_F(StreamAudit, ADeviceThatAnswersWronglyOnceIsSeen) {
   StreamEngine device(engine_config_, kPatienceMs);
   SessionPtr s = make_session(device.handle.get(), coded(1.0));

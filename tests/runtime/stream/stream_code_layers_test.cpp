@@ -86,6 +86,34 @@ TEST_F(CodeLayers, AreAsManyAsMayBePinned) {
   EXPECT_EQ(plan(c).fits, 0U);
 }
 
+TEST_F(CodeLayers, AreNeededOnADeviceThatIsToHaveThem) {
+  StreamEngine device(engine_config_);
+  const auto expect_refused = [](keyhole_status status) {
+    EXPECT_EQ(status, KEYHOLE_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(keyhole_last_error()).find("no layer is attended by codes"),
+              std::string::npos)
+        << keyhole_last_error();
+  };
+  keyhole_session_config c = small_session();
+  c.partitions = KEYHOLE_PLACE_DEVICE;
+  c.budget.attend = KEYHOLE_ATTEND_NONE;
+  c.budget.tail = KEYHOLE_TAIL_SECOND;
+  c.budget.min_keys = 100;
+  keyhole_session* none = nullptr;
+  expect_refused(keyhole_session_create(device.handle.get(), &c, &none));
+  c = mixed();
+  c.partitions = KEYHOLE_PLACE_DEVICE;
+  SessionPtr s = make_session(device.handle.get(), c);
+  Model model(engine_config_);
+  prefill(s.get(), model, 900);
+  expect_refused(keyhole_session_set_index(s.get(), "flat"));
+  keyhole_budget budget;
+  keyhole_budget_init(&budget);
+  expect_refused(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &budget));
+  for (int i = 0; i < 5; ++i) step(s.get(), model, false);
+  expect_layers(device, s.get(), kLayers);
+}
+
 TEST_F(CodeLayers, OfADeviceThatDoesNotTellWhatIsFreeAreFound) {
   StreamEngine device(engine_config_);
   device.codes_room = gpu::codes_bytes(codes(3, 4096));

@@ -280,18 +280,12 @@ TEST_F(StreamGraphs, OfSeveralTokensAreAnnouncedWholeOrNotAtAll) {
   EXPECT_EQ(layer_tokens(s.get(), 1).total, 40U);
 }
 
-TEST_F(StreamGraphs, NeedASessionThatIsReadyAndStaysAsItIs) {
+TEST_F(StreamGraphs, NeedASessionThatStaysAsItIs) {
   StreamEngine device(engine_config_);
   SessionPtr s = make_session(device.handle.get(), small_session());
   const Token t = token();
   std::vector<float> out(t.q.size());
   prefill(s.get(), 50, 3);
-  // A new session has not looked yet for partitions that belong on the device.
-  device.stream.begin_capture();
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, enqueue(s.get(), 0, t, out, nullptr));
-  EXPECT_NE(std::string(keyhole_last_error()).find("synchronize"), std::string::npos);
-  device.stream.end_capture();
-  expect_refused(KEYHOLE_INVALID_ARGUMENT, s.get(), "capture it again");
   for (const bool stream_changes : {false, true}) {
     ASSERT_OK(keyhole_session_synchronize(s.get()));
     device.stream.begin_capture();
@@ -346,51 +340,6 @@ TEST_F(StreamGraphs, HoldAsManyStepsAsCanBeSubmitted) {
   EXPECT_NE(std::string(keyhole_last_error()).find("4096"), std::string::npos);
   device.stream.end_capture();
   expect_refused(KEYHOLE_INVALID_ARGUMENT, s.get(), "capture it again");
-}
-
-TEST_F(StreamGraphs, WithPartitionsOnTheDeviceEndWhenTheseAreNotUsedAnyMore) {
-  keyhole_session_config c = small_session();
-  c.budget.attend = KEYHOLE_ATTEND_NONE;
-  c.budget.tail = KEYHOLE_TAIL_CENTROID;
-  c.tail_partition = 4;
-  c.budget.min_keys = 16;
-  c.partitions = KEYHOLE_PLACE_DEVICE;
-  const auto leave = [&](int how, keyhole_session* s) {
-    if (how == 0) return keyhole_session_set_attend(s, KEYHOLE_ATTEND_TOPK, 0.0F);
-    if (how == 1) return keyhole_session_set_index(s, "flat");
-    keyhole_budget budget;
-    keyhole_budget_init(&budget);
-    return keyhole_session_set_budget(s, KEYHOLE_ALL, KEYHOLE_ALL, &budget);
-  };
-  for (int how = 0; how < 3; ++how) {
-    SCOPED_TRACE(how);
-    StreamEngine device(engine_config_);
-    EnginePtr host_engine = make_engine(engine_config_);
-    SessionPtr host = make_session(host_engine.get(), c);
-    SessionPtr s = make_session(device.handle.get(), c);
-    const Token t = token();
-    std::vector<float> out(t.q.size(), NAN);
-    for (keyhole_session* each : {host.get(), s.get()}) {
-      prefill(each, 300, 8);
-      ASSERT_OK(keyhole_build(each, nullptr, nullptr));
-    }
-    ASSERT_OK(keyhole_session_synchronize(s.get()));
-    EXPECT_GT(statistics(s.get()).partition_bytes, 0U);
-    device.stream.begin_capture();
-    enqueue_token(s.get(), t, out);
-    device.stream.end_capture();
-    for (keyhole_session* each : {host.get(), s.get()}) ASSERT_OK(leave(how, each));
-    expect_refused(KEYHOLE_INVALID_ARGUMENT, s.get(), "capture it again");
-    // Captured again, each key counts once.
-    ASSERT_OK(keyhole_session_synchronize(s.get()));
-    device.stream.begin_capture();
-    enqueue_token(s.get(), t, out);
-    device.stream.end_capture();
-    launch(device, s.get());
-    (void)attend_host(host.get(), 0, t, nullptr);
-    const auto truth = attend_host(host.get(), 1, t, nullptr);
-    for (size_t i = 0; i < truth.size(); ++i) ASSERT_NEAR(out[i], truth[i], 1e-5);
-  }
 }
 
 }  // namespace

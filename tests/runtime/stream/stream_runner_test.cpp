@@ -40,25 +40,20 @@ class CountingClient final : public StreamClient {
     say("advance", layer);
     due_layer_ = UINT32_MAX;
   }
-  std::vector<PartitionedHead> partitioned_heads() const override {
-    return std::vector<PartitionedHead>(size_t{model_.layers} * model_.kv_heads);
-  }
-  void reserve_rows(size_t) override {}
   void codes_gone() override { ADD_FAILURE() << "there were none"; }
   uint32_t row_block() const override { return 1; }
   void flush(uint32_t) override { ADD_FAILURE() << "rows do not come in blocks"; }
-  void prepare_work(uint32_t layer, uint32_t position, bool device_chooses) override {
+  void prepare_work(uint32_t layer, uint32_t position) override {
     if (fails_) throw Error(Status::internal, "planted: no work");
-    EXPECT_FALSE(device_chooses);
     say("work", layer, position);
   }
-  void start_step(uint32_t /*layer*/, const float* q, Delivery& delivery) override {
+  void start_step(uint32_t /*layer*/, const float* q, ResultSink& sink) override {
     EXPECT_TRUE(std::isfinite(q[0]));
     for (uint32_t h = 0; h < model_.kv_heads; ++h) {
-      const StateView slot = delivery.slot(h);
+      const StateView slot = sink.slot(h);
       std::fill_n(slot.o, model_.of(0).group() * model_.head_dim, 0.0F);
       std::fill_n(slot.lse, model_.of(0).group(), kMinusInf);
-      delivery.deliver(h);
+      sink.deliver(h);
     }
   }
   void finish_step() override { finished += 1; }
@@ -138,12 +133,7 @@ class StreamRunnerTest : public testing::Test {
   }
   void make_runner() {
     client_ = std::make_unique<CountingClient>(model(), params_, device_, device_);
-    runner_ = std::make_unique<StreamRunner>(
-        engine_, params_, device_,
-        [](const gpu::PartitionsShape&) -> std::unique_ptr<gpu::Partitions> {
-          throw Error(Status::internal, "planted: no head wants partitions");
-        },
-        codes_, *client_);
+    runner_ = std::make_unique<StreamRunner>(engine_, params_, device_, codes_, *client_);
   }
 
   Engine engine_{test::small_engine(2)};

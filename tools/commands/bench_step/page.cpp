@@ -30,10 +30,10 @@ double per_attend(const ordered_json& row, const std::string& field) {
   return attends > 0 ? figure_at(row, "statistics." + field) / attends : kUnknown;
 }
 
-// On the host, and on the device, where codes and partitions lie.
+// On the host, and on the device, where codes lie.
 double memory_of(const ordered_json& row) {
   double bytes = 0;
-  for (const char* part : {"index_bytes", "tail_bytes", "code_bytes", "partition_bytes"}) {
+  for (const char* part : {"index_bytes", "tail_bytes", "code_bytes"}) {
     bytes += figure_at(row, std::string("statistics.") + part);
   }
   return bytes;

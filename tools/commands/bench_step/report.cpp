@@ -72,7 +72,6 @@ ordered_json to_json(const keyhole_statistics& s) {
           {"tail_bytes", s.tail_bytes},
           {"device_bytes", s.device_bytes},
           {"device_bytes_peak", s.device_bytes_peak},
-          {"partition_bytes", s.partition_bytes},
           {"code_bytes", s.code_bytes},
           {"code_layers", s.code_layers},
           {"pinned_bytes", s.pinned_bytes},
@@ -114,7 +113,6 @@ std::string statistics_text(const keyhole_statistics& s, bool of_ranks) {
           format_bytes(s.host_bytes) + " (indexes " + format_bytes(s.index_bytes) + "), device " +
           format_bytes(s.device_bytes);
   if (s.device_bytes_peak != 0) text += " (peak " + format_bytes(s.device_bytes_peak) + ")";
-  if (s.partition_bytes != 0) text += " with partitions " + format_bytes(s.partition_bytes);
   if (s.code_layers != 0) {
     text +=
         " with codes of " + std::to_string(s.code_layers) + " layers " + format_bytes(s.code_bytes);

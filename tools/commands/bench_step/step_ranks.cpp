@@ -24,9 +24,8 @@ constexpr uint64_t keyhole_statistics::*kCounts[] = {
     &keyhole_statistics::host_bytes,      &keyhole_statistics::host_bytes_peak,
     &keyhole_statistics::index_bytes,     &keyhole_statistics::tail_bytes,
     &keyhole_statistics::device_bytes,    &keyhole_statistics::device_bytes_peak,
-    &keyhole_statistics::partition_bytes, &keyhole_statistics::code_bytes,
-    &keyhole_statistics::pinned_bytes,    &keyhole_statistics::codes_doubted,
-    &keyhole_statistics::codes_given_up};
+    &keyhole_statistics::code_bytes,      &keyhole_statistics::pinned_bytes,
+    &keyhole_statistics::codes_doubted,   &keyhole_statistics::codes_given_up};
 constexpr double keyhole_statistics::*kWorkerTimes[] = {
     &keyhole_statistics::search_seconds,     &keyhole_statistics::offload_seconds,
     &keyhole_statistics::resident_seconds,   &keyhole_statistics::append_seconds,

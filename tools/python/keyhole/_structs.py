@@ -229,7 +229,6 @@ class Statistics:
     device_wait_seconds: float  # the stream stood still for the host
     serve_seconds: float  # of stream steps: from the arrival of q to the last state handed back
     pinned_bytes: int
-    partition_bytes: int
     device_bytes_peak: int
     host_bytes_peak: int
     signal: str

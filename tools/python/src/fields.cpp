@@ -195,7 +195,6 @@ struct Table<keyhole_statistics> {
                                             RESULT(device_wait_seconds),
                                             RESULT(serve_seconds),
                                             RESULT(pinned_bytes),
-                                            RESULT(partition_bytes),
                                             RESULT(device_bytes_peak),
                                             RESULT(host_bytes_peak),
                                             RESULT(signal),
