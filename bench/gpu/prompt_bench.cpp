@@ -35,7 +35,7 @@ void prompt(keyhole_engine* engine, const keyhole_engine_config& model, uint32_t
   keyhole_session_config_init(&c);
   c.max_tokens = tokens + 1024;
   c.index = "codes:k=2,v=2";
-  c.partitions = placement;
+  c.offload_placement = placement;
   keyhole_session* session = nullptr;
   must(keyhole_session_create(engine, &c, &session) == KEYHOLE_OK, "session");
   const Rows k(chunk, model.kv_heads), v(chunk, model.kv_heads), q(chunk, model.q_heads);

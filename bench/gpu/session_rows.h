@@ -80,7 +80,7 @@ inline keyhole_session* make_session(keyhole_engine* engine, uint32_t most_token
   keyhole_session_config_init(&c);
   c.max_tokens = most_tokens;
   c.index = spec.c_str();
-  c.partitions = KEYHOLE_PLACE_DEVICE;
+  c.offload_placement = KEYHOLE_PLACE_DEVICE;
   keyhole_session* session = nullptr;
   must(keyhole_session_create(engine, &c, &session) == KEYHOLE_OK, "session");
   return session;

@@ -153,7 +153,7 @@ inline constexpr Setting kSession[] = {
     {KEYHOLE_SESSION(budget), .help = "How much of the index a step reads"},
     {KEYHOLE_SESSION(tail_partition), .range = {4, 1024}, .zero = Zero::automatic, .automatic = 16,
      .help = "Keys per partition of the tail"},
-    {KEYHOLE_SESSION(partitions), .words = kPlacementWords,
+    {KEYHOLE_SESSION(offload_placement), .words = kPlacementWords,
      .help = "Where the codes of offloaded tokens lie"},
     {KEYHOLE_SESSION(budgets), .help = "File with an index and a budget per head"},
     {.name = "dense_layers", .kind = SettingKind::layers,

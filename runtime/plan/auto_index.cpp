@@ -19,7 +19,7 @@ std::string codes_spec(uint32_t bits) {
 /// Codes of the most bits that keep no layer from the device.
 std::string choose_codes(const SessionParams& params, const ModelShape& model,
                          const CodeRoom& room) {
-  if (!room || params.partitions == KEYHOLE_PLACE_HOST || params.row_block() != kCodeBlock) {
+  if (!room || params.offload_placement == KEYHOLE_PLACE_HOST || params.row_block() != kCodeBlock) {
     return kHostCodes;
   }
   const CodeBytes there{room(params.resident_shape(model)), pinned_room(params, model)};

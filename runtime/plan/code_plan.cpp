@@ -41,7 +41,7 @@ CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
   CodePlan plan;
   plan.layers.assign(model.layers, 0);
   plan.rows_by_host = params.exact_rows_by == KEYHOLE_ROWS_BY_HOST;
-  if (params.partitions == KEYHOLE_PLACE_HOST) return plan;
+  if (params.offload_placement == KEYHOLE_PLACE_HOST) return plan;
   const HeadNumbers numbers = model.head_numbers();
   for (uint32_t layer = 0; layer < model.layers; ++layer) {
     if (params.is_dense(layer)) continue;
@@ -68,8 +68,8 @@ CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
 }
 
 void check_placement(const CodePlan& plan, const SessionParams& params) {
-  if (params.partitions != KEYHOLE_PLACE_DEVICE || plan.any()) return;
-  bad("partitions is KEYHOLE_PLACE_DEVICE (2), and no layer is attended by codes: allowed with an index of type codes and "
+  if (params.offload_placement != KEYHOLE_PLACE_DEVICE || plan.any()) return;
+  bad("offload_placement is KEYHOLE_PLACE_DEVICE (2), and no layer is attended by codes: allowed with an index of type codes and "
       "tail KEYHOLE_TAIL_CODES in all KV heads of a layer, else KEYHOLE_PLACE_AUTO (0) or KEYHOLE_PLACE_HOST (1)");
 }
 

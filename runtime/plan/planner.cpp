@@ -206,7 +206,7 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   }
   CodePlan coded = host_device ? CodePlan{} : code_plan(m, s);
   if (!host_device) check_placement(coded, s);
-  if (s.partitions == KEYHOLE_PLACE_DEVICE) {
+  if (s.offload_placement == KEYHOLE_PLACE_DEVICE) {
     coded = with_rows_placed(std::move(coded), pinned_room(s, m), context, s, m);
   } else {
     const uint64_t left = device_limit > plan.device_bytes ? device_limit - plan.device_bytes : 0;

@@ -72,8 +72,8 @@ void Session::attend_offloaded_on_host(uint32_t layer, const RowsIn& q, const Ro
   if (codes_of_step(layer) != nullptr) {
     throw Error(Status::unsupported,
                 "the device attends the offloaded tokens of layer " + std::to_string(layer) +
-                    " by codes, together with sink and window; KEYHOLE_PLACE_HOST in the config's "
-                    "partitions keeps the codes on the host");
+                    " by codes, together with sink and window; offload_placement "
+                    "KEYHOLE_PLACE_HOST keeps the codes on the host");
   }
   release_prompt();
   advance_append(layer);

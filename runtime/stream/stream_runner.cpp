@@ -266,7 +266,7 @@ void StreamRunner::keep_codes(uint32_t layer, F&& update) {
     try {
       return update();
     } catch (const Error& e) {
-      const bool may_go = params_->partitions != KEYHOLE_PLACE_DEVICE;
+      const bool may_go = params_->offload_placement != KEYHOLE_PLACE_DEVICE;
       if (!may_go && params_->exact_rows_by != KEYHOLE_ROWS_BY_AUTO) throw;
       wait_idle();
       const bool cannot_pin =

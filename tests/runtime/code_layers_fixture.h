@@ -27,7 +27,7 @@ class CodeLayers : public StreamCodes {
   }
   static keyhole_session_config mixed() {
     keyhole_session_config c = coded();
-    c.partitions = KEYHOLE_PLACE_AUTO;
+    c.offload_placement = KEYHOLE_PLACE_AUTO;
     c.append_block = 100000;
     c.exact_rows_by = KEYHOLE_ROWS_BY_DEVICE;
     return c;

@@ -22,7 +22,7 @@ class StreamCodes : public StreamTest {
     c.budget.top_k = 16;
     c.budget.tail = KEYHOLE_TAIL_CODES;
     c.flush_block = kCodeBlock;
-    c.partitions = KEYHOLE_PLACE_DEVICE;
+    c.offload_placement = KEYHOLE_PLACE_DEVICE;
     return c;
   }
   /// Every block of the device is what the reference makes of the rows as the caller gave them.

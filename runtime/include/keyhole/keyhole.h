@@ -545,7 +545,7 @@ typedef struct keyhole_session_config {
   /* Keys per partition of the tail, 4..1024. AUTO: 16. */
   uint32_t tail_partition;
   /* Where the codes of offloaded tokens lie (docs/embedding.md, Codes on the device). What has no codes is the host's. */
-  keyhole_placement partitions;
+  keyhole_placement offload_placement;
   /* Path of a file that `keyhole calibrate` wrote for this model: index and budget of every head
    * that it names, in place of those above (docs/formats.md, Budgets files). Read when the session
    * is made. NULL: none. Copied. */
@@ -824,7 +824,7 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_extend_batch(
  * Where nothing is offloaded (or attended: KEYHOLE_MODE_RESIDENT) out is 0 and lse -inf, also in a layer
  * without tokens. Targets of a budget are relative to the offloaded tokens; the call is not audited.
  * Errors: INVALID_ARGUMENT, NOT_FINITE, BUSY, or the error of an earlier stream step; UNSUPPORTED where
- * the device attends the layer by codes (keyhole_session_config.partitions = KEYHOLE_PLACE_HOST keeps them
+ * the device attends the layer by codes (keyhole_session_config.offload_placement = KEYHOLE_PLACE_HOST keeps them
  * on the host). out is unspecified then. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_offloaded(keyhole_session* session,
                                                                      uint32_t layer,

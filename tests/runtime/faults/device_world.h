@@ -64,7 +64,7 @@ class DeviceWorld {
   [[nodiscard]] keyhole_session_config config() const {
     keyhole_session_config sc = small_session();
     sc.index = way_.spec;
-    sc.partitions = way_.place;
+    sc.offload_placement = way_.place;
     sc.tail_partition = 4;
     sc.append_block = 16;
     sc.append_mode = KEYHOLE_APPEND_IN_STEP;

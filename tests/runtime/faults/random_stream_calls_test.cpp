@@ -23,7 +23,7 @@ class RandomStreamCalls final : public RandomCalls {
     // The test's device attends rows that it has codes of exactly.
     coded_ = ec_.head_dim != 256 && random_.below(3) == 0;
     constexpr keyhole_placement kPlaces[] = {KEYHOLE_PLACE_AUTO, KEYHOLE_PLACE_HOST};
-    sc_.partitions = coded_ ? KEYHOLE_PLACE_DEVICE : kPlaces[random_.below(2)];
+    sc_.offload_placement = coded_ ? KEYHOLE_PLACE_DEVICE : kPlaces[random_.below(2)];
     sc_.tail_partition = 4 + random_.below(6);
     if (coded_) {
       sc_.index = pick_spec();

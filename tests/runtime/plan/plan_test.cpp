@@ -129,7 +129,7 @@ TEST(Plan, RefusesNonsense) {
   e = llama8b();
   keyhole_session_config s;
   keyhole_session_config_init(&s);
-  s.partitions = KEYHOLE_PLACE_DEVICE;
+  s.offload_placement = KEYHOLE_PLACE_DEVICE;
   EXPECT_OK(keyhole_plan(&e, &s, 1000, 0, 0, &p));
   s.index = "ivf";
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_plan(&e, &s, 1000, 0, 0, &p));

@@ -58,7 +58,7 @@ class Settings : public ::testing::Test {
     config_.max_tokens = 5000;
     config_.flush_block = 768;  // kv_host int8 takes whole blocks of 256
     config_.host_memory_limit = size_t{1} << 30;
-    config_.partitions = KEYHOLE_PLACE_HOST;  // PLACE_DEVICE needs one
+    config_.offload_placement = KEYHOLE_PLACE_HOST;  // PLACE_DEVICE needs one
     config_.device_memory_limit = 0x123456789;
     config_.budget = unusual_budget();
     config_.index = "ivf:C=8,probe=2";
@@ -239,7 +239,7 @@ TEST_F(Settings, WordsAreDistinctAndRoundTrip) {
       EXPECT_FALSE(number_of_word(s, "nothing like it")) << s.name;
     }
   }
-  EXPECT_EQ(row("partitions").words[KEYHOLE_PLACE_DEVICE].constant,
+  EXPECT_EQ(row("offload_placement").words[KEYHOLE_PLACE_DEVICE].constant,
             std::string("KEYHOLE_PLACE_DEVICE"));
 }
 

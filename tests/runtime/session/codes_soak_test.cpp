@@ -192,7 +192,7 @@ TEST_F(CodesSoak, CodesOfTheDeviceAreThoseOfTheRows) {
   StreamEngine device(engine_config_);
   device.codes_rest = true;  // what it would attend takes 10 ms a step
   keyhole_session_config config = coded(kCodeBlock);
-  config.partitions = KEYHOLE_PLACE_DEVICE;
+  config.offload_placement = KEYHOLE_PLACE_DEVICE;
   soak(make_session(device.handle.get(), config), true, [&](keyhole_session* s) {
     ASSERT_OK(keyhole_session_synchronize(s));
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {

@@ -55,7 +55,7 @@ class CudaAudit : public testing::Test {
     c.budget.top_k = 16;
     c.budget.tail = KEYHOLE_TAIL_CODES;
     c.flush_block = 256;
-    c.partitions = KEYHOLE_PLACE_DEVICE;
+    c.offload_placement = KEYHOLE_PLACE_DEVICE;
     c.audit_share = share;
     return c;
   }

@@ -46,7 +46,7 @@ class CudaBatch : public testing::Test {
     c.append_mode = KEYHOLE_APPEND_IN_STEP;
     c.budget.top_k = 16;
     c.budget.tail = KEYHOLE_TAIL_CODES;
-    c.partitions = KEYHOLE_PLACE_DEVICE;
+    c.offload_placement = KEYHOLE_PLACE_DEVICE;
     const uint64_t seed = members_.size() + 1;
     for (std::vector<SessionPtr>* some : {&members_, &twins_}) {
       some->push_back(make_session(engine_.get(), c));

@@ -111,7 +111,7 @@ TEST_F(CudaListed, AttendAsSessionsOnTheHost) {
       c.append_mode = KEYHOLE_APPEND_IN_STEP;
       c.budget.top_k = 16;
       c.budget.tail = KEYHOLE_TAIL_CODES;
-      c.partitions = KEYHOLE_PLACE_DEVICE;
+      c.offload_placement = KEYHOLE_PLACE_DEVICE;
     }
     const SessionPtr cuda = make_session(cuda_.get(), c);
     ASSERT_OK(keyhole_session_set_stream(cuda.get(), stream_));

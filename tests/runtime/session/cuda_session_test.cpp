@@ -182,9 +182,9 @@ TEST_F(CudaSession, CodesOnTheDeviceAttendAsThoseOfTheHost) {
   for (const keyhole_kv_host how : {KEYHOLE_KV_HOST_SAME, KEYHOLE_KV_HOST_INT8}) {
     SCOPED_TRACE(how);
     c.kv_host = how;
-    c.partitions = KEYHOLE_PLACE_AUTO;
+    c.offload_placement = KEYHOLE_PLACE_AUTO;
     SessionPtr a = make_session(host.get(), c);
-    c.partitions = KEYHOLE_PLACE_DEVICE;
+    c.offload_placement = KEYHOLE_PLACE_DEVICE;
     SessionPtr b = make_session(cuda.get(), c);
     prefill(a.get(), 1500, 5);
     prefill(b.get(), 1500, 5, true);
@@ -241,7 +241,7 @@ TEST_F(CudaSession, LearnedSinksAndLayersOfTheirOwnAgree) {
       c.budget.tail = KEYHOLE_TAIL_CODES;
     }
     SessionPtr host = make_session(a.get(), c);
-    if (codes) c.partitions = KEYHOLE_PLACE_DEVICE;
+    if (codes) c.offload_placement = KEYHOLE_PLACE_DEVICE;
     c.audit_share = 1.0;
     SessionPtr cuda = make_session(b.get(), c);
     for (keyhole_session* s : {host.get(), cuda.get()}) {
@@ -264,7 +264,7 @@ TEST_F(CudaSession, RowsThatTheHostReadsGiveTheSameBits) {
   c.index = "codes:k=2,v=2";
   c.flush_block = 256;
   c.budget.tail = KEYHOLE_TAIL_CODES;
-  c.partitions = KEYHOLE_PLACE_DEVICE;
+  c.offload_placement = KEYHOLE_PLACE_DEVICE;
   DeviceVector q(q_size()), k(kv_size()), v(kv_size()), out(q_size());
   const keyhole_tensor tq = q.tensor({hq(), d()}), tk = k.tensor({hkv(), d()}),
                        tv = v.tensor({hkv(), d()}), to = out.tensor({hq(), d()});

@@ -84,7 +84,7 @@ TEST(CudaShape, CodesAreThereWhereTheLastLayersSlide) {
     sc.index = "codes:k=4,v=4";
     sc.budget.top_k = 16;
     sc.budget.tail = KEYHOLE_TAIL_CODES;
-    sc.partitions = KEYHOLE_PLACE_DEVICE;
+    sc.offload_placement = KEYHOLE_PLACE_DEVICE;
     const SessionPtr s = make_session(engine.get(), sc);
     ASSERT_NE(s, nullptr);
     EXPECT_EQ(statistics(s.get()).code_layers, 2U);

@@ -122,7 +122,7 @@ TEST_F(LayerConfig, ScaleAndSoftCapAreTheLayersOnAStream) {
       c.flush_block = kCodeBlock;
       c.budget.top_k = 16;
       c.budget.tail = KEYHOLE_TAIL_CODES;
-      c.partitions = KEYHOLE_PLACE_DEVICE;
+      c.offload_placement = KEYHOLE_PLACE_DEVICE;
     }
     StreamEngine device(engine_config_, 20000);
     const SessionPtr s = make_session(device.handle.get(), c);

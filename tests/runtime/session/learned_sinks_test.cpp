@@ -181,7 +181,7 @@ TEST_F(LearnedSinks, AreInStepsOnAStream) {
       c.flush_block = kCodeBlock;
       c.budget.top_k = 16;
       c.budget.tail = KEYHOLE_TAIL_CODES;
-      c.partitions = KEYHOLE_PLACE_DEVICE;
+      c.offload_placement = KEYHOLE_PLACE_DEVICE;
     }
     if (way.partitions) {
       // All of them are read, so that steps are exact.

@@ -104,7 +104,7 @@ TEST_P(SessionFileTest, AForkHasAllSettings) {
   keyhole_session_config c = sc_;
   c.host_memory_limit = size_t{1} << 30;
   c.device_memory_limit = size_t{1} << 29;
-  c.partitions = KEYHOLE_PLACE_HOST;
+  c.offload_placement = KEYHOLE_PLACE_HOST;
   c.audit_share = 0.25;
   c.audit_action = KEYHOLE_AUDIT_WIDEN;
   c.audit_bound = 0.3F;
@@ -126,7 +126,7 @@ TEST_P(SessionFileTest, AForkHasAllSettings) {
   ASSERT_OK(keyhole_session_get_config(forked, &b));
   EXPECT_EQ(c.host_memory_limit, b.host_memory_limit);
   EXPECT_EQ(c.device_memory_limit, b.device_memory_limit);
-  EXPECT_EQ(c.partitions, b.partitions);
+  EXPECT_EQ(c.offload_placement, b.offload_placement);
   EXPECT_EQ(c.audit_share, b.audit_share);
   EXPECT_EQ(c.audit_action, b.audit_action);
   EXPECT_EQ(c.audit_bound, b.audit_bound);

@@ -172,7 +172,7 @@ class ShapedSequences {
       sc.flush_block = sc.append_block = 256;
       sc.budget.top_k = 16;
       sc.budget.tail = KEYHOLE_TAIL_CODES;
-      sc.partitions = KEYHOLE_PLACE_DEVICE;
+      sc.offload_placement = KEYHOLE_PLACE_DEVICE;
       sc.kv_host = case_.int8 ? KEYHOLE_KV_HOST_INT8 : KEYHOLE_KV_HOST_SAME;
       sc.exact_rows_by =
           case_.offloaded == Offloaded::host_codes ? KEYHOLE_ROWS_BY_HOST : KEYHOLE_ROWS_BY_DEVICE;

@@ -63,7 +63,7 @@ TEST(DeviceCodesTest, NeverAsksADeviceForBitsThatItHasNoKernelsFor) {
   for (const char* spec : {"codes:k=1,v=1", "codes:k=2,v=4", "codes:k=4,v=0"}) {
     for (const uint32_t place : {KEYHOLE_PLACE_AUTO, KEYHOLE_PLACE_DEVICE}) {
       SessionParams params;
-      params.partitions = place;
+      params.offload_placement = place;
       EmptyRows rows;
       DeviceCodes codes(
           params, model,
@@ -99,7 +99,7 @@ TEST(DeviceCodesTest, RefusesToBeOnTheDeviceWithoutHeadsThatHaveThem) {
   const ModelShape& model = engine.model();
   for (const uint32_t place : {KEYHOLE_PLACE_AUTO, KEYHOLE_PLACE_HOST, KEYHOLE_PLACE_DEVICE}) {
     SessionParams params;
-    params.partitions = place;
+    params.offload_placement = place;
     EmptyRows rows;
     DeviceCodes codes(
         params, model,

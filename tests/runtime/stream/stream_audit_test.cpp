@@ -37,7 +37,7 @@ class StreamAudit : public StreamTest {
     c.budget.top_k = 16;
     c.budget.tail = KEYHOLE_TAIL_CODES;
     c.flush_block = kCodeBlock;
-    c.partitions = KEYHOLE_PLACE_DEVICE;
+    c.offload_placement = KEYHOLE_PLACE_DEVICE;
     c.audit_share = share;
     return c;
   }
@@ -229,7 +229,7 @@ TEST_F(StreamAudit, StepsThatTheHostServesAreAuditedAsItsOwn) {
          {KEYHOLE_MODE_INDEXED, KEYHOLE_MODE_EXACT, KEYHOLE_MODE_RESIDENT}) {
       keyhole_session_config c = searched(0.4);
       c.budget.tail = tail;
-      c.partitions = KEYHOLE_PLACE_HOST;
+      c.offload_placement = KEYHOLE_PLACE_HOST;
       c.mode = mode;
       SessionPtr host = make_session(host_engine.get(), c);
       SessionPtr stream = make_session(device.handle.get(), c);

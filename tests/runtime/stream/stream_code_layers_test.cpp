@@ -80,7 +80,7 @@ TEST_F(CodeLayers, AreAsManyAsMayBePinned) {
   EXPECT_EQ(KEYHOLE_OUT_OF_MEMORY, keyhole_session_create(device.handle.get(), &c, &none));
   EXPECT_EQ(plan(c).fits, 0U);
   c.pinned_memory_limit = exchange + 3 * pinned_bytes(4 * kCodeBlock);
-  c.partitions = KEYHOLE_PLACE_DEVICE;
+  c.offload_placement = KEYHOLE_PLACE_DEVICE;
   EXPECT_EQ(KEYHOLE_OUT_OF_MEMORY, keyhole_session_create(device.handle.get(), &c, &none));
   EXPECT_NE(std::string(keyhole_last_error()).find("pinned_memory_limit"), std::string::npos);
   EXPECT_EQ(plan(c).fits, 0U);
@@ -95,14 +95,14 @@ TEST_F(CodeLayers, AreNeededOnADeviceThatIsToHaveThem) {
         << keyhole_last_error();
   };
   keyhole_session_config c = small_session();
-  c.partitions = KEYHOLE_PLACE_DEVICE;
+  c.offload_placement = KEYHOLE_PLACE_DEVICE;
   c.budget.attend = KEYHOLE_ATTEND_NONE;
   c.budget.tail = KEYHOLE_TAIL_SECOND;
   c.budget.min_keys = 100;
   keyhole_session* none = nullptr;
   expect_refused(keyhole_session_create(device.handle.get(), &c, &none));
   c = mixed();
-  c.partitions = KEYHOLE_PLACE_DEVICE;
+  c.offload_placement = KEYHOLE_PLACE_DEVICE;
   SessionPtr s = make_session(device.handle.get(), c);
   Model model(engine_config_);
   prefill(s.get(), model, 900);
@@ -250,7 +250,7 @@ TEST_F(CodeLayers, OfBitsThatNoDeviceHasAreTheHosts) {
     EXPECT_EQ(statistics(s.get()).code_layers, kLayers);
     // Where codes must be on the device, they are refused.
     c.index = spec;
-    c.partitions = KEYHOLE_PLACE_DEVICE;
+    c.offload_placement = KEYHOLE_PLACE_DEVICE;
     keyhole_session* none = nullptr;
     EXPECT_EQ(KEYHOLE_UNSUPPORTED, keyhole_session_create(device.handle.get(), &c, &none));
     EXPECT_EQ(none, nullptr);

@@ -264,7 +264,7 @@ TEST_P(StoredCodes, WhatDoesNotFitStaysWithTheHost) {
   EXPECT_EQ(KEYHOLE_OUT_OF_DEVICE_MEMORY, keyhole_session_create(device.handle.get(), &c, &none));
   EXPECT_NE(std::string(keyhole_last_error()).find("device_memory_limit"), std::string::npos);
   EXPECT_EQ(none, nullptr);
-  c.partitions = KEYHOLE_PLACE_AUTO;
+  c.offload_placement = KEYHOLE_PLACE_AUTO;
   SessionPtr s = make_session(device.handle.get(), c);
   EXPECT_EQ(layer_tokens(s.get(), 0).total, 0U);
 }
@@ -273,7 +273,7 @@ TEST_P(StoredCodes, MemoryThatCannotBePinnedLosesNoToken) {
   StreamEngine device(engine_config_);
   device.pinned_limit = size_t{4} * 2 * 2 * kCodeBlock * 64 * 2;  // of all layers 2 blocks
   keyhole_session_config c = coded();
-  c.partitions = KEYHOLE_PLACE_AUTO;
+  c.offload_placement = KEYHOLE_PLACE_AUTO;
   SessionPtr s = make_session(device.handle.get(), c);
   StoredModel model(engine_config_, kept());
   prefill(s.get(), model, 300);

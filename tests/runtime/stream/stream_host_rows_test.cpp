@@ -73,7 +73,7 @@ TEST_F(HostRows, AreWhatAutoTakesWhereTheLimitIsTooLow) {
   const size_t exchange = gpu::cuda_pinned_bytes(resident());
   const size_t all = kLayers * pinned_bytes((c.max_tokens - 20) / kCodeBlock * kCodeBlock);
   for (const bool must : {false, true}) {
-    c.partitions = must ? KEYHOLE_PLACE_DEVICE : KEYHOLE_PLACE_AUTO;
+    c.offload_placement = must ? KEYHOLE_PLACE_DEVICE : KEYHOLE_PLACE_AUTO;
     c.pinned_memory_limit = exchange + all;
     EXPECT_EQ(plan(c).rows_by_host, 0U);
     EXPECT_EQ(plan(c).pinned_kv_bytes, all);
@@ -100,7 +100,7 @@ TEST_F(HostRows, AreWhatAutoTakesWhereTheLimitIsTooLow) {
     EXPECT_LE(st.pinned_bytes, c.pinned_memory_limit);
   }
   // Not even their exchange may be pinned: the host attends.
-  c.partitions = KEYHOLE_PLACE_AUTO;
+  c.offload_placement = KEYHOLE_PLACE_AUTO;
   c.pinned_memory_limit = exchange;
   EXPECT_EQ(plan(c).code_layers, 0U);
   EXPECT_EQ(plan(c).rows_by_host, 0U);
@@ -112,7 +112,7 @@ TEST_F(HostRows, AreWhatAutoTakesWhereMemoryCannotBePinned) {
     StreamEngine device(engine_config_);
     log_.clear();
     keyhole_session_config c = with(KEYHOLE_ROWS_BY_AUTO);
-    if (must) c.partitions = KEYHOLE_PLACE_DEVICE;
+    if (must) c.offload_placement = KEYHOLE_PLACE_DEVICE;
     SessionPtr s = make_session(device.handle.get(), c);
     Model model(engine_config_);
     prefill(s.get(), model, 600);

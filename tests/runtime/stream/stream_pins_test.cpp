@@ -66,7 +66,7 @@ TEST_F(CodePins, OfASessionThatEndsMeanwhileAreUnpinned) {
 TEST_F(CodePins, ThatMustBeOnTheDeviceFailUntilMemoryCanBePinned) {
   StreamEngine device(engine_config_);
   keyhole_session_config c = mixed();
-  c.partitions = KEYHOLE_PLACE_DEVICE;
+  c.offload_placement = KEYHOLE_PLACE_DEVICE;
   SessionPtr s = make_session(device.handle.get(), c);
   Model model(engine_config_);
   prefill(s.get(), model, 600);
@@ -96,7 +96,7 @@ TEST_F(CodePins, ThatMustBeOnTheDeviceFailUntilMemoryCanBePinned) {
 TEST_F(CodePins, AheadOfRowsMayFail) {
   StreamEngine device(engine_config_);
   keyhole_session_config c = mixed();
-  c.partitions = KEYHOLE_PLACE_DEVICE;
+  c.offload_placement = KEYHOLE_PLACE_DEVICE;
   SessionPtr s = make_session(device.handle.get(), c);
   Model model(engine_config_);
   device.pinned_limit = kLayers * pinned_bytes(kPinnedTogether);

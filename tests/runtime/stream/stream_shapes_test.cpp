@@ -62,7 +62,7 @@ keyhole_session_config coded() {
   c.flush_block = c.append_block = 256;
   c.budget.top_k = 16;
   c.budget.tail = KEYHOLE_TAIL_CODES;
-  c.partitions = KEYHOLE_PLACE_DEVICE;
+  c.offload_placement = KEYHOLE_PLACE_DEVICE;
   return c;
 }
 

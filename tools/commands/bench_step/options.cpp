@@ -20,8 +20,6 @@ const std::map<std::string, keyhole_device> kDevices = {
 const std::map<std::string, keyhole_signal> kSignals = {{"auto", KEYHOLE_SIGNAL_AUTO},
                                                         {"wait", KEYHOLE_SIGNAL_WAIT},
                                                         {"launch", KEYHOLE_SIGNAL_LAUNCH}};
-const std::map<std::string, keyhole_placement> kPlacements = {
-    {"auto", KEYHOLE_PLACE_AUTO}, {"host", KEYHOLE_PLACE_HOST}, {"device", KEYHOLE_PLACE_DEVICE}};
 const std::map<std::string, TurnKind> kTurns = {
     {"none", TurnKind::none}, {"permute", TurnKind::permute}, {"rotate", TurnKind::rotate}};
 
@@ -155,12 +153,10 @@ void add_places(CLI::App& command, BenchStepOptions& options) {
   add_number(command, "--device-ordinal", options.ordinal, "Which CUDA device", 0, 1024);
   add_choice(command, "--signal", options.signal, "How the stream learns that the host is done",
              names(kSignals));
-  add_choice(command, "--partitions", options.partitions, "Where partitions of tails are scored",
-             names(kPlacements));
   add_kv_host_option(command, options.kv_host);
   add_session_settings(command, options.settings,
-                       {"training_queries", "partitions", "host_memory_limit",
-                        "pinned_memory_limit", "tail_partition"});
+                       {"training_queries", "host_memory_limit", "pinned_memory_limit",
+                        "tail_partition"});
   command.add_flag("--blocking", options.blocking,
                    "Tensors in host memory and calls that wait, also on a CUDA device");
   command.add_flag("--graph", options.graph, "Replay a token as a CUDA graph");
@@ -264,7 +260,6 @@ StepPlan make_step_plan(const BenchStepOptions& options) {
   }
   plan.device = kDevices.at(options.device);
   plan.signal = kSignals.at(options.signal);
-  plan.partitions = kPlacements.at(options.partitions);
   plan.kv_host = kv_host_of(options.kv_host);
   plan.settings = options.settings;
   plan.device_ordinal = options.ordinal;

@@ -29,7 +29,7 @@ struct BenchStepOptions {
   uint32_t k = 100;
   uint32_t sink = 128, window = 512;
   uint32_t steps = 32, warmup = 8, audit_steps = 8, training = 4096;
-  std::string device = "auto", signal = "auto", partitions = "auto", kv_host = "same";
+  std::string device = "auto", signal = "auto", kv_host = "same";
   uint32_t ordinal = 0, threads = 0, busy = 0;
   bool weights = false, blocking = false, graph = false;
   std::string device_cap, host_cap, pinned_cap;

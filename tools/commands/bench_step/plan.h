@@ -36,7 +36,6 @@ struct StepPlan {
   std::vector<StepRun> runs;
   keyhole_device device = KEYHOLE_DEVICE_AUTO;
   keyhole_signal signal = KEYHOLE_SIGNAL_AUTO;
-  keyhole_placement partitions = KEYHOLE_PLACE_AUTO;
   keyhole_kv_host kv_host = KEYHOLE_KV_HOST_SAME;
   std::vector<SettingValue> settings;  ///< of the sessions
   uint32_t device_ordinal = 0;

@@ -173,7 +173,6 @@ class StepBench::Impl {
     config.host_memory_limit = audited ? 0 : plan_.host_cap;
     config.device_memory_limit = audited ? 0 : device_limit(plan_);
     config.pinned_memory_limit = audited ? 0 : plan_.pinned_cap;
-    config.partitions = plan_.partitions;
     config.kv_host = plan_.kv_host;
     if (audited && audits()) config.audit_share = 1;
     apply_settings(plan_.settings, &config);

@@ -112,7 +112,7 @@ class RowsBy(IntEnum):
 
 # Fields that are choices, by their names in the C structs.
 CHOICES: dict[str, type[IntEnum]] = {
-    "kv_dtype": Dtype, "device": Device, "signal": Signal, "partitions": Placement, "rope_scaling": RopeScaling,
+    "kv_dtype": Dtype, "device": Device, "signal": Signal, "offload_placement": Placement, "rope_scaling": RopeScaling,
     "attend": AttendMode, "tail": Tail, "mode": Mode, "audit_action": AuditAction, "append_mode": AppendMode,
     "kv_host": KvHost, "exact_rows_by": RowsBy,
 }  # fmt: skip

@@ -156,7 +156,8 @@ class SessionConfig:
     mode: "indexed", "exact" or "resident".
     index: spec of every head's index, e.g. "ivf:C=1024,probe=32"; default "auto". help: keyhole.index_help().
     budget: a Budget for every head that `budgets` does not name. budgets: path of a file of `keyhole calibrate`.
-    tail_partition: keys per partition of the tail. partitions: where these are scored in stream steps.
+    tail_partition: keys per partition of the tail.
+    offload_placement: where the codes of offloaded tokens lie, "auto", "host" or "device".
     dense_layers: layers with exact attention.
     append_block: pending tokens are added to the index in blocks of this many. append_mode: "background", "in_step".
     training_queries: prefill queries kept per KV head to guide index types that use them; default 4096.
@@ -174,7 +175,7 @@ class SessionConfig:
     index: Optional[str] = None
     budget: Union[Budget, Mapping[str, Any], None] = None
     tail_partition: Optional[int] = None
-    partitions: Union[Placement, str, None] = None
+    offload_placement: Union[Placement, str, None] = None
     budgets: Optional[str] = None
     append_block: Optional[int] = None
     append_mode: Union[AppendMode, str, None] = None

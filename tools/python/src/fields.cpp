@@ -133,7 +133,7 @@ struct Table<keyhole_session_config> {
        },
        [](const Owner& owner) { return nb::object(as_dict(owner.budget)); }},
       FIELD(tail_partition),
-      FIELD(partitions),
+      FIELD(offload_placement),
       FIELD(budgets),
       FIELD(append_block),
       FIELD(append_mode),
