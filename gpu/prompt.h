@@ -29,7 +29,6 @@ struct PromptShape {
 enum class PromptChoice : uint8_t {
   sampled,  ///< by the weights of some queries of each tile; none where stride is 0 (a-shape)
   pooled,   ///< by products of means of 64 queries and of 64 rows (MInference's block-sparse heads)
-  antidiagonal,    ///< by sums of logits along antidiagonals (XAttention)
   vertical_slash,  ///< not blocks: the rows, and the distances, that the last queries of a stretch attend most (MInference)
 };
 
@@ -39,7 +38,7 @@ struct PromptPattern {
   uint32_t first_rows = 0;  ///< the first rows of the prompt, in whole blocks of 64,
   uint32_t near_rows = 0;   ///< the newest ones, at least so many before each query, likewise,
   PromptChoice choice = PromptChoice::sampled;  ///< and of all others those that this finds:
-  /// sampled: blocks that hold the weight of one query in `stride`, 0 (no others) or 1..128; antidiagonal: 8 or 16,
+  /// sampled: blocks that hold the weight of one query in `stride`, 0 (no others) or 1..128,
   uint32_t stride = 0;
   float mass = 1.0F;  ///< until this share of the weight is held, 0..1.
   /// 64, or 128: two blocks, of which the first has an even number, are chosen together, by the sum of their shares of the weight; the first and

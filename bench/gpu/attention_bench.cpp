@@ -110,9 +110,7 @@ std::vector<NamedPattern> patterns(uint32_t tokens) {
   std::vector<NamedPattern> all;
   const bool many = tokens > kManyTokens;
   const auto add = [&](const std::string& name, PromptPattern p) {
-    const bool has_stride =
-        p.choice == PromptChoice::sampled || p.choice == PromptChoice::antidiagonal;
-    if (many && (p.dense || (has_stride && p.stride == 8))) return;
+    if (many && (p.dense || (p.choice == PromptChoice::sampled && p.stride == 8))) return;
     NamedPattern n{name, p, {}};
     if (!p.dense && (p.choice != PromptChoice::sampled || p.stride != 0)) {
       n.choice = p;
@@ -137,11 +135,6 @@ std::vector<NamedPattern> patterns(uint32_t tokens) {
   for (const uint32_t stride : {32U, 16U, 8U}) {
     p.stride = stride;
     add("sampled:mass=100,stride=" + std::to_string(stride), p);
-  }
-  p.choice = PromptChoice::antidiagonal;
-  for (const uint32_t stride : {16U, 8U}) {
-    p.stride = stride;
-    add("antidiagonal:mass=100,stride=" + std::to_string(stride), p);
   }
   p.choice = PromptChoice::pooled;
   for (const uint32_t blocks : {32U, 128U}) {

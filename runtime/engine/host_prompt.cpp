@@ -57,9 +57,6 @@ void check_pattern(const gpu::PromptPattern& p) {
       if (p.stride <= cpu::kPromptQueries) return;
       refuse("a stride of " + std::to_string(p.stride) + ", allowed: 0.." +
              std::to_string(cpu::kPromptQueries));
-    case gpu::PromptChoice::antidiagonal:
-      if (p.stride == 8 || p.stride == 16) return;
-      refuse("antidiagonals of stride " + std::to_string(p.stride) + ", allowed: 8, 16");
     case gpu::PromptChoice::pooled: return;
     case gpu::PromptChoice::vertical_slash:
       if (p.columns <= kMostLines && p.slashes <= kMostLines && p.queries >= 1 &&
@@ -247,9 +244,6 @@ uint32_t HostPrompt::weigh(const cpu::PromptPiece& p, const Heads& group) {
   weights_.resize(std::max(weights_.size(), count));
   switch (pattern.choice) {
     case gpu::PromptChoice::pooled: groups_.means(p, group.heads, weights_.data()); break;
-    case gpu::PromptChoice::antidiagonal:
-      groups_.antidiagonals(p, stride, group.heads, weights_.data());
-      break;
     default: samples_.compute(p, samples, group.heads, weights_.data());
   }
   return stride;

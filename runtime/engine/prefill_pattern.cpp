@@ -63,7 +63,7 @@ constexpr std::array kSampledParams = {
 };
 constexpr TypeDecl kSampled = {
     "sampled", "the blocks that hold the weight of some queries of each tile", kSampledParams};
-// MInference's vertical-slash and block-sparse heads, and XAttention.
+// MInference's vertical-slash and block-sparse heads.
 constexpr std::array kVerticalSlashParams = {
     integer("columns", Stage::search, 1024, 0, 16384, "tokens that all queries of a head attend"),
     integer("slashes", Stage::search, 1024, 0, 16384,
@@ -91,20 +91,10 @@ constexpr std::array kPooledParams = {
 constexpr TypeDecl kPooled = {"pooled", "blocks by the means of 64 queries and of 64 keys",
                               kPooledParams};
 
-constexpr std::array<std::string_view, 2> kStrides = {"8", "16"};
-constexpr std::array kAntidiagonalParams = {
-    kMass,  choice("stride", Stage::search, 1, kStrides, "queries and keys of an antidiagonal"),
-    kFirst, kNear,
-    kFrom,  kBlock,
-    kSkip,
-};
-constexpr TypeDecl kAntidiagonal = {"antidiagonal",
-                                    "blocks by sums of logits along antidiagonals of small squares",
-                                    kAntidiagonalParams};
 constexpr TypeDecl kAuto = {"auto", "sampled, with its defaults", {}};
 
-constexpr std::array<const TypeDecl*, 7> kTypes = {
-    &kDense, &kAShape, &kSampled, &kVerticalSlash, &kPooled, &kAntidiagonal, &kAuto};
+constexpr std::array<const TypeDecl*, 6> kTypes = {&kDense,         &kAShape, &kSampled,
+                                                   &kVerticalSlash, &kPooled, &kAuto};
 
 /// The value of a parameter of the spec's type.
 int64_t value_of(const index::Spec& spec, std::string_view name) {
@@ -143,12 +133,9 @@ gpu::PromptPattern pattern_of(const index::Spec& spec) {
   if (type == &kSampled) {
     p.stride = number("stride");
     p.lookups = per_mille("lookups");
-  } else if (type == &kPooled) {
+  } else {
     p.choice = gpu::PromptChoice::pooled;
     p.blocks = number("blocks");
-  } else {
-    p.choice = gpu::PromptChoice::antidiagonal;
-    p.stride = value_of(spec, "stride") == 0 ? 8 : 16;
   }
   return p;
 }

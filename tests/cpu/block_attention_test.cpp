@@ -249,7 +249,7 @@ TEST_P(BlockAttentionTest, RowsInSeveralPlacesGiveTheBitsOfOne) {
     std::iota(heads.begin(), heads.end(), 0U);
     const RandomLists lists(rng, prompt.piece);
     struct Results {
-      std::vector<float> lse, o, samples, means, antidiagonals;
+      std::vector<float> lse, o, samples, means;
       bool operator==(const Results&) const = default;
     };
     const auto results = [&](const PromptPiece& piece) {
@@ -270,8 +270,6 @@ TEST_P(BlockAttentionTest, RowsInSeveralPlacesGiveTheBitsOfOne) {
       sampled.compute(piece, {c.n, 16}, heads, r.samples.data());
       r.means = of(kMeanQueries);
       groups.means(piece, heads, r.means.data());
-      r.antidiagonals = of(8);
-      groups.antidiagonals(piece, 8, heads, r.antidiagonals.data());
       return r;
     };
     const Results one = results(prompt.piece);

@@ -1,5 +1,4 @@
-// Weights of blocks for groups of queries against double precision: antidiagonals by the queries and keys that meet on them, and
-// means, as the device's test has them.
+// Weights of blocks for groups of queries against double precision, as the device's test has them.
 #include "cpu/group_weights.h"
 
 #include "tests/cpu/prompt_fixture.h"
@@ -40,21 +39,10 @@ class Truth {
  public:
   explicit Truth(const TestPrompt& prompt) : t_(prompt), p_(prompt.piece) {}
 
-  /// Sums of e^logit over a block's squares for group i.
-  [[nodiscard]] double by_antidiagonals(uint32_t i, uint32_t stride, uint32_t head,
-                                        uint32_t block) const {
-    double w = 0;
-    for (uint32_t row = block * kPromptRows; row < (block + 1) * kPromptRows; row += stride) {
-      if (row > last_of(i, stride)) break;
-      double sum = 0;
-      for (uint32_t j = 0; j < stride; ++j) sum += product((i + 1) * stride - 1 - j, row + j, head);
-      w += std::exp(logit_of(sum / stride));
-    }
-    return w;
-  }
+  /// e^logit of a block for group i.
   [[nodiscard]] double by_means(uint32_t i, uint32_t head, uint32_t block) const {
-    if (block * kPromptRows > last_of(i, kMeanQueries)) return 0;
     const uint32_t q0 = i * kMeanQueries, q1 = std::min(q0 + kMeanQueries, p_.n);
+    if (block * kPromptRows > p_.position(q1 - 1)) return 0;
     const uint32_t k0 = block * kPromptRows, k1 = std::min(k0 + kPromptRows, p_.rows);
     double sum = 0;
     for (uint32_t j = 0; j < p_.head_dim; ++j) {
@@ -67,16 +55,6 @@ class Truth {
   }
 
  private:
-  [[nodiscard]] uint32_t last_of(uint32_t i, uint32_t stride) const {
-    return p_.position(std::min((i + 1) * stride, p_.n) - 1);
-  }
-  [[nodiscard]] double product(uint32_t query, uint32_t row, uint32_t head) const {
-    if (query >= p_.n || row >= p_.rows) return 0;
-    const double *q = t_.q.row(query, head), *k = t_.k.row(row, head / p_.group());
-    double x = 0;
-    for (uint32_t j = 0; j < p_.head_dim; ++j) x += q[j] * k[j];
-    return x;
-  }
   [[nodiscard]] double logit_of(double product) const {
     const double x = product * double{p_.logits.scale}, cap = double{p_.logits.softcap};
     return cap > 0 ? cap * std::tanh(x / cap) : x;
@@ -86,37 +64,30 @@ class Truth {
   const PromptPiece& p_;
 };
 
-TEST_P(GroupWeightsTest, AreThoseOfAntidiagonalsAndOfMeans) {
+TEST_P(GroupWeightsTest, AreThoseOfMeans) {
   const auto seed = static_cast<uint64_t>(testing::UnitTest::GetInstance()->random_seed());
   Pool pool({.threads = 2});
   GroupWeights weights(kernels, pool);
   for (uint32_t number = 0; number < cases(12); ++number) {
     Rng rng(seed * 1000 + number);
     const PromptCase c = random_group_case(rng);
-    const bool pools = rng() % 2 == 0;
-    const uint32_t stride = pools ? kMeanQueries : rng() % 2 == 0 ? 8 : 16;
     SCOPED_TRACE("seed " + std::to_string(seed) + ", case " + std::to_string(number) + ": " +
                  std::to_string(c.n) + " of " + std::to_string(c.rows) + ", " +
                  std::to_string(c.kv_heads) + " x " + std::to_string(c.group) + " heads of " +
-                 std::to_string(c.dim) + ", groups of " + std::to_string(stride));
-    const TestPrompt prompt(rng, c, pools ? 20.0 : 4.0);
+                 std::to_string(c.dim));
+    const TestPrompt prompt(rng, c, 20.0);
     const Truth truth(prompt);
     const std::vector<uint32_t> heads = some_heads(rng, prompt.piece.q_heads);
-    const uint32_t blocks = prompt.piece.blocks(), groups = (c.n + stride - 1) / stride;
+    const uint32_t blocks = prompt.piece.blocks(), groups = (c.n + kMeanQueries - 1) / kMeanQueries;
     GuardedArray<float> got(heads.size() * groups * blocks);
     std::fill(got.begin(), got.end(), NAN);
-    if (pools) {
-      weights.means(prompt.piece, heads, got.data());
-    } else {
-      weights.antidiagonals(prompt.piece, stride, heads, got.data());
-    }
+    weights.means(prompt.piece, heads, got.data());
     const size_t some = 1 + heads.size() * groups * blocks / 3000;  // of the weights
     for (size_t at = rng() % some; at < heads.size() * groups * blocks; at += some) {
       const auto block = static_cast<uint32_t>(at % blocks);
       const auto group = static_cast<uint32_t>(at / blocks % groups);
       const uint32_t head = heads[at / blocks / groups];
-      const double w = pools ? truth.by_means(group, head, block)
-                             : truth.by_antidiagonals(group, stride, head, block);
+      const double w = truth.by_means(group, head, block);
       if (w == 0) {
         ASSERT_EQ(got[at], kMinusInf) << "group " << group << ", block " << block;
       } else {

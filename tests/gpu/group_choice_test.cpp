@@ -1,5 +1,4 @@
-// Weights of groups of queries beside double precision: antidiagonals by the queries and keys that meet on them, and means; then the
-// lists that are made of them, by mass and by number.
+// Weights of groups of queries beside double precision; then the lists that are made of them, by mass and by number.
 #include <algorithm>
 #include <string>
 
@@ -25,45 +24,28 @@ class GroupChoiceTest : public PromptLayerTest {
   [[nodiscard]] static uint32_t blocks_of(uint32_t rows) {
     return (rows + kListRows - 1) / kListRows;
   }
-  SampledWeights weights_for(uint32_t stride) {
+  SampledWeights some_weights() {
     SampledWeights w;
-    w.stride = stride;
-    w.samples = sampled_queries(p_.n, stride);
+    w.stride = kMeanQueries;
+    w.samples = sampled_queries(p_.n, w.stride);
     w.blocks = blocks_of(p_.rows);
     w.weights = upload(std::vector<float>(size_t{heads()} * w.samples * w.blocks, NAN));
     return w;
   }
-  /// One number of q and one of k; 0 behind their ends.
-  [[nodiscard]] double product(uint32_t token, uint32_t row, uint32_t head) const {
-    const Case& c = GetParam();
-    if (token >= p_.n || row >= p_.rows) return 0;
-    double x = 0;
-    for (uint32_t j = 0; j < c.dim; ++j) {
-      x += double{q_[(size_t{token} * heads() + head) * c.dim + j]} *
-           double{k_[(size_t{row} * c.kv_heads + head / c.group) * c.dim + j]};
-    }
-    return x;
+  Means some_means(const SampledWeights& w) {
+    const size_t dim = GetParam().dim;
+    return {upload(std::vector<uint16_t>(heads() * w.samples * dim)),
+            upload(std::vector<uint16_t>(GetParam().kv_heads * w.blocks * dim))};
   }
   [[nodiscard]] double logit_of(double product) const {
     const double x = product * double{p_.logits.scale}, cap = double{p_.logits.softcap};
     return cap > 0 ? cap * std::tanh(x / cap) : x;
   }
   /// The position of the last query of group i.
-  [[nodiscard]] uint32_t last_of(uint32_t i, uint32_t stride) const {
-    return p_.first + std::min((i + 1) * stride, p_.n) - 1;
+  [[nodiscard]] uint32_t last_of(uint32_t i) const {
+    return p_.first + std::min((i + 1) * kMeanQueries, p_.n) - 1;
   }
 
-  /// Sums of weights of the blocks for group i.
-  [[nodiscard]] std::vector<double> by_antidiagonals(uint32_t i, uint32_t stride,
-                                                     uint32_t head) const {
-    std::vector<double> w(blocks_of(p_.rows));
-    for (uint32_t row = 0; row <= last_of(i, stride); row += stride) {
-      double sum = 0;
-      for (uint32_t j = 0; j < stride; ++j) sum += product((i + 1) * stride - 1 - j, row + j, head);
-      w[row / kListRows] += std::exp(logit_of(sum / stride));
-    }
-    return w;
-  }
   /// As the device keeps it, in the dtype.
   [[nodiscard]] std::vector<double> mean(const std::vector<float>& x, uint32_t of_heads,
                                          uint32_t head, uint32_t first, uint32_t end) const {
@@ -76,12 +58,13 @@ class GroupChoiceTest : public PromptLayerTest {
     }
     return m;
   }
+  /// Weights of the blocks for group i.
   [[nodiscard]] std::vector<double> by_means(uint32_t i, uint32_t head) const {
     const Case& c = GetParam();
     const std::vector<double> q =
         mean(q_, heads(), head, i * kMeanQueries, std::min((i + 1) * kMeanQueries, p_.n));
     std::vector<double> w(blocks_of(p_.rows));
-    for (uint32_t row = 0; row <= last_of(i, kMeanQueries); row += kListRows) {
+    for (uint32_t row = 0; row <= last_of(i); row += kListRows) {
       const std::vector<double> k =
           mean(k_, c.kv_heads, head / c.group, row, std::min(row + kListRows, p_.rows));
       double sum = 0;
@@ -154,36 +137,14 @@ class GroupChoiceTest : public PromptLayerTest {
   }
 };
 
-TEST_P(GroupChoiceTest, AntidiagonalsAreSumsOfTheirLogits) {
-  for (const Prompt& prompt : kPrompts) {
-    for (const uint32_t stride : {8U, 16U}) {
-      SCOPED_TRACE(std::to_string(prompt.n) + " of " + std::to_string(prompt.rows) + ", stride " +
-                   std::to_string(stride));
-      fill(prompt.n, prompt.rows);
-      const SampledWeights w = weights_for(stride);
-      launch_antidiagonal_weights(p_, w, GetParam().dtype, GetParam().dim, nullptr);
-      std::vector<std::vector<double>> truth;
-      for (uint32_t h = 0; h < heads(); ++h) {
-        for (uint32_t i = 0; i < w.samples; ++i) truth.push_back(by_antidiagonals(i, stride, h));
-      }
-      compare(w, truth);
-      if (HasFatalFailure()) return;
-      compare_lists(w, truth, 0.7F, 0, stride / 8);
-      if (HasFatalFailure()) return;
-    }
-  }
-}
 TEST_P(GroupChoiceTest, MeansMeetMeans) {
   for (const Prompt& prompt : kPrompts) {
     for (const uint32_t most : {0U, 3U, 1000U}) {
       SCOPED_TRACE(std::to_string(prompt.n) + " of " + std::to_string(prompt.rows) + ", most " +
                    std::to_string(most));
       fill(prompt.n, prompt.rows, 6.0F);
-      const SampledWeights w = weights_for(kMeanQueries);
-      const size_t dim = GetParam().dim;
-      const Means means{upload(std::vector<uint16_t>(heads() * w.samples * dim)),
-                        upload(std::vector<uint16_t>(GetParam().kv_heads * w.blocks * dim))};
-      launch_mean_weights(p_, w, means, GetParam().dtype, GetParam().dim, nullptr);
+      const SampledWeights w = some_weights();
+      launch_mean_weights(p_, w, some_means(w), GetParam().dtype, GetParam().dim, nullptr);
       std::vector<std::vector<double>> truth;
       for (uint32_t h = 0; h < heads(); ++h) {
         for (uint32_t i = 0; i < w.samples; ++i) truth.push_back(by_means(i, h));
@@ -199,7 +160,7 @@ TEST_P(GroupChoiceTest, OfEqualBlocksTheFirstAreChosen) {
   // More than a block of the choice's threads.
   constexpr uint32_t kTokens = 300 * kListRows, kMost = 270;
   fill(100, kTokens);
-  SampledWeights w = weights_for(kMeanQueries);
+  SampledWeights w = some_weights();
   w.weights = upload(std::vector<float>(size_t{heads()} * w.samples * w.blocks, -3.0F));
   BlockChoice choice;
   choice.first_blocks = choice.near_blocks = 2;
@@ -221,7 +182,7 @@ TEST_P(GroupChoiceTest, OfEqualBlocksTheFirstAreChosen) {
 }
 TEST_P(GroupChoiceTest, OnlyTheHeadsThatAreAskedForChange) {
   fill(200, 700);
-  SampledWeights w = weights_for(16);
+  SampledWeights w = some_weights();
   BlockChoice choice;
   choice.first_blocks = choice.near_blocks = 1;
   const uint32_t tiles = 2;
@@ -231,7 +192,7 @@ TEST_P(GroupChoiceTest, OnlyTheHeadsThatAreAskedForChange) {
   choice.skip = 7.0F;
   choice.heads.add(heads() - 1);
   w.heads = choice.heads;
-  launch_antidiagonal_weights(p_, w, GetParam().dtype, GetParam().dim, nullptr);
+  launch_mean_weights(p_, w, some_means(w), GetParam().dtype, GetParam().dim, nullptr);
   launch_choose_blocks(p_, w, choice, nullptr);
   const auto counts = download(choice.counts, heads() * tiles);
   const auto skips = download(choice.skips, heads());

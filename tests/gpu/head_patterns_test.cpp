@@ -14,7 +14,7 @@ using namespace test;  // NOLINT
 using Case = PromptCase;
 
 constexpr PromptChoice kChoices[] = {PromptChoice::sampled, PromptChoice::pooled,
-                                     PromptChoice::antidiagonal, PromptChoice::vertical_slash};
+                                     PromptChoice::vertical_slash};
 
 class HeadPatternsTest : public PromptLayerTest {
  protected:
@@ -69,9 +69,6 @@ TEST_P(HeadPatternsTest, ChunksOfWholeTilesChooseAlike) {
   const Case& c = GetParam();
   fill(kQueries, kTokens);
   const auto prompt = make_cuda_prompt(0, {heads(), c.kv_heads, c.dim});
-  // Groups of antidiagonals end where tiles do.
-  const PromptPattern squares = pattern_of(PromptChoice::antidiagonal);
-  EXPECT_EQ(attend(*prompt, squares, 256), attend(*prompt, squares, kQueries));
   // A block that a chunk does not have to its end has another mean, where it is near: others' shares change a little.
   const PromptPattern means = pattern_of(PromptChoice::pooled);
   EXPECT_LT(error(attend(*prompt, means, 256), attend(*prompt, means, kQueries)), 0.3);
@@ -155,10 +152,7 @@ TEST_P(HeadPatternsTest, RefusesWhatItCannotDo) {
   };
   EXPECT_TRUE(has(says({}), "0 patterns"));
   EXPECT_TRUE(has(says(std::vector<PromptPattern>(heads() + 1)), "allowed: 1, or one for each"));
-  PromptPattern p = pattern_of(PromptChoice::antidiagonal);
-  p.stride = 12;
-  EXPECT_TRUE(has(says({p}), "stride 12, allowed: 8, 16"));
-  p = pattern_of(PromptChoice::vertical_slash);
+  PromptPattern p = pattern_of(PromptChoice::vertical_slash);
   p.queries = 65;
   EXPECT_TRUE(has(says({p}), "of 65 queries, allowed"));
   p = {};

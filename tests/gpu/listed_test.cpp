@@ -35,7 +35,7 @@ PromptPattern a_shape(uint32_t first, uint32_t near) {
   return p;
 }
 constexpr PromptChoice kChoices[] = {PromptChoice::sampled, PromptChoice::pooled,
-                                     PromptChoice::antidiagonal, PromptChoice::vertical_slash};
+                                     PromptChoice::vertical_slash};
 /// One KV head at a time, and all at once.
 constexpr size_t kLots[] = {1, kListedLotBytes};
 

@@ -30,7 +30,7 @@ inline PromptPattern pattern_of(PromptChoice choice) {
   p.choice = choice;
   p.first_rows = p.near_rows = 64;
   p.mass = 0.8F;
-  p.stride = choice == PromptChoice::sampled || choice == PromptChoice::antidiagonal ? 16 : 0;
+  p.stride = choice == PromptChoice::sampled ? 16 : 0;
   p.columns = 100;
   p.slashes = 4;
   return p;

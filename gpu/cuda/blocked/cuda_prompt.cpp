@@ -143,9 +143,6 @@ class CudaPrompt final : public CudaPromptAttention {
         if (p.stride <= kListQueries) return;
         refuse("a stride of " + std::to_string(p.stride) + ", allowed: 0.." +
                std::to_string(kListQueries));
-      case PromptChoice::antidiagonal:
-        if (p.stride == 8 || p.stride == 16) return;
-        refuse("antidiagonals of stride " + std::to_string(p.stride) + ", allowed: 8, 16");
       case PromptChoice::vertical_slash:
         if (p.columns <= kMostColumns && p.slashes <= kMostSlashes && p.queries >= 1 &&
             p.queries <= kMostLineQueries)

@@ -170,9 +170,6 @@ void PromptLists::weigh(const BlockedParams& slice, const PromptPattern& p, Samp
       launch_mean_weights(slice, w, {query_means_.as<std::byte>(), row_means_.as<std::byte>()},
                           dtype_, shape_.head_dim, stream);
       break;
-    case PromptChoice::antidiagonal:
-      launch_antidiagonal_weights(slice, w, dtype_, shape_.head_dim, stream);
-      break;
     default: launch_sample_weights(slice, w, dtype_, shape_.head_dim, has_hopper_, stream);
   }
 }

@@ -21,7 +21,7 @@ KEYHOLE_API const char* keyhole_prompt_help(void);
 
 /* For the heads, scale, soft-caps, learned sinks and sliding windows of each of the engine's
  * layers. pattern: "dense" (exact), "a-shape:..", "sampled:..", "vertical-slash:..",
- * "pooled:..", "antidiagonal:.."; or NULL or "auto", which is exact up to
+ * "pooled:.."; or NULL or "auto", which is exact up to
  * 16,384 tokens and attends what holds 95 % of the weight beyond; or "budgets:PATH", by which a file of
  * budgets says it of each (layer, query head), and heads that it does not name are dense. Sliding layers
  * are always exact.

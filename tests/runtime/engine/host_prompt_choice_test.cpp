@@ -11,34 +11,26 @@
 namespace keyhole::test {
 namespace {
 
-/// What groups of queries of a call choose, from its definition: of the newest `queries` tokens, groups of `group` at a time.
+/// What groups of queries of a call choose, from its definition: of the newest `queries` tokens, groups of kGroup at a time.
 struct GroupChoice {
+  static constexpr uint32_t kGroup = 64;
+
   const Tokens& t;
-  uint32_t queries, group;
-  bool pools;
+  uint32_t queries;
   size_t unit = 1;  ///< blocks that are chosen together
 
   [[nodiscard]] uint32_t first() const { return t.n - queries; }
   /// Weights of the blocks that the group with the given first query sees.
   [[nodiscard]] std::vector<double> weights(uint32_t query, uint32_t head) const {
-    const uint32_t end = std::min(query + group, queries);
+    const uint32_t end = std::min(query + kGroup, queries);
     std::vector<double> w;
-    for (uint32_t row = 0; row < first() + end; row += pools ? kPromptRows : group) {
-      w.resize(row / kPromptRows + 1);
+    for (uint32_t row = 0; row < first() + end; row += kPromptRows) {
       double x = 0;
-      if (pools) {
-        const uint32_t to = std::min(row + kPromptRows, t.n);
-        for (uint32_t i = query; i < end; ++i) {
-          for (uint32_t j = row; j < to; ++j) x += t.logit(first() + i, head, j);
-        }
-        x /= (end - query) * (to - row);
-      } else {
-        for (uint32_t j = 0; j < group; ++j) {
-          const uint32_t i = query + group - 1 - j;
-          if (i < queries && row + j < t.n) x += t.logit(first() + i, head, row + j) / group;
-        }
+      const uint32_t to = std::min(row + kPromptRows, t.n);
+      for (uint32_t i = query; i < end; ++i) {
+        for (uint32_t j = row; j < to; ++j) x += t.logit(first() + i, head, j);
       }
-      w.back() += std::exp(x);
+      w.push_back(std::exp(x / ((end - query) * (to - row))));
     }
     return w;
   }
@@ -46,8 +38,8 @@ struct GroupChoice {
   [[nodiscard]] std::vector<double> shares(uint32_t tile, uint32_t head) const {
     const uint32_t from = tile * kPromptQueries, to = std::min(from + kPromptQueries, queries);
     std::vector<double> share((first() + to - 1) / kPromptRows + 1);
-    const uint32_t groups = (to - from + group - 1) / group;
-    for (uint32_t query = from; query < to; query += group) {
+    const uint32_t groups = (to - from + kGroup - 1) / kGroup;
+    for (uint32_t query = from; query < to; query += kGroup) {
       const std::vector<double> w = weights(query, head);
       const double sum = std::accumulate(w.begin(), w.end(), 0.0);
       for (size_t b = 0; b < w.size(); ++b) share[b] += w[b] / sum / groups;
@@ -95,19 +87,16 @@ TEST(HostPromptChoice, GroupsOfQueriesChooseBlocks) {
   constexpr uint32_t kQueries = 333;
   struct Case {
     const char* pattern;
-    uint32_t group, most;
+    uint32_t most;
     double mass;
     size_t unit = 1;
   };
   for (const Case& c :
-       {Case{"pooled:blocks=3,first=64,near=64,from=0", 64, 3, 0},
-        Case{"pooled:mass=600,first=64,near=64,from=0", 64, 0, 0.6},
-        Case{"antidiagonal:stride=8,mass=500,first=64,near=64,from=0", 8, 0, 0.5},
-        Case{"antidiagonal:mass=350,first=64,near=64,from=0", 16, 0, 0.35},
-        Case{"pooled:blocks=2,block=128,first=64,near=64,from=0", 64, 2, 0, 2},
-        Case{"antidiagonal:mass=350,block=128,first=64,near=64,from=0", 16, 0, 0.35, 2}}) {
+       {Case{"pooled:blocks=3,first=64,near=64,from=0", 3, 0},
+        Case{"pooled:mass=600,first=64,near=64,from=0", 0, 0.6},
+        Case{"pooled:blocks=2,block=128,first=64,near=64,from=0", 2, 0, 2}}) {
     SCOPED_TRACE(c.pattern);
-    const GroupChoice choice{tokens, kQueries, c.group, c.group == 64, c.unit};
+    const GroupChoice choice{tokens, kQueries, c.unit};
     const Prompt prompt(engine.get(), c.pattern);
     const Output out = attend(prompt.p, tokens, kQueries, kQueries);
     uint64_t attended = 0, wanted = 0, seen = 0, expected_seen = 0;

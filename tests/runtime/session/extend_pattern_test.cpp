@@ -91,7 +91,7 @@ Answer of_prompt(Pair& p, const char* pattern, const New& t, uint32_t n, Blocks&
 TEST(ExtendPattern, AttendsWhatAPromptOfAllTokensChooses) {
   for (const char* pattern :
        {"a-shape:first=64,near=128", "sampled:mass=500,lookups=1000,first=64,near=64,from=0",
-        "pooled:blocks=2,first=64,near=64,from=0", "antidiagonal:mass=400,first=64,near=64,from=0",
+        "pooled:blocks=2,first=64,near=64,from=0", "pooled:mass=400,first=64,near=64,from=0",
         "vertical-slash:columns=70,slashes=3,first=64,near=64,from=0"}) {
     SCOPED_TRACE(pattern);
     auto ec = small_engine();

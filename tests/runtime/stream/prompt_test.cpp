@@ -232,7 +232,7 @@ TEST_F(PromptTest, IsMadeOfAnEngineOnADeviceAndAPattern) {
   const auto e = engine();
   for (const char* bad :
        {"sparse", "sampled:mass=1001", "sampled:stride=0", "a-shape:far=3", "dense:x=1", "",
-        "dense:skip=65", "antidiagonal:stride=4", "pooled:mass=-1", "vertical-slash:queries=65",
+        "dense:skip=65", "pooled:mass=-1", "vertical-slash:queries=65",
         "vertical-slash:columns=16385", "auto:skip=3"}) {
     EXPECT_EQ(keyhole_prompt_create(e.get(), bad, &prompt.p), KEYHOLE_INVALID_ARGUMENT) << bad;
     EXPECT_EQ(prompt.p, nullptr);
@@ -277,11 +277,6 @@ TEST(PrefillPattern, SaysWhatIsAttended) {
   EXPECT_EQ(means.blocks, 100U);
   EXPECT_FLOAT_EQ(means.mass, 0.5F);
   EXPECT_EQ(parse_prefill_pattern("pooled").blocks, 0U);
-  const gpu::PromptPattern squares = parse_prefill_pattern("antidiagonal:stride=8,mass=900");
-  EXPECT_EQ(squares.choice, gpu::PromptChoice::antidiagonal);
-  EXPECT_EQ(squares.stride, 8U);
-  EXPECT_FLOAT_EQ(squares.mass, 0.9F);
-  EXPECT_EQ(parse_prefill_pattern("antidiagonal").stride, 16U);
   const gpu::PromptPattern automatic = parse_prefill_pattern("auto"),
                            defaults = parse_prefill_pattern("sampled");
   EXPECT_EQ(automatic.mass, defaults.mass);
@@ -289,7 +284,7 @@ TEST(PrefillPattern, SaysWhatIsAttended) {
   EXPECT_EQ(automatic.dense_rows, defaults.dense_rows);
   const std::string help = keyhole_prompt_help();
   for (const char* name : {"dense:", "a-shape:", "sampled:", "auto:", "stride=16",
-                           "vertical-slash:", "pooled:", "antidiagonal:", "skip=0"}) {
+                           "vertical-slash:", "pooled:", "skip=0"}) {
     EXPECT_NE(help.find(name), std::string::npos) << name;
   }
 }

@@ -124,7 +124,7 @@ TEST_P(StreamListed, ChoosesAndCountsAsASessionOnTheHost) {
   const EnginePtr host = make_engine(engine_config_);
   for (const char* pattern :
        {"sampled:mass=500,lookups=1000,first=64,near=64,from=0",
-        "pooled:blocks=2,first=64,near=64,from=0", "antidiagonal:mass=400,first=64,near=64,from=0",
+        "pooled:blocks=2,first=64,near=64,from=0", "pooled:mass=400,first=64,near=64,from=0",
         "vertical-slash:columns=70,slashes=3,first=64,near=64,from=0"}) {
     SCOPED_TRACE(pattern);
     const SessionPtr there = make_session(device.handle.get(), config()),

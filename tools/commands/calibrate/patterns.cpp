@@ -14,7 +14,6 @@ struct Sweep {
   std::string_view parameter, values;
   bool is_of_ends =
       false;  ///< what lies first and near: not swept where another parameter says how much is attended
-  std::string_view type = {};  ///< whose parameter is meant; empty: any type's
 };
 constexpr std::array kSweeps = {
     Sweep{"first", "64", true},
@@ -23,8 +22,6 @@ constexpr std::array kSweeps = {
     Sweep{"columns", "256|1024|4096"},
     // Each is a band of blocks: a few hundred, where they lie apart, are nearly everything.
     Sweep{"slashes", "16|128"},
-    // The side of squares; of sampled queries a stride is another thing.
-    Sweep{"stride", "16|8", false, "antidiagonal"},
 };
 
 bool has(const PatternType& type, std::string_view parameter) {
@@ -42,8 +39,7 @@ std::string spec_of(const PatternType& type) {
     return !s.is_of_ends && has(type, s.parameter);
   });
   for (const Sweep& sweep : kSweeps) {
-    const bool is_its = sweep.type.empty() || sweep.type == type.name;
-    if (is_its && has(type, sweep.parameter) && !(sweep.is_of_ends && says_how_much)) {
+    if (has(type, sweep.parameter) && !(sweep.is_of_ends && says_how_much)) {
       add(sweep.parameter, sweep.values);
     }
   }

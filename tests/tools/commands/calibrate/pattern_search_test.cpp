@@ -152,26 +152,24 @@ TEST(Patterns, AreThoseThatTheLibraryLists) {
       "sampled: some\n    mass=950  (0..1000) c\n    stride=16  (1..128) d\n    near=1  (0..9) e\n "
       "   from=1  (0..9) f\n"
       "lines: two kinds\n    columns=1  (0..9) h\n    slashes=1  (0..9) i\n    near=1  (0..9) e\n"
-      "antidiagonal: squares\n    mass=1  (0..9) c\n    stride=8  (8, 16) j\n    from=1  (0..9) f\n"
       "new-one: later\n    top=3  (1..9) g\n"
       "auto: sampled, with its defaults\n"
       "budgets:PATH: as a file says\n");
-  ASSERT_EQ(types.size(), 7U);
+  ASSERT_EQ(types.size(), 6U);
   EXPECT_EQ(types[2].name, "sampled");
   EXPECT_EQ(types[2].parameters, (std::vector<std::string>{"mass", "stride", "near", "from"}));
   EXPECT_EQ(
       default_patterns(types),
       (std::vector<std::string>{
           "dense", "a-shape:first=64,near=256|1024|4096", "sampled:mass=800|900|950|980|995,from=0",
-          "lines:columns=256|1024|4096,slashes=16|128",
-          "antidiagonal:mass=800|900|950|980|995,stride=16|8,from=0", "new-one"}));
+          "lines:columns=256|1024|4096,slashes=16|128", "new-one"}));
   EXPECT_EQ(expand_patterns({"a-shape:near=1|2", "dense", "a-shape:near=2"}),
             (std::vector<std::string>{"dense", "a-shape:near=1", "a-shape:near=2"}));
   // All that the library lists can be tried.
   const std::vector<std::string> all =
       expand_patterns(default_patterns(pattern_types(keyhole_prompt_help())));
-  EXPECT_GE(all.size(), 30U);
-  for (const char* type : {"a-shape:", "sampled:", "vertical-slash:", "pooled:", "antidiagonal:"}) {
+  EXPECT_GE(all.size(), 20U);
+  for (const char* type : {"a-shape:", "sampled:", "vertical-slash:", "pooled:"}) {
     EXPECT_TRUE(std::any_of(all.begin(), all.end(), [&](const std::string& spec) {
       return spec.starts_with(type);
     })) << type;
