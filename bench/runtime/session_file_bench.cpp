@@ -1,6 +1,5 @@
 // Saving and loading a session of 1 GiB of K and V (8 layers, 8 KV heads of 128, 32768 tokens, f16) through the C API,
-// beside the time in which as many threads copy the file's bytes into memory that nobody has touched. child: of a copy that has
-// 256 tokens of its own, what differs from the session's file; file_MB is what it takes.
+// beside the time in which as many threads copy the file's bytes into memory that nobody has touched.
 //   KEYHOLE_BENCH_FOLDER=/dev/shm    where the file lies (the default)
 #include <benchmark/benchmark.h>
 #include <fcntl.h>
@@ -62,22 +61,6 @@ struct Session {
     }
     must(keyhole_build(session, nullptr, nullptr));
   }
-  /// A copy with 256 tokens more.
-  [[nodiscard]] keyhole_session* child() const {
-    keyhole_session* copy = nullptr;
-    must(keyhole_fork(session, &copy));
-    std::mt19937 random(2);
-    std::normal_distribution<float> normal;
-    std::vector<float> kv(256 * kHeads * kDim);
-    for (float& x : kv) x = normal(random);
-    const int64_t shape[] = {256, kHeads, kDim};
-    const keyhole_tensor t = keyhole_tensor_host(kv.data(), KEYHOLE_F32, 3, shape);
-    for (uint32_t layer = 0; layer < kLayers; ++layer) {
-      must(keyhole_prefill(copy, layer, &t, &t, nullptr));
-    }
-    must(keyhole_build(copy, nullptr, nullptr));
-    return copy;
-  }
   ~Session() {
     keyhole_session_destroy(session);
     keyhole_engine_destroy(engine);
@@ -117,36 +100,6 @@ void load(benchmark::State& state, const char* index) {
     state.ResumeTiming();
   }
   tell_bytes(state, path);
-  std::filesystem::remove(path);
-}
-
-void child(benchmark::State& state, const char* index, bool loads) {
-  const Session s(static_cast<uint32_t>(state.range(0)), index);
-  keyhole_session* const copy = s.child();
-  const std::string parent = file_name(), path = parent + ".child";
-  const char* const parents[] = {parent.c_str()};
-  must(keyhole_save(s.session, parents[0]));
-  must(keyhole_save_child(copy, path.c_str(), parents, 1));
-  const auto load = [&] {
-    keyhole_session* loaded = nullptr;
-    must(keyhole_load_child(s.engine, path.c_str(), parents, 1, nullptr, nullptr, 0, &loaded));
-    return loaded;
-  };
-  keyhole_session_destroy(load());  // see load()
-  for (auto _ : state) {
-    if (!loads) {
-      must(keyhole_save_child(copy, path.c_str(), parents, 1));
-      continue;
-    }
-    keyhole_session* const loaded = load();
-    state.PauseTiming();
-    keyhole_session_destroy(loaded);
-    state.ResumeTiming();
-  }
-  tell_bytes(state, parent);
-  state.counters["file_MB"] = static_cast<double>(std::filesystem::file_size(path)) / 1e6;
-  keyhole_session_destroy(copy);
-  std::filesystem::remove(parent);
   std::filesystem::remove(path);
 }
 
@@ -194,13 +147,6 @@ BENCHMARK_CAPTURE(load, codes, "codes:k=4,v=4")
     ->Arg(2)
     ->UseRealTime()
     ->Unit(benchmark::kMillisecond);
-void two_threads(benchmark::internal::Benchmark* b) {
-  b->Arg(2)->UseRealTime()->Unit(benchmark::kMillisecond);
-}
-BENCHMARK_CAPTURE(child, save_flat, "flat", false)->Apply(two_threads);
-BENCHMARK_CAPTURE(child, load_flat, "flat", true)->Apply(two_threads);
-BENCHMARK_CAPTURE(child, save_codes, "codes:k=4,v=4", false)->Apply(two_threads);
-BENCHMARK_CAPTURE(child, load_codes, "codes:k=4,v=4", true)->Apply(two_threads);
 BENCHMARK(read_floor)->Arg(1)->Arg(2)->UseRealTime()->Unit(benchmark::kMillisecond);
 
 }  // namespace

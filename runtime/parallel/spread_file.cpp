@@ -187,14 +187,14 @@ std::unique_ptr<Session> load_redivided(const std::shared_ptr<const Engine>& eng
   // The last is that of rank 0, which stays.
   for (uint32_t r = names.blocks.ranks; r-- > 0;) {
     own.reset();
-    const std::string file[] = {is_whole ? path : names.share(path, r)};
+    const std::string file = is_whole ? path : names.share(path, r);
     own = load_session(engine, file, expected);
     for (uint32_t layer = 0; layer < model.layers; ++layer) {
       const uint32_t held = own->tokens(layer);
       const uint32_t needed =
           model.slides(layer) ? names.tokens[layer] : names.blocks.share(r, names.tokens[layer]);
       if (held != needed) {
-        throw Error(Status::corrupt, file[0] + ": layer " + std::to_string(layer) + " holds " +
+        throw Error(Status::corrupt, file + ": layer " + std::to_string(layer) + " holds " +
                                          std::to_string(held) +
                                          " tokens, needed: " + std::to_string(needed) +
                                          ", the share of rank " + std::to_string(r));
@@ -229,8 +229,7 @@ LoadedShare load_share(const std::shared_ptr<const Engine>& engine, const std::s
   LoadedShare loaded;
   if (is_whole) {
     // An ordinary session: the whole text is of one rank.
-    const std::string file[] = {path};
-    loaded.own = load_session(engine, file, expected);
+    loaded.own = load_session(engine, path, expected);
     names.blocks = {UINT32_MAX, 1};
     for (uint32_t l = 0; l < engine->model().layers; ++l) {
       names.tokens.push_back(loaded.own->tokens(l));
@@ -253,12 +252,12 @@ LoadedShare load_share(const std::shared_ptr<const Engine>& engine, const std::s
     loaded.own = load_redivided(engine, path, names, is_whole, expected);
     return loaded;
   }
-  const std::string file[] = {names.share(path, rank)};
+  const std::string file = names.share(path, rank);
   loaded.own = load_session(engine, file, expected);
   const std::vector<uint32_t> shares = SpreadSession::shares(*engine, names.tokens);
   for (uint32_t l = 0; l < shares.size(); ++l) {
     if (loaded.own->tokens(l) == shares[l]) continue;
-    throw Error(Status::corrupt, file[0] + ": layer " + std::to_string(l) + " holds " +
+    throw Error(Status::corrupt, file + ": layer " + std::to_string(l) + " holds " +
                                      std::to_string(loaded.own->tokens(l)) +
                                      " tokens, needed: " + std::to_string(shares[l]));
   }

@@ -1,13 +1,11 @@
 #include "runtime/session/session_file.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <ostream>
 #include <system_error>
 
 #include "runtime/files/new_file.h"
 #include "runtime/plan/checksum_io.h"
-#include "runtime/plan/child_format.h"
 #include "runtime/plan/settings_io.h"
 
 namespace keyhole::runtime {
@@ -35,68 +33,12 @@ void write_session(const Session& session, std::ostream& stream) {
   out.finish();
 }
 
-/// Runs body(), whose errors are those of `path`.
-template <class F>
-auto naming(const std::string& path, const F& body) {
-  try {
-    return body();
-  } catch (const Error& e) {
-    // What the system says names the file already.
-    throw e.status() == Status::io ? e : Error(e.status(), path + ": " + e.what());
-  }
-}
-
-/// What the first of `paths` stands for; those behind it are its parents, as far as it has any.
-std::unique_ptr<const ByteSource> open_saved(std::span<const std::string> paths) {
-  auto file = std::make_unique<const FileSource>(paths[0]);
-  if (!ChildSource::is_child(*file)) return file;
-  if (paths.size() == 1) {
-    naming(paths[0], [&] {
-      throw Error(Status::invalid_argument,
-                  "it holds what differs from a parent of " + ChildSource::parent_text(*file) +
-                      ": keyhole_load_child loads it, and needs the paths of its parent and of all "
-                      "that this has");
-    });
-  }
-  auto parent = open_saved(paths.subspan(1));
-  return naming(paths[0] + ", child of " + paths[1], [&]() -> std::unique_ptr<const ByteSource> {
-    return std::make_unique<const ChildSource>(std::move(file), std::move(parent));
-  });
-}
-
 }  // namespace
 
 void save_session(const Session& session, const std::string& path) {
   try {
     NewFile file(path, NewFile::Access::owner);
     write_session(session, file.stream());
-    file.commit();
-  } catch (const std::system_error& e) {
-    throw Error(Status::io, e.what());
-  }
-}
-
-void save_child(const Session& session, const std::string& path,
-                std::span<const std::string> parents) {
-  for (const std::string& parent : parents) {
-    std::error_code none;
-    if (!std::filesystem::equivalent(path, parent, none)) continue;
-    throw Error(Status::invalid_argument,
-                path + " is a parent of what is to be saved there: it would be replaced");
-  }
-  const std::unique_ptr<const ByteSource> parent = open_saved(parents);
-  try {
-    NewFile file(path, NewFile::Access::owner);
-    std::unique_ptr<ChildWriter> child;
-    naming(parents[0], [&] {
-      child = std::make_unique<ChildWriter>(file.stream(), *parent,
-                                            std::filesystem::path(parents[0]).filename().string(),
-                                            &session.engine().pool());
-    });
-    std::ostream out(child.get());
-    out.exceptions(std::ios::badbit);
-    write_session(session, out);
-    child->finish();
     file.commit();
   } catch (const std::system_error& e) {
     throw Error(Status::io, e.what());
@@ -137,13 +79,14 @@ std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engin
 }
 
 std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engine,
-                                      std::span<const std::string> paths,
-                                      const ExpectedIdentity& expected) {
-  const std::unique_ptr<const ByteSource> source = open_saved(paths);
-  const bool is_child = dynamic_cast<const ChildSource*>(source.get()) != nullptr;
-  // What is wrong may be the parent's.
-  return naming(is_child ? paths[0] + ", child of " + paths[1] : paths[0],
-                [&] { return load_session(engine, *source, expected); });
+                                      const std::string& path, const ExpectedIdentity& expected) {
+  const FileSource source(path);
+  try {
+    return load_session(engine, source, expected);
+  } catch (const Error& e) {
+    // What the system says names the file already.
+    throw e.status() == Status::io ? e : Error(e.status(), path + ": " + e.what());
+  }
 }
 
 std::unique_ptr<Session> fork_session(const Session& session) {

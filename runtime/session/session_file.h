@@ -1,5 +1,4 @@
-// A session as a file: save, load; and the copy that fork makes. What a child's file stands for is read as if it were
-// written whole (plan/child_file.h).
+// A session as a file: save, load; and the copy that fork makes.
 //
 // Layout, little-endian: magic "KEYHOLE\x1a", u32 format version, shape, identity and number of tokens,
 // parameters, those of every head (index, budget); then what the parts save of themselves: SessionAudits, Sequence,
@@ -7,7 +6,6 @@
 #pragma once
 
 #include <memory>
-#include <span>
 #include <string>
 
 #include "runtime/plan/byte_source.h"
@@ -21,16 +19,10 @@ namespace keyhole::runtime {
 /// was.
 void save_session(const Session& session, const std::string& path);
 
-/// The same with what is not in the file parents[0], see plan/child_file.h; parents[1] is the parent of that where it is a
-/// child itself, and so on: at least one. Throws what load_session() throws for the parents.
-void save_child(const Session& session, const std::string& path,
-                std::span<const std::string> parents);
-
-/// Loads paths[0]; where it is a child's file, paths[1] is its parent, and so on: what is more than that is not looked at. Throws
-/// Error(io | corrupt | version), and Error(invalid_argument) for an engine of another shape, for another identity than is
-/// expected, and for other parents, or fewer, than there are.
+/// Throws Error(io | corrupt | version), and Error(invalid_argument) for an engine of another shape, and for another identity than
+/// is expected.
 [[nodiscard]] std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engine,
-                                                    std::span<const std::string> paths,
+                                                    const std::string& path,
                                                     const ExpectedIdentity& expected = {});
 /// The same of bytes that need not be a file's.
 [[nodiscard]] std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engine,

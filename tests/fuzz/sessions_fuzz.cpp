@@ -1,4 +1,4 @@
-// libFuzzer: any bytes are either a saved session, or what differs from one, which can be used then, or refused by an Error.
+// libFuzzer: any bytes are either a saved session, which can be used then, or refused by an Error.
 // Checksums are not looked at. Two programs: sessions uses what it has loaded, session_files does not, and is many times as fast. At its
 // start it writes sessions of every index type into the first folder that it is given, unless that has files.
 #include <sys/prctl.h>
@@ -15,7 +15,6 @@
 
 #include "index/serial.h"
 #include "runtime/api/api_objects.h"
-#include "runtime/plan/child_file.h"
 #include "runtime/session/session_file.h"
 
 namespace {
@@ -97,22 +96,6 @@ keyhole_session* make_session(const char* spec, uint32_t tokens) {
   return session;
 }
 
-/// The file of the parent of all inputs that are children.
-const std::string& parent() {
-  static const std::string bytes = [] {
-    const auto path = std::filesystem::temp_directory_path() /
-                      ("keyhole-fuzz-parent." + std::to_string(getpid()));
-    keyhole_session* session = make_session("flat", 30);
-    require(keyhole_save(session, path.c_str()) == KEYHOLE_OK);
-    keyhole_session_destroy(session);
-    std::ifstream in(path, std::ios::binary);
-    std::string all(std::istreambuf_iterator<char>(in), {});
-    std::filesystem::remove(path);
-    return all;
-  }();
-  return bytes;
-}
-
 void write_corpus(const std::filesystem::path& folder) {
   if (!std::filesystem::is_directory(folder) || !std::filesystem::is_empty(folder)) return;
   int number = 0;
@@ -123,22 +106,6 @@ void write_corpus(const std::filesystem::path& folder) {
     require(keyhole_save(session, (folder / std::to_string(number++)).c_str()) == KEYHOLE_OK);
     keyhole_session_destroy(session);
   }
-  const std::string whole = (folder / "parent").string();
-  std::ofstream(whole, std::ios::binary) << parent();
-  const char* const parents[] = {whole.c_str()};
-  keyhole_session* child = make_session("flat", 40);
-  require(keyhole_save_child(child, (folder / "child").c_str(), parents, 1) == KEYHOLE_OK);
-  keyhole_session_destroy(child);
-}
-
-/// What the bytes stand for.
-std::unique_ptr<const keyhole::runtime::ByteSource> source_of(std::span<const std::byte> bytes) {
-  using keyhole::runtime::ChildSource;
-  using keyhole::runtime::MemorySource;
-  auto source = std::make_unique<const MemorySource>(bytes);
-  if (!ChildSource::is_child(*source)) return source;
-  return std::make_unique<const ChildSource>(std::move(source),
-                                             std::make_unique<const MemorySource>(parent()));
 }
 
 }  // namespace
@@ -158,8 +125,8 @@ extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::unique_ptr<keyhole::runtime::Session> session;
   try {
-    session = keyhole::runtime::load_session(engine()->engine,
-                                             *source_of(std::as_bytes(std::span(data, size))));
+    const keyhole::runtime::MemorySource source(std::as_bytes(std::span(data, size)));
+    session = keyhole::runtime::load_session(engine()->engine, source);
   } catch (const Error& e) {
     require(*e.what() != '\0' && e.status() != Status::internal);
     return 0;

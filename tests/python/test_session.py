@@ -183,10 +183,6 @@ def test_truncate_fork_save_and_load(engine, tmp_path):
     np.testing.assert_array_equal(loaded.attend(0, q), session.attend(0, q))
     with pytest.raises(keyhole.InvalidArgument, match="a model"):
         engine.load(tmp_path / "s.kv", model="another")
-    loaded.save(tmp_path / "child.kv", parents=[tmp_path / "s.kv"])
-    assert (tmp_path / "child.kv").stat().st_size < (tmp_path / "s.kv").stat().st_size / 2
-    child = engine.load(tmp_path / "child.kv", parents=[tmp_path / "s.kv"])
-    np.testing.assert_array_equal(child.attend(1, q), session.attend(1, q))
     with pytest.raises(keyhole.IOFailure):
         engine.load(tmp_path / "none.kv")
     (tmp_path / "broken.kv").write_bytes(b"no session at all, by its looks")

@@ -948,26 +948,6 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_load_expecting(keyhole_engine* engine, const char* path, const char* model,
                        const int32_t* tokens, uint64_t count, keyhole_session** out);
 
-/* keyhole_save of a session that has most of its bytes in common with a saved one: of a copy (keyhole_fork), whose parent was
- * saved, or of a session that was loaded and went on. The file holds what is not in parents[0], and names that by length and
- * checksum; bytes are found there by content, so it need not be known how the sessions are related. A load gives the session
- * that a whole file would give, to the last bit. Parents must stay as they are; they may be moved and renamed.
- *   parents  `[count]`, count >= 1: paths; parents[0] was saved by keyhole_save, or by keyhole_save_child with parents[1], and so
- *            on; what is behind the first that is whole is not looked at. `path` must be none of them.
- * Reads all of parents[0] once, and what is in common once more. Errors: as keyhole_save; IO, CORRUPT and VERSION_MISMATCH also of
- * parents; INVALID_ARGUMENT: count 0, path among parents, and what keyhole_load_child says of parents. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_save_child(keyhole_session* session,
-                                                               const char* path,
-                                                               const char* const* parents,
-                                                               uint32_t count);
-/* keyhole_load, or with model and tokens keyhole_load_expecting, of a file of keyhole_save_child, or of one that is whole. parents as
- * in keyhole_save_child; NULL with count 0: none. INVALID_ARGUMENT, before anything is loaded, where parents are missing or another
- * file stands in a parent's place: the text says what the file names, and what was seen. CORRUPT: also where a parent's bytes
- * have changed. Other errors as keyhole_load_expecting; keyhole_load of such a file is INVALID_ARGUMENT. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_load_child(
-    keyhole_engine* engine, const char* path, const char* const* parents, uint32_t count,
-    const char* model, const int32_t* tokens, uint64_t token_count, keyhole_session** out);
-
 /* Tokens of a layer: all, and how many of them are sink, window, indexed, pending (these add up to
  * total; of a sliding layer total counts all tokens that came, window those that it attends). A token is
  * indexed here when it is so in every KV head that has an index: after a

@@ -49,7 +49,7 @@
  *     launched: what it would have done is enqueued with NaN as this rank's states, and goes on as after a step that has
  *     failed. Where a capture itself fails, the token's steps are made as single calls, which keep step with the others.
  *   - UNSUPPORTED: masks of keyhole_extend, paths of keyhole_session_accept, patterns of extends,
- *     keyhole_extend_batch, keyhole_attend_offloaded, _attend_tokens, _search_tokens, children's files, and index types that undo RoPE
+ *     keyhole_extend_batch, keyhole_attend_offloaded, _attend_tokens, _search_tokens, and index types that undo RoPE
  *     (saap, ivf with rope=undo), as a rank's tokens are not at their places in the text.
  *   - After RANK_FAILED or TIMEOUT the communicator is lost, and every collective call returns that error at once. Sessions
  *     can be destroyed.

@@ -473,29 +473,6 @@ TEST_P(ApiFault, SaveAndLoad) {
   });
 }
 
-TEST_P(ApiFault, SaveAndLoadAChild) {
-  if (std::string(GetParam()) != "codes") GTEST_SKIP() << "to these calls all files are bytes";
-  try_all([&](World& w) {
-    const std::string parent = w.folder() / "parent", path = w.folder() / "child";
-    const char* const parents[] = {parent.c_str()};
-    if (!std::filesystem::exists(parent)) {
-      EXPECT_OK(keyhole_save(w.session(), parents[0]));
-    }
-    const auto saved =
-        under_fault([&] { return keyhole_save_child(w.session(), path.c_str(), parents, 1); });
-    EXPECT_LE(std::distance(std::filesystem::directory_iterator(w.folder().path()), {}), 2);
-    if (saved != KEYHOLE_OK) return saved;
-    keyhole_session* copy = nullptr;
-    const auto status = under_fault([&] {
-      return keyhole_load_child(w.engine(), path.c_str(), parents, 1, nullptr, nullptr, 0, &copy);
-    });
-    const SessionPtr owner(copy);
-    EXPECT_EQ(copy != nullptr, status == KEYHOLE_OK);
-    if (copy != nullptr) w.check(copy);
-    return status;
-  });
-}
-
 // Copies that do what they have in common together; where there is no memory for that, each does all by itself.
 TEST(ApiFaultOfCopies, ABatchFailsForNoneButWhomItConcerns) {
   auto ec = small_engine(2);

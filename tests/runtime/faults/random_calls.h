@@ -484,17 +484,9 @@ class RandomCalls {
     if (in_memory) {
       ASSERT_OK(keyhole_fork(s.session.get(), &made));
     } else {
-      // Whole, or as what differs from the one that was saved whole last, whichever sequence that was.
-      const std::string path = folder_ / "session", child = folder_ / "child";
-      const char* const parents[] = {path.c_str()};
-      if (saves_++ % 3 == 0) {
-        ASSERT_OK(keyhole_save(s.session.get(), path.c_str()));
-        ASSERT_OK(keyhole_load(engine_, path.c_str(), &made));
-      } else {
-        ASSERT_OK(keyhole_save_child(s.session.get(), child.c_str(), parents, 1));
-        ASSERT_OK(
-            keyhole_load_child(engine_, child.c_str(), parents, 1, nullptr, nullptr, 0, &made));
-      }
+      const std::string path = folder_ / "session";
+      ASSERT_OK(keyhole_save(s.session.get(), path.c_str()));
+      ASSERT_OK(keyhole_load(engine_, path.c_str(), &made));
     }
     Sequence other{{}, s.model, SessionPtr(made)};
     check(other);
@@ -509,7 +501,6 @@ class RandomCalls {
   std::vector<Sequence> sequences_;
   TemporaryFolder folder_;
   uint64_t heads_checked_ = 0;
-  uint32_t saves_ = 0;
 };
 
 inline void RandomCalls::break_a_rule(Sequence& s) {

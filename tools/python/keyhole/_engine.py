@@ -43,9 +43,9 @@ class Engine:
         """A new, empty Session of this engine: Session(engine, ...)."""
         return Session(self, config, **fields)
 
-    def load(self, path: str, *, parents: Sequence[str] = (), model: Optional[str] = None, tokens: Any = None) -> "Session":
+    def load(self, path: str, *, model: Optional[str] = None, tokens: Any = None) -> "Session":
         """A session as Session.save() wrote it: Session.load(engine, ...)."""
-        return Session.load(self, path, parents=parents, model=model, tokens=tokens)
+        return Session.load(self, path, model=model, tokens=tokens)
 
     def close(self) -> None:
         """Frees the engine now instead of when Python does. Its sessions go on."""

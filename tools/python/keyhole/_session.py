@@ -240,17 +240,15 @@ class Session:
         copy._stream = self._stream
         return copy
 
-    def save(self, path: str, *, parents: Sequence[str] = ()) -> None:
-        """Writes the session to a file: config, K, V and indexes. parents: the saved session that this one has most bytes in
-        common with, that one's parent, and so on: the file holds only what is not in the first of them."""
-        self._native.save(str(path), [str(parent) for parent in parents])
+    def save(self, path: str) -> None:
+        """Writes the session to a file: config, K, V and indexes."""
+        self._native.save(str(path))
 
     @classmethod
-    def load(cls, engine: Any, path: str, *, parents: Sequence[str] = (), model: Optional[str] = None,
-             tokens: Any = None) -> "Session":  # fmt: skip
+    def load(cls, engine: Any, path: str, *, model: Optional[str] = None, tokens: Any = None) -> "Session":
         """The session of a file, for an engine of the same shape. With model or tokens (int32): only one that was saved as
         that model's, with tokens that are the first of `tokens`; anything else raises InvalidArgument."""
-        return cls._of(engine, _native.session_load(engine._native, str(path), [str(parent) for parent in parents], model, tokens))
+        return cls._of(engine, _native.session_load(engine._native, str(path), model, tokens))
 
     def set_identity(self, model: Optional[str] = None, tokens: Any = None) -> None:
         """Which model and tokens (int32 ids of all that it holds) the session is of, for load() to insist on."""

@@ -270,34 +270,17 @@ Session* fork(Session& self) {
   return new Session(copy, "the session");
 }
 
-std::vector<const char*> pointers_of(const std::vector<std::string>& texts) {
-  std::vector<const char*> pointers;
-  for (const std::string& text : texts) pointers.push_back(text.c_str());
-  return pointers;
-}
-
-void save(Session& self, const std::string& path, const std::vector<std::string>& parents) {
+void save(Session& self, const std::string& path) {
   Session::Use use(self);
-  const std::vector<const char*> names = pointers_of(parents);
-  run([&] {
-    return names.empty() ? keyhole_save(use.get(), path.c_str())
-                         : keyhole_save_child(use.get(), path.c_str(), names.data(),
-                                              static_cast<uint32_t>(names.size()));
-  });
+  run([&] { return keyhole_save(use.get(), path.c_str()); });
 }
 
-Session* load(Engine& engine, const std::string& path, const std::vector<std::string>& parents,
-              Text model, nb::handle tokens) {
+Session* load(Engine& engine, const std::string& path, Text model, nb::handle tokens) {
   Engine::Use use(engine);
-  const std::vector<const char*> names = pointers_of(parents);
   const char* expected = c_text(model, "model");
   const Elements<const int32_t> ids(tokens, "tokens", "a dense int32 array in host memory");
   keyhole_session* session = nullptr;
   run([&] {
-    if (!names.empty())
-      return keyhole_load_child(use.get(), path.c_str(), names.data(),
-                                static_cast<uint32_t>(names.size()), expected, ids.data(),
-                                ids.size(), &session);
     if (expected || ids.data())
       return keyhole_load_expecting(use.get(), path.c_str(), expected, ids.data(), ids.size(),
                                     &session);
@@ -394,8 +377,8 @@ void define_session(nb::module_& module) {
       .def("reset_statistics", plain<keyhole_reset_statistics>)
       .def("audit", audit);
   module.def("session_create", create);
-  module.def("session_load", load, nb::arg("engine"), nb::arg("path"), nb::arg("parents"),
-             none("model"), none("tokens"));
+  module.def("session_load", load, nb::arg("engine"), nb::arg("path"), none("model"),
+             none("tokens"));
   module.def("extend_batch", extend_batch, nb::arg("sessions"), nb::arg("layer"), none("q"),
              none("k"), none("v"), nb::arg("query_start"), none("out"), none("lse"));
 }
