@@ -99,11 +99,10 @@ void GroupWeights::weigh_tile(const PromptPiece& piece, std::span<const uint32_t
         const uint32_t seen = seen_by(i0 + i);
         float* const out = weights + (h * count + i0 + i) * blocks;
         for (uint32_t block = first_block; block < end_block; ++block) {
-          out[block] =
-              block < seen
-                  ? kernels_->log_sum_exp(s.x.data() + size_t{i} * kBlocks + block - first_block, 1,
+          out[block] = block < seen ? kernels_->log_sum_exp(
+                                          s.x.data() + size_t{i} * kBlocks + block - first_block, 1,
                                           piece.logits)
-                  : kMinusInf;
+                                    : kMinusInf;
         }
       }
     }

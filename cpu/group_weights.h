@@ -13,7 +13,8 @@ namespace keyhole::cpu {
 /// Queries whose mean meets the means of blocks.
 inline constexpr uint32_t kMeanQueries = 64;
 
-/// Keeps its memory between calls, some 8 KiB for each component of a head and thread; one call at a time.
+/// Keeps its memory between calls: the means, and for each thread 16 KiB and 256 bytes for each component of a head; one call at a
+/// time.
 class GroupWeights {
  public:
   GroupWeights(const Kernels& kernels, Pool& pool) : kernels_(&kernels), pool_(&pool) {}

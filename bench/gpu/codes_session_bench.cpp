@@ -116,7 +116,7 @@ void session(uint32_t tokens, uint32_t bits, const Store& keys, const Store& val
       }
     });
   };
-  const auto with = graph_of({nullptr, codes.get()}), without = graph_of({});
+  const auto with = graph_of({codes.get()}), without = graph_of({});
   double step = 0, alone = 0;
   {
     const Answerer host(steps, r);

@@ -67,10 +67,14 @@ CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
   return plan;
 }
 
-void check_placement(const CodePlan& plan, const SessionParams& params) {
+void check_placement(const CodePlan& plan, const SessionParams& params, const ModelShape& model) {
   if (params.offload_placement != KEYHOLE_PLACE_DEVICE || plan.any()) return;
-  bad("offload_placement is KEYHOLE_PLACE_DEVICE (2), and no layer is attended by codes: allowed with an index of type codes and "
-      "tail KEYHOLE_TAIL_CODES in all KV heads of a layer, else KEYHOLE_PLACE_AUTO (0) or KEYHOLE_PLACE_HOST (1)");
+  for (uint32_t layer = 0; layer < model.layers; ++layer) {
+    if (params.is_dense(layer)) continue;
+    bad("offload_placement is KEYHOLE_PLACE_DEVICE (2), and no layer is attended by codes: allowed "
+        "with an index of type codes and tail KEYHOLE_TAIL_CODES in all KV heads of a layer, else "
+        "KEYHOLE_PLACE_AUTO (0) or KEYHOLE_PLACE_HOST (1)");
+  }
 }
 
 uint64_t coded_rows(uint64_t tokens, const SessionParams& params) {

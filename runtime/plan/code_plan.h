@@ -62,8 +62,9 @@ class CodeSpecs {
 /// heads: `[layers, kv_heads]`.
 [[nodiscard]] CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
                                   std::span<const HeadParams* const> heads, CodeSpecs& specs);
-/// Throws Error(invalid_argument) where KEYHOLE_PLACE_DEVICE asks for the device, and the plan has no layer for it.
-void check_placement(const CodePlan& plan, const SessionParams& params);
+/// Throws Error(invalid_argument) where KEYHOLE_PLACE_DEVICE asks for the device, and of the layers that are not dense the plan
+/// has none for it.
+void check_placement(const CodePlan& plan, const SessionParams& params, const ModelShape& model);
 
 /// Bytes of device memory, and of pinned host memory.
 struct CodeBytes {

@@ -39,9 +39,6 @@ class HeadNumbers {
     const auto next = std::upper_bound(first_.begin(), first_.end(), number);
     return static_cast<uint32_t>(next - first_.begin()) - 1;
   }
-  [[nodiscard]] uint32_t kv_head_of(size_t number) const {
-    return static_cast<uint32_t>(number - at(layer_of(number), 0));
-  }
 
  private:
   uint32_t layers_ = 0, kv_heads_ = 0;

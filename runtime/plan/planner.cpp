@@ -205,7 +205,7 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
     plan.pinned_bytes = gpu::cuda_pinned_bytes(shape);
   }
   CodePlan coded = host_device ? CodePlan{} : code_plan(m, s);
-  if (!host_device) check_placement(coded, s);
+  if (!host_device) check_placement(coded, s, m);
   if (s.offload_placement == KEYHOLE_PLACE_DEVICE) {
     coded = with_rows_placed(std::move(coded), pinned_room(s, m), context, s, m);
   } else {

@@ -11,6 +11,7 @@
 namespace keyhole::runtime {
 namespace {
 
+constexpr char kSessionMagic[8] = {'K', 'E', 'Y', 'H', 'O', 'L', 'E', '\x1a'};
 constexpr uint32_t kFormatVersion = 12;
 // The oldest that is read. Before 12 all layers were alike.
 constexpr uint32_t kOldestVersion = 11;

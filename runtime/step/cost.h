@@ -7,9 +7,9 @@
 namespace keyhole::runtime {
 
 struct StepCost {
-  uint64_t keys_scored = 0;    ///< once for each query head
-  uint64_t keys_offered = 0;   ///< likewise: keys that the searched indexes hold
-  uint64_t keys_attended = 0;  ///< likewise
+  uint64_t keys_scored = 0;     ///< once for each query head
+  uint64_t keys_offered = 0;    ///< likewise: keys that the searched indexes hold
+  uint64_t keys_attended = 0;   ///< likewise
   uint64_t keys_opened = 0;     ///< distinct keys that were read for a target, or in doubt
   uint64_t targets_missed = 0;  ///< KV heads that stopped with a target unmet, by the estimate
   uint64_t codes_doubted = 0;   ///< KV heads whose codes could not tell which rows weigh

@@ -12,7 +12,7 @@ struct HeadWork {
   KvView kv;                                    ///< all offloaded rows
   uint32_t exact_begin = 0;                     ///< rows [exact_begin, kv.keys.count) exactly
   uint32_t position = index::kUnknownPosition;  ///< token position of the queries
-  SearchParams search;  ///< its k is at most DecodeStep::capacity_k() in effect
+  SearchParams search;           ///< its k is at most DecodeStep::capacity_k() in effect
   HeadRecord* record = nullptr;  ///< not null: to be filled in for an audit
   /// The first of its parts and chunks (step/step_plan.h) whose states are there when the step starts, see CommonPass.
   struct Common {

@@ -40,7 +40,7 @@ DeviceCodes::DeviceCodes(const SessionParams& params, const ModelShape& model, M
 
 void DeviceCodes::plan(std::span<const HeadParams* const> heads) {
   CodePlan wanted = plan_codes(*params_, model_, heads, specs_);
-  check_placement(wanted, *params_);
+  check_placement(wanted, *params_, model_);
   if (wanted.any() && source_->row_block() != kCodeBlock) {
     // The session began with another index, and its rows do not fill blocks.
     wanted.layers.assign(model_.layers, 0);

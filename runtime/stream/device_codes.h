@@ -186,7 +186,9 @@ class DeviceCodes {
   /// Unpins the pages that rows from `rows` on, a multiple of the block, lie on.
   void unpin_across(uint32_t layer, size_t rows);
   /// No layer is given up: what fails is tried again by the next call.
-  [[nodiscard]] bool must_be_here() const { return params_->offload_placement == KEYHOLE_PLACE_DEVICE; }
+  [[nodiscard]] bool must_be_here() const {
+    return params_->offload_placement == KEYHOLE_PLACE_DEVICE;
+  }
   /// Enqueues the encoding of the layer's first `rows` rows, but for those that are encoded.
   void encode(uint32_t layer, size_t rows, gpu::Stream stream);
   void set_balance(uint32_t layer);

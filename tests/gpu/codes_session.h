@@ -241,7 +241,7 @@ class CodesSession {
   void enqueue_step(uint32_t step, uint32_t layer, StepGroup* group = nullptr) {
     LayerTensors& t = tensors(step, layer);
     const DeviceRows q = t.q.rows(), k = t.k.rows(), v = t.v.rows(), out = t.out.rows();
-    const OnDevice tokens{nullptr, codes_.get(), false, group};
+    const OnDevice tokens{codes_.get(), false, group};
     if (set_.way == CodesWay::begin_end) {
       steps().begin(layer, q, &k, &v, tokens, stream_);
       steps().end(layer, out, t.lse.floats(), stream_);

@@ -170,17 +170,6 @@ TEST(StepsWithCodesOnce, TheHostReadsRowsWhereKernelsAreLaunchedOneAtATime) {
   }
 }
 
-TEST(StepsWithCodesOnce, NeitherBothNorAnother) {
-  KEYHOLE_NEEDS_GPU();
-  CodesSession session({}, 6);
-  session.prefill(1, 10);
-  LayerTensors& t = session.tensors(0, 0);
-  const DeviceRows q = t.q.rows();
-  int other = 0;
-  const OnDevice both{reinterpret_cast<Partitions*>(&other), &session.codes()};
-  EXPECT_THROW(session.steps().begin(0, q, nullptr, nullptr, both, session.stream()), Error);
-}
-
 /// Steps of layer 0 without a host.
 class AloneWithCodes : public testing::Test {
  protected:
@@ -220,8 +209,7 @@ class AloneWithCodes : public testing::Test {
   }
   void step() {
     const DeviceRows k = t_->k.rows(), v = t_->v.rows();
-    steps_->step(0, t_->q.rows(), &k, &v, {nullptr, codes_.get()}, t_->out.rows(), nullptr,
-                 stream_.get());
+    steps_->step(0, t_->q.rows(), &k, &v, {codes_.get()}, t_->out.rows(), nullptr, stream_.get());
   }
   void take(uint32_t sequence) {
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) steps_->deliver(0, h, sequence);

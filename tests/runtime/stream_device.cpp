@@ -114,13 +114,8 @@ void FakeDevice::attend_end(StateView out) {
 void FakeDevice::begin(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
                        const gpu::DeviceRows* v, const gpu::OnDevice& tokens, gpu::Stream) {
   count_begun();
-  Launch launch{layer,
-                q,
-                {},
-                {},
-                k != nullptr,
-                static_cast<FakeCodes*>(tokens.codes),
-                tokens.keeps_answer};
+  Launch launch{
+      layer, q, {}, {}, k != nullptr, static_cast<FakeCodes*>(tokens.codes), tokens.keeps_answer};
   if (tokens.keeps_answer && !shape_.keeps_answers) {
     throw Error(Status::invalid_argument, "planted: there is no memory for answers");
   }

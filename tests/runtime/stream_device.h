@@ -137,7 +137,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     std::atomic<uint32_t> answered{0};
     Rows rows[2];  // of the step's parity: the host still reads those of the step before
     std::vector<float> o, lse, coded_o, coded_lse;
-    uint32_t sequence = 0;  // the device's
+    uint32_t sequence = 0;   // the device's
     bool has_codes = false;  // the step does not wait for the host
     std::atomic<uint32_t> published{0}, attended{0}, given_up{0};
     std::vector<std::atomic<uint32_t>> delivered;

@@ -195,9 +195,9 @@ void FakeDevice::run_second_half(uint32_t layer, const gpu::DeviceRows& out, flo
   for (uint32_t h = 0; ok && h < shape_.kv_heads; ++h) {
     const size_t at = size_t{h} * group;
     const std::array<StateView, 2> states{
-        device_.host_state(h),
-        l.has_codes ? StateView{l.coded_o.data() + at * d, l.coded_lse.data() + at}
-                    : StateView{l.o.data() + at * d, l.lse.data() + at}};
+        device_.host_state(h), l.has_codes
+                                   ? StateView{l.coded_o.data() + at * d, l.coded_lse.data() + at}
+                                   : StateView{l.o.data() + at * d, l.lse.data() + at}};
     cpu::merge_states(states, group, d, {o.data() + at * d, sums.data() + at});
   }
   faults_->on_answer(layer, l.sequence, o.data(), sums.data());

@@ -28,6 +28,7 @@ class StreamTurns : public StreamCodes, public testing::WithParamInterface<TurnW
     c.kv_host = GetParam().kept;
     if (!GetParam().coded) {
       c.index = "flat";
+      c.offload_placement = KEYHOLE_PLACE_AUTO;
       c.budget = {};
       keyhole_budget_init(&c.budget);
       c.mode = KEYHOLE_MODE_EXACT;

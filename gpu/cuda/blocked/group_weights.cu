@@ -155,7 +155,8 @@ __global__ void mean_kernel(const __grid_constant__ HeadRows from, uint32_t dim,
 uint32_t blocks_of(uint32_t rows) { return (rows + kListRows - 1) / kListRows; }
 
 template <class T>
-void launch_means(const HeadRows& from, uint32_t heads, uint32_t dim, void* to, cudaStream_t stream) {
+void launch_means(const HeadRows& from, uint32_t heads, uint32_t dim, void* to,
+                  cudaStream_t stream) {
   const dim3 grid(blocks_of(from.rows), heads), block(dim / 2, kMeanLanes);
   mean_kernel<T>
       <<<grid, block, block.x * block.y * sizeof(float2), stream>>>(from, dim, static_cast<T*>(to));
@@ -169,8 +170,8 @@ void launch_product(const BlockedParams& a, const SampledWeights& w, const Means
   check(cudaFuncSetAttribute(mean_product_kernel<T, wide>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
         "shared memory of groups of queries");
-  const dim3 grid((w.blocks + kBlocks - 1) / kBlocks,
-                  (w.samples + kQueryGroups - 1) / kQueryGroups, a.q_heads);
+  const dim3 grid((w.blocks + kBlocks - 1) / kBlocks, (w.samples + kQueryGroups - 1) / kQueryGroups,
+                  a.q_heads);
   mean_product_kernel<T, wide><<<grid, kThreads, kBytes, stream>>>(a, w, means, dim);
   check_launch("weights of groups of queries");
 }

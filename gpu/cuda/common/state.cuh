@@ -67,12 +67,6 @@ struct alignas(8) AttentionState {
 };
 static_assert(sizeof(AttentionState) == 8);
 
-/// The union of the sets of a warp's threads, in every thread.
-__device__ inline AttentionState merged_over_warp(AttentionState own) {
-  const float m = warp_max(own.m);
-  return {m, warp_sum(own.m > kMinusInf ? own.d * exp2f(own.m - m) : 0.0F)};
-}
-
 /// e^(lse - base): the weight of a finished state (o, lse), natural log. base: finite_base() of the largest lse.
 __device__ inline float natural_weight(float lse, float base) {
   return exp2f((lse - base) * kLog2E);

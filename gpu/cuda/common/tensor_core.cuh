@@ -52,16 +52,7 @@ __device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint3
   }
 }
 
-/// c[16 x 8] += a[16 x 32] * b[32 x 8] of int8, sums in int32: exact.
-__device__ inline void multiply_add_int8(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                         uint32_t a3, uint2 b) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b.x), "r"(b.y));
-}
-
-/// The same of unsigned times signed bytes.
+/// c[16 x 8] += a[16 x 32] * b[32 x 8] of unsigned times signed bytes, sums in int32: exact.
 __device__ inline void multiply_add_bytes(int (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                           uint32_t b1) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "

@@ -91,10 +91,9 @@ TEST(HostPromptChoice, GroupsOfQueriesChooseBlocks) {
     double mass;
     size_t unit = 1;
   };
-  for (const Case& c :
-       {Case{"pooled:blocks=3,first=64,near=64,from=0", 3, 0},
-        Case{"pooled:mass=600,first=64,near=64,from=0", 0, 0.6},
-        Case{"pooled:blocks=2,block=128,first=64,near=64,from=0", 2, 0, 2}}) {
+  for (const Case& c : {Case{"pooled:blocks=3,first=64,near=64,from=0", 3, 0},
+                        Case{"pooled:mass=600,first=64,near=64,from=0", 0, 0.6},
+                        Case{"pooled:blocks=2,block=128,first=64,near=64,from=0", 2, 0, 2}}) {
     SCOPED_TRACE(c.pattern);
     const GroupChoice choice{tokens, kQueries, c.unit};
     const Prompt prompt(engine.get(), c.pattern);

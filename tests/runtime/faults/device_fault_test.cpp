@@ -156,16 +156,16 @@ TEST_P(DeviceFault, Copies) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Ways, DeviceFault,
-    ::testing::ValuesIn(unless_sanitized(
-        std::vector<Way>{{"flat", "flat", KEYHOLE_PLACE_AUTO},
-                         {"codes", "codes:k=2,v=2", KEYHOLE_PLACE_AUTO, true},
-                         {"sliding", "flat", KEYHOLE_PLACE_AUTO, false, false, true},
-                         {"codes_required", "codes:k=2,v=2", KEYHOLE_PLACE_DEVICE, true},
-                         {"partitions", "flat", KEYHOLE_PLACE_AUTO, false, true}},
-        2)),
-    [](const auto& p) { return std::string(p.param.name); });
+INSTANTIATE_TEST_SUITE_P(Ways, DeviceFault,
+                         ::testing::ValuesIn(unless_sanitized(
+                             std::vector<Way>{
+                                 {"flat", "flat", KEYHOLE_PLACE_AUTO},
+                                 {"codes", "codes:k=2,v=2", KEYHOLE_PLACE_AUTO, true},
+                                 {"sliding", "flat", KEYHOLE_PLACE_AUTO, false, false, true},
+                                 {"codes_required", "codes:k=2,v=2", KEYHOLE_PLACE_DEVICE, true},
+                                 {"partitions", "flat", KEYHOLE_PLACE_AUTO, false, true}},
+                             2)),
+                         [](const auto& p) { return std::string(p.param.name); });
 
 }  // namespace
 }  // namespace keyhole::test

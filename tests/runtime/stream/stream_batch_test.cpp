@@ -104,6 +104,7 @@ TEST_F(StreamBatch, OneLaunchIsOfManySessions) {
 TEST_F(StreamBatch, StepsOfOtherKindsGoByThemselves) {
   keyhole_session_config exact = coded();
   exact.index = "flat";
+  exact.offload_placement = KEYHOLE_PLACE_AUTO;
   keyhole_budget_init(&exact.budget);
   exact.mode = KEYHOLE_MODE_EXACT;
   keyhole_session_config audited = coded();
@@ -133,6 +134,7 @@ TEST_F(StreamBatch, StepsOfOtherKindsGoByThemselves) {
 TEST_F(StreamBatch, ALaunchThatFailsIsEveryMembers) {
   keyhole_session_config exact = coded();
   exact.index = "flat";
+  exact.offload_placement = KEYHOLE_PLACE_AUTO;
   keyhole_budget_init(&exact.budget);
   exact.mode = KEYHOLE_MODE_EXACT;
   for (uint32_t i = 0; i < 3; ++i) add(i == 1 ? exact : coded(), 300);

@@ -154,9 +154,9 @@ void add_places(CLI::App& command, BenchStepOptions& options) {
   add_choice(command, "--signal", options.signal, "How the stream learns that the host is done",
              names(kSignals));
   add_kv_host_option(command, options.kv_host);
-  add_session_settings(command, options.settings,
-                       {"training_queries", "host_memory_limit", "pinned_memory_limit",
-                        "tail_partition"});
+  add_session_settings(
+      command, options.settings,
+      {"training_queries", "host_memory_limit", "pinned_memory_limit", "tail_partition"});
   command.add_flag("--blocking", options.blocking,
                    "Tensors in host memory and calls that wait, also on a CUDA device");
   command.add_flag("--graph", options.graph, "Replay a token as a CUDA graph");

@@ -17,15 +17,15 @@ using Failure = std::array<char, 512>;
 
 // What all ranks together have more of than each.
 constexpr uint64_t keyhole_statistics::*kCounts[] = {
-    &keyhole_statistics::keys_scored,     &keyhole_statistics::keys_offered,
-    &keyhole_statistics::keys_attended,   &keyhole_statistics::keys_opened,
-    &keyhole_statistics::targets_missed,  &keyhole_statistics::bytes_read,
-    &keyhole_statistics::append_blocks,   &keyhole_statistics::append_waits,
-    &keyhole_statistics::host_bytes,      &keyhole_statistics::host_bytes_peak,
-    &keyhole_statistics::index_bytes,     &keyhole_statistics::tail_bytes,
-    &keyhole_statistics::device_bytes,    &keyhole_statistics::device_bytes_peak,
-    &keyhole_statistics::code_bytes,      &keyhole_statistics::pinned_bytes,
-    &keyhole_statistics::codes_doubted,   &keyhole_statistics::codes_given_up};
+    &keyhole_statistics::keys_scored,    &keyhole_statistics::keys_offered,
+    &keyhole_statistics::keys_attended,  &keyhole_statistics::keys_opened,
+    &keyhole_statistics::targets_missed, &keyhole_statistics::bytes_read,
+    &keyhole_statistics::append_blocks,  &keyhole_statistics::append_waits,
+    &keyhole_statistics::host_bytes,     &keyhole_statistics::host_bytes_peak,
+    &keyhole_statistics::index_bytes,    &keyhole_statistics::tail_bytes,
+    &keyhole_statistics::device_bytes,   &keyhole_statistics::device_bytes_peak,
+    &keyhole_statistics::code_bytes,     &keyhole_statistics::pinned_bytes,
+    &keyhole_statistics::codes_doubted,  &keyhole_statistics::codes_given_up};
 constexpr double keyhole_statistics::*kWorkerTimes[] = {
     &keyhole_statistics::search_seconds,     &keyhole_statistics::offload_seconds,
     &keyhole_statistics::resident_seconds,   &keyhole_statistics::append_seconds,

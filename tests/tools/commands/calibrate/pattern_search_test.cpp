@@ -158,11 +158,10 @@ TEST(Patterns, AreThoseThatTheLibraryLists) {
   ASSERT_EQ(types.size(), 6U);
   EXPECT_EQ(types[2].name, "sampled");
   EXPECT_EQ(types[2].parameters, (std::vector<std::string>{"mass", "stride", "near", "from"}));
-  EXPECT_EQ(
-      default_patterns(types),
-      (std::vector<std::string>{
-          "dense", "a-shape:first=64,near=256|1024|4096", "sampled:mass=800|900|950|980|995,from=0",
-          "lines:columns=256|1024|4096,slashes=16|128", "new-one"}));
+  EXPECT_EQ(default_patterns(types),
+            (std::vector<std::string>{"dense", "a-shape:first=64,near=256|1024|4096",
+                                      "sampled:mass=800|900|950|980|995,from=0",
+                                      "lines:columns=256|1024|4096,slashes=16|128", "new-one"}));
   EXPECT_EQ(expand_patterns({"a-shape:near=1|2", "dense", "a-shape:near=2"}),
             (std::vector<std::string>{"dense", "a-shape:near=1", "a-shape:near=2"}));
   // All that the library lists can be tried.
