@@ -62,7 +62,7 @@
 #define KEYHOLE_VERSION_MAJOR 0
 #define KEYHOLE_VERSION_MINOR 1
 #define KEYHOLE_VERSION_PATCH 0
-#define KEYHOLE_ABI_VERSION 2
+#define KEYHOLE_ABI_VERSION 3
 
 #if defined(__GNUC__)
 #define KEYHOLE_API __attribute__((visibility("default")))

@@ -168,7 +168,7 @@ TEST(Codes, ErrorsFallWithBitsAndRows) {
 }
 
 void expect_same_bits(const char* index) {
-  constexpr uint32_t kPrompt = unless_sanitized(9000, 3000);
+  constexpr uint32_t kPrompt = unless_sanitized(9000, 6000);
   TemporaryFolder folder;
   const auto path = (folder.path() / "session").string();
   std::vector<Answer> answers;

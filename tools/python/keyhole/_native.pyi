@@ -20,7 +20,7 @@ def prompt_help() -> str: ...
 
 def field_names() -> dict[str, Any]: ...
 
-HEADER_ABI_VERSION: int = 2
+HEADER_ABI_VERSION: int = 3
 
 CUDA: bool = False
 
