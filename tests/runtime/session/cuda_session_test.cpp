@@ -248,7 +248,8 @@ TEST_F(CudaSession, LearnedSinksAndLayersOfTheirOwnAgree) {
       prefill(s, 700, 3);
       ASSERT_OK(keyhole_build(s, nullptr, nullptr));
     }
-    compare(host.get(), cuda.get(), 60, codes ? 0.05 : 1e-3);
+    // A head in doubt reads more rows; sink and window are in what the device asks, not in what the host does.
+    compare(host.get(), cuda.get(), 60, codes ? 0.15 : 1e-3);
     keyhole_audit audit;
     keyhole_audit_init(&audit);
     ASSERT_OK(keyhole_get_audit(cuda.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
@@ -258,7 +259,11 @@ TEST_F(CudaSession, LearnedSinksAndLayersOfTheirOwnAgree) {
   }
 }
 
+/// Logits of half a nat, of which codes can tell: in doubt the device reads more rows, the host does not for it.
+constexpr float kSmallScale = 0.01F;
+
 TEST_F(CudaSession, RowsThatTheHostReadsGiveTheSameBits) {
+  cuda_config_.scale = kSmallScale;
   EnginePtr engine = make_engine(cuda_config_);
   keyhole_session_config c = small_session();
   c.index = "codes:k=2,v=2";
@@ -328,6 +333,7 @@ TEST_F(CudaSession, RowsThatTheHostReadsGiveTheSameBits) {
         ASSERT_EQ(answers(sessions[1].get(), r, way, graphs[1]), a) << "token " << t;
       }
       for (int i = 0; i < 2; ++i) {
+        EXPECT_EQ(statistics(sessions[i].get()).codes_doubted, 0U);
         if (graphs[i] != nullptr) {
           ASSERT_CUDA(cudaGraphExecDestroy(graphs[i]));
         }
@@ -348,6 +354,7 @@ TEST_F(CudaSession, RowsThatTheHostReadsGiveTheSameBits) {
 }
 
 TEST_F(CudaSession, PinningThatMayNotBeLeavesRowsToTheHost) {
+  cuda_config_.scale = kSmallScale;
   EnginePtr engine = make_engine(cuda_config_);
   keyhole_session_config c = small_session();
   c.index = "codes:k=4,v=4";
