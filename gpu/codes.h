@@ -4,9 +4,9 @@
 //
 // The device reads exact rows, and the rows that it encodes, from pinned host memory by itself (gpu/host_pin.h): no host
 // thread is in a step's path. 16 rows of 8 KV heads take 5 us over PCIe 5; beyond 64 a head they fall off a cliff (512:
-// 205 us). Where the memory of rows cannot be pinned (CodesShape::rows_by_host) a step asks the host for the rows that it has
-// chosen, and a thread of the host puts them where the device reads them (serve_rows()): the same bits, one exchange over the
-// bus later.
+// 205 us). Where the memory of rows cannot be pinned (CodesShape::rows_by_host) a step asks the host for the rows that it
+// has chosen, and a thread of the host puts them where the device reads them (serve_rows()): the same bits but in doubt,
+// one exchange over the bus later.
 //
 // Where codes cannot tell which rows weigh, a step looks at the KV head's codes once more, reads what might weigh
 // exactly, whatever its number, and sums up the rest again (docs/what-codes-hold.md, gpu/cuda/codes/settle.cuh): on

@@ -506,7 +506,8 @@ enum {
   KEYHOLE_KV_HOST_INT8 = 1
 };
 
-/* Who reads the offloaded tokens that a step over codes on a CUDA device attends exactly. The answers have the same bits. */
+/* Who reads the offloaded tokens that a step over codes on a CUDA device attends exactly. The answers have the same bits,
+ * but of heads in doubt (codes_doubted of keyhole_statistics), of which the device reads more tokens and the host does not. */
 typedef int32_t keyhole_rows_by;
 enum {
   /* The device, where memory of all layers' tokens can be pinned for it; else the host. */
