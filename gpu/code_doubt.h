@@ -46,8 +46,8 @@ struct DoubtRecord {
   float lse[kMaxDeviceGroup] = {};       ///< of all rows and resident tokens, base 2
   float far[kMaxDeviceGroup] =
       {};  ///< what a row's logit may be off by at most, base 2, before a soft-cap
-  /// Of each part in each pass: rows that are read beside the chosen ones, and whether a log-sum-exp fell so far that there
-  /// is another pass. Zero between steps.
+  /// Of each part in each pass: rows that are read beside the chosen ones, and whether a log-sum-exp fell so far that
+  /// there is another pass. Zero between steps.
   uint32_t found[kDoubtParts][kDoubtPasses] = {};
   uint32_t falls[kDoubtParts][kDoubtPasses] = {};
 };

@@ -280,8 +280,7 @@ TEST(CodesInDoubtOnce, WhatFp16CannotHoldIsRead) {
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
       const DeviceRows k = t.k.rows(), v = t.v.rows();
       StreamSteps& steps = *resident->stream_steps();
-      steps.step(0, t.q.rows(), &k, &v, {codes.get()}, t.out.rows(), t.lse.floats(),
-                 stream.get());
+      steps.step(0, t.q.rows(), &k, &v, {codes.get()}, t.out.rows(), t.lse.floats(), stream.get());
       steps.synchronize(stream.get());
       const CodesDoubts doubts = codes->doubts();
       EXPECT_GE(doubts.doubted, 1U);

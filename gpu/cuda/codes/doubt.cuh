@@ -41,8 +41,8 @@ __device__ inline void save_queries(const CodesParams& s, uint32_t kv_head, cons
   for (uint32_t i = first; i < quads; i += step) to[i] = reinterpret_cast<const float4*>(q)[i];
 }
 
-/// The bound that a row's logit by code, and what it may be off by, pass where the row may weigh: base 2, before a soft-cap.
-/// lse: base 2.
+/// The bound that a row's logit by code, and what it may be off by, pass where the row may weigh: base 2, before a
+/// soft-cap. lse: base 2.
 __device__ inline float doubt_bound(const CodesParams& s, float lse) {
   return uncapped_logit(lse - doubt_limits(s.shape).light * kLog2E, s.logits.softcap * kLog2E);
 }
@@ -50,7 +50,8 @@ __device__ inline float doubt_bound(const CodesParams& s, float lse) {
 __device__ inline float doubt_reach(float noise, float of_row) {
   return kDoubtDeviations * sqrtf(2.0F * kLog2E * noise * of_row);
 }
-/// The weight by code, base 2, that all rows reach which pass the bound. far: doubt_reach() of the row with the most noise.
+/// The weight by code, base 2, that all rows reach which pass the bound. far: doubt_reach() of the row with the most
+/// noise.
 __device__ inline float least_weight(const CodesParams& s, float lse, float far) {
   const float deviation = far / kDoubtDeviations;
   const float bias = fminf(deviation * deviation / (2.0F * kLog2E), kMostNoiseBias * kLog2E);

@@ -4,8 +4,8 @@
 //
 //   look     once more at all codes: what might weigh is found, the rest summed up (gpu/cuda/codes/settle_find.cuh)
 //   read     the rows that were found, wherever they are (gpu/cuda/codes/settle_rows.cuh)
-//   merge    each head; where the log-sum-exp has fallen by a nat, as the codes' errors had made it too large, what might
-//            weigh is more: such a part takes another turn, the last of which reads all rows
+//   merge    each head; where the log-sum-exp has fallen by a nat, as the codes' errors had made it too large, what
+//            might weigh is more: such a part takes another turn, the last of which reads all rows
 //
 // All thread blocks of the device share each of these: pieces of work have numbers, and a block takes the next one. A
 // block that has nothing to do waits until all pieces are done, which blocks that are there are at; so no block waits

@@ -6,8 +6,8 @@
 // what is found depends on nothing but the row, and no list of rows needs space, or an order.
 //
 // The pass looks at all rows, and sums up those that are not found. Or it looks at pairs of tiles that are listed
-// (gpu/cuda/codes/settle_list.cuh), as few have a row that can be found: it sums up the rows that are, beside the chosen
-// ones, whose state is then taken away from the one that the step had.
+// (gpu/cuda/codes/settle_list.cuh), as few have a row that can be found: it sums up the rows that are, beside the
+// chosen ones, whose state is then taken away from the one that the step had.
 #pragma once
 
 #include "cpu/code_doubt.h"
@@ -68,7 +68,8 @@ class RowFinder {
     }
   }
 
-  /// Of the 32 rows of pair number `pair`. scores: of the tiles, and middle: of the block's mean, for the lane's head.
+  /// Of the 32 rows of pair number `pair`. scores: of the tiles, and middle: of the block's mean, for the lane's
+  /// head.
   template <class Tile>
   __device__ void find(uint32_t pair, const Tile (&tiles)[2], const int (&scores)[2][1][4],
                        const HeadConstants& head, float noise, float middle,

@@ -2,8 +2,9 @@
 // behind that one would cost every step 4 us, as the next layer's pass could not be set up while this one ends.
 //
 // Phases and what they leave are those of gpu/cuda/codes/settle.cuh; a barrier of the cluster is between them, and
-// each block has a split of its own. A look is at listed pairs of tiles (gpu/cuda/codes/settle_list.cuh), where these are few
-// and rounding cannot show; else it is at all codes, which takes eight multiprocessors two to three times as long as the pass.
+// each block has a split of its own. A look is at listed pairs of tiles (gpu/cuda/codes/settle_list.cuh), where these
+// are few and rounding cannot show; else it is at all codes, which takes eight multiprocessors two to three times as
+// long as the pass.
 #pragma once
 
 #include "gpu/cuda/codes/cluster.cuh"
@@ -12,8 +13,8 @@
 
 namespace keyhole::gpu::codes {
 
-/// Of how many states the cluster leaves one for each thread block of a KV head in doubt; behind them lies the state that the
-/// step had, where there is room for it.
+/// Of how many states the cluster leaves one for each thread block of a KV head in doubt; behind them lies the state
+/// that the step had, where there is room for it.
 template <uint32_t kBlocks>
 __device__ inline uint32_t settle_splits(const CodesParams& s) {
   return min(kBlocks, max(s.splits - 1, 1U));

@@ -1,5 +1,5 @@
-// Pairs of tiles of a KV head in doubt that may have a row which is found: by the maxima of every 32 rows that the pass has
-// left, so that a second look passes over all others. In heads in doubt a few of a hundred have one.
+// Pairs of tiles of a KV head in doubt that may have a row which is found: by the maxima of every 32 rows that the
+// pass has left, so that a second look passes over all others. In heads in doubt a few of a hundred have one.
 #pragma once
 
 #include "gpu/cuda/codes/settle_find.cuh"
