@@ -13,7 +13,7 @@
 namespace keyhole::gpu {
 
 /// Most rows of a KV head that a step reads exactly, but in doubt.
-inline constexpr uint32_t kMostExactRows = 64;
+inline constexpr uint32_t kMostDeviceRows = 64;
 
 /// What the encoder knows of a KV head's rows in a layer. Blocks that were cut off, or replaced, still count: that
 /// costs time.
@@ -42,8 +42,8 @@ struct DoubtRecord {
       8;                      ///< rows that might weigh are in too many places to list these
   uint32_t reasons = 0;       ///< zero between steps
   uint32_t chosen_count = 0;  ///< of
-  uint32_t chosen[kMostExactRows] = {};  ///< the rows that were read
-  float lse[kMaxDeviceGroup] = {};       ///< of all rows and resident tokens, base 2
+  uint32_t chosen[kMostDeviceRows] = {};  ///< the rows that were read
+  float lse[kMaxDeviceGroup] = {};        ///< of all rows and resident tokens, base 2
   float far[kMaxDeviceGroup] =
       {};  ///< what a row's logit may be off by at most, base 2, before a soft-cap
   /// Of each part in each pass: rows that are read beside the chosen ones, and whether a log-sum-exp fell so far that

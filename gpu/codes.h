@@ -39,7 +39,7 @@ struct CodesShape {
   DType dtype = DType::f16;  ///< of K and V as set_rows() has them: f16, bf16, f32, i8
   uint32_t blocks = 0;       ///< capacity of a layer, of kCodeBlock rows each
   uint32_t exact_rows =
-      0;  ///< N, 0..kMostExactRows: the heaviest rows of a KV head, read exactly in every step
+      0;  ///< N, 0..kMostDeviceRows: the heaviest rows of a KV head, read exactly in every step
   LogitParams logits;
   uint32_t coded_layers = 0;  ///< of them that have codes, at most; 0: all
   /// Rows need not lie in pinned memory: encode() copies them, steps wait for serve_rows().
@@ -119,7 +119,7 @@ class Codes {
   virtual void give_up_rows(uint32_t step) = 0;
 
   /// Tokens that a step of the layer may have (StreamSteps::step_tokens()): most_step_tokens(), or fewer where the device lacks the shared
-  /// memory. Their exact rows are chosen together, exact_rows for each, kMostExactRows at most (with rows_by_host exact_rows).
+  /// memory. Their exact rows are chosen together, exact_rows for each, kMostDeviceRows at most (with rows_by_host exact_rows).
   [[nodiscard]] virtual uint32_t most_tokens(uint32_t layer) const = 0;
 
   /// A block as it lies in device memory, to out (code.block_bytes()), after all that was enqueued here: waits for the

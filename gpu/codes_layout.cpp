@@ -47,8 +47,8 @@ void check_codes(const CodesShape& s) {
   if (static_cast<uint32_t>(s.dtype) > static_cast<uint32_t>(DType::i8)) {
     refuse("dtype", static_cast<uint64_t>(s.dtype), "f32, f16, bf16, i8");
   }
-  if (s.exact_rows > kMostExactRows) {
-    refuse("exact_rows", s.exact_rows, "0 to " + std::to_string(kMostExactRows));
+  if (s.exact_rows > kMostDeviceRows) {
+    refuse("exact_rows", s.exact_rows, "0 to " + std::to_string(kMostDeviceRows));
   }
   if (s.coded_layers > s.layers) {
     refuse("coded_layers", s.coded_layers, "0 to layers (" + std::to_string(s.layers) + ")");

@@ -1,6 +1,5 @@
-// The device interface: where the resident tokens (sink and window) live and are attended. CUDA
-// implements it on a GPU; runtime/host_device implements it in host memory with the same results up to
-// rounding. gpu/ knows nothing of the project but cpu/types.h.
+// The device interface: where the resident tokens (sink and window) live and are attended. CUDA implements it on a
+// GPU; a session on a host attends these tokens itself, with the same results up to rounding.
 #pragma once
 
 #include <cstdint>

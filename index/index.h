@@ -86,7 +86,7 @@ inline constexpr uint32_t kUnknownPosition = 0xFFFFFFFF;
 /// One group search.
 struct SearchArgs {
   const float* queries = nullptr;  ///< `[group, dim]` fp32
-  uint32_t group = 0;              ///< heads, 1..16
+  uint32_t group = 0;              ///< heads, 1..kMaxGroup
   uint32_t k = 0;                  ///< how many keys are wanted for each head; may exceed count()
   uint32_t position = kUnknownPosition;  ///< token position of the queries, to undo their RoPE
   /// Does share `part` of `parts` of the work; what all parts find together, the best k of it, is the

@@ -26,7 +26,7 @@ std::string choose_codes(const SessionParams& params, const ModelShape& model,
   const auto layers_with = [&](uint32_t bits) {
     CodePlan plan;
     plan.shape = {model.head_dim, bits, bits};
-    plan.exact_rows = gpu::kMostExactRows;
+    plan.exact_rows = gpu::kMostDeviceRows;
     plan.rows_by_host = params.exact_rows_by == KEYHOLE_ROWS_BY_HOST;
     for (uint32_t l = 0; l < model.layers; ++l) plan.layers.push_back(params.is_dense(l) ? 0 : 1);
     return fitting(std::move(plan), there, params.max_tokens, params, model).count();

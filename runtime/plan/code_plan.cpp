@@ -62,7 +62,7 @@ CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
     if (shape.key_bits != plan.shape.key_bits || shape.value_bits != plan.shape.value_bits)
       continue;
     plan.layers[layer] = 1;
-    plan.exact_rows = std::max(plan.exact_rows, std::min(rows, gpu::kMostExactRows));
+    plan.exact_rows = std::max(plan.exact_rows, std::min(rows, gpu::kMostDeviceRows));
   }
   return plan;
 }

@@ -4,7 +4,7 @@
 //
 // so every token is either resident (in the memory of the device, gpu::Resident) or offloaded (in
 // the host's OffloadStore), by construction. Which offloaded rows are indexed, others know
-// (build/index_keeper.h).
+// (indexing/index_keeper.h).
 //
 // A sliding layer has a ring in host memory instead (session/sliding_rings.h), and nothing offloaded.
 //

@@ -1,7 +1,7 @@
 // One sequence being decoded: owns its parts and orders the calls to them.
 //
 //     sequence_  which token lies where               session/sequence.h
-//     keeper_    what is indexed, builds, appends     build/index_keeper.h
+//     keeper_    what is indexed, builds, appends     indexing/index_keeper.h
 //     step_      the host's part of one step          decode_step.h
 //     audits_    steps computed again exactly         audit/session_audits.h
 //     codes_     what the device has of the rows      stream/device_codes.h
@@ -23,10 +23,10 @@
 #include <vector>
 
 #include "runtime/audit/session_audits.h"
-#include "runtime/build/index_keeper.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/host_prompt.h"
 #include "runtime/engine/tensor.h"
+#include "runtime/indexing/index_keeper.h"
 #include "runtime/session/identity.h"
 #include "runtime/session/resident_truth.h"
 #include "runtime/session/sequence.h"

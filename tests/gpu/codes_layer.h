@@ -213,7 +213,7 @@ class Layer {
     step_.work = keep(std::vector<std::byte>(codes_work_bytes(step_), std::byte{0xFF}));
     step_.out = {out_.emplace(q_heads() * (c.dim + 8) * 4).get(), c.dim + 8, c.out};
     step_.lse = lse_.emplace(q_heads()).get();
-    step_.chosen = chosen_.emplace(size_t{kKvHeads} * kMostExactRows).get();
+    step_.chosen = chosen_.emplace(size_t{kKvHeads} * kMostDeviceRows).get();
   }
 
   [[nodiscard]] size_t q_heads() const { return size_t{kKvHeads} * case_.group; }

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/commands/common/library.h"
+#include "tools/api/handles.h"
 #include "tools/llama/config.h"
 #include "tools/llama/prefill.h"
 

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "runtime/files/settings.h"
-#include "tools/commands/common/library.h"
+#include "tools/api/handles.h"
 #include "tools/llama/config.h"
 #include "tools/llama/kv_format.h"
 #include "tools/llama/prefill.h"

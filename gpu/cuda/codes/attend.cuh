@@ -135,7 +135,7 @@ struct WarpStates {
 /// for memory, and compute, at the same times. Those of 256 components have half as many warps, and three of them have the
 /// shared memory where codes are small.
 template <int kDim, int kBits, int kHeadTiles>
-constexpr int attend_resident() {
+constexpr int attend_occupancy() {
   if (kDim > 128) return kHeadTiles == 1 && kBits == 2 ? 3 : 2;
   return kHeadTiles <= 2 ? 2 : 1;
 }
@@ -467,7 +467,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
 
 template <int kDim, int kBits, int kHeadTiles>
 __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
-                                  attend_resident<kDim, kBits, kHeadTiles>())
+                                  attend_occupancy<kDim, kBits, kHeadTiles>())
     attend_kernel(const __grid_constant__ CodesParams s) {
   constexpr bool kDivides = kDividesGroup<kDim>;
   constexpr uint32_t kHeads = 4 * kHeadTiles;

@@ -148,7 +148,7 @@ struct FamilyHeads {
 
 template <int kDim, int kBits, int kHeadTiles>
 __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
-                                  attend_resident<kDim, kBits, kHeadTiles>())
+                                  attend_occupancy<kDim, kBits, kHeadTiles>())
     attend_families_kernel(const __grid_constant__ BatchParams batch) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   wait_for_kernels_before();
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
 
 template <int kDim, int kBits, int kHeadTiles>
 __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
-                                  attend_resident<kDim, kBits, kHeadTiles>())
+                                  attend_occupancy<kDim, kBits, kHeadTiles>())
     attend_batch_kernel(const __grid_constant__ BatchParams batch) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   // Codes are not asked for ahead of this: whose they are is known when counts are.

@@ -23,7 +23,7 @@ constexpr uint32_t kShares = kClusterThreads / 16;  ///< at most: half a warp ha
 constexpr uint32_t kFewRows = 24;      ///< up to which a whole warp has one: fewer to rank
 constexpr uint32_t kMostGroups = 256;  ///< that a thread block can score again
 constexpr uint32_t kMostListed = 128;  ///< rows that a thread block can list
-static_assert(kShares >= kMostExactRows && kMostListed > kMostExactRows);
+static_assert(kShares >= kMostDeviceRows && kMostListed > kMostDeviceRows);
 
 template <int kHeads>
 struct ChoiceShared {
@@ -38,8 +38,8 @@ struct ChoiceShared {
   uint32_t row_count;    ///< that it wanted to list
   uint32_t found;        ///< of `chosen`
   uint64_t least;
-  uint64_t chosen[kMostExactRows];
-  uint16_t places[kMostExactRows];  ///< likewise, of `chosen`
+  uint64_t chosen[kMostDeviceRows];
+  uint16_t places[kMostDeviceRows];  ///< likewise, of `chosen`
 };
 
 /// The groups of rows that a thread has: number `turn * kFinishThreads + i` of its block's values, for i < kFinishThreads.

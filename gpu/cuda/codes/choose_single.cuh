@@ -14,12 +14,12 @@ constexpr uint32_t kSingleWarps = 16;
 constexpr uint32_t kSingleThreads = kSingleWarps * 32;
 constexpr uint32_t kSingleShares = 128;
 constexpr uint32_t kMostSingleGroups = 512;  // that are scored again
-static_assert(kSingleShares >= kMostExactRows && kSingleThreads % kSingleShares == 0);
+static_assert(kSingleShares >= kMostDeviceRows && kSingleThreads % kSingleShares == 0);
 
 template <int kHeads>
 struct SingleChoice {
   static constexpr uint32_t kListed = kHeads <= 8 ? 512 : 256;  ///< 8 or 16 KiB of logits
-  static_assert(kListed > kMostExactRows && kMostSingleGroups >= kListed);
+  static_assert(kListed > kMostDeviceRows && kMostSingleGroups >= kListed);
 
   alignas(16) uint32_t shares[kSingleShares];
   alignas(16) uint64_t listed[kListed + 2];  ///< candidates, by their order
@@ -29,8 +29,8 @@ struct SingleChoice {
   uint32_t row_count;    ///< that were to be listed
   uint32_t found;        ///< of `chosen`
   uint64_t least;
-  uint64_t chosen[kMostExactRows];
-  uint16_t places[kMostExactRows];  ///< in `listed`, of `chosen`
+  uint64_t chosen[kMostDeviceRows];
+  uint16_t places[kMostDeviceRows];  ///< in `listed`, of `chosen`
 };
 
 /// take(group, weight) for this thread's groups. Groups side by side go to threads side by side, groups at a distance of a

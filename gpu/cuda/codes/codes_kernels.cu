@@ -66,7 +66,7 @@ size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& param
 }
 
 bool valid(const CodesStep& step, const Kernels& kernels) {
-  return kernels.attend != nullptr && step.exact_rows <= kMostExactRows && step.splits >= 1 &&
+  return kernels.attend != nullptr && step.exact_rows <= kMostDeviceRows && step.splits >= 1 &&
          step.splits <= kMostSplits && step.kv_heads != 0 && step.stages >= kLeastStages &&
          step.stages <= kMostStages;
 }
@@ -89,7 +89,7 @@ cudaError_t prepare_attend(CodesStep& step, const Kernels& kernels, int device, 
   status = cudaFuncGetAttributes(&attributes, kernels.attend);
   if (status != cudaSuccess) return status;
   const int fixed = static_cast<int>(attributes.sharedSizeBytes);
-  const int share = std::min(per_block, per_processor / kernels.attend_resident - kReservedShared);
+  const int share = std::min(per_block, per_processor / kernels.attend_occupancy - kReservedShared);
   step.stages = std::clamp((share - fixed) / static_cast<int>(kernels.attend_stage), kLeastStages,
                            kMostStages);
   // 4 bits take more than the 99 KiB of 8.6, 8.9 and 12.0 for groups above 8 with d = 128, above 4 with d = 256.
@@ -213,7 +213,7 @@ uint32_t code_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
   const size_t shared =
       kernels.attend_fixed + codes::attend_bytes(least, kernels) + codes::kReservedShared;
   const size_t resident = std::clamp<size_t>(shared_of_multiprocessor / shared, 1,
-                                             static_cast<size_t>(kernels.attend_resident));
+                                             static_cast<size_t>(kernels.attend_occupancy));
   const uint32_t blocks = multiprocessors * static_cast<uint32_t>(resident);
   return std::clamp(blocks / (kv_heads * kernels.attend_passes()), 1U, codes::kMostSplits);
 }

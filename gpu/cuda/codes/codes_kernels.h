@@ -84,7 +84,7 @@ struct CodesStep {
   const float* value_scale = nullptr;  ///< `[kv_heads]`
   InputRows q;                         ///< `[tokens, kv_heads * group / tokens, dim]`
 
-  /// The `exact_rows` (0..kMostExactRows) rows of a KV head with the largest weight in any head of its group are read from
+  /// The `exact_rows` (0..kMostDeviceRows) rows of a KV head with the largest weight in any head of its group are read from
   /// `keys` and `values` and attended exactly, in place of their codes. Pinned host memory, or the device's: row i of KV
   /// head h at h * kv_head_stride + i * row_stride; rows `[dim]` of `dtype`, aligned to 16 bytes.
   uint32_t exact_rows = 0;

@@ -228,8 +228,8 @@ struct CudaCodes::Impl {
     s.block_stride = layout.block_stride;
     s.head_stride = layout.head_stride;
     // What the host reads has places for one token's.
-    s.exact_rows =
-        shape.rows_by_host ? shape.exact_rows : std::min(shape.exact_rows * tokens, kMostExactRows);
+    s.exact_rows = shape.rows_by_host ? shape.exact_rows
+                                      : std::min(shape.exact_rows * tokens, kMostDeviceRows);
     s.dtype = shape.dtype;
     s.row_stride = shape.code.dim * dtype_size(shape.dtype);
     return s;

@@ -8,7 +8,7 @@
 namespace keyhole::gpu::codes {
 
 /// Of a block, rows that it reads exactly.
-constexpr uint32_t kRowsOfBlock = kMostExactRows / kFinishBlocks;
+constexpr uint32_t kRowsOfBlock = kMostDeviceRows / kFinishBlocks;
 static_assert(kRowsOfBlock <= kFinishWarps, "a warp reads a row");
 
 /// Shared memory of the kernel, beside this block's share of the weights of every 32 rows.

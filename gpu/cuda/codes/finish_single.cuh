@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   }
 
   // ---- read
-  constexpr uint32_t kRounds = (kMostExactRows + kSingleWarps - 1) / kSingleWarps;
+  constexpr uint32_t kRounds = (kMostDeviceRows + kSingleWarps - 1) / kSingleWarps;
   // Rounds whose rows are under way at once, as far as there are registers.
   constexpr uint32_t kAhead = kDim <= 128 ? kRounds : 1;
   constexpr uint32_t kAtOnce = kRowsAtOnce<kDim>;

@@ -16,7 +16,7 @@ Kernels kernels() {
   k.attend = reinterpret_cast<const void*>(&attend_kernel<kDim, kBits, kAttendTiles>);
   k.attend_warps = kAttendWarps<kDim>;
   k.attend_heads = 4 * kAttendTiles;
-  k.attend_resident = attend_resident<kDim, kBits, kAttendTiles>();
+  k.attend_occupancy = attend_occupancy<kDim, kBits, kAttendTiles>();
   k.attend_fixed = attend_fixed<kDim, kBits, kAttendTiles>();
   k.attend_shared = sizeof(WarpStates<kDim>);
   k.attend_stage = size_t{kAttendWarps<kDim>} * TilePair<kDim, kBits>::kBytes;

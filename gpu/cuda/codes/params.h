@@ -48,7 +48,7 @@ struct Kernels {
   uint32_t attend_warps = 0;  ///< of its thread blocks
   uint32_t attend_heads =
       0;  ///< of a group that a thread block has; others are other blocks' (blockIdx.z)
-  int attend_resident = 1;       ///< its thread blocks that a multiprocessor has registers for
+  int attend_occupancy = 1;      ///< its thread blocks that a multiprocessor has registers for
   size_t attend_fixed = 0;       ///< bytes of shared memory that the kernel declares,
   size_t attend_shared = 0;      ///< and those beside them, at least
   size_t attend_stage = 0;       ///< bytes of one of CodesStep::stages

@@ -53,7 +53,7 @@ class RowExchange {
     const auto step = static_cast<uint32_t>(first >> 32U);
     uint32_t& served = served_[kv_head].step;
     if (step == served) return served;
-    uint32_t rows[kMostExactRows];
+    uint32_t rows[kMostDeviceRows];
     for (uint32_t i = 0; i < exact_rows_; ++i) {
       const uint64_t word = load(words + 1 + i);
       if (static_cast<uint32_t>(word >> 32U) != step) return served;  // it has not come yet

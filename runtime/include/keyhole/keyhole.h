@@ -762,8 +762,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_extend(
  * dimensions other than 64, 80, 96, 128, 256 know no patterns: such calls attend as without one. Audits
  * do not look at such calls. Copies of the session have the pattern, files do not. Host memory for the choice, up to some
  * 300 MiB, counts against host_memory_limit and is given back with the next step. Errors: INVALID_ARGUMENT (pattern,
- * tokens), UNSUPPORTED (a value_dim that is not head_dim), IO, CORRUPT, VERSION (a file of budgets), BUSY; then nothing
- * has changed. */
+ * tokens), UNSUPPORTED (a value_dim that is not head_dim), IO, CORRUPT, VERSION_MISMATCH (a file of budgets), BUSY;
+ * then nothing has changed. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_session_set_extend_pattern(keyhole_session* session, const char* pattern, uint32_t tokens);
 /* As keyhole_prompt_blocks(), of all such calls of the session that were not dense: blocks attended, and those that the

@@ -25,7 +25,7 @@ class AutoIndex : public StreamTest {
   static size_t bytes_with(uint32_t bits, const keyhole_session_config& c) {
     const gpu::ResidentShape resident{2,        4, 2, 64, DType::f16, c.sink, c.window + 256,
                                       c.window, {}};
-    gpu::CodesShape shape{2, 4, 2, {64, bits, bits}, DType::f16, 0, gpu::kMostExactRows, {}};
+    gpu::CodesShape shape{2, 4, 2, {64, bits, bits}, DType::f16, 0, gpu::kMostDeviceRows, {}};
     shape.blocks = (c.max_tokens - c.sink - c.window) / kCodeBlock;
     return gpu::cuda_resident_bytes(resident) + gpu::codes_bytes(shape);
   }

@@ -4,8 +4,8 @@
 #include <set>
 
 #include "index/types/factory.h"
-#include "runtime/build/query_sample.h"
 #include "runtime/engine/host_device.h"
+#include "runtime/indexing/query_sample.h"
 #include "runtime/plan/checksum_io.h"
 #include "runtime/plan/config.h"
 #include "runtime/step/selection.h"

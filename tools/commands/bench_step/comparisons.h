@@ -1,11 +1,11 @@
 // What bench-step puts beside the indexes: attention without a search, to everything, and what copies cost.
 #pragma once
 
+#include "tools/api/handles.h"
 #include "tools/commands/bench_step/context.h"
 #include "tools/commands/bench_step/meter.h"
 #include "tools/commands/bench_step/plan.h"
 #include "tools/commands/bench_step/results.h"
-#include "tools/commands/common/library.h"
 #include "tools/cuda/token_stream.h"
 
 namespace keyhole::tools {

@@ -3,9 +3,9 @@
 
 #include <string>
 
+#include "tools/api/handles.h"
 #include "tools/commands/bench_step/step_ranks.h"
 #include "tools/commands/common/budget_choice.h"
-#include "tools/commands/common/library.h"
 
 namespace keyhole::tools {
 

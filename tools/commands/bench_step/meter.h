@@ -7,10 +7,10 @@
 #include <memory>
 #include <vector>
 
+#include "tools/api/handles.h"
 #include "tools/commands/bench_step/plan.h"
 #include "tools/commands/bench_step/results.h"
 #include "tools/commands/bench_step/step_runner.h"
-#include "tools/commands/common/library.h"
 #include "tools/cuda/token_stream.h"
 
 namespace keyhole::tools {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "tools/commands/common/library.h"
+#include "tools/api/handles.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/units.h"
 

@@ -5,9 +5,9 @@
 #include <memory>
 #include <vector>
 
+#include "tools/api/handles.h"
 #include "tools/commands/bench_step/step_data.h"
 #include "tools/commands/bench_step/step_ranks.h"
-#include "tools/commands/common/library.h"
 #include "tools/cuda/token_stream.h"
 
 namespace keyhole::tools {

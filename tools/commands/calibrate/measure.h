@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "tools/api/handles.h"
 #include "tools/commands/common/budget_choice.h"
 #include "tools/commands/common/head_truth.h"
-#include "tools/commands/common/library.h"
 
 namespace keyhole::tools {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tools/api/handles.h"
 #include "tools/commands/calibrate/choose.h"
-#include "tools/commands/common/library.h"
 #include "tools/llama/gpu_head.h"
 #include "tools/llama/host_prompt.h"
 

@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
+#include "tools/api/handles.h"
 #include "tools/commands/common/budget_choice.h"
 #include "tools/commands/common/head_answers.h"
 #include "tools/commands/common/head_quality.h"
 #include "tools/commands/common/head_truth.h"
-#include "tools/commands/common/library.h"
 #include "tools/terminal/clock.h"
 #include "tools/terminal/interrupt.h"
 

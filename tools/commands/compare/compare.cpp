@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "tools/api/handles.h"
 #include "tools/commands/commands.h"
 #include "tools/commands/common/budget_choice.h"
-#include "tools/commands/common/library.h"
 #include "tools/commands/compare/options.h"
 #include "tools/commands/compare/outputs.h"
 #include "tools/commands/compare/results_file.h"

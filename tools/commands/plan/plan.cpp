@@ -9,10 +9,10 @@
 
 #include "runtime/files/json.h"
 #include "runtime/files/settings.h"
+#include "tools/api/handles.h"
 #include "tools/commands/commands.h"
 #include "tools/commands/common/budget_choice.h"
 #include "tools/commands/common/context_warning.h"
-#include "tools/commands/common/library.h"
 #include "tools/commands/common/options.h"
 #include "tools/llama/keyhole_cache.h"
 #include "tools/terminal/cli.h"

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "tools/commands/common/library.h"
+#include "tools/api/handles.h"
 #include "tools/llama/cuda/memory.h"
 
 namespace keyhole::tools {

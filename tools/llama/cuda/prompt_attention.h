@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/commands/common/library.h"
+#include "tools/api/handles.h"
 #include "tools/llama/config.h"
 
 namespace keyhole::tools::cuda {

@@ -8,8 +8,8 @@
 #include <mutex>
 
 #include "tests/runtime/parallel/thread_ranks.h"
+#include "tools/api/handles.h"
 #include "tools/commands/bench_step/heads_runner.h"
-#include "tools/commands/common/library.h"
 #include "tools/terminal/errors.h"
 
 namespace keyhole::tools {

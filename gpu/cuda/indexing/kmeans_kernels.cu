@@ -1,8 +1,8 @@
-#include "gpu/cuda/build/kmeans_kernels.h"
+#include "gpu/cuda/indexing/kmeans_kernels.h"
 
 #include <algorithm>
 
-#include "gpu/cuda/build/plane_tiles.cuh"
+#include "gpu/cuda/indexing/plane_tiles.cuh"
 
 namespace keyhole::gpu {
 namespace {

@@ -2,8 +2,8 @@
 // not below their query's threshold.
 #pragma once
 
-#include "gpu/cuda/build/neighbour_kernels.h"
 #include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/indexing/neighbour_kernels.h"
 
 namespace keyhole::gpu {
 

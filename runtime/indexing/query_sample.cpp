@@ -1,4 +1,4 @@
-#include "runtime/build/query_sample.h"
+#include "runtime/indexing/query_sample.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "runtime/build/index_keeper.h"
+#include "runtime/indexing/index_keeper.h"
 
 #include <algorithm>
 #include <chrono>

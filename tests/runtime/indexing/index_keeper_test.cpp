@@ -1,6 +1,6 @@
 // What is indexed, against the rule in token counts alone: after any order of appends, steps,
 // builds, truncations and copies.
-#include "runtime/build/index_keeper.h"
+#include "runtime/indexing/index_keeper.h"
 
 #include <gtest/gtest.h>
 

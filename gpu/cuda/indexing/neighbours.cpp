@@ -3,13 +3,13 @@
 
 #include <memory>
 
-#include "gpu/cuda/build/neighbour_kernels.h"
-#include "gpu/cuda/build/neighbour_plan.h"
 #include "gpu/cuda/common/device_scope.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/common/staging.h"
 #include "gpu/cuda/common/stream.h"
 #include "gpu/cuda/common/supported_device.h"
+#include "gpu/cuda/indexing/neighbour_kernels.h"
+#include "gpu/cuda/indexing/neighbour_plan.h"
 
 namespace keyhole::gpu {
 namespace {

@@ -1,4 +1,4 @@
-#include "gpu/cuda/build/neighbour_search.cuh"
+#include "gpu/cuda/indexing/neighbour_search.cuh"
 
 namespace keyhole::gpu {
 

@@ -1,4 +1,4 @@
-#include "runtime/build/background_builder.h"
+#include "runtime/indexing/background_builder.h"
 
 #include <algorithm>
 #include <chrono>

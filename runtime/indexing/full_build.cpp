@@ -1,4 +1,4 @@
-#include "runtime/build/full_build.h"
+#include "runtime/indexing/full_build.h"
 
 #include <algorithm>
 #include <mutex>

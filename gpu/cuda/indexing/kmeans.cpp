@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "gpu/cuda/build/kmeans_kernels.h"
-#include "gpu/cuda/build/neighbour_kernels.h"
 #include "gpu/cuda/common/device_scope.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/common/staging.h"
 #include "gpu/cuda/common/stream.h"
 #include "gpu/cuda/common/supported_device.h"
+#include "gpu/cuda/indexing/kmeans_kernels.h"
+#include "gpu/cuda/indexing/neighbour_kernels.h"
 
 namespace keyhole::gpu {
 namespace {

@@ -20,8 +20,8 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/build/background_builder.h"
-#include "runtime/build/head_indexes.h"
+#include "runtime/indexing/background_builder.h"
+#include "runtime/indexing/head_indexes.h"
 #include "runtime/session/sequence.h"
 
 namespace keyhole::runtime {

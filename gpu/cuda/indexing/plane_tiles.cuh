@@ -3,9 +3,9 @@
 // 2^-24 of the product, the rounding of fp32 itself. A third of the speed of a tf32 product that is right to 11 bits.
 #pragma once
 
-#include "gpu/cuda/build/neighbour_epilogue.cuh"
 #include "gpu/cuda/common/async_copy.cuh"
 #include "gpu/cuda/common/tensor_core.cuh"
+#include "gpu/cuda/indexing/neighbour_epilogue.cuh"
 
 namespace keyhole::gpu {
 

@@ -1,5 +1,5 @@
 // The builder by itself, with an index whose appends last as long as the test wants, and fail when it wants.
-#include "runtime/build/background_builder.h"
+#include "runtime/indexing/background_builder.h"
 
 #include <gtest/gtest.h>
 

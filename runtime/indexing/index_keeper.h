@@ -6,9 +6,9 @@
 #include <span>
 #include <string>
 
-#include "runtime/build/append_blocks.h"
-#include "runtime/build/full_build.h"
-#include "runtime/build/head_indexes.h"
+#include "runtime/indexing/append_blocks.h"
+#include "runtime/indexing/full_build.h"
+#include "runtime/indexing/head_indexes.h"
 
 namespace keyhole::runtime {
 

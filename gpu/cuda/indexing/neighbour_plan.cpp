@@ -1,10 +1,10 @@
-#include "gpu/cuda/build/neighbour_plan.h"
+#include "gpu/cuda/indexing/neighbour_plan.h"
 
 #include <algorithm>
 #include <cmath>
 #include <string>
 
-#include "gpu/cuda/build/neighbour_kernels.h"
+#include "gpu/cuda/indexing/neighbour_kernels.h"
 
 namespace keyhole::gpu {
 namespace {

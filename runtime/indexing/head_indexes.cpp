@@ -1,4 +1,4 @@
-#include "runtime/build/head_indexes.h"
+#include "runtime/indexing/head_indexes.h"
 
 #include <istream>
 #include <sstream>

@@ -21,7 +21,7 @@
 #include "cpu/pool.h"
 #include "index/index.h"
 #include "index/tail/tail_tree.h"
-#include "runtime/build/head_indexes.h"
+#include "runtime/indexing/head_indexes.h"
 
 namespace keyhole::runtime {
 

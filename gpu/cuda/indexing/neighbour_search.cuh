@@ -7,9 +7,9 @@
 // 1300 on Hopper.
 #pragma once
 
-#include "gpu/cuda/build/neighbour_epilogue.cuh"
 #include "gpu/cuda/common/async_copy.cuh"
 #include "gpu/cuda/common/tensor_core.cuh"
+#include "gpu/cuda/indexing/neighbour_epilogue.cuh"
 
 namespace keyhole::gpu {
 

@@ -1,5 +1,5 @@
 // The search for fp32 keys.
-#include "gpu/cuda/build/plane_tiles.cuh"
+#include "gpu/cuda/indexing/plane_tiles.cuh"
 
 namespace keyhole::gpu {
 namespace {

@@ -1,9 +1,9 @@
 // Thinning the lists of keys that sought among themselves: a thread block takes the keys of one list into shared
 // memory, forms all their inner products on tensor cores (a tenth of a megaflop for 100 keys), and keeps of each
 // comparison one bit.
-#include "gpu/cuda/build/neighbour_epilogue.cuh"
 #include "gpu/cuda/common/async_copy.cuh"
 #include "gpu/cuda/common/tensor_core.cuh"
+#include "gpu/cuda/indexing/neighbour_epilogue.cuh"
 
 namespace keyhole::gpu {
 namespace {

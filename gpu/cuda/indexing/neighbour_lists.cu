@@ -1,6 +1,6 @@
 // What surrounds the tiles of scores: operands, thresholds, the selection of the best, the answer's form.
-#include "gpu/cuda/build/neighbour_epilogue.cuh"
 #include "gpu/cuda/common/element.cuh"
+#include "gpu/cuda/indexing/neighbour_epilogue.cuh"
 
 namespace keyhole::gpu {
 namespace {

@@ -13,8 +13,8 @@
 #include "index/index.h"
 #include "index/scan/balance.h"
 #include "index/tail/tail_tree.h"
-#include "runtime/build/query_sample.h"
 #include "runtime/engine/engine.h"
+#include "runtime/indexing/query_sample.h"
 #include "runtime/plan/checksum_io.h"
 
 namespace keyhole::runtime {

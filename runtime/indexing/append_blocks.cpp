@@ -1,4 +1,4 @@
-#include "runtime/build/append_blocks.h"
+#include "runtime/indexing/append_blocks.h"
 
 #include <algorithm>
 #include <bit>

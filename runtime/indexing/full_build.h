@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "runtime/build/head_indexes.h"
+#include "runtime/indexing/head_indexes.h"
 #include "runtime/session/sequence.h"
 
 namespace keyhole::runtime {
