@@ -12,7 +12,7 @@
 #include <span>
 
 #include "runtime/audit/auditor.h"
-#include "runtime/plan/checksum_io.h"
+#include "runtime/save/checksum_io.h"
 #include "runtime/step/decode_step.h"
 
 namespace keyhole::runtime {

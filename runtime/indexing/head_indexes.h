@@ -15,7 +15,7 @@
 #include "index/tail/tail_tree.h"
 #include "runtime/engine/engine.h"
 #include "runtime/indexing/query_sample.h"
-#include "runtime/plan/checksum_io.h"
+#include "runtime/save/checksum_io.h"
 
 namespace keyhole::runtime {
 

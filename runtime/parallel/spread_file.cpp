@@ -11,7 +11,7 @@
 
 #include "runtime/files/new_file.h"
 #include "runtime/files/write_target.h"
-#include "runtime/plan/byte_source.h"
+#include "runtime/save/byte_source.h"
 #include "runtime/session/session_file.h"
 
 namespace keyhole::runtime {

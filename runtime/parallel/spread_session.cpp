@@ -6,7 +6,7 @@
 
 #include "cpu/attention.h"
 #include "index/serial.h"
-#include "runtime/plan/settings_io.h"
+#include "runtime/save/settings_io.h"
 
 namespace keyhole::runtime {
 namespace {

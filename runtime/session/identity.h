@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "runtime/plan/checksum_io.h"
+#include "runtime/save/checksum_io.h"
 
 namespace keyhole::runtime {
 

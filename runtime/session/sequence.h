@@ -21,7 +21,7 @@
 #include "gpu/device.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/tensor.h"
-#include "runtime/plan/checksum_io.h"
+#include "runtime/save/checksum_io.h"
 #include "runtime/session/offload_store.h"
 #include "runtime/session/sliding_rings.h"
 

@@ -5,8 +5,8 @@
 #include <system_error>
 
 #include "runtime/files/new_file.h"
-#include "runtime/plan/checksum_io.h"
-#include "runtime/plan/settings_io.h"
+#include "runtime/save/checksum_io.h"
+#include "runtime/save/settings_io.h"
 
 namespace keyhole::runtime {
 namespace {

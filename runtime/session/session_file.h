@@ -2,13 +2,13 @@
 //
 // Layout, little-endian: magic "KEYHOLE\x1a", u32 format version, shape, identity and number of tokens,
 // parameters, those of every head (index, budget); then what the parts save of themselves: SessionAudits, Sequence,
-// IndexKeeper; last a 64-bit checksum of all that came before (plan/chunk_sums.h).
+// IndexKeeper; last a 64-bit checksum of all that came before (save/chunk_sums.h).
 #pragma once
 
 #include <memory>
 #include <string>
 
-#include "runtime/plan/byte_source.h"
+#include "runtime/save/byte_source.h"
 #include "runtime/session/session.h"
 
 namespace keyhole::runtime {

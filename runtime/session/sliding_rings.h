@@ -15,7 +15,7 @@
 #include "cpu/memory.h"
 #include "gpu/device.h"
 #include "runtime/engine/engine.h"
-#include "runtime/plan/checksum_io.h"
+#include "runtime/save/checksum_io.h"
 #include "runtime/stream/stream_windows.h"
 
 namespace keyhole::runtime {

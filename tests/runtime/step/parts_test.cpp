@@ -6,8 +6,8 @@
 #include "index/types/factory.h"
 #include "runtime/engine/host_device.h"
 #include "runtime/indexing/query_sample.h"
-#include "runtime/plan/checksum_io.h"
 #include "runtime/plan/config.h"
+#include "runtime/save/checksum_io.h"
 #include "runtime/step/selection.h"
 #include "tests/runtime/fixture.h"
 

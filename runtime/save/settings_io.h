@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "runtime/plan/checksum_io.h"
 #include "runtime/plan/config.h"
+#include "runtime/save/checksum_io.h"
 
 namespace keyhole::runtime {
 

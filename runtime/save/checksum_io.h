@@ -11,8 +11,8 @@
 
 #include "cpu/pool.h"
 #include "cpu/types.h"
-#include "runtime/plan/byte_source.h"
-#include "runtime/plan/chunk_sums.h"
+#include "runtime/save/byte_source.h"
+#include "runtime/save/chunk_sums.h"
 
 namespace keyhole::runtime {
 

@@ -1,4 +1,4 @@
-#include "runtime/plan/settings_io.h"
+#include "runtime/save/settings_io.h"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // Saved sessions as bytes: written by one thread or many they are the same, and every byte of them is in the checksum.
-#include "runtime/plan/checksum_io.h"
+#include "runtime/save/checksum_io.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

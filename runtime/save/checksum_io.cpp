@@ -1,4 +1,4 @@
-#include "runtime/plan/checksum_io.h"
+#include "runtime/save/checksum_io.h"
 
 #include <algorithm>
 #include <ostream>
