@@ -1,7 +1,7 @@
 // Attention of a stretch of a prompt whose K and V lie in device memory, before any of it is offloaded: exact, or over the blocks of
 // 64 rows that each tile of 128 queries chooses (MInference and what came after; gpu/cuda/blocked/block_choice.h, group_weights.h and
 // line_choice.h say how). Query heads may attend by patterns of their own. The
-// host has the same of its own memory: runtime/engine/host_prompt.h.
+// host has the same of its own memory: runtime/prefill/host_prompt.h.
 //
 // FLOOR. 4 head_dim operations for each query head and row that it sees: 142 ms for one layer of an 8B shape and 128k tokens at the
 // 990 TFLOP/s of Hopper's data sheet.

@@ -10,9 +10,9 @@
 #include "keyhole/prefill.h"
 #include "runtime/api/api_guard.h"
 #include "runtime/api/api_objects.h"
-#include "runtime/engine/host_prompt.h"
-#include "runtime/engine/prefill_pattern.h"
 #include "runtime/engine/tensor.h"
+#include "runtime/prefill/host_prompt.h"
+#include "runtime/prefill/prefill_pattern.h"
 
 using namespace keyhole;           // NOLINT: the C functions live outside the namespace
 using namespace keyhole::runtime;  // NOLINT

@@ -22,7 +22,7 @@
 
 #include "runtime/indexing/background_builder.h"
 #include "runtime/indexing/head_indexes.h"
-#include "runtime/session/sequence.h"
+#include "runtime/kv/sequence.h"
 
 namespace keyhole::runtime {
 

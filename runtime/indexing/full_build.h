@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "runtime/indexing/head_indexes.h"
-#include "runtime/session/sequence.h"
+#include "runtime/kv/sequence.h"
 
 namespace keyhole::runtime {
 

@@ -1,6 +1,6 @@
 // One sequence being decoded: owns its parts and orders the calls to them.
 //
-//     sequence_  which token lies where               session/sequence.h
+//     sequence_  which token lies where               kv/sequence.h
 //     keeper_    what is indexed, builds, appends     indexing/index_keeper.h
 //     step_      the host's part of one step          decode_step.h
 //     audits_    steps computed again exactly         audit/session_audits.h
@@ -24,12 +24,12 @@
 
 #include "runtime/audit/session_audits.h"
 #include "runtime/engine/engine.h"
-#include "runtime/engine/host_prompt.h"
 #include "runtime/engine/tensor.h"
 #include "runtime/indexing/index_keeper.h"
+#include "runtime/kv/resident_truth.h"
+#include "runtime/kv/sequence.h"
+#include "runtime/prefill/host_prompt.h"
 #include "runtime/session/identity.h"
-#include "runtime/session/resident_truth.h"
-#include "runtime/session/sequence.h"
 #include "runtime/step/chosen_tokens.h"
 #include "runtime/step/common_pass.h"
 #include "runtime/step/decode_step.h"

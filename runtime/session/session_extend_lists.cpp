@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string>
 
-#include "runtime/engine/prefill_pattern.h"
+#include "runtime/prefill/prefill_pattern.h"
 #include "runtime/session/session.h"
 
 namespace keyhole::runtime {

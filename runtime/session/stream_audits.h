@@ -16,7 +16,7 @@
 #include "gpu/step.h"
 #include "runtime/audit/session_audits.h"
 #include "runtime/engine/engine.h"
-#include "runtime/session/resident_truth.h"
+#include "runtime/kv/resident_truth.h"
 #include "runtime/stream/stream_server.h"
 
 namespace keyhole::runtime {

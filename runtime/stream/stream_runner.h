@@ -25,13 +25,13 @@
 #include "gpu/step.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/tensor.h"
+#include "runtime/kv/stream_windows.h"
 #include "runtime/step/decode_step.h"
 #include "runtime/stream/capture.h"
 #include "runtime/stream/device_codes.h"
 #include "runtime/stream/offload_forecast.h"
 #include "runtime/stream/stream_failure.h"
 #include "runtime/stream/stream_server.h"
-#include "runtime/stream/stream_windows.h"
 
 namespace keyhole::runtime {
 

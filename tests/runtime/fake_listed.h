@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "gpu/listed.h"
-#include "runtime/engine/host_prompt.h"
+#include "runtime/prefill/host_prompt.h"
 
 namespace keyhole::test {
 

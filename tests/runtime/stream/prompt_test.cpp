@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cpu/half.h"
-#include "runtime/engine/prefill_pattern.h"
+#include "runtime/prefill/prefill_pattern.h"
 #include "tests/runtime/stream_fixture.h"
 
 namespace keyhole::test {

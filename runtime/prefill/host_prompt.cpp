@@ -1,9 +1,9 @@
-#include "runtime/engine/host_prompt.h"
+#include "runtime/prefill/host_prompt.h"
 
 #include <algorithm>
 #include <string>
 
-#include "runtime/engine/block_choice.h"
+#include "runtime/prefill/block_choice.h"
 
 namespace keyhole::runtime {
 namespace {

@@ -10,7 +10,7 @@
 #include "cpu/group_weights.h"
 #include "cpu/line_weights.h"
 #include "gpu/prompt.h"
-#include "runtime/engine/line_choice.h"
+#include "runtime/prefill/line_choice.h"
 
 namespace keyhole::runtime {
 

@@ -1,7 +1,7 @@
 // keyhole_prompt on an engine on the host: patterns of all heads and of single ones, chunks, files of budgets.
 #include <fstream>
 
-#include "tests/runtime/engine/host_prompt_fixture.h"
+#include "tests/runtime/prefill/host_prompt_fixture.h"
 #include "tests/temporary_folder.h"
 
 namespace keyhole::test {

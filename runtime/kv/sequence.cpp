@@ -1,4 +1,4 @@
-#include "runtime/session/sequence.h"
+#include "runtime/kv/sequence.h"
 
 #include <algorithm>
 #include <string>

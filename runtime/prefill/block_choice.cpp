@@ -1,4 +1,4 @@
-#include "runtime/engine/block_choice.h"
+#include "runtime/prefill/block_choice.h"
 
 #include <algorithm>
 #include <array>

@@ -2,10 +2,10 @@
 // queries, columns and diagonals; and the choice of blocks by itself.
 #include <numeric>
 
-#include "runtime/engine/block_choice.h"
+#include "runtime/prefill/block_choice.h"
 #include "tests/list_truth.h"
 #include "tests/normal.h"
-#include "tests/runtime/engine/host_prompt_fixture.h"
+#include "tests/runtime/prefill/host_prompt_fixture.h"
 #include "tests/sanitized.h"
 
 namespace keyhole::test {

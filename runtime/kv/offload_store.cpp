@@ -1,4 +1,4 @@
-#include "runtime/session/offload_store.h"
+#include "runtime/kv/offload_store.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "runtime/engine/line_choice.h"
+#include "runtime/prefill/line_choice.h"
 
 #include <algorithm>
 #include <span>

@@ -1,4 +1,4 @@
-#include "runtime/engine/prefill_pattern.h"
+#include "runtime/prefill/prefill_pattern.h"
 
 #include <algorithm>
 #include <array>

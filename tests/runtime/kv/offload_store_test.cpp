@@ -1,5 +1,5 @@
 // Memory of offloaded K and V: what is pinned stays, what is neither pinned nor held goes back.
-#include "runtime/session/offload_store.h"
+#include "runtime/kv/offload_store.h"
 
 #include <gtest/gtest.h>
 

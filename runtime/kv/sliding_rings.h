@@ -15,8 +15,8 @@
 #include "cpu/memory.h"
 #include "gpu/device.h"
 #include "runtime/engine/engine.h"
+#include "runtime/kv/stream_windows.h"
 #include "runtime/save/checksum_io.h"
-#include "runtime/stream/stream_windows.h"
 
 namespace keyhole::runtime {
 

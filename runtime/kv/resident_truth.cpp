@@ -1,4 +1,4 @@
-#include "runtime/session/resident_truth.h"
+#include "runtime/kv/resident_truth.h"
 
 #include <span>
 

@@ -1,4 +1,4 @@
-#include "runtime/session/sliding_rings.h"
+#include "runtime/kv/sliding_rings.h"
 
 #include <algorithm>
 #include <array>

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <string>
 
-#include "runtime/session/sliding_rings.h"
+#include "runtime/kv/sliding_rings.h"
 
 namespace keyhole::runtime {
 

@@ -6,7 +6,7 @@
 // the host's OffloadStore), by construction. Which offloaded rows are indexed, others know
 // (indexing/index_keeper.h).
 //
-// A sliding layer has a ring in host memory instead (session/sliding_rings.h), and nothing offloaded.
+// A sliding layer has a ring in host memory instead (kv/sliding_rings.h), and nothing offloaded.
 //
 // Where codes stand for the offloaded rows, these come in whole blocks (SessionParams::row_block(), 256
 // rows as in cpu/code_layout.h): what is left over waits in the window, and returns to it when a
@@ -21,9 +21,9 @@
 #include "gpu/device.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/tensor.h"
+#include "runtime/kv/offload_store.h"
+#include "runtime/kv/sliding_rings.h"
 #include "runtime/save/checksum_io.h"
-#include "runtime/session/offload_store.h"
-#include "runtime/session/sliding_rings.h"
 
 namespace keyhole::runtime {
 

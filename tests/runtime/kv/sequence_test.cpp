@@ -1,6 +1,6 @@
 // Where tokens lie, against a list of them: after any order of appends, truncations and copies,
 // each token is in one place, with its own K and V.
-#include "runtime/session/sequence.h"
+#include "runtime/kv/sequence.h"
 
 #include <gtest/gtest.h>
 
