@@ -1,5 +1,5 @@
 // What blocks of rows weigh for groups of neighbouring queries of a prompt, beside what they weigh for single ones
-// (cpu/block_weights.h): the same figures as a device's, gpu/cuda/blocked/group_weights.h.
+// (cpu/block_weights.h): the same figures as a device's, gpu/cuda/prefill/group_weights.h.
 #pragma once
 
 #include <cstdint>

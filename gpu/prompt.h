@@ -1,5 +1,5 @@
 // Attention of a stretch of a prompt whose K and V lie in device memory, before any of it is offloaded: exact, or over the blocks of
-// 64 rows that each tile of 128 queries chooses (MInference and what came after; gpu/cuda/blocked/block_choice.h, group_weights.h and
+// 64 rows that each tile of 128 queries chooses (MInference and what came after; gpu/cuda/prefill/block_choice.h, group_weights.h and
 // line_choice.h say how). Query heads may attend by patterns of their own. The
 // host has the same of its own memory: runtime/prefill/host_prompt.h.
 //

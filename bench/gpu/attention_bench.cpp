@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "gpu/cuda/blocked/blocked_kernels.h"
+#include "gpu/cuda/prefill/blocked_kernels.h"
 #include "gpu/prompt.h"
 
 namespace {

@@ -1,5 +1,5 @@
 // Columns and diagonals of a prompt's attention that each query head attends everywhere, on the host: the same choice as a device's
-// (gpu/cuda/blocked/line_choice.h), by their weights for the last queries (cpu/line_weights.h).
+// (gpu/cuda/prefill/line_choice.h), by their weights for the last queries (cpu/line_weights.h).
 #pragma once
 
 #include <cstdint>

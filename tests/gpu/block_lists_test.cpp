@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "gpu/cuda/blocked/blocked_kernels.h"
+#include "gpu/cuda/prefill/blocked_kernels.h"
 #include "tests/gpu/cuda_fixture.h"
 
 namespace keyhole::gpu {

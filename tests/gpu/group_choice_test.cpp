@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <string>
 
-#include "gpu/cuda/blocked/group_weights.h"
+#include "gpu/cuda/prefill/group_weights.h"
 #include "tests/gpu/prompt_layer.h"
 #include "tests/list_truth.h"
 

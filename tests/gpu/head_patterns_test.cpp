@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "gpu/cuda/blocked/prompt_lists.h"
+#include "gpu/cuda/prefill/prompt_lists.h"
 #include "tests/gpu/prompt_layer.h"
 
 namespace keyhole::gpu {

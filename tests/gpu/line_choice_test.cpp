@@ -4,7 +4,7 @@
 #include <set>
 #include <string>
 
-#include "gpu/cuda/blocked/line_choice.h"
+#include "gpu/cuda/prefill/line_choice.h"
 #include "tests/gpu/prompt_layer.h"
 
 namespace keyhole::gpu {

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "gpu/cuda/blocked/block_choice.h"
-#include "gpu/cuda/blocked/listed.h"
+#include "gpu/cuda/prefill/block_choice.h"
+#include "gpu/cuda/prefill/listed.h"
 #include "gpu/listed_layout.h"
 #include "tests/gpu/prompt_layer.h"
 #include "tests/list_truth.h"

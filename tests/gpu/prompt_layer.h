@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "gpu/cuda/blocked/block_choice.h"
+#include "gpu/cuda/prefill/block_choice.h"
 #include "gpu/prompt.h"
 #include "tests/gpu/cuda_fixture.h"
 

@@ -4,7 +4,7 @@
 #include <limits>
 #include <string>
 
-#include "gpu/cuda/blocked/blocked_kernels.h"
+#include "gpu/cuda/prefill/blocked_kernels.h"
 #include "tests/gpu/cuda_fixture.h"
 
 namespace keyhole::gpu {

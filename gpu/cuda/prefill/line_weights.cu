@@ -6,8 +6,8 @@
 // to two arrays, each number once.
 #include <string>
 
-#include "gpu/cuda/blocked/blocked_kernel.cuh"
-#include "gpu/cuda/blocked/line_choice.h"
+#include "gpu/cuda/prefill/blocked_kernel.cuh"
+#include "gpu/cuda/prefill/line_choice.h"
 
 namespace keyhole::gpu {
 namespace {

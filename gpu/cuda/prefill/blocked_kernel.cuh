@@ -9,13 +9,13 @@
 #include <string>
 #include <type_traits>
 
-#include "gpu/cuda/blocked/blocked_kernels.h"
-#include "gpu/cuda/blocked/ends.cuh"
 #include "gpu/cuda/common/async_copy.cuh"
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/state.cuh"
 #include "gpu/cuda/common/tensor_core.cuh"
+#include "gpu/cuda/prefill/blocked_kernels.h"
+#include "gpu/cuda/prefill/ends.cuh"
 
 namespace keyhole::gpu::blocked {
 

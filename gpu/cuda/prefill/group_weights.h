@@ -4,7 +4,7 @@
 // A group sees what begins at or before its last query. Means over rows that a prompt does not have yet are over those that it has.
 #pragma once
 
-#include "gpu/cuda/blocked/block_choice.h"
+#include "gpu/cuda/prefill/block_choice.h"
 
 namespace keyhole::gpu {
 

@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "gpu/blocked_layout.h"
-#include "gpu/cuda/blocked/blocked_kernels.h"
 #include "gpu/cuda/common/device_scope.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/common/stream.h"
+#include "gpu/cuda/prefill/blocked_kernels.h"
 #include "gpu/cuda/resident/cuda_resident.h"
 
 namespace keyhole::gpu {

@@ -1,8 +1,8 @@
 // What blocked attention does to rows before and after: none of it takes time beside the attention itself.
-#include "gpu/cuda/blocked/blocked_kernels.h"
-#include "gpu/cuda/blocked/ends.cuh"
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/element.cuh"
+#include "gpu/cuda/prefill/blocked_kernels.h"
+#include "gpu/cuda/prefill/ends.cuh"
 
 namespace keyhole::gpu {
 namespace {

@@ -12,10 +12,10 @@
 #include <span>
 #include <vector>
 
-#include "gpu/cuda/blocked/block_choice.h"
-#include "gpu/cuda/blocked/line_choice.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/common/stream.h"
+#include "gpu/cuda/prefill/block_choice.h"
+#include "gpu/cuda/prefill/line_choice.h"
 #include "gpu/prompt.h"
 
 namespace keyhole::gpu {

@@ -1,11 +1,11 @@
-#include "gpu/cuda/blocked/prompt_lists.h"
+#include "gpu/cuda/prefill/prompt_lists.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "gpu/cuda/blocked/group_weights.h"
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/device_scope.h"
+#include "gpu/cuda/prefill/group_weights.h"
 
 namespace keyhole::gpu {
 namespace {

@@ -2,9 +2,9 @@
 // the end.
 #pragma once
 
-#include "gpu/cuda/blocked/blocked_kernels.h"
 #include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/state.cuh"
+#include "gpu/cuda/prefill/blocked_kernels.h"
 
 namespace keyhole::gpu::blocked {
 

@@ -12,12 +12,12 @@
 
 #include <type_traits>
 
-#include "gpu/cuda/blocked/blocked_kernels.h"
-#include "gpu/cuda/blocked/hopper_consumer.cuh"
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/copy_engine.cuh"
 #include "gpu/cuda/common/tensor_map.h"
 #include "gpu/cuda/common/wgmma.cuh"
+#include "gpu/cuda/prefill/blocked_kernels.h"
+#include "gpu/cuda/prefill/hopper_consumer.cuh"
 
 namespace keyhole::gpu::hopper {
 

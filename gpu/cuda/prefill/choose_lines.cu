@@ -1,8 +1,8 @@
 // The heaviest columns and diagonals of each head, copies of the columns' rows, and what each tile of queries attends of both.
-#include "gpu/cuda/blocked/ends.cuh"
-#include "gpu/cuda/blocked/line_choice.h"
-#include "gpu/cuda/blocked/top_values.cuh"
 #include "gpu/cuda/common/check.h"
+#include "gpu/cuda/prefill/ends.cuh"
+#include "gpu/cuda/prefill/line_choice.h"
+#include "gpu/cuda/prefill/top_values.cuh"
 
 namespace keyhole::gpu {
 namespace {

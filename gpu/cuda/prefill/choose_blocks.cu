@@ -1,12 +1,12 @@
 // The choice of a tile's blocks, by one thread block for each tile of 128 queries and head: weights to shares of each sample's
 // whole weight, their sum over the tile's samples, a histogram of these sums that says where the wanted mass is reached, and the
 // list in rising order.
-#include "gpu/cuda/blocked/block_choice.h"
-#include "gpu/cuda/blocked/ends.cuh"
-#include "gpu/cuda/blocked/top_values.cuh"
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/state.cuh"
 #include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/prefill/block_choice.h"
+#include "gpu/cuda/prefill/ends.cuh"
+#include "gpu/cuda/prefill/top_values.cuh"
 
 namespace keyhole::gpu {
 namespace {

@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "gpu/cuda/blocked/blocked_kernels.h"
-#include "gpu/cuda/blocked/prompt_lists.h"
 #include "gpu/cuda/common/device_scope.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/common/stream.h"
+#include "gpu/cuda/prefill/blocked_kernels.h"
+#include "gpu/cuda/prefill/prompt_lists.h"
 #include "gpu/prompt.h"
 
 namespace keyhole::gpu {

@@ -1,4 +1,4 @@
-#include "gpu/cuda/blocked/blocked_kernel.cuh"
+#include "gpu/cuda/prefill/blocked_kernel.cuh"
 
 namespace keyhole::gpu {
 

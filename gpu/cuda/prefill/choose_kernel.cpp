@@ -1,6 +1,6 @@
-#include "gpu/cuda/blocked/block_choice.h"
-#include "gpu/cuda/blocked/blocked_kernels.h"
 #include "gpu/cuda/common/check.h"
+#include "gpu/cuda/prefill/block_choice.h"
+#include "gpu/cuda/prefill/blocked_kernels.h"
 
 namespace keyhole::gpu {
 

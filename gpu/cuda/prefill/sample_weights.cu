@@ -1,4 +1,4 @@
-#include "gpu/cuda/blocked/sample_weights.cuh"
+#include "gpu/cuda/prefill/sample_weights.cuh"
 
 namespace keyhole::gpu {
 

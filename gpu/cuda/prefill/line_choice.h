@@ -23,7 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gpu/cuda/blocked/block_choice.h"
+#include "gpu/cuda/prefill/block_choice.h"
 
 namespace keyhole::gpu {
 

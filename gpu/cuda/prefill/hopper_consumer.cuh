@@ -7,12 +7,12 @@
 
 #include <type_traits>
 
-#include "gpu/cuda/blocked/blocked_kernels.h"
-#include "gpu/cuda/blocked/ends.cuh"
 #include "gpu/cuda/common/copy_engine.cuh"
 #include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/state.cuh"
 #include "gpu/cuda/common/wgmma.cuh"
+#include "gpu/cuda/prefill/blocked_kernels.h"
+#include "gpu/cuda/prefill/ends.cuh"
 
 namespace keyhole::gpu::hopper {
 

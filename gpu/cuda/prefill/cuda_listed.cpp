@@ -3,12 +3,12 @@
 #include <string>
 #include <utility>
 
-#include "gpu/cuda/blocked/blocked_kernels.h"
-#include "gpu/cuda/blocked/listed.h"
-#include "gpu/cuda/blocked/prompt_lists.h"
 #include "gpu/cuda/common/device_scope.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/common/stream.h"
+#include "gpu/cuda/prefill/blocked_kernels.h"
+#include "gpu/cuda/prefill/listed.h"
+#include "gpu/cuda/prefill/prompt_lists.h"
 #include "gpu/cuda/resident/cuda_resident.h"
 #include "gpu/listed_layout.h"
 

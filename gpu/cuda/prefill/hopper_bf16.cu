@@ -1,4 +1,4 @@
-#include "gpu/cuda/blocked/hopper_samples.cuh"
+#include "gpu/cuda/prefill/hopper_samples.cuh"
 
 namespace keyhole::gpu {
 

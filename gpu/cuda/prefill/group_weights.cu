@@ -2,8 +2,8 @@
 // 96) at a time: the products of blocked_kernel.cuh.
 #include <string>
 
-#include "gpu/cuda/blocked/blocked_kernel.cuh"
-#include "gpu/cuda/blocked/group_weights.h"
+#include "gpu/cuda/prefill/blocked_kernel.cuh"
+#include "gpu/cuda/prefill/group_weights.h"
 
 namespace keyhole::gpu {
 namespace {

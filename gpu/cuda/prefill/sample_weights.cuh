@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "gpu/cuda/blocked/block_choice.h"
-#include "gpu/cuda/blocked/blocked_kernel.cuh"
+#include "gpu/cuda/prefill/block_choice.h"
+#include "gpu/cuda/prefill/blocked_kernel.cuh"
 
 namespace keyhole::gpu::blocked {
 

@@ -1,9 +1,9 @@
-// Weights of sampled queries (gpu/cuda/blocked/block_choice.h) on Hopper's own instructions: the first half of hopper_kernel.cuh,
+// Weights of sampled queries (gpu/cuda/prefill/block_choice.h) on Hopper's own instructions: the first half of hopper_kernel.cuh,
 // whose sums need no order. A thread block has 128 samples of one head and a run of keys.
 #pragma once
 
-#include "gpu/cuda/blocked/block_choice.h"
-#include "gpu/cuda/blocked/hopper_kernel.cuh"
+#include "gpu/cuda/prefill/block_choice.h"
+#include "gpu/cuda/prefill/hopper_kernel.cuh"
 
 namespace keyhole::gpu::hopper {
 

@@ -9,8 +9,8 @@
 
 #include <cstdint>
 
-#include "gpu/cuda/blocked/blocked_kernels.h"
-#include "gpu/cuda/blocked/head_set.h"
+#include "gpu/cuda/prefill/blocked_kernels.h"
+#include "gpu/cuda/prefill/head_set.h"
 
 namespace keyhole::gpu {
 
