@@ -62,7 +62,8 @@ TEST(AddressSpace, TooLittleOfItIsAnErrorAndNoLoop) {
   const TemporaryFolder folder;
   write_file(folder / "prompt", std::string("hello"));
   const std::string args = "decode --prompt " + (folder / "prompt").string() +
-                           " --generate 2 --threads 2 >/dev/null 2>" + (folder / "errors").string();
+                           " --device host --generate 2 --threads 2 >/dev/null 2>" +
+                           (folder / "errors").string();
   bool has_failed = false, has_passed = false;
   for (int mib = 300; mib <= 1500; mib += 100) {
     // OpenBLAS makes a thread for each processor when it is loaded, before main() can ask for room: here as many as on two.
