@@ -67,6 +67,13 @@ struct CodesShape {
 /// Heads in doubt since the beginning: see DoubtBoard.
 struct CodesDoubts {
   uint64_t doubted = 0, given_up = 0, rows = 0;
+
+  CodesDoubts& operator+=(const CodesDoubts& other) {
+    doubted += other.doubted;
+    given_up += other.given_up;
+    rows += other.rows;
+    return *this;
+  }
 };
 
 /// Codes of the offloaded tokens of all heads of a session, in device memory. One thread at a time; calls that do not

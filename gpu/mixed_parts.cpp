@@ -130,12 +130,7 @@ class MixedCodes final : public Codes {
   }
   CodesDoubts doubts() const override {
     CodesDoubts sum;
-    all.for_each([&](const Codes& part) {
-      const CodesDoubts own = part.doubts();
-      sum.doubted += own.doubted;
-      sum.given_up += own.given_up;
-      sum.rows += own.rows;
-    });
+    all.for_each([&](const Codes& part) { sum += part.doubts(); });
     return sum;
   }
 

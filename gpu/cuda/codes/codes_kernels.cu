@@ -250,13 +250,16 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   step.processors = static_cast<uint32_t>(processors);
   size_t least = 0;
   status = codes::prepare_attend(step, kernels, device, least);
-  if (status == cudaSuccess) status = codes::prepare_settle(step, device, least);
   step.cluster = step.cluster && major >= 9;
   size_t finish = 0;
   cudaError_t known = codes::all_shared_bytes(step, kernels, finish);
   if (known == cudaSuccess && step.cluster && finish > static_cast<size_t>(most)) {
     step.cluster = false;
     known = codes::all_shared_bytes(step, kernels, finish);
+  }
+  // Clusters settle their heads themselves: the kernel is not even loaded.
+  if (status == cudaSuccess && !step.cluster) {
+    status = codes::prepare_settle(step, device, least);
   }
   least = std::max(least, finish);
   if (needs != nullptr) *needs = least;
