@@ -8,14 +8,13 @@
 //   rows    read beside the 16, by a head in doubt
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <vector>
 
+#include "bench/gpu/step_timing.h"
 #include "gpu/cuda/codes/codes_kernels.h"
 #include "gpu/cuda/codes/encode.h"
 
@@ -26,18 +25,17 @@ using namespace keyhole::gpu;  // NOLINT
 
 constexpr uint32_t kKvHeads = 8, kGroup = 4, kDim = 128, kTokens = 131072, kSteps = 8;
 
-void check(cudaError_t e, const char* what) {
-  if (e == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(e));
-  std::exit(1);
-}
-
+/// `n` zeros of T.
 template <class T>
-T* device(size_t n) {
-  void* p = nullptr;
-  check(cudaMalloc(&p, n * sizeof(T)), "cudaMalloc");
-  check(cudaMemset(p, 0, n * sizeof(T)), "cudaMemset");
-  return static_cast<T*>(p);
+DeviceBuffer zeros(size_t n) {
+  DeviceBuffer memory(n * sizeof(T));
+  memory.clear();
+  return memory;
+}
+DeviceBuffer copied(const void* from, size_t bytes) {
+  DeviceBuffer memory(bytes);
+  check(cudaMemcpy(memory.data(), from, bytes, cudaMemcpyHostToDevice), "copy");
+  return memory;
 }
 
 /// Random fp16 numbers of either sign from 0.5 to 1, whose mean square is 7/12.
@@ -54,34 +52,20 @@ std::byte* random_rows(size_t bytes, uint64_t state) {
   return rows;
 }
 
+constexpr int kLaunches = 12;  // of a graph of kSteps steps
+
+/// Microseconds of a step.
 double time_steps(const CodesStep& step, cudaStream_t stream) {
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
-  for (uint32_t i = 0; i < kSteps; ++i) {
-    check(attend_codes(step, stream, false), "attend");
-    check(finish_codes(step, stream, true), "finish");
-    check(settle_codes(step, stream), "settle");
-  }
-  cudaGraph_t graph;
-  check(cudaStreamEndCapture(stream, &graph), "end capture");
-  cudaGraphExec_t exec;
-  check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
-  cudaEvent_t begin, end;
-  check(cudaEventCreate(&begin), "event");
-  check(cudaEventCreate(&end), "event");
-  std::vector<float> times;
-  for (int i = 0; i < 12; ++i) {
-    check(cudaEventRecord(begin, stream), "record");
-    check(cudaGraphLaunch(exec, stream), "launch");
-    check(cudaEventRecord(end, stream), "record");
-    check(cudaStreamSynchronize(stream), "synchronize");
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end), "elapsed");
-    if (i >= 2) times.push_back(ms);
-  }
-  std::sort(times.begin(), times.end());
-  check(cudaGraphExecDestroy(exec), "destroy");
-  check(cudaGraphDestroy(graph), "destroy");
-  return 1000.0 * times[times.size() / 2] / kSteps;
+  cudaGraphExec_t graph = captured(stream, [&] {
+    for (uint32_t i = 0; i < kSteps; ++i) {
+      check(attend_codes(step, stream, false), "attend");
+      check(finish_codes(step, stream, true), "finish");
+      check(settle_codes(step, stream), "settle");
+    }
+  });
+  const double us = median_us(stream, graph, kLaunches - kWarmUpRuns);
+  check(cudaGraphExecDestroy(graph), "destroy");
+  return us / kSteps;
 }
 
 void table(uint32_t bits, const std::byte* keys, const std::byte* values, uint32_t processors,
@@ -98,27 +82,26 @@ void table(uint32_t bits, const std::byte* keys, const std::byte* values, uint32
   s.block_stride = kKvHeads * s.head_stride;
   check(prepare_codes(s, 0), "prepare");
   const std::vector<float> ones(kKvHeads * kDim, 1.0F);
-  auto* scales = device<float>(ones.size());
-  check(cudaMemcpy(scales, ones.data(), ones.size() * 4, cudaMemcpyHostToDevice), "copy");
-  s.key_scale = s.value_scale = scales;
-  auto* count = device<uint32_t>(1);
-  check(cudaMemcpy(count, &kBlocks, 4, cudaMemcpyHostToDevice), "copy");
-  s.block_count = count;
-  auto* blocks = device<std::byte>(kBlocks * s.block_stride);
-  s.blocks = blocks;
+  const DeviceBuffer scales = copied(ones.data(), ones.size() * sizeof(float));
+  s.key_scale = s.value_scale = scales.as<float>();
+  const DeviceBuffer count = copied(&kBlocks, sizeof kBlocks);
+  s.block_count = count.as<uint32_t>();
+  const DeviceBuffer blocks = zeros<std::byte>(kBlocks * s.block_stride);
+  s.blocks = blocks.data();
   s.exact_rows = 16;
   s.row_stride = kDim * 2;
   s.kv_head_stride = size_t{kTokens} * s.row_stride;
   s.keys = keys;
   s.values = values;
-  s.work = device<std::byte>(codes_work_bytes(s));
-  auto* q = device<float>(kKvHeads * kGroup * kDim);
-  auto* out = device<float>(kKvHeads * kGroup * kDim);
-  s.q = {q, kDim, DType::f32};
-  s.out = {out, kDim, DType::f32};
-  auto* figures = device<CodeFigures>(kKvHeads);
+  const DeviceBuffer work = zeros<std::byte>(codes_work_bytes(s));
+  s.work = work.data();
+  const DeviceBuffer q = zeros<float>(kKvHeads * kGroup * kDim);
+  const DeviceBuffer out = zeros<float>(kKvHeads * kGroup * kDim);
+  s.q = {q.data(), kDim, DType::f32};
+  s.out = {out.data(), kDim, DType::f32};
+  const DeviceBuffer figures = zeros<CodeFigures>(kKvHeads);
   const DoubtLayout layout(kKvHeads, kGroup, kDim);
-  auto* memory = device<std::byte>(layout.bytes);
+  DeviceBuffer memory = zeros<std::byte>(layout.bytes);
 
   EncodeParams p;
   p.shape = s.shape;
@@ -127,12 +110,13 @@ void table(uint32_t bits, const std::byte* keys, const std::byte* values, uint32
   p.keys = keys;
   p.values = values;
   p.rows_stride = s.kv_head_stride;
-  p.key_scale = p.value_scale = scales;
-  p.blocks = blocks;
+  p.key_scale = p.value_scale = scales.as<float>();
+  p.blocks = blocks.data();
   p.block_stride = s.block_stride;
   p.head_stride = s.head_stride;
-  p.arrivals = device<uint32_t>(size_t{kBlocks} * kKvHeads);
-  p.figures = figures;
+  const DeviceBuffer arrivals = zeros<uint32_t>(size_t{kBlocks} * kKvHeads);
+  p.arrivals = arrivals.as<uint32_t>();
+  p.figures = figures.as<CodeFigures>();
   EncodeLauncher(s.shape, DType::f16).launch(p, stream);
 
   std::mt19937 rng(2);
@@ -145,15 +129,15 @@ void table(uint32_t bits, const std::byte* keys, const std::byte* values, uint32
         queries[h * kDim + j] = normal(rng) * static_cast<float>(own / std::sqrt(7.0 / 12.0));
       }
     }
-    check(cudaMemcpy(q, queries.data(), queries.size() * 4, cudaMemcpyHostToDevice), "copy");
+    check(cudaMemcpy(q.data(), queries.data(), queries.size() * 4, cudaMemcpyHostToDevice), "copy");
     s.doubt = {};
     const double plain = time_steps(s, stream);
-    s.doubt = doubt_in(memory, layout, figures);
-    check(cudaMemset(memory, 0, layout.bytes), "clear");
+    s.doubt = doubt_in(memory.data(), layout, figures.as<CodeFigures>());
+    memory.clear();
     const double us = time_steps(s, stream);
     DoubtBoard board;
-    check(cudaMemcpy(&board, memory, sizeof board, cudaMemcpyDeviceToHost), "copy");
-    const double steps = 12.0 * kSteps, doubted = static_cast<double>(board.doubted);
+    check(cudaMemcpy(&board, memory.data(), sizeof board, cudaMemcpyDeviceToHost), "copy");
+    const double steps = kLaunches * kSteps, doubted = static_cast<double>(board.doubted);
     std::printf("%6u %6.1f %4s %10.1f %10.1f %8.1f %8.1f %10.0f\n", bits, nats, one ? "one" : "all",
                 plain, us, doubted / steps, static_cast<double>(board.given_up) / steps,
                 doubted == 0.0 ? 0.0 : static_cast<double>(board.rows) / doubted);
@@ -162,12 +146,6 @@ void table(uint32_t bits, const std::byte* keys, const std::byte* values, uint32
   row(1.0, false);
   for (const bool one : {true, false}) {
     for (const double nats : {3.0, 8.0, 20.0, 50.0}) row(nats, one);
-  }
-  for (void* x :
-       {static_cast<void*>(scales), static_cast<void*>(count), static_cast<void*>(blocks),
-        static_cast<void*>(s.work), static_cast<void*>(q), static_cast<void*>(out),
-        static_cast<void*>(figures), static_cast<void*>(memory), static_cast<void*>(p.arrivals)}) {
-    check(cudaFree(x), "free");
   }
 }
 

@@ -26,22 +26,24 @@ cudaGraphExec_t captured(cudaStream_t stream, F&& enqueue) {
   return ready;
 }
 
-/// Median microseconds of what is enqueued, after three runs that do not count.
+/// Runs that do not count.
+inline constexpr int kWarmUpRuns = 3;
+
+/// Median microseconds of what is enqueued, after kWarmUpRuns.
 template <class F>
 double median_us(cudaStream_t stream, int repetitions, F&& enqueue) {
-  constexpr int kWarmUp = 3;
   cudaEvent_t begin = nullptr, end = nullptr;
   check(cudaEventCreate(&begin), "event");
   check(cudaEventCreate(&end), "event");
   std::vector<float> times;
-  for (int i = 0; i < repetitions + kWarmUp; ++i) {
+  for (int i = 0; i < repetitions + kWarmUpRuns; ++i) {
     check(cudaEventRecord(begin, stream), "event");
     enqueue();
     check(cudaEventRecord(end, stream), "event");
     check(cudaEventSynchronize(end), "run");
     float ms = 0;
     check(cudaEventElapsedTime(&ms, begin, end), "time");
-    if (i >= kWarmUp) times.push_back(ms * 1000);
+    if (i >= kWarmUpRuns) times.push_back(ms * 1000);
   }
   std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
   (void)cudaEventDestroy(begin);
