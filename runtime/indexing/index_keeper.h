@@ -5,6 +5,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "runtime/indexing/append_blocks.h"
 #include "runtime/indexing/full_build.h"
@@ -27,6 +28,8 @@ class IndexKeeper {
   /// By numbers().
   [[nodiscard]] const std::vector<HeadIndex>& heads() const { return heads_.all(); }
   [[nodiscard]] const HeadNumbers& numbers() const { return heads_.numbers(); }
+  /// The settings of heads(), which stay where they are as long as it lives.
+  [[nodiscard]] std::vector<const HeadParams*> head_params() const;
   /// Attended exactly: never indexed.
   [[nodiscard]] bool is_dense(uint32_t layer, uint32_t kv_head) const {
     return heads_.is_dense(layer, kv_head);

@@ -71,7 +71,7 @@ class FullLayer final : public KvLayer {
   [[nodiscard]] const cpu::Kernels& kernels() const { return all_->engine->kernels(); }
   [[nodiscard]] LayerShape shape() const { return all_->engine->model().of(layer_); }
   [[nodiscard]] DType dtype() const { return all_->engine->model().kv_dtype; }
-  /// Of the model's dtype.
+  /// Bytes of K, or V, of a token in the model's dtype.
   [[nodiscard]] size_t token_bytes() const { return shape().token_bytes(dtype()); }
   [[nodiscard]] std::byte* staged_k() { return all_->staging->k(); }
   [[nodiscard]] std::byte* staged_v() { return all_->staging->v(); }

@@ -29,7 +29,7 @@ class KvLayer {
   [[nodiscard]] virtual bool window_is_full() const = 0;
   /// Whether what leaves the window becomes offloaded rows, which can be searched and indexed.
   [[nodiscard]] virtual bool offloads() const = 0;
-  /// Of all tokens, a step attends to the newest so many; 0: to all.
+  /// A step attends to so many of the newest tokens; 0: to all of them.
   [[nodiscard]] virtual uint32_t reach() const = 0;
 
   /// Host memory that n tokens more will take; nothing where they come to memory that the sequence has from the beginning.
@@ -50,8 +50,8 @@ class KvLayer {
   virtual void check_truncation(uint32_t tokens) const = 0;
   /// Forgets all tokens but the first `tokens`. check_truncation() has let them pass.
   virtual void truncate(uint32_t tokens) = 0;
-  /// Throws Error(invalid_argument) where the layer cannot drop some of the newest `of` tokens, so that its first `left` stay, and
-  /// read `first_moved`, the first of those that will be appended again (nothing: none).
+  /// Throws Error(invalid_argument) where the layer cannot drop some of the newest `of` tokens, so that its first `left` stay,
+  /// and read `first_moved`, the first of those that will be appended again (nothing: none).
   virtual void check_drop(uint32_t left, std::optional<uint32_t> first_moved,
                           uint32_t of) const = 0;
   /// Whether the device can drop some of the newest tokens in the order of a stream.

@@ -33,8 +33,6 @@ class Sequence {
   [[nodiscard]] KvLayer& layer(uint32_t layer) { return *layers_[layer]; }
   [[nodiscard]] const KvLayer& layer(uint32_t layer) const { return *layers_[layer]; }
 
-  [[nodiscard]] bool slides(uint32_t layer) const { return full_[layer] == nullptr; }
-  [[nodiscard]] gpu::Resident& resident_of(uint32_t layer) { return layers_[layer]->resident(); }
   // Of a layer, see KvLayer.
   [[nodiscard]] uint32_t sink(uint32_t layer) const { return layers_[layer]->sink(); }
   [[nodiscard]] uint32_t rows(uint32_t layer) const { return store_.rows(layer); }
