@@ -98,6 +98,7 @@ class Session final : public SessionInterface {
   /// host's part of the steps before.
   [[nodiscard]] bool append_will_be_due(uint32_t layer);
   [[nodiscard]] const Sequence& sequence() const { return sequence_; }
+  [[nodiscard]] const IndexKeeper& keeper() const { return keeper_; }
   [[nodiscard]] uint32_t tokens(uint32_t layer) const { return sequence_.tokens(layer); }
   [[nodiscard]] uint32_t most_tokens() const;  ///< of the longest layer
   /// Each layer to its own number of tokens; the identity stays.

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "runtime/session/session.h"
 #include "tests/runtime/stream_fixture.h"
 
 namespace keyhole::test {
@@ -174,7 +175,8 @@ TEST_F(CodesSoak, CodesOfTheHostAreThoseOfTheRows) {
   soak(make_session(engine.get(), coded(8)), false, [&](keyhole_session* s) {
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
       for (uint32_t h = 0; h < engine_config_.kv_heads; ++h) {
-        const index::Index* index = s->session->index_of(l, h);
+        const auto& session = static_cast<const runtime::Session&>(*s->session);
+        const index::Index* index = session.keeper().head(l, h).index.get();
         if (index == nullptr || index->codes() == nullptr) continue;
         const index::KvCodes& codes = *index->codes();
         ASSERT_EQ(codes.blocks(), index->count() / kCodeBlock);
