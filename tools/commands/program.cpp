@@ -3,6 +3,7 @@
 #include <keyhole/keyhole.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <new>
 #include <string>
@@ -121,6 +122,10 @@ int run_program(int argc, char** argv) {
   handle_interrupts();
   const int code = run(argc, argv);
   leave_ranks(code);
+  if (blas_threads_lack_memory()) {  // exit() would wait for them
+    std::fflush(nullptr);
+    std::_Exit(code);
+  }
   return code;
 }
 
