@@ -2,10 +2,10 @@
 // of their keys, and weighted sums of the codes of their values. All sums over codes are sums of integers, so that
 // every level gives the same; the rest is fp32.
 //
-// A query is rounded to 16 bits of its largest component and lies in two parts of 8 bits. Two parts move a score by 1e-5
-// of |q| |k| at most. The first alone is the query rounded to 8 bits, at half the products: a score then moves by a fiftieth
-// of what 2-bit codes move it by, and by a fifteenth of what 4-bit codes do. Weights of values likewise: rounded to 16
-// bits of the largest of a call, or to 8.
+// A query is rounded to 16 bits of its largest component and lies in two parts of 8 bits. Two parts move a score by
+// 1e-5 of |q| |k| at most. The first alone is the query rounded to 8 bits, at half the products: a score then moves
+// by a fiftieth of what 2-bit codes move it by, and by a fifteenth of what 4-bit codes do. Weights of values
+// likewise: rounded to 16 bits of the largest of a call, or to 8.
 #pragma once
 
 #include "cpu/code_layout.h"
@@ -20,8 +20,8 @@ inline constexpr uint32_t kCodeParts = 2;
 [[nodiscard]] constexpr size_t code_part_bytes(uint32_t bits, uint32_t words) {
   return size_t{2} * words * (8 / bits) * 4;
 }
-/// Bytes of one query in the order of the codes: [2 parts, high first][2 key_words() words of a row][8 / bits shifts][4].
-/// Word c key_words() / 2 + g of a row is word 2 g of lane c of its four.
+/// Bytes of one query in the order of the codes: [2 parts, high first][2 key_words() words of a row][8 / bits
+/// shifts][4]. Word c key_words() / 2 + g of a row is word 2 g of lane c of its four.
 [[nodiscard]] constexpr size_t code_query_bytes(const CodeShape& shape) {
   return kCodeParts * code_part_bytes(shape.key_bits, shape.key_words());
 }

@@ -20,8 +20,8 @@
 // A tile is 16 rows. `lane` is a thread of the warp that multiplies the tile.
 //   Keys are the 16 x 32 matrix A of mma.m16n8k32 (8-bit), in steps of 16 components: step s has two registers, of rows
 //   lane/4 + 8 r for r = 0, 1, with bytes j = 0..3 of component 16 s + 4 (lane mod 4) + j. Both lie at the same bits of
-//   two words: word 2 (s div n) + r has n = 8/b steps, step s at bits b (s mod n) of every byte. So a mask alone makes a
-//   register of u 2^(b (s mod n)), and the query's components of the step are divided by that power.
+//   two words: word 2 (s div n) + r has n = 8/b steps, step s at bits b (s mod n) of every byte. So a mask alone
+//   makes a register of u 2^(b (s mod n)), and the query's components of the step are divided by that power.
 //   Values are the 16 x 16 matrix A of mma.m16n8k16 (16-bit), transposed: register 4 m + a holds halves j = 0, 1 of
 //   component 16 m + lane/4 + 8 (a mod 2), row 2 (lane mod 4) + j + 8 (a div 2). A word has 16/b registers, the first
 //   in the lowest bits of both halves.

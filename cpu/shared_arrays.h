@@ -6,9 +6,9 @@
 //
 // How. Pages are those of shared memory (a MAP_SHARED mapping without a file), as only such pages can have several
 // addresses: mremap() with an old size of 0 gives a range another one. No file descriptor is needed. Memory like
-// this has no huge pages by itself on most systems, so ranges of 2 MiB are made huge one by one where a prompt fills them
-// (MADV_COLLAPSE, Linux 6.1): gathers of 256-byte rows over 1 GiB take 10.1 ns a row with them, as over private memory
-// with huge pages, and 11.5 ns without.
+// this has no huge pages by itself on most systems, so ranges of 2 MiB are made huge one by one where a prompt fills
+// them (MADV_COLLAPSE, Linux 6.1): gathers of 256-byte rows over 1 GiB take 10.1 ns a row with them, as over private
+// memory with huge pages, and 11.5 ns without.
 //
 // A copy takes two mappings for each array, and a process has 65530 (vm.max_map_count). Where half of them are taken,
 // where a mapping fails, or where the system has no such memory, a copy copies the bytes.
@@ -23,12 +23,12 @@ namespace keyhole::cpu {
 
 class Pool;
 
-/// Groups of equally many arrays, all of the same size. The arrays of a group grow and are cut together. Objects that share
-/// pages may be used, and destroyed, by different threads at once and in any order; each by one thread at a time.
+/// Groups of equally many arrays, all of the same size. The arrays of a group grow and are cut together. Objects that
+/// share pages may be used, and destroyed, by different threads at once and in any order; each by one thread at a time.
 class SharedArrays {
  public:
-  /// Reserves addresses; memory is taken as bytes are written, and reads as zero before. array_bytes: whole pages. Arrays of
-  /// whole huge pages begin on one. Throws Error(out_of_memory).
+  /// Reserves addresses; memory is taken as bytes are written, and reads as zero before. array_bytes: whole pages.
+  /// Arrays of whole huge pages begin on one. Throws Error(out_of_memory).
   SharedArrays(size_t groups, size_t arrays, size_t array_bytes);
   ~SharedArrays();
   SharedArrays(const SharedArrays&) = delete;

@@ -24,8 +24,7 @@
 //                    (Append, incremental prefill.) Threads and parts of a walk take turns in the usual sense.
 //   stretch          the new tokens of one call that attends a prompt or a turn. (Chunk of a prefill.)
 //   pattern          which rows the queries of a prompt attend, head by head: all rows, or a choice of blocks or
-//                    lines. (Sparse prefill, block-sparse attention; MInference's vertical-slash, XAttention's
-//                    antidiagonal.)
+//                    lines. (Sparse prefill: block-sparse attention, vertical-slash of MInference.)
 //
 // Searches
 //   recall@k         share of the true top-k keys (by inner product) that a search returned.

@@ -1,10 +1,10 @@
 // Weighted sums of the codes of values (SumCodesArgs) on vectors. V is a level's struct of integer operations,
 // V::Float its struct of fp32 operations.
 //
-// A row of values lies over many words, and a word has two rows of some components. Bytes are put together so that a word
-// holds one component of four rows, 8 bits each, and are multiplied with the rows' weights. Words of the same place in
-// all tiles add up in registers, in an outer loop over places: 32 sums of 16 for d = 128 with 2 bits, which stay in the
-// order of the codes until the end.
+// A row of values lies over many words, and a word has two rows of some components. Bytes are put together so that a
+// word holds one component of four rows, 8 bits each, and are multiplied with the rows' weights. Words of the same
+// place in all tiles add up in registers, in an outer loop over places: 32 sums of 16 for d = 128 with 2 bits, which
+// stay in the order of the codes until the end.
 #pragma once
 
 #include "cpu/code_kernels.h"
