@@ -74,7 +74,7 @@ struct Lists {
   double share = 0.0;  // of all that are seen
 };
 
-/// Of a chunk of n queries from `first` on.
+/// Random lists for a chunk of n queries from `first` on.
 Lists lists_of(uint32_t first, uint32_t n, double share, std::mt19937& rng) {
   Lists l;
   const uint32_t tiles = (n + kListQueries - 1) / kListQueries;

@@ -139,7 +139,7 @@ class Sequences {
     host_us = 1e12;
     const auto at = Clock::now();
     for (uint32_t l = 0; l < layers_; ++l) {
-      // As a model has it: all sequences' rows of a layer are there at once, and its product waits for all outputs.
+      // As in a model, all sequences' rows of a layer are there at once, and its product waits for all outputs.
       (void)cudaEventRecord(fork, first);
       for (size_t i = 1; i < sessions_.size() && on_own_streams; ++i) {
         (void)cudaStreamWaitEvent(streams_[i], fork, 0);

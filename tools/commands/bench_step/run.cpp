@@ -86,7 +86,7 @@ class StepBench::Impl {
       }
     }
     partition_ = common_partition(budgets);
-    // Of every head of the source one that is audited at least, where there are so many.
+    // Audits at least one head made of each head of the source, where there are so many.
     const uint32_t kv = plan_.shape.kv_heads;
     audited_layers_ = std::min(plan_.shape.layers, (source.heads() + kv - 1) / kv);
   }
@@ -240,7 +240,7 @@ class StepBench::Impl {
     }
     bool audit_built = false;
     for (const BudgetChoice& choice : run.budgets) {
-      // Of several indexes, --tail codes is of those that have codes.
+      // With several indexes, --tail codes is meant for those that have codes.
       if (choice.reads_codes() && !has_codes(run.index) && plan_.runs.size() > 1) continue;
       const BudgetChoice budget = for_index(choice, run.index);
       StepResult result = result_of(run, budget);

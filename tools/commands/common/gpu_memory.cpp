@@ -66,7 +66,7 @@ GpuMemoryPlan plan_others(const GpuMemoryRequest& request, uint64_t weights, uin
   return plan;
 }
 
-/// Of all ways and budgets the one with the largest session.
+/// The plan of the largest session over all ways and budgets.
 keyhole_memory_plan largest_session(const GpuMemoryRequest& request, uint64_t context,
                                     uint64_t device_limit, const AttendSpec** which = nullptr) {
   keyhole_memory_plan largest;
@@ -112,7 +112,7 @@ void warn_of_layers(const GpuMemoryRequest& request, const GpuMemoryPlan& plan,
   const auto layers_at = [&](const std::string& text, uint64_t tokens, uint64_t limit) {
     return plan_session(request, {text, ""}, choice, tokens, limit).code_layers;
   };
-  // With all the memory that there could be.
+  // The number of layers with all the memory that there could be.
   const uint32_t all = layers_at(index, request.context, uint64_t{1} << 62);
   if (session.code_layers >= all) return;
   std::string text = "codes of " + std::to_string(session.code_layers) + " of " +
@@ -125,7 +125,7 @@ void warn_of_layers(const GpuMemoryRequest& request, const GpuMemoryPlan& plan,
     if (tokens >= request.context) return false;
     const GpuMemoryPlan others =
         plan_others(request, plan.weights, std::min(tokens, request.prompt));
-    // Of a context that offloads nothing there are no codes, and none are missing.
+    // A context that offloads nothing has no codes, and none are missing.
     return others.session_limit != 0 && layers_at(index, tokens, others.session_limit) >=
                                             layers_at(index, tokens, uint64_t{1} << 62);
   });

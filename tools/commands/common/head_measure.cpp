@@ -97,7 +97,7 @@ class Quality {
       const FoundRows all = judge_.look_at(row, rows);
       const double read = all.mass + judge_.resident_mass(row);
       sums.mass += read;
-      // Of the best k a head is credited with its own; where all heads share what was scored, with that.
+      // A head is credited with its own of the best k; where all heads share what was scored, with all of that.
       if (credits_all_) {
         sums.recall += judge_.share(all.hits);
         if (answers_ != nullptr) answers_->put(truth_, row, rows);

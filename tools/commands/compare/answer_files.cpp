@@ -94,7 +94,7 @@ void AnswerFiles::write(const Measurement& m, const HeadTruth& truth,
   for (int64_t& id : out.neighbours) {
     if (id >= 0) id += static_cast<int64_t>(truth.offloaded.begin);
   }
-  // As VIBE has it for inner products: the least is the best.
+  // VIBE's distance for inner products: the least is the best.
   for (const float product : answers.products) out.distances.push_back(-product);
   if (queries_.size() != trace_.query_positions().size()) {
     out.queries = test_rows(queries_, truth.group);

@@ -187,7 +187,7 @@ class Judged {
            ": the nearest are not those of the largest inner products, which attention is about");
   }
 
-  // Of exact attention to these keys, beside the resident tokens.
+  // The error of exact attention to these keys, beside the resident tokens.
   [[nodiscard]] double error_of(size_t row, const std::vector<uint32_t>& ids) const {
     std::vector<double> logits;
     double top = -std::numeric_limits<double>::infinity();

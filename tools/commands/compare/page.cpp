@@ -119,7 +119,7 @@ std::vector<HeatMap> heat_maps(const ordered_json& document) {
       if (goal["of"] == "error") bound = goal["most"];
     }
   }
-  // Of each head the fastest row that keeps the error.
+  // The fastest row of each head that keeps the error.
   std::vector<const ordered_json*> best(grid.cells(), nullptr);
   for (const ordered_json& row : rows) {
     if (is_of_file(row)) continue;  // its time may be another machine's

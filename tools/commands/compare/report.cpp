@@ -147,7 +147,7 @@ void put_figures(ordered_json& out, const Measurement& m) {
   }
 }
 
-// Of results of files, some figures are known to nobody: NaN.
+// A share in percent. Results of files have figures that nobody knows: NaN.
 std::string percent(double share) {
   return std::isnan(share) ? "-" : format_number(100 * share) + " %";
 }
@@ -158,7 +158,7 @@ std::string fixed(double value, int digits) {
   return text;
 }
 
-// Which columns a table has beside those that every table has.
+// The columns that a table has beside those that every table has.
 struct Extras {
   bool tail = false, target = false;
 

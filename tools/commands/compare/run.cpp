@@ -320,7 +320,7 @@ void Comparison::build_tails(const std::vector<IndexHandle>& indexes, uint32_t k
 std::vector<BudgetChoice> Comparison::by_partition(const IndexRun& run) const {
   std::vector<BudgetChoice> out;
   for (const BudgetChoice& choice : run.budgets) {
-    // Of several indexes, --tail codes is of those that have codes.
+    // With several indexes, --tail codes is meant for those that have codes.
     const bool of_others =
         choice.reads_codes() && !has_codes(run.index.spec) && plan_.indexes.size() > 1;
     if (!of_others) out.push_back(for_index(choice, run.index.spec));

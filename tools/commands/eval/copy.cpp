@@ -46,13 +46,13 @@ struct CopyRow {
   std::vector<bool> right;   ///< the likeliest token is the passage's
   std::vector<double> bits;  ///< of the passage's token
 
-  /// Of some tokens: their bytes, those of the tokens that were right, their bits.
+  /// Sums over some tokens: their bytes, those of the tokens that were right, their bits.
   struct Sum {
     double bytes = 0.0, right = 0.0, bits = 0.0;
     [[nodiscard]] double share() const { return right / bytes; }
     [[nodiscard]] double bits_per_byte() const { return bits / bytes; }
   };
-  /// Of the tokens of one passage that begin `from` bytes behind its beginning, or later.
+  /// The sum over the tokens of one passage that begin `from` bytes behind its beginning, or later.
   [[nodiscard]] Sum sum(size_t passage, size_t from = 0) const {
     size_t i = 0;
     for (size_t p = 0; p < passage; ++p) i += (*passages)[p].tokens.size();
@@ -69,7 +69,7 @@ struct CopyRow {
     }
     return sum;
   }
-  /// Behind the cue the passage is known.
+  /// The sum over all passages. Behind the cue the passage is known.
   [[nodiscard]] Sum all(size_t from = 0) const {
     Sum all;
     for (size_t p = 0; p < passages->size(); ++p) {

@@ -54,7 +54,7 @@ void for_each_way(EvalCaches& caches, const std::vector<AttendSpec>& specs,
       // What is no index takes any budget but one that needs codes.
       way.budget = way.has_budget() ? for_index(choice, spec.text) : choice;
       if (!way.has_budget() && choice.reads_codes()) way.budget.tail = {};
-      // Of several indexes, --tail codes is of those that have codes.
+      // With several indexes, --tail codes is meant for those that have codes.
       if (way.has_budget() && choice.reads_codes() && !has_codes(spec.text) && specs.size() > 1) {
         continue;
       }

@@ -43,8 +43,8 @@ struct PlanOptions {
   std::string json;
 };
 
-// Of a text over ranks: what keyhole/parallel.h says of blocks, and of what each rank sends to every other in a step of a layer
-// (the states of all query heads, and what names the call).
+// Facts of a text that is spread over ranks: what keyhole/parallel.h says of blocks, and of what each rank sends to
+// every other in a step of a layer (the states of all query heads, and what names the call).
 constexpr uint64_t kBlockTokens = 4096;
 constexpr uint64_t kCallBytes = 48;
 
@@ -162,7 +162,7 @@ keyhole_memory_plan plan_one(const Request& request, const PlanOptions& options,
   session.exact_rows_by = number_of_word(kRowsBy, options.exact_rows_by).value_or(0);
   session.index = index.c_str();
   if (!budgets.empty()) session.budgets = budgets.c_str();
-  // As above, 0 bytes are a limit here.
+  // Here, too, 0 bytes are a limit.
   if (request.pinned_memory) {
     session.pinned_memory_limit = std::max<uint64_t>(*request.pinned_memory, 1);
   }
@@ -193,7 +193,7 @@ std::string layers_text(const keyhole_memory_plan& plan, uint32_t layers) {
          std::to_string(plan.first_code_layer);
 }
 
-/// Who reads the tokens that these layers attend exactly.
+/// Who reads the tokens that layers with codes attend exactly: "device" or "host"; "" where no layer has codes.
 const char* reader_of_rows(const keyhole_memory_plan& plan) {
   if (plan.code_layers == 0) return "";
   return plan.rows_by_host != 0 ? "host" : "device";

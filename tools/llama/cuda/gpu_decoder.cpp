@@ -152,7 +152,7 @@ class GpuDecoder::Steps {
     return true;
   }
 
-  /// From the token in host_input_ to the logits in host_logits_, in the order of the stream.
+  /// Enqueues a step, from the token in host_input_ to the logits in host_logits_.
   void run_step() {
     const cudaStream_t s = stream_.get();
     cuda::check(cudaMemcpyAsync(input_.get(), host_input_.get(), sizeof(cuda::StepInput),

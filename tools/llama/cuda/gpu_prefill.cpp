@@ -15,7 +15,7 @@
 namespace keyhole::tools {
 namespace {
 
-/// Who takes q, k and v: one of the two, or nobody.
+/// The receiver of q, k and v: one of the two, or nobody.
 struct Sink {
   const LayerSink* host = nullptr;
   const DeviceSink* device = nullptr;
@@ -237,7 +237,7 @@ class GpuPrefill {
     clock_.end(&PrefillTimes::projections);
     hand_on(item);
 
-    // Of the last layer, nothing but the last token's output is ever read.
+    // Of the last layer only the last token's output is ever read.
     if (last(item) && item.first + item.count < n_) return;
     const size_t skipped = last(item) ? item.count - 1 : 0;
     attend(item, skipped);

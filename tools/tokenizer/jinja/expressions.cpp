@@ -62,7 +62,8 @@ std::unique_ptr<Expression> make(Kind kind, int line, std::string text = "") {
   return expression;
 }
 
-/// With its depth, which what walks the tree can bear: a long chain of operators is a deep tree.
+/// Notes the depth of the expression, and checks that code which walks the tree can bear it: a long chain of
+/// operators is a deep tree.
 ExpressionPtr finished(std::unique_ptr<Expression> expression) {
   constexpr int kMaxTree = 500;
   const auto count = [&](const ExpressionPtr& part) {
