@@ -21,7 +21,7 @@ struct HeadProfile {
   double sparsity = 0;                ///< share of the visible tokens that is not among them
 };
 
-/// Makes the profile of a head from its truth, which has its spread.
+/// Makes the profile of a head. truth: with its spread.
 [[nodiscard]] HeadProfile profile_of(const HeadTruth& truth, uint32_t layer, uint32_t kv_head);
 
 [[nodiscard]] nlohmann::ordered_json to_json(const HeadProfile& profile);
