@@ -151,7 +151,8 @@ std::vector<NamedPattern> patterns(uint32_t tokens) {
   return all;
 }
 
-/// Patterns that choose, by what finding takes and what attention does; all heads alike, and then heads by all of them in turn.
+/// Times patterns that choose, by the time of finding and that of attending; first with one pattern for all heads,
+/// then with all patterns among the heads.
 void time_patterns(const DeviceTokens& k, const DeviceTokens& v, const DeviceTokens& q,
                    const DeviceTokens& out, uint32_t tokens, uint32_t chunk) {
   cudaEvent_t begin, end;

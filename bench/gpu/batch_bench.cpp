@@ -34,7 +34,7 @@ double us_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 
-/// What a copy within the card moves: it reads and writes as many bytes.
+/// The bytes that a copy within the card moves: it reads and writes as many.
 double copied_bytes_per_us() {
   constexpr size_t kBytes = size_t{256} << 20;
   void *from = nullptr, *to = nullptr;
@@ -108,7 +108,7 @@ class Sequences {
   [[nodiscard]] cudaStream_t stream() const { return streams_[0]; }
   [[nodiscard]] double fork_us() const { return fork_us_; }
 
-  /// Device and host memory of all sessions, what they share once.
+  /// Device and host memory of all sessions; what they share counts once.
   [[nodiscard]] std::pair<double, double> gib() const {
     double device = 0, host = 0;
     for (keyhole_session* session : sessions_) {

@@ -29,7 +29,7 @@ constexpr uint32_t kGraphTokens =
     8;  // in one graph: with the layers above as many steps as one token of a model of 32 layers
 constexpr uint32_t kSteps = 6 * kGraphTokens, kWarmUp = kGraphTokens;
 
-/// What one rank measures with.
+/// The means with which one rank measures.
 struct Rank {
   uint32_t rank = 0, size = 1;
   uint32_t gpus = 1;

@@ -160,7 +160,8 @@ class StepBench::Impl {
   // A rank's audit sees the rank's tokens alone.
   [[nodiscard]] bool audits() const { return !plan_.ranks.by_tokens(); }
 
-  // The session to be timed, or the one that is audited: an audit would take the time that is measured.
+  // The config of the session to be timed, or of the one that is audited: an audit would take the time that is
+  // measured.
   [[nodiscard]] keyhole_session_config config(bool audited) const {
     keyhole_session_config config;
     keyhole_session_config_init(&config);
@@ -189,7 +190,7 @@ class StepBench::Impl {
     if (plan_.weights) listener_.phase({"weights", seconds_since(start)});
   }
 
-  // Fills both sessions, the second one's first layers, and notes what the steps will bring.
+  // Fills both sessions, the second one's first layers only, and notes the input of the steps.
   void fill(ContextFeed& context, const Session& session, const Session& audited) {
     const Clock::time_point start = Clock::now();
     const double making =
@@ -267,7 +268,7 @@ class StepBench::Impl {
     } catch (const std::exception& e) {
       if (interrupted()) throw;
       result.note = e.what();
-      // What a failed step left behind goes; a failure of this says nothing new.
+      // What a failed step has left goes away; a failure of this call says nothing new.
       for (keyhole_session* failed : {session.get(), audited.get()}) {
         if (failed == nullptr) continue;
         const keyhole_status status =

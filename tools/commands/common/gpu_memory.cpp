@@ -51,7 +51,7 @@ keyhole_memory_plan plan_session(const GpuMemoryRequest& request, const AttendSp
   return plan;
 }
 
-/// What does not depend on the session, for a prompt of `prompt` tokens.
+/// The memory that does not depend on the session, for a prompt of `prompt` tokens.
 GpuMemoryPlan plan_others(const GpuMemoryRequest& request, uint64_t weights, uint64_t prompt) {
   GpuMemoryPlan plan;
   plan.limit = request.limit;
@@ -103,7 +103,7 @@ uint64_t most_tokens(const Predicate& is_enough) {
   return low;
 }
 
-/// Says with what all layers would have their codes on the GPU, where some have not.
+/// Warns where some layers do not have their codes on the GPU, with the context and the bits with which all would.
 void warn_of_layers(const GpuMemoryRequest& request, const GpuMemoryPlan& plan,
                     const keyhole_memory_plan& session, const AttendSpec& spec) {
   const std::string index = session.index;

@@ -24,7 +24,7 @@ class Step {
         counts_(truth.group) {
     keyhole_search_cost_init(&cost);
     if (!budget.needs_partitions()) return;
-    // Targets are about all of the attention: what is resident is told. Without values it has no output.
+    // Targets are about all of the attention, so the resident part is told. Without values there is no output for it.
     resident_lse_.assign(truth.resident_lse.begin(), truth.resident_lse.end());
     if (truth.resident_output.empty()) no_output_.resize(truth.group * truth.dim);
   }

@@ -192,7 +192,7 @@ std::vector<std::string> way_cells(const Measurement& m, const Extras& extras) {
   return out;
 }
 
-// What a step is worth and what it costs first; then why.
+// The columns: first the quality and cost of a step, then what explains them.
 std::vector<Table::Column> figure_columns(const Extras& extras) {
   std::vector<Table::Column> out = {
       {"error p50"}, {"error p95"}, {"read"}, {"read/step"}, {"p50 us"}};

@@ -90,7 +90,8 @@ struct CopyRow {
     for (size_t p = 0; p < passages->size(); ++p) out.push_back(sum(p).bits_per_byte());
     return out;
   }
-  /// Passage by passage, whose bytes are right and wrong together; absent without exact attention.
+  /// The difference to exact attention, by passages, whose bytes are right and wrong together; absent without exact
+  /// attention.
   [[nodiscard]] std::optional<Difference> above(const CopyRow* exact) const {
     if (exact == nullptr) return std::nullopt;
     return paired_difference(bits_by_passage(), exact->bits_by_passage());
@@ -205,7 +206,7 @@ void eval_copy(const EvalOptions& options) {
     row.way = way;
     row.passages = &passage_tokens;
     Progress bar(way.name());
-    // In a copy: a passage pushes as many tokens out of the window, which the next way shall find there.
+    // Works in a copy: a passage pushes as many tokens out of the window, which the next way must find there.
     KeyholeCache copy = cache.fork();
     const std::unique_ptr<Decoder> decoder = run.runner().decoder(copy, context);
     for (size_t i = 0; i < passages; ++i) {

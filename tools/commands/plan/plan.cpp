@@ -146,8 +146,7 @@ Request understand(PlanOptions& options) {
   return request;
 }
 
-// What the weights leave of a memory, as the library takes it: 0 would mean no limit, and one byte
-// holds nothing.
+// The memory that the weights leave, as the library takes it: 0 would mean no limit, so one byte stands for nothing.
 uint64_t left_by_weights(uint64_t memory, uint64_t weights) {
   return memory > weights ? memory - weights : 1;
 }
@@ -290,8 +289,8 @@ ordered_json to_json(const Request& request, const PlanOptions& options,
           {"plans", plans}};
 }
 
-/// What the next better choice would take, where codes of an index are not all on the device, or where `auto` has chosen
-/// fewer bits than there are.
+/// Adds what the next better choice would take, where some codes of an index are not on the device, or where `auto`
+/// has chosen fewer bits than there are.
 void add_next_better(const Request& request, const PlanOptions& options, std::vector<Row>& rows) {
   constexpr const char* kFewest = "codes:k=2,v=2";
   constexpr const char* kBest = "codes:k=4,v=4";

@@ -115,7 +115,7 @@ std::vector<float> gpu_extend(const GpuModel& model, KeyholeCache& cache,
     try {
       cache.truncate(before);  // some layers have taken some of them
     } catch (const std::exception&) {
-      // What went wrong first says more.
+      // The first error says more.
     }
     throw;
   }

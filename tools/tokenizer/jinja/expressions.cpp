@@ -90,7 +90,7 @@ class ExpressionParser {
  public:
   explicit ExpressionParser(Words& words) : words_(words) {}
 
-  // In the order of what binds least.
+  // Operators are parsed in the order of how loosely they bind, the loosest first.
   ExpressionPtr parse_expression() {
     const Words::Deeper deeper(words_);
     ExpressionPtr value = parse_either();
