@@ -46,7 +46,7 @@ void add_commands(CLI::App& keyhole) {
 
 int report(const std::string& text, ExitCode code) {
   const Style style = style_of(stderr);
-  // What is wrong with the command line is so on all ranks.
+  // An error of the command line is the same on all ranks.
   if (code == kExitFailure) report_of_rank(text);
   std::fprintf(stderr, "keyhole: %s %s\n", tinted("error:", Tint::red, style).c_str(),
                text.c_str());
