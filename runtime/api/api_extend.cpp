@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "runtime/api/session_call.h"
+#include "runtime/session/session.h"
 
 using namespace keyhole;           // NOLINT: the C functions live outside the namespace
 using namespace keyhole::runtime;  // NOLINT
@@ -19,9 +20,10 @@ bool is_on_device(const ExtendArgs& a) {
 }
 
 /// The tensors of n new tokens, but for the mask.
-ExtendArgs check_extend_tensors(const Engine& engine, bool device, uint32_t layer,
-                                const keyhole_tensor* q, const keyhole_tensor* k,
-                                const keyhole_tensor* v, const keyhole_tensor* out, float* lse) {
+ExtendArgs check_extend_tensors(const Engine& engine, uint32_t layer, const keyhole_tensor* q,
+                                const keyhole_tensor* k, const keyhole_tensor* v,
+                                const keyhole_tensor* out, float* lse) {
+  const bool device = engine.has_streams();
   const LayerShape m = engine.model().of(layer);
   ExtendArgs a;
   a.q = check_rows(q, "q", m.q_heads, m.head_dim, false, device);
@@ -82,12 +84,12 @@ class Batch {
   void run(uint32_t layer) {
     for (size_t i = 0; i < members_.size(); ++i) {
       Session::BatchMember& member = members_[i];
-      member.session = handles_[i]->session.get();
+      member.session = &handles_[i]->session->batch_member();
       if (member.args.k.tokens == 0) continue;
       try {
         locks_.emplace_back(handles_[i]->in_use, "the session");
         const bool on_device = is_on_device(member.args);
-        make_ready(*member.session, on_device ? Needs::stream : Needs::no_step);
+        member.session->enter(on_device ? Needs::stream : Needs::no_step);
         tell_dtype(*handles_[i], member.args.k);
       } catch (...) {
         member.error = std::current_exception();
@@ -130,30 +132,24 @@ extern "C" {
 keyhole_status keyhole_extend(keyhole_session* session, uint32_t layer, const keyhole_tensor* q,
                               const keyhole_tensor* k, const keyhole_tensor* v,
                               const uint64_t* mask, const keyhole_tensor* out, float* lse) {
-  return with_session(session, Needs::stream, [&](Session& s) {
-    s.check_layer(layer);
-    ExtendArgs a =
-        check_extend_tensors(s.engine(), takes_device(*session), layer, q, k, v, out, lse);
+  return with_session(session, Needs::stream, [&](SessionInterface& s) {
+    check_layer(s.engine().model(), layer);
+    ExtendArgs a = check_extend_tensors(s.engine(), layer, q, k, v, out, lse);
     a.mask = mask;
     tell_dtype(*session, a.k);
-    if (session->spread != nullptr) return session->spread->extend(layer, a);
-    if (is_on_device(a)) return s.extend_on_device(layer, a);
-    make_ready(s, Needs::no_step);
     s.extend(layer, a);
   });
 }
 
 keyhole_status keyhole_session_set_extend_pattern(keyhole_session* session, const char* pattern,
                                                   uint32_t tokens) {
-  return with_session(session, Needs::stream, [&](Session& s) {
-    refuse_spread(*session, "keyhole_session_set_extend_pattern");
-    s.set_extend_pattern(pattern, tokens);
-  });
+  return with_session(session, Needs::stream,
+                      [&](SessionInterface& s) { s.set_extend_pattern(pattern, tokens); });
 }
 
 keyhole_status keyhole_session_extend_blocks(const keyhole_session* session, uint64_t* attended,
                                              uint64_t* seen) {
-  return with_session(session, Needs::nothing, [&](Session& s) {
+  return with_session(session, Needs::nothing, [&](SessionInterface& s) {
     require(attended, "attended");
     require(seen, "seen");
     const gpu::PromptBlocks blocks = s.extend_blocks();
@@ -163,14 +159,7 @@ keyhole_status keyhole_session_extend_blocks(const keyhole_session* session, uin
 }
 
 keyhole_status keyhole_session_accept(keyhole_session* session, uint32_t m, const uint32_t* path) {
-  return with_session(session, Needs::stream, [&](Session& s) {
-    if (session->spread != nullptr) {
-      session->spread->wait_for_stream();
-      make_ready(s, Needs::no_step, true);
-      return session->spread->accept(m, path);
-    }
-    s.accept(m, path);
-  });
+  return with_session(session, Needs::stream, [&](SessionInterface& s) { s.accept(m, path); });
 }
 
 keyhole_status keyhole_extend_batch(keyhole_session* const* sessions, uint32_t count,
@@ -185,11 +174,10 @@ keyhole_status keyhole_extend_batch(keyhole_session* const* sessions, uint32_t c
     require(query_start, "query_start");
     for (uint32_t i = 0; i < count; ++i) require(sessions[i], "sessions[i]");
     Batch batch(sessions, count);
-    const Session& first = *sessions[0]->session;
-    first.check_layer(layer);
-    refuse_spread(*sessions[0], "keyhole_extend_batch");
-    const ExtendArgs all = check_extend_tensors(first.engine(), first.engine().has_streams(), layer,
-                                                q, k, v, out, lse);
+    SessionInterface& first = *sessions[0]->session;
+    check_layer(first.engine().model(), layer);
+    (void)first.batch_member();  // refused of ranks, which all sessions of an engine are or none
+    const ExtendArgs all = check_extend_tensors(first.engine(), layer, q, k, v, out, lse);
     batch.check(all, query_start);
     batch.run(layer);
     of_members = batch.take_statuses(statuses);

@@ -15,6 +15,12 @@ IndexKeeper::IndexKeeper(const Engine& engine, const SessionParams& params,
       heads_(engine, params),
       blocks_(engine, params, sequence, heads_, check_memory_) {}
 
+std::vector<const HeadParams*> IndexKeeper::head_params() const {
+  std::vector<const HeadParams*> params;
+  for (const HeadIndex& head : heads()) params.push_back(&head.params);
+  return params;
+}
+
 uint32_t IndexKeeper::indexed(uint32_t layer) const {
   if (heads_.is_on_device(layer)) return sequence_->rows(layer);
   // Heads differ only after a build that was cancelled half-way.

@@ -4,6 +4,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "runtime/indexing/append_blocks.h"
 #include "runtime/indexing/full_build.h"
@@ -26,6 +27,8 @@ class IndexKeeper {
   /// The heads in the order of numbers().
   [[nodiscard]] const std::vector<HeadIndex>& heads() const { return heads_.all(); }
   [[nodiscard]] const HeadNumbers& numbers() const { return heads_.numbers(); }
+  /// The settings of heads(), which stay where they are as long as the keeper lives.
+  [[nodiscard]] std::vector<const HeadParams*> head_params() const;
   /// Whether the head is attended exactly and never indexed.
   [[nodiscard]] bool is_dense(uint32_t layer, uint32_t kv_head) const {
     return heads_.is_dense(layer, kv_head);

@@ -43,6 +43,12 @@ class OffloadStore {
     return layers_[layer].kind->head_dim * dtype_size(dtype_);
   }
 
+  /// Bytes that so many rows of the layer take, K and V of all heads with their scales.
+  [[nodiscard]] uint64_t bytes_of(uint32_t layer, uint64_t rows) const {
+    return uint64_t{2} * layers_[layer].kind->kv_heads * rows * row_bytes(layer) +
+           scale_bytes(layer, rows);
+  }
+
   /// Rows [0, rows(layer)) of one head.
   [[nodiscard]] KvView view(uint32_t layer, uint32_t kv_head) const;
 

@@ -133,22 +133,22 @@ void each_run(const TextBlocks& blocks, uint32_t rank, uint32_t tokens, const F&
   }
 }
 
-/// Copies what `from`, the share of `rank` in `old`, has of the tokens that are mine.
-void take_rows(const Session& from, const TextBlocks& old, uint32_t rank, const TextBlocks& mine,
-               uint32_t my_rank, uint32_t layer, uint32_t tokens, Rows& to) {
+/// Copies what `from`, which holds the share `old`, has of the tokens that are `mine`.
+void take_rows(const Session& from, const LayerShares& old, const LayerShares& mine, uint32_t layer,
+               uint32_t tokens, Rows& to) {
   std::vector<uint32_t> theirs, places;  // where they lie in `from`, and in `to`
-  each_run(old, rank, tokens, [&](uint32_t begin, uint32_t end) {
+  each_run(old.blocks(), old.rank(), tokens, [&](uint32_t begin, uint32_t end) {
     for (uint32_t t = begin; t < end; ++t) {
-      if (mine.owner(t) != my_rank) continue;
-      theirs.push_back(old.share(rank, t));
-      places.push_back(mine.share(my_rank, t));
+      if (!mine.is_own(t)) continue;
+      theirs.push_back(old.of(layer, t));
+      places.push_back(mine.of(layer, t));
     }
   });
   if (theirs.empty()) return;
   const ModelShape& model = from.engine().model();
   const size_t bytes = model.of(layer).token_bytes(model.kv_dtype);
   std::vector<std::byte> k(theirs.size() * bytes), v(k.size());
-  from.read_tokens(layer, theirs, k.data(), v.data());
+  from.sequence().read(layer, theirs, k.data(), v.data());
   for (size_t i = 0; i < places.size(); ++i) {
     std::copy_n(k.data() + i * bytes, bytes, to.k.data() + places[i] * bytes);
     std::copy_n(v.data() + i * bytes, bytes, to.v.data() + places[i] * bytes);
@@ -174,42 +174,40 @@ std::unique_ptr<Session> load_redivided(const std::shared_ptr<const Engine>& eng
                                         const std::string& path, const Names& names, bool is_whole,
                                         const ExpectedIdentity& expected) {
   const ModelShape& model = engine->model();
-  const TextBlocks& mine = engine->text_blocks();
-  const uint32_t rank = engine->communicator() == nullptr ? 0 : engine->communicator()->rank();
+  const LayerShares mine(*engine);
   std::vector<Rows> rows(model.layers);
+  std::vector<uint32_t> left(model.layers, 0);  // what is not divided anew
   for (uint32_t layer = 0; layer < model.layers; ++layer) {
-    if (model.slides(layer)) continue;
+    if (mine.is_whole(layer)) {
+      left[layer] = names.tokens[layer];
+      continue;
+    }
     const size_t bytes = model.of(layer).token_bytes(model.kv_dtype);
-    rows[layer].k.resize(mine.share(rank, names.tokens[layer]) * bytes);
+    rows[layer].k.resize(mine.of(layer, names.tokens[layer]) * bytes);
     rows[layer].v.resize(rows[layer].k.size());
   }
   std::unique_ptr<Session> own;
   // The last is that of rank 0, which stays.
   for (uint32_t r = names.blocks.ranks; r-- > 0;) {
     own.reset();
+    const LayerShares old(*engine, names.blocks, r);
     const std::string file = is_whole ? path : names.share(path, r);
     own = load_session(engine, file, expected);
     for (uint32_t layer = 0; layer < model.layers; ++layer) {
-      const uint32_t held = own->tokens(layer);
-      const uint32_t needed =
-          model.slides(layer) ? names.tokens[layer] : names.blocks.share(r, names.tokens[layer]);
+      const uint32_t held = own->tokens(layer), needed = old.of(layer, names.tokens[layer]);
       if (held != needed) {
         throw Error(Status::corrupt, file + ": layer " + std::to_string(layer) + " holds " +
                                          std::to_string(held) +
                                          " tokens, needed: " + std::to_string(needed) +
                                          ", the share of rank " + std::to_string(r));
       }
-      if (model.slides(layer)) continue;
-      take_rows(*own, names.blocks, r, mine, rank, layer, names.tokens[layer], rows[layer]);
+      if (old.is_whole(layer)) continue;
+      take_rows(*own, old, mine, layer, names.tokens[layer], rows[layer]);
     }
-  }
-  std::vector<uint32_t> left(model.layers, 0);
-  for (uint32_t layer = 0; layer < model.layers; ++layer) {
-    if (model.slides(layer)) left[layer] = names.tokens[layer];
   }
   own->truncate_layers(left);
   for (uint32_t layer = 0; layer < model.layers; ++layer) {
-    const uint32_t n = model.slides(layer) ? 0 : mine.share(rank, names.tokens[layer]);
+    const uint32_t n = mine.is_whole(layer) ? 0 : mine.of(layer, names.tokens[layer]);
     if (n == 0) continue;
     const LayerShape m = model.of(layer);
     own->prefill(layer, rows_in(rows[layer].k, model, m, n, m.head_dim),
@@ -254,7 +252,7 @@ LoadedShare load_share(const std::shared_ptr<const Engine>& engine, const std::s
   }
   const std::string file = names.share(path, rank);
   loaded.own = load_session(engine, file, expected);
-  const std::vector<uint32_t> shares = SpreadSession::shares(*engine, names.tokens);
+  const std::vector<uint32_t> shares = LayerShares(*engine).of(names.tokens);
   for (uint32_t l = 0; l < shares.size(); ++l) {
     if (loaded.own->tokens(l) == shares[l]) continue;
     throw Error(Status::corrupt, file + ": layer " + std::to_string(l) + " holds " +

@@ -53,7 +53,7 @@ void SpreadSession::announce_own() {
     bool asks = false, is_due = false;
     for (const SpreadGraphStep& step : graph_.steps()) {
       asks = asks || step.part.asks;
-      is_due = is_due || (!slides(step.layer) && own_->append_will_be_due(step.layer));
+      is_due = is_due || (!shares_.is_whole(step.layer) && own_->append_will_be_due(step.layer));
     }
     // Taking a block in waits for the stream, on which a gather may be that never ends.
     if (is_due) wait_for_stream();
@@ -69,7 +69,7 @@ void SpreadSession::announce_own() {
 
 void SpreadSession::announce() {
   if (has_ended_) std::rethrow_exception(failure_);
-  own_->check_not_capturing();
+  own_->stream().check_not_capturing();
   // What stands in for the graph's steps must be as many as the others make.
   if (!graph_.is_whole()) check_failure();
   check_graph_room();
@@ -88,7 +88,7 @@ void SpreadSession::announce() {
       ++tokens_[step.layer];
       extended_[step.layer] = {};
     }
-    if (error == nullptr || slides(step.layer)) continue;
+    if (error == nullptr || shares_.is_whole(step.layer)) continue;
     try {
       // The graph is not launched on this rank, while the others wait for its states.
       merge_on_stream(step.layer, true, step.out, step.lse);

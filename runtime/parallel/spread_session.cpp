@@ -6,7 +6,9 @@
 
 #include "cpu/attention.h"
 #include "index/serial.h"
+#include "runtime/parallel/spread_file.h"
 #include "runtime/save/settings_io.h"
+#include "runtime/session/session_file.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -33,24 +35,19 @@ uint64_t settings_sum(const Session& session) {
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(Status::invalid_argument, text); }
 
+[[noreturn]] void refuse_call(const char* call) {
+  throw Error(Status::unsupported,
+              std::string(call) + " of a session that is spread over several ranks");
+}
+
 }  // namespace
 
-SpreadSession::SpreadSession(Session& own, std::vector<uint32_t> tokens)
-    : own_(&own),
-      ranks_(own.engine().communicator().get()),
-      blocks_(own.engine().text_blocks()),
+SpreadSession::SpreadSession(std::unique_ptr<Session> own, std::vector<uint32_t> tokens)
+    : own_(std::move(own)),
+      ranks_(own_->engine().communicator().get()),
+      shares_(own_->engine()),
       tokens_(std::move(tokens)),
       extended_(tokens_.size()) {}
-
-std::vector<uint32_t> SpreadSession::shares(const Engine& engine,
-                                            const std::vector<uint32_t>& tokens) {
-  std::vector<uint32_t> own = tokens;
-  const uint32_t rank = engine.communicator() == nullptr ? 0 : engine.communicator()->rank();
-  for (uint32_t layer = 0; layer < own.size(); ++layer) {
-    if (!engine.model().slides(layer)) own[layer] = engine.text_blocks().share(rank, own[layer]);
-  }
-  return own;
-}
 
 void SpreadSession::check_indexes(const Session& session) {
   for (const HeadParams* head : session.head_params()) {
@@ -87,8 +84,71 @@ std::unique_ptr<Session> SpreadSession::make_own(
   return own;
 }
 
-uint32_t SpreadSession::most_tokens() const {
-  return *std::max_element(tokens_.begin(), tokens_.end());
+void SpreadSession::enter(Needs needs) {
+  if (step_.under_way && needs != Needs::nothing && needs != Needs::end) throw_in_step();
+  // Steps end with those of the other ranks, if these come.
+  if (needs != Needs::stream && needs != Needs::end) wait_for_stream();
+  own_->wait_until(needs);
+}
+
+void SpreadSession::end() {
+  own_->end();
+  // Gathers on the stream end with the other ranks, or are given up: what is destroyed waits for the stream.
+  wait_for_stream();
+}
+
+keyhole_layer_tokens SpreadSession::layer_tokens(uint32_t layer) const {
+  keyhole_layer_tokens t = own_->layer_tokens(layer);
+  t.total = tokens_[layer];
+  return t;
+}
+
+keyhole_statistics SpreadSession::statistics() const {
+  keyhole_statistics s = own_->statistics();
+  s.tokens = *std::max_element(tokens_.begin(), tokens_.end());
+  return s;
+}
+
+// ---- What ranks refuse ---------------------------------------------------------------------------
+
+void SpreadSession::set_extend_pattern(const char* /*pattern*/, uint32_t /*tokens*/) {
+  refuse_call("keyhole_session_set_extend_pattern");
+}
+
+Session& SpreadSession::batch_member() { refuse_call("keyhole_extend_batch"); }
+
+void SpreadSession::attend_offloaded(uint32_t /*layer*/, const RowsIn& /*q*/,
+                                     const RowsOut& /*out*/, float* /*lse*/) {
+  refuse_call("keyhole_attend_offloaded");
+}
+
+void SpreadSession::attend_tokens(uint32_t /*layer*/, const RowsIn& /*q*/,
+                                  const TokenChoice& /*choice*/, const RowsOut& /*out*/,
+                                  float* /*lse*/) {
+  refuse_call("keyhole_attend_tokens");
+}
+
+void SpreadSession::search_tokens(uint32_t /*layer*/, const RowsIn& /*q*/,
+                                  const TokenSearch::Found& /*found*/) {
+  refuse_call("keyhole_search_tokens");
+}
+
+// ---- Copies --------------------------------------------------------------------------------------
+
+std::unique_ptr<SessionInterface> SpreadSession::fork() {
+  settle();
+  own_->finish_audits();
+  auto copy = make_own(*ranks_, [&] {
+    check_failure();
+    return fork_session(*own_);
+  });
+  return std::make_unique<SpreadSession>(std::move(copy), tokens_);
+}
+
+void SpreadSession::save(const std::string& path) {
+  settle();
+  own_->finish_audits();
+  save_spread(*own_, *this, path);
 }
 
 Communicator::Call SpreadSession::call(const char* what, uint32_t layer, Wait wait) const {
@@ -127,29 +187,20 @@ void SpreadSession::check_holds(uint32_t layer, uint32_t tokens) {
 
 void SpreadSession::take_back() noexcept {
   try {
-    own_->wait_idle();
-    own_->truncate_layers(shares(own_->engine(), tokens_));
+    own_->stream().wait_idle();
+    own_->truncate_layers(shares_.of(tokens_));
   } catch (
       ...) {  // NOLINT: another error is on its way; a sliding layer that cannot is noticed by the next call
   }
 }
 
-void SpreadSession::prefill_rows(uint32_t layer, const RowsIn& k, const RowsIn& v,
-                                 const RowsIn* q) {
-  if (k.on_device || v.on_device || (q != nullptr && q->on_device)) {
-    own_->prefill_from_device(layer, k, v, q);
-  } else {
-    own_->prefill(layer, k, v, q);
-  }
-}
-
 void SpreadSession::append_own(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q) {
   for (uint32_t t = 0; t < k.tokens;) {
-    const uint32_t n = blocks_.run(tokens_[layer] + t, k.tokens - t);
-    if (is_own(tokens_[layer] + t)) {
+    const uint32_t n = shares_.blocks().run(tokens_[layer] + t, k.tokens - t);
+    if (shares_.is_own(tokens_[layer] + t)) {
       RowsIn queries;
       if (q != nullptr) queries = slice(*q, t, n);
-      prefill_rows(layer, slice(k, t, n), slice(v, t, n), q == nullptr ? nullptr : &queries);
+      own_->prefill(layer, slice(k, t, n), slice(v, t, n), q == nullptr ? nullptr : &queries);
     }
     t += n;
   }
@@ -164,7 +215,7 @@ void SpreadSession::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, co
   }
   try {
     together(call("prefill", layer, Wait::work), [&] {
-      if (slides(layer)) return prefill_rows(layer, k, v, q);
+      if (shares_.is_whole(layer)) return own_->prefill(layer, k, v, q);
       append_own(layer, k, v, q);
     });
   } catch (...) {
@@ -185,8 +236,8 @@ void SpreadSession::together(const Communicator::Call& call, const std::function
 void SpreadSession::shorten(const std::vector<uint32_t>& left) {
   std::exception_ptr error;
   try {
-    own_->check_failure();
-    own_->truncate_layers(shares(own_->engine(), left));
+    own_->stream().check_failure();
+    own_->truncate_layers(shares_.of(left));
     return;
   } catch (const Error& e) {
     // Everyone's: a sliding layer that cannot, and nothing has changed.
@@ -214,6 +265,7 @@ void SpreadSession::truncate(uint32_t n) {
 }
 
 void SpreadSession::accept(uint32_t m, const uint32_t* path) {
+  enter(Needs::no_step);
   Extended agreed;
   for (uint32_t layer = 0; layer < tokens_.size(); ++layer) {
     const Extended& e = extended_[layer];
@@ -309,15 +361,37 @@ void SpreadSession::merge(const Communicator::Call& call, uint32_t layer, uint32
   if (lse != nullptr) std::copy_n(to.lse, heads, lse);
 }
 
+void SpreadSession::attend(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
+                           const RowsOut& out, float* lse) {
+  if (q.on_device) return enqueue(layer, q, k, v, &out, lse);
+  begin_on_host(layer, q, k, v);
+  end_on_host(out, lse);
+}
+
 void SpreadSession::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k,
                                  const RowsIn* v) {
+  if (q.on_device) return enqueue(layer, q, k, v, nullptr, nullptr);
+  begin_on_host(layer, q, k, v);
+}
+
+std::optional<SessionInterface::OpenStep> SpreadSession::open_step() const {
+  if (!step_.under_way) return std::nullopt;
+  return OpenStep{step_.layer, step_.on_device};
+}
+
+void SpreadSession::attend_end(const RowsOut& out, float* lse) {
+  step_.on_device ? enqueue_end(out, lse) : end_on_host(out, lse);
+}
+
+void SpreadSession::begin_on_host(uint32_t layer, const RowsIn& q, const RowsIn* k,
+                                  const RowsIn* v) {
   settle();
   if (k != nullptr) check_append(layer, *k, *v);
   if (k == nullptr) check_holds(layer, tokens_[layer]);
   check_finite(own_->engine().kernels(), q, "q", 0, 1, DType::f32);
   const RankPart part = part_of(layer, tokens_[layer], k != nullptr);
-  if (slides(layer)) {
-    own_->attend_begin(layer, q, k, v);
+  if (shares_.is_whole(layer)) {
+    own_->host().begin(layer, q, k, v);
     step_ = {true, layer, k != nullptr, part, nullptr, false, 0};
     return;
   }
@@ -326,17 +400,17 @@ void SpreadSession::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* 
   step_.part.asks = false;  // until the session has a step under way
   if (!part.asks || failure_ != nullptr) return;
   try {
-    own_->attend_begin(layer, q, part.takes ? k : nullptr, part.takes ? v : nullptr);
+    own_->host().begin(layer, q, part.takes ? k : nullptr, part.takes ? v : nullptr);
     step_.part.asks = true;
   } catch (...) {
     step_.error = std::current_exception();
   }
 }
 
-void SpreadSession::attend_end(const RowsOut& out, float* lse) {
+void SpreadSession::end_on_host(const RowsOut& out, float* lse) {
   const Step step = std::exchange(step_, {});
-  if (slides(step.layer)) {
-    own_->attend_end(out, lse);
+  if (shares_.is_whole(step.layer)) {
+    own_->host().end(out, lse);
     tokens_[step.layer] += step.appends ? 1 : 0;
     return;
   }
@@ -345,7 +419,7 @@ void SpreadSession::attend_end(const RowsOut& out, float* lse) {
   float* const sums = own_lse(step.layer, 1);
   try {
     if (step.part.asks) {
-      own_->attend_end(rows, sums);
+      own_->host().end(rows, sums);
     } else {
       std::fill(states_.data(), sums, 0.0F);
       std::fill(sums, states_.data() + states_.size(), kMinusInf);
@@ -371,13 +445,13 @@ void SpreadSession::extend_in_block(uint32_t layer, const ExtendArgs& args) {
   std::exception_ptr error;
   try {
     check_failure();
-    if (is_own(tokens_[layer])) {
+    if (shares_.is_own(tokens_[layer])) {
       ExtendArgs own = args;
       own.out = rows;
       own.lse = sums;
-      own_->extend(layer, own);
+      own_->host_extends().extend(layer, own);
     } else {
-      own_->answer(layer, args.q, rows, sums);
+      own_->host_extends().answer(layer, args.q, rows, sums);
     }
   } catch (...) {
     error = std::current_exception();
@@ -405,15 +479,15 @@ void SpreadSession::extend_rows(uint32_t layer, const ExtendArgs& args) {
   check_append(layer, args.k, args.v);
   check_finite(own_->engine().kernels(), args.q, "q", 0, args.q.tokens, DType::f32);
   const uint32_t before = tokens_[layer], n = args.k.tokens;
-  if (slides(layer)) {
-    own_->extend(layer, args);
+  if (shares_.is_whole(layer)) {
+    own_->host_extends().extend(layer, args);
     tokens_[layer] += n;
     extended_[layer] = {before, n};
     return;
   }
   try {
     for (uint32_t t = 0; t < n;) {
-      const uint32_t part = blocks_.run(before + t, std::min(n - t, kTokensPerRound));
+      const uint32_t part = shares_.blocks().run(before + t, std::min(n - t, kTokensPerRound));
       extend_in_block(layer, slice(args, t, part));
       t += part;
     }

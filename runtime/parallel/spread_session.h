@@ -1,7 +1,7 @@
-// A sequence that is spread over ranks (keyhole/parallel.h): an ordinary session holds this rank's tokens, and knows nothing of
-// others; here it is decided which of a call's tokens are its own, and the states of all ranks are merged.
+// A sequence that is spread over ranks (keyhole/parallel.h), as one session: an ordinary session holds this rank's tokens, and
+// knows nothing of others; here it is decided which of a call's tokens are its own, and the states of all ranks are merged.
 //
-// Of every token it is known from its place in the text alone whose it is (ranks/blocks.h). A layer holds the first
+// Of every token it is known from its place in the text alone whose it is (parallel/layer_shares.h). A layer holds the first
 // tokens(layer) of the text, on all ranks together: that number is the same on every rank, and with it what each of them
 // holds. Whatever fails on one rank is taken back on all. Sliding layers are whole on every rank.
 #pragma once
@@ -9,58 +9,99 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "gpu/rank_states.h"
 #include "runtime/engine/engine.h"
+#include "runtime/parallel/layer_shares.h"
 #include "runtime/parallel/spread_graph.h"
-#include "runtime/ranks/blocks.h"
 #include "runtime/ranks/communicator.h"
 #include "runtime/session/session.h"
 #include "runtime/stream/device_rows.h"
 
 namespace keyhole::runtime {
 
-class SpreadSession {
+class SpreadSession final : public SessionInterface {
  public:
-  /// Of a session that outlives it and holds this rank's share of the first tokens[layer] tokens of each layer.
-  SpreadSession(Session& own, std::vector<uint32_t> tokens);
+  /// own holds this rank's share of the first tokens[layer] tokens of each layer.
+  SpreadSession(std::unique_ptr<Session> own, std::vector<uint32_t> tokens);
 
   /// Makes this rank's session, and finds out whether all ranks have made theirs alike. Throws what `make` throws on any rank,
   /// Error(unsupported) for index types that need the tokens' places.
   [[nodiscard]] static std::unique_ptr<Session> make_own(
       Communicator& ranks, const std::function<std::unique_ptr<Session>()>& make);
 
-  // As those of Session, collective but for truncate() and accept(). Tensors of prefill() and extend() lie in either memory, those of
-  // attend_begin() and attend_end() in host memory.
-  void prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
-  void build(const BuildProgress& progress);
-  void attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v);
-  void attend_end(const RowsOut& out, float* lse);
-  void extend(uint32_t layer, const ExtendArgs& args);
-  void accept(uint32_t m, const uint32_t* path);
-  void truncate(uint32_t n);
-  void set_index(const std::string& spec);
+  // See SessionInterface.
+  const Engine& engine() const override { return own_->engine(); }
+  const SessionParams& params() const override { return own_->params(); }
+  /// Waits for the stream, too. The failure of this rank's steps is told by a collective call, to all ranks alike.
+  void enter(Needs needs) override;
+  void keep_device_failure(const Error& e) override { own_->keep_device_failure(e); }
+  void end() override;
+  void set_mode(keyhole_mode mode, uint32_t top_k) override { own_->set_mode(mode, top_k); }
+  void set_attend(keyhole_attend_mode attend, float min_weight) override {
+    own_->set_attend(attend, min_weight);
+  }
+  void set_budget(uint32_t layer, uint32_t kv_head, const Budget& budget) override {
+    own_->set_budget(layer, kv_head, budget);
+  }
+  Budget budget(uint32_t layer, uint32_t kv_head) const override {
+    return own_->budget(layer, kv_head);
+  }
+  Identity& identity() override { return own_->identity(); }
+  keyhole_layer_tokens layer_tokens(uint32_t layer) const override;
+  keyhole_statistics statistics() const override;
+  void reset_statistics() override { own_->reset_statistics(); }
+  keyhole_audit audit(uint32_t layer, uint32_t kv_head) override {
+    return own_->audit(layer, kv_head);
+  }
 
-  // Steps with tensors in device memory, spread_steps.cpp: on the session's stream this rank's step, the gather of all ranks'
-  // states and their merge. The first waits for all ranks, the others for none. Where this rank's part fails, all ranks'
-  // answers are NaN from then on, and the next call that waits for all of them throws the error on all.
-  /// A whole step, or with out null its first half.
-  void enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
-               const RowsOut* out, float* lse);
-  void enqueue_end(const RowsOut& out, float* lse);
+  // Collective.
+  void set_index(const std::string& spec) override;
+  void prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q) override;
+  void build(const BuildProgress& progress) override;
+  void extend(uint32_t layer, const ExtendArgs& args) override;
+  std::unique_ptr<SessionInterface> fork() override;
+  void save(const std::string& path) override;
+  /// Collective: synchronises the streams of all ranks, or throws the first error.
+  void synchronize() override;
+
+  // Not collective, but all ranks make these calls alike.
+  void accept(uint32_t m, const uint32_t* path) override;
+  void truncate(uint32_t n) override;
+
+  // Steps. Those with tensors in host memory are collective. Those with tensors in device memory, spread_steps.cpp, are this
+  // rank's step, the gather of all ranks' states and their merge, on the session's stream. The first waits for all ranks, the
+  // others for none. Where this rank's part fails, all ranks' answers are NaN from then on, and the next call that waits for
+  // all of them throws the error on all.
+  void attend(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v, const RowsOut& out,
+              float* lse) override;
+  void attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v) override;
+  std::optional<OpenStep> open_step() const override;
+  void attend_end(const RowsOut& out, float* lse) override;
   /// Announces one launch of the graph that was captured last on the stream. Throws Error(invalid_argument) where nothing was
   /// captured or this rank has to capture again, and then has done nothing: the other ranks' streams wait for it. Where
   /// this rank cannot make the graph's steps, it enqueues what enqueue() would in their place, and throws why.
-  void announce();
-  void set_stream(gpu::Stream stream) {
+  void announce() override;
+  void set_stream(gpu::Stream stream) override {
+    own_->set_stream(stream);
     stream_ = stream;
     graph_ = {};
   }
-  /// Collective: all steps that were enqueued are done on all ranks, or it throws the first error.
-  void synchronize();
-  /// Collective. Before other calls: the same, where any was enqueued since; throws what has ended the session's steps.
+
+  // Of what a rank has no part of its own; all throw Error(unsupported), but for extend_blocks(), which are this rank's.
+  void set_extend_pattern(const char* pattern, uint32_t tokens) override;
+  gpu::PromptBlocks extend_blocks() const override { return own_->extend_blocks(); }
+  Session& batch_member() override;
+  void attend_offloaded(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse) override;
+  void attend_tokens(uint32_t layer, const RowsIn& q, const TokenChoice& choice, const RowsOut& out,
+                     float* lse) override;
+  void search_tokens(uint32_t layer, const RowsIn& q, const TokenSearch::Found& found) override;
+
+  /// Collective. Before other calls: all steps that were enqueued are done on all ranks, where any was since all ranks met last;
+  /// throws what has ended the session's steps.
   void settle();
   /// Throws why this rank takes no more steps, if it does not.
   void check_failure() const {
@@ -70,19 +111,10 @@ class SpreadSession {
   /// lost, and nothing is left on the stream that waits for them.
   void wait_for_stream();
 
-  /// Of the whole text.
-  [[nodiscard]] uint32_t tokens(uint32_t layer) const { return tokens_[layer]; }
+  /// Of the whole text, `[layers]`.
   [[nodiscard]] const std::vector<uint32_t>& all_tokens() const { return tokens_; }
-  [[nodiscard]] uint32_t most_tokens() const;
   [[nodiscard]] Communicator& ranks() const { return *ranks_; }
-  /// Between attend_begin() and attend_end().
-  [[nodiscard]] bool in_step() const { return step_.under_way; }
-  [[nodiscard]] uint32_t step_layer() const { return step_.layer; }
-  [[nodiscard]] bool step_is_on_device() const { return step_.on_device; }
 
-  /// What this rank holds of the first tokens[layer] tokens of each layer.
-  [[nodiscard]] static std::vector<uint32_t> shares(const Engine& engine,
-                                                    const std::vector<uint32_t>& tokens);
   /// Throws Error(unsupported) where an index of the session undoes RoPE.
   static void check_indexes(const Session& session);
 
@@ -99,8 +131,6 @@ class SpreadSession {
   struct Extended {
     uint32_t before = 0, tokens = 0;  ///< 0: none
   };
-  [[nodiscard]] bool slides(uint32_t layer) const { return own_->engine().model().slides(layer); }
-  [[nodiscard]] bool is_own(uint32_t token) const { return blocks_.owner(token) == ranks_->rank(); }
   /// What this rank does in a step of a layer that holds so many tokens of the text.
   [[nodiscard]] RankPart part_of(uint32_t layer, uint32_t held, bool appends) const;
   /// Names the call's layer and how many tokens this rank believes it to hold.
@@ -115,7 +145,6 @@ class SpreadSession {
   void shorten(const std::vector<uint32_t>& left);
   /// The own session gives back what it has beyond its share of tokens_.
   void take_back() noexcept;
-  void prefill_rows(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
   void append_own(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
   /// Of tensors in host memory.
   void extend_rows(uint32_t layer, const ExtendArgs& args);
@@ -127,7 +156,15 @@ class SpreadSession {
   [[nodiscard]] RowsOut own_rows(uint32_t layer, uint32_t n);
   [[nodiscard]] float* own_lse(uint32_t layer, uint32_t n);
 
+  /// attend_begin() and attend_end() with tensors in host memory.
+  void begin_on_host(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v);
+  void end_on_host(const RowsOut& out, float* lse);
+
   // spread_steps.cpp
+  /// A whole step, or with out null its first half.
+  void enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
+               const RowsOut* out, float* lse);
+  void enqueue_end(const RowsOut& out, float* lse);
   /// Throws Error where nothing can be enqueued; the first time takes the memory, on all ranks together, but in a capture.
   void open_device(uint32_t layer, const RowsOut* out, bool is_captured);
   /// Runs a step's launches, or its first half's; what they throw is kept in step_.
@@ -150,9 +187,9 @@ class SpreadSession {
   void merge_by_host(const Step& step, const RowsOut& out, float* lse);
   [[nodiscard]] DeviceRowsReader& device_rows();
 
-  Session* own_;
+  std::unique_ptr<Session> own_;
   Communicator* ranks_;
-  TextBlocks blocks_;
+  LayerShares shares_;
   std::vector<uint32_t> tokens_;  ///< [layer], of the text
   std::vector<Extended> extended_;
   Step step_;

@@ -30,7 +30,8 @@ DeviceRowsReader& SpreadSession::device_rows() {
 // ---- Waits ---------------------------------------------------------------------------------------
 
 void SpreadSession::wait_for_stream() {
-  if (!is_enqueued_ || on_device_ == nullptr || ranks_->is_lost() || own_->is_capturing()) return;
+  if (!is_enqueued_ || on_device_ == nullptr || ranks_->is_lost() || own_->stream().is_capturing())
+    return;
   if (!ranks_->gathers_on_stream()) return;  // nothing there waits for other ranks
   const uint32_t timeout_ms = ranks_->config().timeout_ms;
   const auto begin = Clock::now();
@@ -46,12 +47,12 @@ void SpreadSession::wait_for_stream() {
 
 void SpreadSession::settle() {
   if (has_ended_) std::rethrow_exception(failure_);
-  own_->check_not_capturing();
+  own_->stream().check_not_capturing();
   wait_for_stream();
-  own_->wait_idle();
+  own_->stream().wait_idle();
   if (!is_enqueued_) return;
   try {
-    own_->check_failure();
+    own_->stream().check_failure();
   } catch (...) {
     if (failure_ == nullptr) failure_ = std::current_exception();
   }
@@ -77,10 +78,10 @@ void SpreadSession::synchronize() {
 // ---- Steps ---------------------------------------------------------------------------------------
 
 RankPart SpreadSession::part_of(uint32_t layer, uint32_t held, bool appends) const {
-  const uint32_t owner = appends ? blocks_.owner(held) : 0, rank = ranks_->rank();
-  if (slides(layer)) return {owner, appends, true};
-  const bool takes = appends && owner == rank;
-  return {owner, takes, takes || blocks_.share(rank, held) != 0};
+  const uint32_t owner = appends ? shares_.blocks().owner(held) : 0;
+  if (shares_.is_whole(layer)) return {owner, appends, true};
+  const bool takes = appends && owner == shares_.rank();
+  return {owner, takes, takes || shares_.of(layer, held) != 0};
 }
 
 RowsOut SpreadSession::own_state(const LayerShape& shape) const {
@@ -137,18 +138,18 @@ void SpreadSession::open_device(uint32_t layer, const RowsOut* out, bool is_capt
 void SpreadSession::launch(const RowsIn& q, const RowsIn* k, const RowsIn* v, const RowsOut* out,
                            float* lse) {
   const uint32_t layer = step_.layer;
-  const bool whole = slides(layer);
+  const bool whole = shares_.is_whole(layer);
   try {
     // Taking a block in waits for the stream, on which a gather may be that never ends.
     if (!whole && step_.capture == 0 && own_->append_will_be_due(layer)) wait_for_stream();
     const RowsIn* const keys = step_.part.takes ? k : nullptr;
     const RowsIn* const values = step_.part.takes ? v : nullptr;
     if (out == nullptr || whole) {
-      own_->enqueue(layer, q, keys, values, out, lse);
+      own_->stream().enqueue(layer, q, keys, values, out, lse);
     } else {
       const LayerShape m = own_->engine().model().of(layer);
       const RowsOut state = own_state(m);
-      own_->enqueue(layer, q, keys, values, &state, own_sums(m));
+      own_->stream().enqueue(layer, q, keys, values, &state, own_sums(m));
     }
   } catch (...) {
     step_.error = std::current_exception();
@@ -157,7 +158,7 @@ void SpreadSession::launch(const RowsIn& q, const RowsIn* k, const RowsIn* v, co
 
 void SpreadSession::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
                             const RowsOut* out, float* lse) {
-  const uint64_t capture = own_->capture_of_step();
+  const uint64_t capture = own_->stream().capture_of_step();
   uint32_t held = tokens_[layer];
   if (capture != 0) {
     graph_.enter(capture);
@@ -181,7 +182,7 @@ void SpreadSession::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, co
 }
 
 void SpreadSession::enqueue_end(const RowsOut& out, float* lse) {
-  const uint64_t capture = own_->capture_id();
+  const uint64_t capture = own_->stream().capture_id();
   if (capture != step_.capture) {
     if (step_.capture == 0) {
       throw Error(Status::busy,
@@ -190,7 +191,7 @@ void SpreadSession::enqueue_end(const RowsOut& out, float* lse) {
     const Step step = std::exchange(step_, {});
     graph_.spoil();
     if (step.error != nullptr) std::rethrow_exception(step.error);
-    if (step.part.asks) own_->enqueue_end(out, lse);  // throws
+    if (step.part.asks) own_->stream().enqueue_end(out, lse);  // throws
     throw Error(Status::invalid_argument,
                 "the step was begun in a capture that is over: what was captured has no end");
   }
@@ -201,10 +202,10 @@ void SpreadSession::enqueue_end(const RowsOut& out, float* lse) {
 void SpreadSession::finish_step(bool is_half, const RowsOut& out, float* lse) {
   Step step = std::exchange(step_, {});
   const LayerShape m = own_->engine().model().of(step.layer);
-  const bool whole = slides(step.layer);
+  const bool whole = shares_.is_whole(step.layer);
   try {
     if (step.error == nullptr && step.part.asks && is_half) {
-      own_->enqueue_end(whole ? out : own_state(m), whole ? lse : own_sums(m));
+      own_->stream().enqueue_end(whole ? out : own_state(m), whole ? lse : own_sums(m));
     }
     if (!step.part.asks) {
       on_device_->fill(gpu::RankStates::Nothing::empty, m.q_heads, m.value_dim, stream_);
@@ -265,8 +266,8 @@ void SpreadSession::merge_by_host(const Step& step, const RowsOut& out, float* l
       const RowsIn read = device_rows().read(state, "state", stream_, rows_[0]);
       std::copy_n(read.data, states_.size() * sizeof(float),
                   reinterpret_cast<std::byte*>(states_.data()));
-      own_->wait_idle();
-      own_->check_failure();
+      own_->stream().wait_idle();
+      own_->stream().check_failure();
     }
   } catch (...) {
     error = std::current_exception();

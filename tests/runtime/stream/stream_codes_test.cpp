@@ -82,8 +82,6 @@ TEST_P(StoredCodes, BlocksAreThoseOfTheReference) {
   StoredModel model(engine_config_, kept());
   prefill(s.get(), model, 700);
   for (uint32_t i = 0; i < unless_sanitized(300, 100); ++i) step(s.get(), model, false);
-  const runtime::Session& session = *s->session;
-  (void)session;
   ASSERT_EQ(device.codes->count(1), 3U);
   const CodeShape shape{64, 2, 2};
   std::vector<std::byte> seen(shape.block_bytes()), again(shape.block_bytes());

@@ -1,10 +1,10 @@
 // Many new tokens of a layer by a pattern of prompts, with tensors in device memory (gpu/listed.h): blocks of all tokens that there
 // are are chosen and attended on the device, for which offloaded K and V cross the bus once, head by head. Where the pattern
-// is dense, or there is no memory for it, all rows are attended (session_extend_stream.cpp).
+// is dense, or there is no memory for it, all rows are attended.
 #include <algorithm>
 #include <vector>
 
-#include "runtime/session/session.h"
+#include "runtime/session/device_extender.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -27,29 +27,27 @@ gpu::KvRows part_of(const gpu::KvRows& rows, size_t begin, size_t end, size_t ro
 
 }  // namespace
 
-bool Session::extends_by_pattern_there(uint32_t layer, const ExtendArgs& args) const {
-  if (!extends_by_pattern(layer, args) || !attends_at_once(layer)) return false;
-  return extend_pattern_from_ != 0 || attends_blocked(layer, args.k.tokens, false);
+bool DeviceExtender::attends_by_pattern(uint32_t layer, const ExtendArgs& args) const {
+  if (!parts_.patterns.apply_to(layer, args) || !attends_at_once(layer)) return false;
+  return !parts_.patterns.chooses_tokens() || attends_blocked(layer, args.k.tokens, false);
 }
 
-bool Session::extends_by_lists(uint32_t layer, const ExtendArgs& args) const {
-  const uint64_t rows = uint64_t{tokens(layer)} + args.k.tokens;
-  if (!engine_->stream_device().make_listed || rows > gpu::kMostListedRows ||
-      !is_aligned(args.out)) {
-    return false;
-  }
-  const auto patterns = extend_patterns_of(layer);
+bool DeviceExtender::attends_by_lists(uint32_t layer, const ExtendArgs& args) const {
+  const uint64_t rows = uint64_t{parts_.sequence.tokens(layer)} + args.k.tokens;
+  if (!parts_.blocks.has_listed(rows) || !is_aligned(args.out)) return false;
+  const auto patterns = parts_.patterns.of(layer);
   return std::any_of(patterns.begin(), patterns.end(),
                      [&](const gpu::PromptPattern& p) { return !p.dense && rows > p.dense_rows; });
 }
 
-void Session::extend_listed(uint32_t layer, const ExtendArgs& args) {
-  const gpu::Stream stream = stream_->stream();
-  const ModelShape& m = engine_->model();
-  gpu::ListedAttention& listed = listed_of(layer);
+void DeviceExtender::extend_listed(uint32_t layer, const ExtendArgs& args) {
+  const gpu::Stream stream = parts_.stream.runner().stream();
+  const ModelShape& m = parts_.engine.model();
+  gpu::ListedAttention& listed = parts_.blocks.listed(layer);
   const size_t row_bytes = m.of(layer).row_bytes(m.kv_dtype);
   // The sink comes before offloaded tokens, the window behind them; where it begins a place may hold both.
-  const gpu::ResidentPieces resident = sequence_.resident().stream_steps()->device_rows(layer);
+  const gpu::ResidentPieces resident =
+      parts_.sequence.resident().stream_steps()->device_rows(layer);
   std::vector<gpu::KvRows> before;
   const auto add_resident = [&](size_t begin, size_t end) {
     size_t at = 0;
@@ -60,12 +58,12 @@ void Session::extend_listed(uint32_t layer, const ExtendArgs& args) {
       at += piece.count;
     }
   };
-  const size_t sink = sequence_.sink(layer);
+  const size_t sink = parts_.sequence.sink(layer);
   add_resident(0, sink);
-  for (const gpu::KvRows& rows : offloaded_rows(layer)) {
+  for (const gpu::KvRows& rows : parts_.blocks.offloaded_rows(layer)) {
     if (rows.count != 0) before.push_back(rows);
   }
-  add_resident(sink, sink + sequence_.window(layer));
+  add_resident(sink, sink + parts_.sequence.window(layer));
 
   gpu::ListedTurn turn;
   turn.q = device_tokens(args.q);
@@ -77,18 +75,15 @@ void Session::extend_listed(uint32_t layer, const ExtendArgs& args) {
   turn.layer = {m.logits_of(layer), m.sinks_of(layer)};
   turn.before = before;
   const gpu::PromptBlocks so_far = listed.blocks();
-  listed.attend(turn, extend_patterns_of(layer), stream);
+  listed.attend(turn, parts_.patterns.of(layer), stream);
   if (listed.saw_bad_queries(stream)) {
     throw Error(Status::not_finite, "tensor q has a NaN or an infinity");
   }
-  const gpu::PromptBlocks all = listed.blocks();
-  const gpu::PromptBlocks blocks{all.attended - so_far.attended, all.seen - so_far.seen};
-  const uint64_t keys = keys_in_blocks(layer, turn.n, blocks);
-  prefill_from_device(layer, args.k, args.v, nullptr);
-  extend_blocks_.attended += blocks.attended;
-  extend_blocks_.seen += blocks.seen;
-  totals_.attends += turn.n;
-  totals_.keys_attended += keys;
+  const gpu::PromptBlocks blocks = blocks_since(so_far, listed.blocks());
+  const uint64_t keys = parts_.patterns.keys_in(layer, turn.n, blocks);
+  parts_.prompts.prefill(layer, args.k, args.v, nullptr);
+  parts_.patterns.add(blocks);
+  parts_.totals.add_on_device(turn.n, keys);
 }
 
 }  // namespace keyhole::runtime

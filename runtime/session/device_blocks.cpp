@@ -1,0 +1,83 @@
+#include "runtime/session/device_blocks.h"
+
+namespace keyhole::runtime {
+
+gpu::BlockedShape DeviceBlocks::shape_of(uint32_t layer) const {
+  const LayerShape m = engine_->model().of(layer);
+  return {m.q_heads, m.kv_heads, m.head_dim, engine_->model().kv_dtype,
+          params_->kv_host == KEYHOLE_KV_HOST_INT8};
+}
+
+DeviceBlocks::Parts& DeviceBlocks::parts_of(uint32_t layer) {
+  const LayerShape shape = engine_->model().of(layer);
+  for (Parts& parts : parts_) {
+    if (parts.shape == shape) return parts;
+  }
+  return parts_.emplace_back(Parts{.shape = shape});
+}
+
+bool DeviceBlocks::has_blocked(uint32_t layer) const {
+  return engine_->stream_device().make_blocked && gpu::why_no_blocked(shape_of(layer)).empty();
+}
+
+bool DeviceBlocks::has_listed(uint64_t rows) const {
+  return engine_->stream_device().make_listed && rows <= gpu::kMostListedRows;
+}
+
+gpu::BlockedAttention& DeviceBlocks::blocked(uint32_t layer) {
+  Parts& parts = parts_of(layer);
+  if (parts.blocked == nullptr) {
+    parts.blocked = engine_->stream_device().make_blocked(sequence_->resident(), shape_of(layer));
+  }
+  return *parts.blocked;
+}
+
+gpu::ListedAttention& DeviceBlocks::listed(uint32_t layer) {
+  Parts& parts = parts_of(layer);
+  if (parts.listed == nullptr) {
+    parts.listed = engine_->stream_device().make_listed(sequence_->resident(), shape_of(layer));
+  }
+  return *parts.listed;
+}
+
+void DeviceBlocks::release_listed(uint32_t layer) {
+  Parts& parts = parts_of(layer);
+  if (parts.listed != nullptr) parts.listed->release();
+}
+
+std::array<gpu::KvRows, 2> DeviceBlocks::offloaded_rows(uint32_t layer) const {
+  const LayerShape m = engine_->model().of(layer);
+  const KvView first = sequence_->view(layer, 0);
+  gpu::KvRows pinned;
+  pinned.keys = first.keys.data;
+  pinned.values = first.values.data;
+  pinned.head_stride =
+      m.kv_heads == 1 ? 0
+                      : static_cast<size_t>(sequence_->view(layer, 1).keys.data - first.keys.data);
+  pinned.dtype = first.keys.dtype;
+  pinned.scales = sequence_->scales(layer);
+  // What has codes is pinned; what comes behind it may be in part.
+  pinned.pinned = true;
+  pinned.count = codes_->pinned_rows(layer);
+  gpu::KvRows others = pinned;
+  const size_t skip = pinned.count * m.row_bytes(pinned.dtype);
+  others.keys += skip;
+  others.values += skip;
+  if (others.scales != nullptr) {
+    others.scales += size_t{pinned.count / kScaleRows} * m.kv_heads * 2 * m.head_dim;
+  }
+  others.count = sequence_->rows(layer) - pinned.count;
+  others.pinned = false;
+  return {pinned, others};
+}
+
+size_t DeviceBlocks::bytes() const {
+  size_t bytes = 0;
+  for (const Parts& parts : parts_) {
+    bytes += parts.blocked == nullptr ? 0 : parts.blocked->bytes();
+    bytes += parts.listed == nullptr ? 0 : parts.listed->bytes();
+  }
+  return bytes;
+}
+
+}  // namespace keyhole::runtime

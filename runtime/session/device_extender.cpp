@@ -1,0 +1,225 @@
+#include "runtime/session/device_extender.h"
+
+#include <algorithm>
+#include <string>
+
+#include "gpu/codes.h"
+
+namespace keyhole::runtime {
+namespace {
+
+// Which of the two is faster is estimated from what a machine of today does, PCIe 4 to 5 and 16 bits: an error of a factor of
+// two costs as much where both take about as long, and little elsewhere.
+constexpr double kBusBytesPerUs = 40e3, kCopyBytesPerUs = 6e3;  // of memory that is not pinned
+constexpr double kBlockedFixedUs = 300.0;  // waiting for the stream, handing K and V over
+constexpr double kCodedStepUs = 25.0, kCodeBytesPerUs = 1.9e6;
+constexpr double kHostStepUs = 300.0;
+constexpr double kAtOnceGain = 1.9;  // of four tokens of a step over codes, for each of them
+
+}  // namespace
+
+bool DeviceExtender::attends_at_once(uint32_t layer) const {
+  return !parts_.stream.is_capturing() && parts_.blocks.has_blocked(layer);
+}
+
+bool DeviceExtender::attends_blocked(uint32_t layer, uint32_t n, bool masked) const {
+  if (!attends_at_once(layer)) return false;
+  const uint32_t at_once = parts_.stream.runner().most_tokens(layer);
+  // Steps need the tokens of a mask in the window until the last of them.
+  if (masked && (at_once == 1 || n > parts_.params.window)) return true;
+  const ModelShape& m = parts_.engine.model();
+  const bool reads_rows = parts_.params.mode != KEYHOLE_MODE_RESIDENT;
+  const double rows = reads_rows ? parts_.sequence.rows(layer) : 0.0;
+  const double row_bytes =
+      2.0 * static_cast<double>(m.of(layer).token_bytes(parts_.params.offload_dtype(m)));
+  double step = reads_rows ? kHostStepUs : kCodedStepUs;
+  if (const gpu::Codes* codes = parts_.codes.of_step(layer); codes != nullptr) {
+    const double row = parts_.codes.row_bytes();
+    step = (kCodedStepUs + rows * row / kCodeBytesPerUs) / (at_once == 1 ? 1.0 : kAtOnceGain);
+  }
+  const double pinned = reads_rows ? parts_.codes.pinned_rows(layer) : 0.0;
+  return n * step > kBlockedFixedUs +
+                        (pinned / kBusBytesPerUs + (rows - pinned) / kCopyBytesPerUs) * row_bytes;
+}
+
+void DeviceExtender::extend(uint32_t layer, const ExtendArgs& args) {
+  const uint32_t n = args.k.tokens;
+  const bool masked = args.mask != nullptr;
+  parts_.prompt_memory.release();
+  check_counts(args);
+  if (!parts_.sequence.layer(layer).offloads()) return extend_window(layer, args);
+  if (!parts_.stream.is_capturing()) parts_.stream.settle(layer);
+  const bool by_pattern = attends_by_pattern(layer, args);
+  if (!by_pattern && !attends_blocked(layer, n, masked)) return extend_by_steps(layer, args);
+  parts_.stream.wait_idle();
+  parts_.stream.check_failure();
+  parts_.tokens.check_room(layer, n);
+  const uint32_t before = parts_.sequence.tokens(layer);
+  if (by_pattern && attends_by_lists(layer, args)) {
+    try {
+      extend_listed(layer, args);
+      parts_.extended.set(layer, before, n, true);
+      return;
+    } catch (const Error& e) {
+      if (e.status() != Status::out_of_device_memory) throw;
+      parts_.blocks.release_listed(layer);
+      parts_.engine.log()(
+          KEYHOLE_LOG_INFO,
+          std::string("many tokens are attended without lists of blocks: ") + e.what());
+    }
+  }
+  for (uint32_t at = 0; at < n; at += gpu::kMostBlockedTokens) {
+    try {
+      extend_blocked(layer, slice(args, at, std::min(n - at, gpu::kMostBlockedTokens)));
+    } catch (const Error& e) {
+      if (parts_.sequence.tokens(layer) != before) parts_.tokens.truncate_layer(layer, before);
+      if (e.status() != Status::out_of_device_memory) throw;
+      parts_.engine.log()(KEYHOLE_LOG_INFO,
+                          std::string("several tokens are attended a few at a time: ") + e.what());
+      return extend_by_steps(layer, args);
+    }
+  }
+  parts_.extended.set(layer, before, n, true);
+}
+
+gpu::SeenDrafts DeviceExtender::drafts_seen(uint32_t layer, const uint64_t* mask,
+                                            uint32_t i) const {
+  if (mask == nullptr || mask[i] == (uint64_t{2} << i) - 1) return {};
+  const gpu::SeenDrafts seen{i + 1, mask[i]};
+  const Window& window = parts_.engine.model().windows[layer];
+  // The step's own token and those before it are in the ring when it attends, seen or not.
+  const uint32_t slots = parts_.sequence.rings().slots(layer), needed = seen.reach(window.tokens);
+  if (needed <= slots || slots == parts_.params.max_tokens) return seen;
+  throw Error(Status::invalid_argument,
+              "layer " + std::to_string(layer) + " has a sliding window of " +
+                  std::to_string(window.tokens) + " and keeps " + std::to_string(slots) +
+                  " tokens; of tensors in device memory token " + std::to_string(i) +
+                  " of this mask needs a window_slack of " +
+                  std::to_string(needed - window.tokens));
+}
+
+void DeviceExtender::extend_window(uint32_t layer, const ExtendArgs& args) {
+  const uint32_t n = args.k.tokens;
+  for (uint32_t i = 0; i < n; ++i) (void)drafts_seen(layer, args.mask, i);
+  const bool captured = parts_.stream.is_capturing();
+  const uint32_t before = captured ? 0 : parts_.sequence.tokens(layer);
+  if (!captured && n > parts_.params.max_tokens - before) {
+    throw Error(Status::invalid_argument,
+                "layer " + std::to_string(layer) + " would hold " +
+                    std::to_string(uint64_t{before} + n) +
+                    " tokens, allowed: max_tokens = " + std::to_string(parts_.params.max_tokens));
+  }
+  for (uint32_t i = 0; i < n; ++i) {
+    const ExtendArgs one = slice(args, i, 1);
+    parts_.stream.runner().enqueue_window(layer, one.q, &one.k, &one.v,
+                                          drafts_seen(layer, args.mask, i), &one.out, one.lse);
+  }
+  if (!captured) parts_.extended.set(layer, before, n, true);
+}
+
+void DeviceExtender::extend_by_steps(uint32_t layer, const ExtendArgs& args,
+                                     gpu::StepGroup* group) {
+  const uint32_t n = args.k.tokens;
+  if (args.mask != nullptr && n > parts_.params.window) {
+    throw Error(Status::unsupported,
+                "a mask for " + std::to_string(n) + " tokens in device memory, and a window of " +
+                    std::to_string(parts_.params.window) +
+                    ": not in a capture, and with K and V in f16 or bf16 alone");
+  }
+  const bool captured = parts_.stream.is_capturing();
+  const uint32_t before = captured ? 0 : parts_.stream.runner().settled_tokens(layer);
+  try {
+    for (uint32_t i = 0; i < n;) i += enqueue_some(layer, args, i, group);
+  } catch (...) {
+    if (captured) throw;
+    parts_.stream.wait_idle();
+    if (parts_.sequence.tokens(layer) > before) parts_.tokens.truncate_layer(layer, before);
+    throw;
+  }
+  if (!captured) parts_.extended.set(layer, before, n, true);
+}
+
+uint32_t DeviceExtender::enqueue_some(uint32_t layer, const ExtendArgs& args, uint32_t first,
+                                      gpu::StepGroup* group) {
+  const uint32_t n = std::min(args.k.tokens - first, parts_.stream.runner().most_tokens(layer));
+  if (n > 1 || args.mask != nullptr) {
+    const ExtendArgs some = slice(args, first, n);
+    gpu::ManyTokens t;
+    t.q = device_tokens(some.q);
+    t.k = device_tokens(some.k);
+    t.v = device_tokens(some.v);
+    t.out = device_tokens(some.out);
+    t.lse = some.lse;
+    t.tokens = n;
+    if (first + n == args.k.tokens) t.group = group;
+    t.drafts = args.mask == nullptr ? n : first + n;
+    for (uint32_t i = 0; i < n; ++i) {
+      t.sees[i] = args.mask == nullptr ? (uint64_t{2} << i) - 1 : args.mask[first + i];
+    }
+    if (parts_.stream.runner().enqueue_tokens(layer, t)) return n;
+    if (args.mask != nullptr) {
+      throw Error(
+          Status::unsupported,
+          "layer " + std::to_string(layer) +
+              ": a mask for tokens in device memory, in a layer without codes there: not in a "
+              "capture, and with K and V in f16 or bf16 alone");
+    }
+  }
+  const ExtendArgs one = slice(args, first, 1);
+  parts_.stream.runner().enqueue(layer, one.q, &one.k, &one.v, &one.out, one.lse,
+                                 first + 1 == args.k.tokens ? group : nullptr);
+  return 1;
+}
+
+void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args) {
+  const gpu::Stream stream = parts_.stream.runner().stream();
+  const ModelShape& m = parts_.engine.model();
+  gpu::BlockedAttention& blocked = parts_.blocks.blocked(layer);
+  blocked.begin(device_tokens(args.q), args.q.tokens, {m.logits_of(layer), m.sinks_of(layer)},
+                stream);
+  if (parts_.params.mode != KEYHOLE_MODE_RESIDENT && parts_.sequence.rows(layer) != 0) {
+    for (const gpu::KvRows& rows : parts_.blocks.offloaded_rows(layer)) {
+      if (rows.count != 0) blocked.attend(rows, stream);
+    }
+  }
+  const gpu::ResidentPieces resident =
+      parts_.sequence.resident().stream_steps()->device_rows(layer);
+  for (uint32_t i = 0; i < resident.count; ++i) blocked.attend(resident.pieces[i], stream);
+  blocked.attend_new(device_tokens(args.k), device_tokens(args.v), args.mask, stream);
+  blocked.finish(device_tokens(args.out), args.lse, stream);
+  if (blocked.saw_bad_queries(stream)) {
+    throw Error(Status::not_finite, "tensor q has a NaN or an infinity");
+  }
+  parts_.prompts.prefill(layer, args.k, args.v, nullptr);
+  const bool reads_rows = parts_.params.mode != KEYHOLE_MODE_RESIDENT;
+  const uint64_t rows = reads_rows ? parts_.sequence.rows(layer) : 0;
+  parts_.totals.add_on_device(args.q.tokens, rows * m.of(layer).q_heads * args.q.tokens);
+}
+
+bool DeviceExtender::takes_one_step(uint32_t layer, const ExtendArgs& args) {
+  const uint32_t n = args.k.tokens;
+  if (!parts_.sequence.layer(layer).offloads()) return false;
+  if (!parts_.stream.is_capturing()) parts_.stream.settle(layer);
+  return parts_.codes.of_step(layer) != nullptr && n <= parts_.stream.runner().most_tokens(layer) &&
+         !attends_blocked(layer, n, false) && !attends_by_pattern(layer, args);
+}
+
+void DeviceExtender::prepare_step(uint32_t layer, const ExtendArgs& args) {
+  parts_.prompt_memory.release();
+  check_counts(args);
+  parts_.stream.runner().prepare_ahead(layer, args.k.tokens);
+}
+
+void DeviceExtender::fail_in_group(uint32_t layer, const std::exception_ptr& error) {
+  const bool captured = parts_.stream.is_capturing();
+  try {
+    parts_.stream.runner().fail_launch(error);
+  } catch (...) {
+    if (captured) throw;
+    parts_.extended.note_change(layer);
+    parts_.stream.wait_idle();
+    throw;
+  }
+}
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,49 @@
+// Tokens of prompts that come in device memory (keyhole_prefill): by way of host memory, where their session stores them, or of
+// sliding layers from device memory to device memory.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/indexing/index_keeper.h"
+#include "runtime/kv/sequence.h"
+#include "runtime/session/extended_tokens.h"
+#include "runtime/session/prompt_memory.h"
+#include "runtime/session/session_tokens.h"
+#include "runtime/session/stream_stepper.h"
+
+namespace keyhole::runtime {
+
+class DevicePrompts {
+ public:
+  /// All that it is given outlives it; of params max_tokens counts.
+  DevicePrompts(const Engine& engine, const SessionParams& params, Sequence& sequence,
+                const IndexKeeper& keeper, SessionTokens& tokens, StreamStepper& stream,
+                PromptMemory& memory, ExtendedTokens& extended)
+      : engine_(&engine),
+        params_(&params),
+        sequence_(&sequence),
+        keeper_(&keeper),
+        tokens_(&tokens),
+        stream_(&stream),
+        memory_(&memory),
+        extended_(&extended) {}
+
+  /// Does what SessionTokens::prefill() does for tensors of which some lie in device memory. Waits for the stream.
+  void prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
+
+ private:
+  /// Stores tokens of a sliding layer on the device; false: they are to come by way of host memory, and nothing has changed.
+  [[nodiscard]] bool prefill_window(uint32_t layer, const RowsIn& k, const RowsIn& v,
+                                    const RowsIn* q);
+
+  const Engine* engine_;
+  const SessionParams* params_;
+  Sequence* sequence_;
+  const IndexKeeper* keeper_;
+  SessionTokens* tokens_;
+  StreamStepper* stream_;
+  PromptMemory* memory_;
+  ExtendedTokens* extended_;
+};
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,63 @@
+#include "runtime/session/extend_patterns.h"
+
+#include <cmath>
+#include <string>
+
+#include "cpu/block_attention.h"
+#include "runtime/prefill/prefill_pattern.h"
+
+namespace keyhole::runtime {
+namespace {
+
+constexpr uint32_t kFewestByDefault = cpu::kPromptQueries;  // a tile
+
+}  // namespace
+
+void ExtendPatterns::set(const char* pattern, uint32_t tokens) {
+  const ModelShape& m = engine_->model();
+  if (tokens > kMaxTokens) {
+    throw Error(Status::invalid_argument,
+                "extends of " + std::to_string(tokens) + " tokens or more, allowed: 1.." +
+                    std::to_string(kMaxTokens) + ", and KEYHOLE_AUTO for " +
+                    std::to_string(kFewestByDefault));
+  }
+  std::vector<gpu::PromptPattern> patterns;
+  if (pattern != nullptr) {
+    for (uint32_t layer = 0; layer < m.layers; ++layer) {
+      const LayerShape shape = m.of(layer);
+      if (shape.value_dim == shape.head_dim) continue;
+      throw Error(Status::unsupported,
+                  "patterns of extends: value_dim is " + std::to_string(shape.value_dim) +
+                      ", needed: head_dim, which is " + std::to_string(shape.head_dim));
+    }
+    patterns = parse_head_patterns(pattern, m);
+  }
+  patterns_ = std::move(patterns);
+  from_ = tokens;
+}
+
+void ExtendPatterns::copy_from(const ExtendPatterns& from) {
+  patterns_ = from.patterns_;
+  from_ = from.from_;
+}
+
+bool ExtendPatterns::apply_to(uint32_t layer, const ExtendArgs& args) const {
+  const uint32_t fewest = from_ == 0 ? kFewestByDefault : from_;
+  return !patterns_.empty() && args.k.tokens >= fewest && args.mask == nullptr &&
+         sequence_->layer(layer).offloads() && params_->mode != KEYHOLE_MODE_RESIDENT;
+}
+
+std::span<const gpu::PromptPattern> ExtendPatterns::of(uint32_t layer) const {
+  const ModelShape& model = engine_->model();
+  return std::span(patterns_).subspan(model.first_q_head(layer), model.of(layer).q_heads);
+}
+
+uint64_t ExtendPatterns::keys_in(uint32_t layer, uint32_t n,
+                                 const gpu::PromptBlocks& blocks) const {
+  const uint64_t keys = uint64_t{sequence_->rows(layer)} * engine_->model().of(layer).q_heads * n;
+  if (blocks.seen == 0) return keys;
+  const double share = static_cast<double>(blocks.attended) / static_cast<double>(blocks.seen);
+  return static_cast<uint64_t>(std::llround(static_cast<double>(keys) * share));
+}
+
+}  // namespace keyhole::runtime

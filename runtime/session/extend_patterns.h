@@ -1,0 +1,57 @@
+// The patterns by which extends of many new tokens attend (keyhole_session_set_extend_pattern), and the blocks that they have
+// attended so far. Who attends by them: host_pattern.h with tensors in host memory, device_extender.h with tensors on a device.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "gpu/prompt.h"
+#include "runtime/engine/engine.h"
+#include "runtime/kv/sequence.h"
+#include "runtime/session/extend_args.h"
+
+namespace keyhole::runtime {
+
+class ExtendPatterns {
+ public:
+  /// All that it is given outlives it; of params the mode counts, which may change.
+  ExtendPatterns(const Engine& engine, const SessionParams& params, const Sequence& sequence)
+      : engine_(&engine), params_(&params), sequence_(&sequence) {}
+
+  /// Sets the pattern of extends of so many tokens or more, 0: as the library chooses; null: there is none. Strong guarantee.
+  void set(const char* pattern, uint32_t tokens);
+  void copy_from(const ExtendPatterns& from);
+
+  /// Whether the pattern that was set is about such an extend.
+  [[nodiscard]] bool apply_to(uint32_t layer, const ExtendArgs& args) const;
+  /// Whether the least number of tokens was left to the library.
+  [[nodiscard]] bool chooses_tokens() const { return from_ == 0; }
+  /// The patterns of the layer's query heads.
+  [[nodiscard]] std::span<const gpu::PromptPattern> of(uint32_t layer) const;
+
+  /// How many offloaded keys the query heads of n tokens have attended: the share that the blocks attended have of those seen.
+  [[nodiscard]] uint64_t keys_in(uint32_t layer, uint32_t n, const gpu::PromptBlocks& blocks) const;
+  /// An extend has attended these.
+  void add(const gpu::PromptBlocks& blocks) {
+    blocks_.attended += blocks.attended;
+    blocks_.seen += blocks.seen;
+  }
+  [[nodiscard]] const gpu::PromptBlocks& blocks() const { return blocks_; }
+
+ private:
+  const Engine* engine_;
+  const SessionParams* params_;
+  const Sequence* sequence_;
+  std::vector<gpu::PromptPattern> patterns_;  ///< `[layers, q_heads]`; empty: none is set
+  uint32_t from_ = 0;                         ///< new tokens; 0: as the library chooses
+  gpu::PromptBlocks blocks_;
+};
+
+/// The blocks that are in `all` and were not in `before`.
+[[nodiscard]] inline gpu::PromptBlocks blocks_since(const gpu::PromptBlocks& before,
+                                                    const gpu::PromptBlocks& all) {
+  return {all.attended - before.attended, all.seen - before.seen};
+}
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,68 @@
+// How tokens come to a session and go again: checked before anything changes, and told to every part that keeps something of
+// them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "runtime/audit/session_audits.h"
+#include "runtime/indexing/index_keeper.h"
+#include "runtime/kv/sequence.h"
+#include "runtime/session/extended_tokens.h"
+#include "runtime/session/host_memory.h"
+#include "runtime/session/stream_stepper.h"
+
+namespace keyhole::runtime {
+
+/// Throws Error(invalid_argument) unless q holds as many tokens as k.
+void check_as_many(const RowsIn& q, const RowsIn& k);
+
+class SessionTokens {
+ public:
+  /// All that it is given outlives it; of params max_tokens counts.
+  SessionTokens(const Engine& engine, const SessionParams& params, Sequence& sequence,
+                IndexKeeper& keeper, SessionAudits& audits, const HostMemory& memory,
+                StreamStepper& stream, ExtendedTokens& extended)
+      : engine_(&engine),
+        params_(&params),
+        sequence_(&sequence),
+        keeper_(&keeper),
+        audits_(&audits),
+        memory_(&memory),
+        stream_(&stream),
+        extended_(&extended) {}
+
+  // Checks of tokens in host memory; those of several tokens run on the engine's threads.
+  /// Throws Error where k and v hold different numbers of tokens, what is not finite, or more than there is room for.
+  void check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const;
+  /// Throws Error where max_tokens or host_memory_limit have no room for n tokens more.
+  void check_room(uint32_t layer, uint32_t n) const;
+  /// Throws Error(not_finite).
+  void check_queries(const RowsIn& q) const;
+
+  /// Stores tokens of a prompt, see keyhole_prefill. q: of all tokens, or those of some of them that the index's sample may want
+  /// (RowsIn::step); null: none.
+  void prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
+  /// Appends the token of a step, which has been checked.
+  void append(uint32_t layer, const RowsIn& k, const RowsIn& v) {
+    sequence_->append(layer, k, v);
+    extended_->note_change(layer);
+  }
+  /// Drops the layer's tokens >= n; there are more.
+  void truncate_layer(uint32_t layer, uint32_t n);
+  /// Each layer to its own number of tokens. Throws Error(invalid_argument) before anything has changed where a sliding layer no
+  /// longer holds its window before its token to[layer].
+  void truncate(std::span<const uint32_t> to);
+
+ private:
+  const Engine* engine_;
+  const SessionParams* params_;
+  Sequence* sequence_;
+  IndexKeeper* keeper_;
+  SessionAudits* audits_;
+  const HostMemory* memory_;
+  StreamStepper* stream_;
+  ExtendedTokens* extended_;
+};
+
+}  // namespace keyhole::runtime
