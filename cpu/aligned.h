@@ -1,6 +1,6 @@
-// Vectors whose memory begins a cache line: loads of a whole line cost twice as much where they meet two. Those of 2 MiB and
-// more begin a huge page, and ask for such: what a step reads here and there costs a walk through the page tables for each
-// small page, in a virtual machine through two.
+// Vectors whose memory begins at a cache line, because a load of a whole line costs twice as much where it touches
+// two lines. Vectors of 2 MiB and more begin at a huge page and ask for huge pages: with small pages every scattered
+// read of a step walks the page tables, in a virtual machine two levels of them.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 namespace keyhole::cpu {
 
 inline constexpr size_t kHugePageBytes = size_t{2} << 20;
-/// Asks for huge pages in the whole ones among memory that nothing has touched.
+/// Asks the system for huge pages wherever a whole one lies in `memory`, which nothing may have touched yet.
 void advise_huge_pages(void* memory, size_t bytes);
 
 template <class T>

@@ -75,7 +75,7 @@ void attend_slowly(const Args& a, DType dtype) {
 
 void attend_in_double(const AttendArgs& a, DType dtype) { attend_slowly(a, dtype); }
 
-// Infinite scores make the weights' sum NaN, and so the lse.
+// Infinite scores make the sum of the weights NaN, and therefore the lse.
 void attend_scored_in_double(const AttendScoredArgs& a, DType dtype) { attend_slowly(a, dtype); }
 
 }  // namespace keyhole::cpu

@@ -12,7 +12,7 @@
 namespace keyhole::cpu {
 namespace {
 
-// Columns that a merge adds up at once: those of every head that the library itself attends with.
+// Number of columns that a merge adds up at once: enough for every head with which the library itself attends.
 constexpr uint32_t kMergedColumns = kMaxHeadDim;
 
 void attend(const Kernels& kernels, const KvView& kv, const uint32_t* ids, size_t count,
@@ -77,8 +77,8 @@ void merge_states(std::span<const StateView> states, uint32_t heads, uint32_t di
     LogSum<float> lse;
     for (const StateView& s : states) lse.cover(s.lse[h]);
     for (const StateView& s : states) lse.add(s.lse[h]);
-    // Columns in blocks, so that any dim will do. Of a block all inputs are read before it is written, and all
-    // blocks are written before out.lse is: out may be one of the inputs.
+    // Columns are merged in blocks, so that any dim will do. All inputs of a block are read before it is written, and
+    // all blocks are written before out.lse is, because out may be one of the inputs.
     const size_t row = static_cast<size_t>(h) * dim;
     for (uint32_t begin = 0; begin < dim; begin += kMergedColumns) {
       const uint32_t n = std::min(kMergedColumns, dim - begin);

@@ -17,8 +17,8 @@ void attend_range(const Kernels& kernels, const KvView& kv, const float* queries
 void attend_ids(const Kernels& kernels, const KvView& kv, std::span<const uint32_t> ids,
                 const float* queries, uint32_t group, const LogitParams& logits, StateView out);
 
-/// The same from inner products that are known, scores[h*score_stride + i] of row ids[i] (unscaled): reads
-/// values only. False, and any state, where scores have overflowed.
+/// Writes the state of the rows `ids` from inner products that are known already, scores[h*score_stride + i] of row
+/// ids[i] (unscaled), so that only values are read. Returns false, with any state, where scores have overflowed.
 [[nodiscard]] bool attend_scored(const Kernels& kernels, const RowsView& values,
                                  std::span<const uint32_t> ids, const float* scores,
                                  size_t score_stride, uint32_t group, const LogitParams& logits,
@@ -30,12 +30,12 @@ void attend_ids(const Kernels& kernels, const KvView& kv, std::span<const uint32
 /// (0, -inf); never NaN. `out` may be one of the inputs. An empty list gives (0, -inf).
 void merge_states(std::span<const StateView> states, uint32_t heads, uint32_t dim, StateView out);
 
-/// Adds the state (0, sinks[h]) to that of each head, in place:
+/// Adds the state (0, sinks[h]), a learned sink, to the state of each head, in place:
 ///   lse' = ln(e^lse + e^sinks[h]),  o' = e^(lse - lse') * o.
 /// sinks `[heads]`: finite, or -inf for none.
 void add_sinks(const float* sinks, uint32_t heads, uint32_t dim, StateView state);
 
-/// Writes (0, -inf).
+/// Writes the empty state (0, -inf) for all heads.
 void clear_state(StateView out, uint32_t heads, uint32_t dim);
 
 }  // namespace keyhole::cpu

@@ -50,7 +50,7 @@ struct LogSum {
 
   [[nodiscard]] bool is_empty() const { return largest == -std::numeric_limits<T>::infinity(); }
   void cover(T x) { largest = std::max(largest, x); }
-  /// Adds nothing where all is empty: -inf - -inf would be NaN.
+  /// Adds e^x to the sum. Where all sets are empty it adds nothing: -inf - -inf would be NaN.
   void add(T x) {
     if (!is_empty()) sum += std::exp(x - largest);
   }

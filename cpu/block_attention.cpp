@@ -9,7 +9,7 @@ namespace {
 // Queries and outputs of a task's heads: 128 x 512 floats each stay in the second level of cache.
 constexpr uint32_t kMostWidth = 512;
 
-/// Where a head's list is while the blocks of all heads of a task are walked together.
+/// The place in a head's list, while the blocks of all heads of a task are walked together.
 struct Cursor {
   const uint32_t* at;
   const uint32_t* end;

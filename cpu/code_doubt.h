@@ -1,6 +1,6 @@
-// When codes cannot tell which rows weigh, and how far a row's logit may be from the one that its code has: what the
-// host (index/scan/code_scan_doubt.cpp, which explains it) and the device (gpu/cuda/codes/doubt.cuh) ask of a query
-// head after the rows that it has chosen were read exactly.
+// Doubt: when codes cannot tell which rows of a query head weigh, and how far the logit of a row may be from the
+// logit by its code. The host (index/scan/code_scan_doubt.cpp, which explains it) and the device
+// (gpu/cuda/codes/doubt.cuh) both ask this after the chosen rows were read exactly.
 #pragma once
 
 #include <cmath>
@@ -16,31 +16,32 @@
 
 namespace keyhole {
 
-/// The noise of a run of rows with one that fp16 cannot hold: thousands of times as long as those that the balance
-/// was learned from. What its codes say may be off by anything. Finite, so that a weight by code is.
+/// The noise of a run of rows of which fp16 cannot hold one, because it is thousands of times as long as the rows
+/// that the balance was learned from: its codes may be off by anything. Finite, so that weights by code stay finite.
 inline constexpr float kUnknownNoise = 1e6F;
 
-/// Standard deviations of a code's error that are thought possible: 1 of 32,000 errors is larger.
+/// How many standard deviations a code's error may have to be thought possible: 1 error of 32,000 is larger.
 inline constexpr float kDoubtDeviations = 4.0F;
-/// The variance up to which sums of weights by code are believed.
+/// Sums of weights by code are believed up to this variance of their logits.
 inline constexpr float kKnownVariance = 2.0F;
-/// In heads most of whose weight is unread a row's variance is so many times the mean: the one key of thousands that
-/// is many times longer than others must not make a head doubtful.
+/// In heads most of whose weight is unread, the variance of a row is taken to be this many times the mean, so that
+/// the one key of thousands that is many times longer than the others does not put a head in doubt.
 inline constexpr float kLongerKeys = 2.0F;
-/// Rows are read again, with what the log-sum-exp has become, where it has fallen by so many nats, and so often at
-/// most. If it still falls then, all rows are read.
+/// Rows are read again, with the new log-sum-exp, where it has fallen by more than this many nats, and at most this
+/// many times. If it still falls then, all rows are read.
 inline constexpr float kDoubtFall = 1.0F;
 inline constexpr uint32_t kDoubtRounds = 3;
-/// Where exact attention leaves less than this of what the codes weighed, what rounding has left of these would show:
-/// the others are summed up once more, without the rows that were read.
+/// If exact attention leaves less than this share of what codes said the chosen rows weigh, rounding would show in
+/// the remainder: then the other rows are summed up once more, without those that were read.
 inline constexpr float kLeastKept = 0.1F;
 
-/// By the bits of keys or values, whichever are fewer.
+/// The limits beyond which codes are doubted. They depend on the bits of keys or of values, whichever are fewer.
 struct DoubtLimits {
-  float error;  ///< of the output, from which on more rows are read
+  float error;  ///< error of the output from which on more rows are read
   float light;  ///< nats below the log-sum-exp at which a row does not matter
-  /// In heads most of whose weight is unread and whose variance is above kKnownVariance: ln of e^t w from which on
-  /// errors of single rows show. One bit is not asked for answers that would take it to read everything.
+  /// ln of e^t w from which on errors of single rows show, for heads most of whose weight is unread and whose
+  /// variance is above kKnownVariance. With one bit the limit is so high that answers do not require reading
+  /// everything.
   float likely;
   float value_square;  ///< the squared error of a value by its code
 };
@@ -55,11 +56,11 @@ struct DoubtLimits {
                                                : DoubtLimits{0.07F, 4.0F, likely, square};
 }
 
-/// cap * tanh(x / cap); cap 0: x.
+/// cap * tanh(x / cap), or x where cap is 0.
 [[nodiscard]] KEYHOLE_ANYWHERE float capped_logit(float x, float cap) {
   return cap > 0.0F ? cap * std::tanh(x / cap) : x;
 }
-/// What capped_logit() gives `logit` for; +-inf where it never does.
+/// The x for which capped_logit() gives `logit`; +-inf where no x does.
 [[nodiscard]] KEYHOLE_ANYWHERE float uncapped_logit(float logit, float cap) {
   if (!(cap > 0.0F)) return logit;
   const float share = logit / cap;
@@ -67,21 +68,21 @@ struct DoubtLimits {
   return share <= -1.0F ? -HUGE_VALF : cap * std::atanh(share);
 }
 
-/// What is known of a query head. Weights are their natural logarithms.
+/// What is known of one query head. Weights are given as natural logarithms.
 struct HeadDoubt {
-  float lse = 0.0F;  ///< of all rows, as far as it is known
+  float lse = 0.0F;  ///< log-sum-exp of all rows, as far as it is known
   float unread =
       0.0F;  ///< of the rows that were not read, by their codes; -inf: too little to be seen
-  float heaviest = 0.0F;  ///< of the heaviest of these, by its code
+  float heaviest = 0.0F;  ///< weight of the heaviest unread row, by its code
   float spread =
       0.0F;  ///< (scale |q'|)^2: the variance of a logit by code, before a soft-cap, for f^2 noise = 1
   float widest = 0.0F;   ///< the largest f^2 noise of a row
-  float rows = 1.0F;     ///< that were read
+  float rows = 1.0F;     ///< rows that were read
   float softcap = 0.0F;  ///< as LogitParams::softcap
 };
 
-/// Whether codes cannot tell which of the head's rows weigh. usual(): the mean of f^2 noise over the rows; called
-/// where it matters.
+/// Whether codes cannot tell which rows of the head weigh. usual() returns the mean of f^2 noise over the rows; it is
+/// called only where the answer depends on it.
 template <class Usual>
 [[nodiscard]] KEYHOLE_ANYWHERE bool is_in_doubt(const HeadDoubt& head, const DoubtLimits& limits,
                                                 const Usual& usual) {
@@ -90,15 +91,15 @@ template <class Usual>
   const auto is_finite = [](float x) { return x - x == 0.0F; };
   if (!is_finite(head.lse) || !is_finite(head.heaviest)) return false;
   const float cap = head.softcap;
-  // The noise was taken from the weight.
+  // The weight by code already has the noise taken from it.
   const float logit = head.heaviest + smaller(0.5F * head.spread * head.widest, kMostNoiseBias);
   const float cut = uncapped_logit(logit, cap);
   const float bound = uncapped_logit(head.lse - limits.light, cap);
-  // By how much the logit of the heaviest unread row may be off, if the row has this f^2 noise.
+  // reach_of(noise): how far the logit of the heaviest unread row may be off if the row has this f^2 noise.
   const auto reach_of = [&](float noise) {
     const float far = kDoubtDeviations * std::sqrt(head.spread * noise);
     const float above = capped_logit(cut + far, cap) - logit;
-    // Where a soft-cap flattens the heaviest logits, those of rows that are lighter by a code's error are not flat.
+    // A soft-cap flattens the heaviest logits, but not those of rows that are lighter by a code's error.
     const float lower = smaller(cut, larger(bound, 0.0F));
     const float below = capped_logit(lower, cap) - capped_logit(lower - far, cap);
     return larger(larger(above, below), 0.0F);
@@ -113,7 +114,7 @@ template <class Usual>
   const float most_of_16 = 16.0F * heaviest;
   const bool may_be_sharp = 1.5F * most_of_16 >= unread - 0.15F;
   if (t <= kKnownVariance) {
-    // |o|^2 is at least that of the rows that were read, if they weigh alike.
+    // o|^2 is at least that of the rows that were read, if all of them weigh alike.
     const float read = 1.0F - unread;
     const float square = larger(read * read / head.rows, heaviest * heaviest);
     const float error = (std::expm1(t) + limits.value_square) * smaller(heaviest, unread) * unread;

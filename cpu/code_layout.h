@@ -20,8 +20,8 @@
 // A tile is 16 rows. `lane` is a thread of the warp that multiplies the tile.
 //   Keys are the 16 x 32 matrix A of mma.m16n8k32 (8-bit), in steps of 16 components: step s has two registers, of rows
 //   lane/4 + 8 r for r = 0, 1, with bytes j = 0..3 of component 16 s + 4 (lane mod 4) + j. Both lie at the same bits of
-//   two words: word 2 (s div n) + r has n = 8/b steps, step s at bits b (s mod n) of every byte. So a mask alone makes a
-//   register of u 2^(b (s mod n)), and the query's components of the step are divided by that power.
+//   two words: word 2 (s div n) + r has n = 8/b steps, step s at bits b (s mod n) of every byte. So a mask alone
+//   makes a register of u 2^(b (s mod n)), and the query's components of the step are divided by that power.
 //   Values are the 16 x 16 matrix A of mma.m16n8k16 (16-bit), transposed: register 4 m + a holds halves j = 0, 1 of
 //   component 16 m + lane/4 + 8 (a mod 2), row 2 (lane mod 4) + j + 8 (a div 2). A word has 16/b registers, the first
 //   in the lowest bits of both halves.
@@ -81,12 +81,12 @@ struct CodeShape {
   [[nodiscard]] KEYHOLE_ANYWHERE size_t noise_at() const {
     return value_mean_at() + size_t{dim} * 2;
   }
-  /// Of a block; a multiple of 128, so that every block begins a line of the cache.
+  /// Bytes of a block: a multiple of 128, so that every block begins at a cache line.
   [[nodiscard]] KEYHOLE_ANYWHERE size_t block_bytes() const {
     return (noise_at() + 4 + 127) / 128 * 128;
   }
 
-  /// Of the key in row `row` (0..15) of a tile.
+  /// Where the key code of row `row` (0..15) of a tile lies.
   [[nodiscard]] KEYHOLE_ANYWHERE CodePlace key_place(uint32_t row, uint32_t component) const {
     const uint32_t lane = row % 8 * 4 + component % 16 / 4;
     const uint32_t step = component / 16;
@@ -94,7 +94,7 @@ struct CodeShape {
     return {lane * key_words() + 2 * (step / per_word) + row / 8,
             component % 4 * 8 + step % per_word * key_bits};
   }
-  /// Of the value in row `row` (0..15) of a tile.
+  /// Where the value code of row `row` (0..15) of a tile lies.
   [[nodiscard]] KEYHOLE_ANYWHERE CodePlace value_place(uint32_t row, uint32_t component) const {
     const uint32_t lane = component % 8 * 4 + row % 8 / 2;
     const uint32_t reg = component / 16 * 4 + row / 8 * 2 + component % 16 / 8;
@@ -103,21 +103,21 @@ struct CodeShape {
   }
 };
 
-/// The step between levels that loses least of a normal distribution, halved, in standard deviations: what a level of
-/// 1 is worth (Max 1960).
+/// What a level of 1 is worth, in standard deviations: half of the step between levels that loses least of a normal
+/// distribution (Max 1960).
 [[nodiscard]] KEYHOLE_ANYWHERE float code_step(uint32_t bits) {
   return bits == 1 ? 0.7979F : bits == 2 ? 0.4978F : 0.1676F;
 }
 
-/// What the noise of a key's code takes from the log weight of its row, at most: half of a variance of 2. The logit by code is
-/// unbiased, and half its variance is the first term of a series that has sense for variances up to some units (that of the
-/// weight is e^variance - 1). Without the bound it outgrows the logit, as it is quadratic in the sizes of queries and keys where
-/// the logit is linear: of long keys the shortest would weigh most. What codes cannot tell beyond it is read exactly
-/// (index/scan/code_scan_doubt.cpp).
+/// The most that the noise of a key's code takes from the log weight of its row: half of a variance of 2. The logit
+/// by code is unbiased; half its variance is the first term of a series that makes sense for variances up to some
+/// units (the variance of the weight is e^variance - 1). Without the bound the term outgrows the logit, because it is
+/// quadratic in the sizes of queries and keys and the logit is linear: of long keys the shortest would weigh most.
+/// Rows that codes cannot tell beyond it are read exactly (index/scan/code_scan_doubt.cpp).
 inline constexpr float kMostNoiseBias = 1.0F;
 
-/// The sign that a component of a row is multiplied by before a pass of the rotation: a fixed pattern that looks
-/// random, another one for each pass, as two equal passes would undo each other.
+/// The sign by which a component of a row is multiplied before a pass of the rotation. The pattern is fixed and looks
+/// random; it differs between passes, because two equal passes would undo each other.
 [[nodiscard]] KEYHOLE_ANYWHERE float code_sign(uint32_t pass, uint32_t component) {
   uint32_t x = (pass * 256 + component + 1) * 0x9E3779B1U;
   x ^= x >> 15;
@@ -126,11 +126,11 @@ inline constexpr float kMostNoiseBias = 1.0F;
   return (x >> 7 & 1U) != 0 ? -1.0F : 1.0F;
 }
 
-/// Passes of the rotation, one after the other: signs, then a Hadamard transform of `size` components from `begin` on. Head
-/// dimensions that are no powers of 2 take transforms of the largest power of 2 below, at their beginning and at their end
-/// in turn. By how much one end is wider than the other becomes (dim - size) / size of that with each pass after the first:
-/// there are as many that a quarter is left, and 3 at least. (Of 80 components with two passes, components keep spreads of
-/// their own, and scores by code come out 3 % too small.)
+/// One pass of the rotation: signs, then a Hadamard transform of `size` components from `begin` on. The passes follow
+/// one another. A head dimension that is no power of 2 takes transforms of the largest power of 2 below it, at its
+/// beginning and at its end in turn. Each pass after the first multiplies the difference in width between the two
+/// ends by (dim - size) / size; there are as many passes as leave a quarter of it, and at least 3. (With two passes
+/// over 80 components, components keep spreads of their own, and scores by code come out 3 % too small.)
 struct HadamardPass {
   uint32_t begin, size;
 };

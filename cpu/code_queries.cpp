@@ -1,4 +1,4 @@
-// Queries in the order of the codes of keys, and sums of the codes of values back from theirs.
+// Brings queries into the order of the codes of keys, and sums of the codes of values back out of theirs.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,7 +10,7 @@ namespace {
 
 // 256 * 127 + 127: both parts are in [-128, 127].
 constexpr float kMostQuery = 32639.0F;
-// Added and taken away again, it rounds to the nearest integer, which std::nearbyint() does in a call.
+// Adding this and subtracting it again rounds to the nearest integer, for which std::nearbyint() needs a call.
 constexpr float kRounds = 0x1.8p23F;
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What blocks of rows weigh for groups of neighbouring queries of a prompt, beside what they weigh for single ones
-// (cpu/block_weights.h): the same figures as a device's, gpu/cuda/prefill/group_weights.h.
+// The weight of blocks of rows for groups of neighbouring queries of a prompt, where cpu/block_weights.h has it for
+// single queries. A device computes the same figures: gpu/cuda/prefill/group_weights.h.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,18 @@
 
 namespace keyhole::cpu {
 
-/// Queries whose mean meets the means of blocks.
+/// Number of neighbouring queries whose mean is multiplied with the means of blocks.
 inline constexpr uint32_t kMeanQueries = 64;
 
-/// Keeps its memory between calls: the means, and for each thread 16 KiB and 256 bytes for each component of a head; one call at a
-/// time.
+/// Computes weights of groups of queries. Keeps its memory between calls: the means, and for each thread 16 KiB plus
+/// 256 bytes for each component of a head. One call at a time.
 class GroupWeights {
  public:
   GroupWeights(const Kernels& kernels, Pool& pool) : kernels_(&kernels), pool_(&pool) {}
 
-  /// The logit of the mean of kMeanQueries queries and the mean of a block's rows, of those that there are. Of a piece without
-  /// window, whose values are not read. weights `[heads, groups, blocks()]`, written: of group i, the queries from i * kMeanQueries
-  /// on, -inf where a block begins behind the group's last query. heads: query heads, rising. Throws std::bad_alloc.
+  /// Writes weights `[heads, groups, blocks()]`: the logit of the mean of group i, the queries from i * kMeanQueries
+  /// on, with the mean of the rows that a block has; -inf where a block begins behind the group's last query. The
+  /// piece has no window; its values are not read. heads: query heads, rising. Throws std::bad_alloc.
   void means(const PromptPiece& piece, std::span<const uint32_t> heads, float* weights);
 
  private:
@@ -30,7 +30,7 @@ class GroupWeights {
     RowUnpacker unpacker;
     LineVector<float> keys, x;
   };
-  /// Of kPromptRows blocks and the heads from heads[first_head] on that share their keys, by their means.
+  /// Weighs kPromptRows blocks by their means for the heads from heads[first_head] on that share their keys.
   void weigh_tile(const PromptPiece& piece, std::span<const uint32_t> heads, size_t first_head,
                   uint32_t tile, float* weights, Scratch& scratch);
   void average(const RowRuns& rows, size_t head, uint32_t first, uint32_t count, uint32_t dim,

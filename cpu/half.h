@@ -45,7 +45,7 @@ namespace keyhole::cpu {
   return std::bit_cast<float>(static_cast<uint32_t>(b) << 16);
 }
 
-/// Rounds to nearest even.
+/// Rounds to nearest even; the largest numbers give Inf.
 [[nodiscard]] constexpr uint16_t f32_to_bf16(float f) {
   const uint32_t bits = std::bit_cast<uint32_t>(f);
   if ((bits & 0x7FFFFFFFU) > 0x7F800000U) return static_cast<uint16_t>(bits >> 16 | 0x40U);

@@ -33,8 +33,8 @@ struct ScoreArgs {
   RowScales scales{};   ///< of keys of dtype i8
 };
 
-/// The same for int8 keys without scales of channels: score = (sum_j qi[h][j]*k[i][j]) * query_scales[h].
-/// Integer arithmetic: all levels give the same bits.
+/// Inner products of int8 keys without scales of channels: score = (sum_j qi[h][j]*k[i][j]) * query_scales[h].
+/// Integer arithmetic, so that all levels give the same bits.
 struct ScoreI8Args {
   const int8_t* queries;      ///< `[group, dim]`, in [-127, 127]
   const float* query_scales;  ///< `[group]`
@@ -48,9 +48,9 @@ struct ScoreI8Args {
   size_t score_stride;
 };
 
-/// Inner products from some components alone (SparQ's approximate scores), of rows of a block in which keys lie
-/// component by component: element i of component j at block[j*block_rows + i]. Every element is loaded once
-/// for the group. Sums in fp32, component by component.
+/// Inner products over some components alone (SparQ's approximate scores), for rows of a block in which keys lie
+/// component by component: element i of component j is block[j*block_rows + i]. Every element is loaded once for the
+/// group. Sums are fp32, component by component.
 struct ScoreComponentsArgs {
   const float* queries;  ///< `[group, component_count]` fp32: the chosen components of each query
   uint32_t group;
@@ -84,9 +84,9 @@ struct AttendArgs {
   RowScales key_scales{}, value_scales{};  ///< of rows of dtype i8
 };
 
-/// The same state from inner products that are known: reads values only, each once for the whole group.
-/// A score that is not finite (an overflowed inner product) gives an lse that is not finite, and any o,
-/// unless it is -inf beside finite ones, which weighs nothing.
+/// Partial attention from inner products that are known: reads values only, each once for the whole group. A score
+/// that is not finite (an overflowed inner product) gives an lse that is not finite and any o, except that -inf
+/// beside finite scores weighs nothing.
 struct AttendScoredArgs {
   const float* scores;  ///< scores[h*score_stride + i] = queries[h] . key_i (unscaled)
   size_t score_stride;  ///< elements between heads, >= count
@@ -113,9 +113,9 @@ struct KeepArgs {
   const float* thresholds;  ///< `[group]`
 };
 
-/// What partitions of keys weigh for a group, by their means: size * e^(logit of the mean + t/2 - shift), where t is
-/// the variance of the logits inside the partition if its keys spread alike in all directions (second order of
-/// the cumulant expansion; without variances the first, a lower bound by Jensen's inequality).
+/// Weights of partitions of keys for a group, by their mean keys: size * e^(logit of the mean + t/2 - shift), where t
+/// is the variance of the logits inside the partition if its keys spread alike in all directions (second order of the
+/// cumulant expansion; without variances the first, a lower bound by Jensen's inequality).
 struct PartitionArgs {
   const float* scores;  ///< scores[h*score_stride + i] = queries[h] . mean key i (unscaled)
   size_t score_stride;  ///< elements between heads, >= count
@@ -125,21 +125,21 @@ struct PartitionArgs {
   const float* variances;     ///< `[count]` of an element of a key, mean over elements; null: 0
   const float* square_norms;  ///< `[group]` |q|^2
   LogitParams logits;
-  /// `[group]` the largest mean of e^logit that is believed, as a logit; may be -inf.
+  /// `[group]` the largest mean of e^logit that is believed, given as a logit; may be -inf.
   const float* caps;
-  /// `[group]` by how much the logit of a mean key may be wrong: what lies that far below it is believed in
-  /// spite of the cap (a mean is a lower bound). Null: the cap holds for all.
+  /// `[group]` by how much the logit of a mean key may be wrong: a mean is a lower bound, so what lies that far below
+  /// it is believed in spite of the cap. Null: the cap holds for all.
   const float* margins = nullptr;
-  /// `[group]` at least what is believed; weights above it count as equal to it.
+  /// `[group]` the least logit that is believed; weights above it count as equal to it.
   const float* shifts;
   float* weights;  ///< out `[group, out_stride]`
-  /// Out `[group, out_stride]`: weight^2 * (e^min(t, 2) - 1) / size, the variance of the weight of so many draws.
-  /// Null: not wanted.
+  /// Out `[group, out_stride]`: weight^2 * (e^min(t, 2) - 1) / size, the variance of the weight as a mean of `size`
+  /// draws. Null: not wanted.
   float* uncertainties;
   size_t out_stride;  ///< >= count
 };
 
-/// o[h] += sum of weights[h*weight_stride + i] * row i. Weights of any sign.
+/// Adds weighted rows: o[h] += sum over i of weights[h*weight_stride + i] * row i. Weights may have any sign.
 struct WeightedSumArgs {
   const float* weights;
   size_t weight_stride;  ///< elements between heads, >= count
@@ -164,19 +164,19 @@ struct Kernels {
   void (*attend_scored[4])(const AttendScoredArgs&);
   /// ln sum exp(logit(scores[i])) over `count` inner products; -inf for none.
   float (*log_sum_exp)(const float* scores, size_t count, const LogitParams& logits);
-  /// Returns how many were kept.
+  /// Moves the columns that pass to the front (see KeepArgs) and returns how many there are.
   size_t (*keep_above)(const KeepArgs&);
   void (*weigh_partitions)(const PartitionArgs&);
   void (*weighted_sum[4])(const WeightedSumArgs&);
-  /// Codes of keys and values, see cpu/code_kernels.h.
+  /// Kernels of codes of keys and values, see cpu/code_kernels.h.
   void (*score_codes)(const ScoreCodesArgs&);
   void (*sum_codes)(const SumCodesArgs&);
-  /// Many queries at once, see cpu/prompt_kernels.h.
+  /// Kernels for many queries at once, see cpu/prompt_kernels.h.
   void (*product)(const ProductArgs&);
   void (*weigh_row)(const WeighRowArgs&);
   /// dst[i] = fp32(src[i]).
   void (*to_f32[3])(const std::byte* src, float* dst, size_t n);
-  /// dst[i] = src[i] * scales[i], of int8 and bf16.
+  /// dst[i] = src[i] * scales[i], from int8 and bf16 to fp32.
   void (*i8_to_f32)(const std::byte* src, const uint16_t* scales, float* dst, size_t n);
   /// dst[i] = dtype(src[i]), round to nearest even.
   void (*from_f32[3])(const float* src, std::byte* dst, size_t n);
@@ -187,7 +187,7 @@ struct Kernels {
 /// Kernels of a level, or null where this machine cannot run it.
 [[nodiscard]] const Kernels* kernels_for(Level level);
 
-/// Levels that this machine runs, in rising order.
+/// The levels that this machine runs, in rising order.
 [[nodiscard]] std::span<const Level> available_levels();
 
 /// The level named by `forced` (null or "": the environment variable KEYHOLE_CPU; unset: the best).

@@ -64,8 +64,8 @@ void sum_codes_avx512vnni(const SumCodesArgs& args);
 
 #endif
 
-/// The same state as Kernels::attend, all sums in double. Attend kernels fall back to it when their fp32
-/// sums overflowed (|q.k| or sums of V near 3e38), so that finite inputs never give Inf or NaN.
+/// Computes the state of Kernels::attend with all sums in double. Attend kernels fall back to it when their fp32 sums
+/// have overflowed (|q.k| or sums of V near 3e38), so that finite inputs never give Inf or NaN.
 void attend_in_double(const AttendArgs& args, DType dtype);
 void attend_scored_in_double(const AttendScoredArgs& args, DType dtype);
 

@@ -75,7 +75,7 @@ void LineWeights::weigh_block(const PromptPiece& last, std::span<const uint32_t>
   s.unpacker.transpose(last.k, kv_head, begin, rows, d, s.keys.data());
   for (size_t h = first_head; h < heads.size() && heads[h] / last.group() == kv_head; ++h) {
     kernels_->product(scores_of_rows(queries_.data() + h * n * d, n, d, s.keys.data(), s.x.data()));
-    // Of query i and the block's row c: number c + (n - 1 - i), which falls as the distance rises.
+    // The distance of query i and row c of the block has number c + (n - 1 - i), which falls as the distance rises.
     float across[kPromptRows] = {}, along[kMostDiagonals] = {};
     for (uint32_t i = 0; i < n; ++i) {
       const uint32_t position = last.position(i);
@@ -97,7 +97,7 @@ void LineWeights::weigh_block(const PromptPiece& last, std::span<const uint32_t>
     }
     std::copy_n(across, rows, columns + h * last.rows + begin);
     float* const of_head = slashes + h * last.rows;
-    // The last query's distance to row c of the block is that of number c, for numbers behind the block, too.
+    // Number c is the distance of the last query to row c of the block, for numbers behind the block, too.
     const uint32_t to_first = last.rows - 1 - begin;
     for (uint32_t number = 0; number < n + kPromptRows - 1; ++number) {
       if (number <= to_first) of_head[to_first - number] += along[number];

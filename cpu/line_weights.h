@@ -1,5 +1,5 @@
-// What columns and diagonals ("vertical" and "slash" lines, MInference) of a prompt's attention weigh for its last queries: softmax
-// weights, added up over each row and over each distance between query and row.
+// The softmax weight of columns and diagonals ("vertical" and "slash" lines, MInference) of a prompt's attention for
+// its last queries: weights summed over each row, and over each distance between query and row.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,16 @@ namespace keyhole::cpu {
 
 inline constexpr uint32_t kMostLineQueries = 64;
 
-/// Keeps its memory between calls, of each head some 8 bytes for each row; one call at a time.
+/// Computes line weights. Keeps its memory between calls, some 8 bytes for each row and head; one call at a time.
 class LineWeights {
  public:
   LineWeights(const Kernels& kernels, Pool& pool)
       : kernels_(&kernels), pool_(&pool), blocks_(kernels, pool) {}
 
-  /// Sums over the last `queries` (1..kMostLineQueries, no more than piece.n) of a piece without window, whose values are not read,
-  /// for each of `heads` (query heads, rising): columns, slashes `[heads, rows]`, written, by row and by distance, 0 where no query
-  /// sees one. No sum is added up in an order that depends on chance. Throws std::bad_alloc.
+  /// Writes columns and slashes `[heads, rows]`, for each of `heads` (query heads, rising): the weights of the last
+  /// `queries` (1..kMostLineQueries, no more than piece.n) queries summed by row and by distance, 0 where no query
+  /// sees the line. The piece has no window; its values are not read. The order of each sum is fixed. Throws
+  /// std::bad_alloc.
   void compute(const PromptPiece& piece, uint32_t queries, std::span<const uint32_t> heads,
                float* columns, float* slashes);
 

@@ -7,7 +7,7 @@
 
 namespace keyhole::cpu {
 
-/// Of the system, in bytes.
+/// The system's page size in bytes.
 [[nodiscard]] size_t page_size();
 
 /// A reserved range of zeroed memory (anonymous mapping, no swap reserved). Pages become real when they

@@ -28,8 +28,8 @@ namespace {
 constexpr uint32_t kSlots = 64;  // one bit each in a word
 constexpr uint32_t kUnpublished = kSlots;
 constexpr size_t kCacheLine = 64;
-// Between offers of the core to others: where two threads share one (a caller that has just woken, and a worker that
-// spins), the one with work to do waits for the other's time slice otherwise, 4 ms.
+// Time between offers of the core to others. Where two threads share a core (a caller that has just woken, and a
+// worker that spins), the one with work would otherwise wait for the other's time slice, 4 ms.
 constexpr uint32_t kAwakeSpinUs = 5;
 
 /// Spins until ready() or until `micros` have passed; returns ready().

@@ -13,7 +13,7 @@ struct PoolConfig {
   uint32_t threads = 0;  ///< all threads including the caller; 0: one per core this process may use
   bool pin = false;      ///< pin worker i to the i-th allowed core (the caller is never moved)
   uint32_t spin_us = 50;  ///< how long an idle worker spins before it sleeps; 0: sleep at once
-  /// Where threads is 0: so many cores are left to others, as long as one is not.
+  /// Where threads is 0: this many cores are left to others, as long as one is left to use.
   uint32_t spare = 0;
 };
 
@@ -61,7 +61,7 @@ class Pool {
   /// threads at once, and from inside a task (then it runs inline on the calling worker's thread).
   void run(uint32_t count, Task task, void* context);
 
-  /// The same for a callable `f(task, worker)`.
+  /// run() for a callable `f(task, worker)`.
   template <class F>
   void run(uint32_t count, F&& f) {
     using Fn = std::remove_reference_t<F>;
@@ -85,9 +85,9 @@ class Pool {
     uint32_t outer_worker_;
   };
 
-  /// While one lives, idle workers spin instead of falling asleep: for jobs that come in quick succession, whose
-  /// pauses (a layer's other kernels on a device) are longer than spin_us and shorter than it takes to wake
-  /// sixteen threads one after the other. Wakes those that sleep.
+  /// While one lives, idle workers spin instead of falling asleep, and those that sleep are woken. For jobs in quick
+  /// succession, whose pauses (a layer's other kernels on a device) are longer than spin_us and shorter than it takes
+  /// to wake sixteen threads one after the other.
   class Awake {
    public:
     explicit Awake(Pool& pool);
@@ -99,10 +99,10 @@ class Pool {
     Pool* pool_;
   };
 
-  /// Asynchronous form: start() hands the tasks to the workers and returns; finish() lets the caller
-  /// take part in what is left (as worker 0), waits, and rethrows. One start per job at a time; every
-  /// start needs its finish, in any order and from any thread. With one thread all work happens in
-  /// finish(). Throws Error(internal) for a second start, or a finish without start.
+  /// The asynchronous form: start() hands the tasks to the workers and returns; finish() lets the caller take part in
+  /// what is left (as worker 0), waits, and rethrows. One start per job at a time; every start needs its finish, in
+  /// any order and from any thread. With one thread all work happens in finish(). Throws Error(internal) for a second
+  /// start, or a finish without start.
   void start(Job& job, uint32_t count, Task task, void* context);
   void finish(Job& job);
 
@@ -111,7 +111,8 @@ class Pool {
   std::unique_ptr<Impl> impl_;
 };
 
-/// f(task, worker) for tasks [0, count) on `pool`, or one after the other on the calling thread where that is null.
+/// Calls f(task, worker) for tasks [0, count) on `pool`, or one after the other on the calling thread where `pool` is
+/// null.
 template <class F>
 void run_on(Pool* pool, size_t count, F&& f) {
   const auto tasks = static_cast<uint32_t>(count);

@@ -1,5 +1,6 @@
-// What the kernels of many queries take: products of fp32 matrices, and the softmax between two of them. The library has no BLAS;
-// tiles of 128 queries by 64 rows lie in the first two levels of cache, where a register-blocked loop comes within 10 % of one.
+// Arguments of the kernels for many queries: products of fp32 matrices, and the softmax between two of them. The
+// library uses no BLAS: tiles of 128 queries by 64 rows fit the first two levels of cache, where a register-blocked
+// loop comes within 10 % of one.
 #pragma once
 
 #include <cstddef>
@@ -7,23 +8,24 @@
 
 namespace keyhole::cpu {
 
-/// Rows of K and V that queries attend or skip together.
+/// Rows per block of K and V; queries attend or skip a block as a whole.
 inline constexpr uint32_t kPromptRows = 64;
 
-/// C = A B, or C += A B, row-major; strides are elements between rows. Sums of each element of C in the order of k.
+/// C = A B, or C += A B, row-major; strides are elements between rows. Each element of C is summed in the order of k.
 struct ProductArgs {
   const float* a;  ///< `[m, k]`
   size_t a_stride;
   const float* b;  ///< `[k, n]`
   size_t b_stride;
-  float* c;  ///< out `[m, n]`; in, too, where it adds
+  float* c;  ///< out `[m, n]`; where it adds, in as well
   size_t c_stride;
   uint32_t m, k;
   uint32_t n;  ///< a multiple of 16
   bool adds;
 };
 
-/// Inner products of m queries `[m, width]` with kPromptRows keys, transposed `[width, kPromptRows]`, to x `[m, kPromptRows]`.
+/// The product that writes the inner products of m queries `[m, width]` with kPromptRows keys, transposed `[width,
+/// kPromptRows]`, to x `[m, kPromptRows]`.
 [[nodiscard]] inline ProductArgs scores_of_rows(const float* queries, uint32_t m, uint32_t width,
                                                 const float* keys, float* x) {
   return {.a = queries,
@@ -38,14 +40,15 @@ struct ProductArgs {
           .adds = false};
 }
 
-/// Logits of kPromptRows rows for one query to softmax weights, in place, relative to the largest logit so far.
+/// Turns logits of kPromptRows rows for one query into softmax weights, in place, relative to the largest logit so
+/// far.
 struct WeighRowArgs {
   float* x;           ///< `[kPromptRows]` inner products times the scale
   uint32_t from, to;  ///< rows that the query sees, to <= kPromptRows; others get 0
-  float softcap;      ///< of LogitParams
-  float* largest;     ///< in and out: of the logits so far, -inf of none
-  float* sum;         ///< in and out: of their weights
-  /// In and out: the weighted sum of values so far `[dim]`, dim a multiple of 16, made relative to the new largest.
+  float softcap;      ///< as LogitParams::softcap
+  float* largest;     ///< in and out: the largest logit so far; -inf before the first
+  float* sum;         ///< in and out: the sum of the weights so far
+  /// In and out: the weighted sum of values so far `[dim]`, dim a multiple of 16, rescaled to the new largest logit.
   float* o;
   uint32_t dim;
 };

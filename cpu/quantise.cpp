@@ -11,7 +11,8 @@ namespace {
 constexpr float kRound = 0x1.8p23F;
 constexpr float kLeastChannel = 1e-30F;
 
-// Arrays that do not overlap: int8 may alias anything, and compilers would take one element at a time.
+// The arrays do not overlap. Compilers do not know that, because int8 may alias anything, and would take one element
+// at a time.
 
 void raise(const float* __restrict row, uint32_t dim, float* __restrict largest) {
   for (uint32_t j = 0; j < dim; ++j) largest[j] = std::max(largest[j], std::fabs(row[j]));

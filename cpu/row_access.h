@@ -1,4 +1,5 @@
-// Rows of a view of any dtype, int8 with scales among them: as fp32, in another dtype, and their inner products.
+// Reads rows of a view of any dtype, int8 with scales included: as fp32, in another dtype, or as inner products with
+// queries.
 #pragma once
 
 #include <cstring>
@@ -17,7 +18,7 @@ inline void read_row(const Kernels& kernels, const RowsView& rows, size_t i, flo
   }
 }
 
-/// Writes row i in `dtype` (not i8), rounded to nearest even where that is not the rows' own.
+/// Writes row i in `dtype` (not i8), rounded to nearest even where `dtype` is not the rows' own.
 inline void copy_row(const Kernels& kernels, const RowsView& rows, size_t i, DType dtype,
                      std::byte* dst) {
   if (rows.dtype == dtype) {
@@ -29,7 +30,8 @@ inline void copy_row(const Kernels& kernels, const RowsView& rows, size_t i, DTy
   kernels.from_f32[static_cast<size_t>(dtype)](row, dst, rows.dim);
 }
 
-/// scores[h*score_stride + i] = queries[h] . row ids[i], for queries `[group, dim]`; ids null: of rows [0, count).
+/// scores[h*score_stride + i] = queries[h] . row ids[i], for queries `[group, dim]`. Where ids is null the rows are
+/// [0, count).
 inline void score_rows(const Kernels& kernels, const RowsView& rows, const float* queries,
                        uint32_t group, const uint32_t* ids, size_t count, float* scores,
                        size_t score_stride) {

@@ -1,5 +1,5 @@
-// Rows of many tokens and heads, and such rows that lie in several places, as a session's K and V do: sink, offloaded tokens, window
-// and new tokens.
+// Rows of many tokens and heads in one place, and sequences of rows that lie in several places, as a session's K and
+// V do: sink, offloaded tokens, window and new tokens.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,8 @@
 
 namespace keyhole::cpu {
 
-/// `[tokens, heads, head_dim]` in f32, f16 or bf16; elements of a row are contiguous, strides in bytes.
+/// Borrowed rows `[tokens, heads, head_dim]` in f32, f16 or bf16. Elements of a row are contiguous; strides are in
+/// bytes.
 struct TokenRows {
   std::byte* data = nullptr;
   size_t token_stride = 0, head_stride = 0;
@@ -23,7 +24,7 @@ struct TokenRows {
   }
 };
 
-/// Of rows in i8: those of head 0, and elements to the next head's.
+/// Scales of rows in i8: those of head 0, and the distance in elements to the next head's.
 struct HeadScales {
   RowScales rows{};
   size_t head_stride = 0;
@@ -34,10 +35,11 @@ class RowRuns {
  public:
   static constexpr uint32_t kMostRuns = 8;
   RowRuns() = default;
-  /// All in one place.
+  /// One run alone, without end.
   RowRuns(const TokenRows& rows) { add(std::numeric_limits<size_t>::max(), rows); }  // NOLINT
 
-  /// The next `count` rows, which may be in i8, from row 0 of these on; none where count is 0. No more than kMostRuns places.
+  /// Adds the next `count` tokens, rows 0 to count - 1 of `rows`, which may be in i8; nothing where count is 0. At
+  /// most kMostRuns runs.
   void add(size_t count, const TokenRows& rows, const HeadScales& scales = {}) {
     if (count == 0) return;
     const size_t begin = count_ == 0 ? 0 : runs_[count_ - 1].end;

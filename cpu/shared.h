@@ -14,15 +14,16 @@
 
 namespace keyhole::cpu {
 
-/// Holds a T, or nothing. A copy holds the same T. Who wants to change it asks for one of its own first: own() copies it,
-/// by T's copy constructor, if another one holds it. Objects that hold the same T may be used, copied and destroyed by
-/// different threads at once, each by one thread at a time; as with any object, several may read one that none changes.
+/// Holds a T, or nothing; a copy holds the same T. Before it is changed, own() makes the T this object's alone, by
+/// T's copy constructor if another object holds it. Objects that hold the same T may be used, copied and destroyed by
+/// different threads at once, each by one thread at a time; as with any object, several threads may read one that
+/// none changes.
 template <class T>
 class Shared {
  public:
-  /// Holds nothing.
+  /// An object that holds nothing.
   Shared() = default;
-  /// Throws std::bad_alloc, as does a copy.
+  /// Holds `value`. Throws std::bad_alloc, as does copying.
   explicit Shared(T value) : body_(std::make_shared<Body>(std::move(value))) {
     number_ = body_->join();
   }
@@ -40,15 +41,15 @@ class Shared {
   }
 
   [[nodiscard]] explicit operator bool() const { return body_ != nullptr; }
-  // Of one that holds something, as all below.
+  // All below need an object that holds something.
   [[nodiscard]] const T& operator*() const { return body_->value; }
   [[nodiscard]] const T* operator->() const { return &body_->value; }
   [[nodiscard]] const T* get() const { return body_ == nullptr ? nullptr : &body_->value; }
 
-  /// The T, which nobody else holds from now on. Throws Error(out_of_memory) and what T's copy constructor throws, and then
-  /// has changed nothing.
+  /// The T, which this object alone holds from now on. Throws Error(out_of_memory) and what T's copy constructor
+  /// throws; then nothing has changed.
   [[nodiscard]] T& own() {
-    // Nobody can come to hold it meanwhile: that takes a copy of this object, the only one.
+    // Nobody can come to hold it meanwhile: that takes a copy of this object, the only holder.
     if (body_->is_only(number_)) return body_->value;
     try {
       *this = Shared(T(std::as_const(body_->value)));
@@ -58,9 +59,10 @@ class Shared {
     }
     return body_->value;
   }
-  /// Whether another one holds it, too.
+  /// Whether another object holds the T, too.
   [[nodiscard]] bool is_shared() const { return !body_->is_only(number_); }
-  /// Whether it is the first of those that still hold the T: over all of them, T's memory is counted once.
+  /// Whether this object is the first of those that still hold the T. Counted by the first alone, T's memory is
+  /// counted once.
   [[nodiscard]] bool is_first() const { return body_->is_first(number_); }
 
  private:
@@ -96,7 +98,7 @@ class Shared {
   uint64_t number_ = 0;  ///< this holder's
 };
 
-/// Of what it holds, bytes that another holder counts; 0: none, or it holds nothing.
+/// Bytes of what `shared` holds that another holder counts; 0 where this one counts them or it holds nothing.
 template <class T>
 [[nodiscard]] size_t bytes_of_others(const Shared<T>& shared) {
   return !shared || shared.is_first() ? 0 : shared->bytes();

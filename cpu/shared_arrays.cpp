@@ -55,7 +55,7 @@ void map_private_copy(const std::byte* from, size_t kept, size_t n, std::byte* a
   refuse_mapping(n, error);
 }
 
-/// How huge pages are had in shared memory.
+/// How shared memory gets huge pages.
 enum class Huge { no, advised, collapsed };
 
 /// The choice in brackets, as in "always [madvise] never".
@@ -94,8 +94,8 @@ int64_t most_mappings() {
 
 // ---- Memory that several objects map ---------------------------------------------------------------
 
-/// Laid out as each of the objects. Who maps pages of it holds, of each group, bytes up to an end; a page goes back to the
-/// system when nobody holds it.
+/// Memory laid out like each of the objects. An object that maps its pages holds, in each group, bytes up to an end;
+/// a page goes back to the system when nobody holds it.
 class SharedArrays::Region {
  public:
   /// Throws Error(out_of_memory).
@@ -111,12 +111,12 @@ class SharedArrays::Region {
 
   [[nodiscard]] size_t bytes() const { return groups_ * arrays_ * array_bytes_; }
 
-  /// Gives bytes [offset, offset + n) a second address, `to`, in place of what is there. False: it could not, and what was
-  /// there may be gone.
+  /// Gives bytes [offset, offset + n) a second address, `to`, in place of what is there. False: it failed, and what
+  /// was there may be gone.
   [[nodiscard]] bool map_at(size_t offset, size_t n, std::byte* to) const {
     return mremap(home_ + offset, 0, n, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED;
   }
-  /// Where bytes that nobody has mapped yet are written.
+  /// The address where bytes that nobody has mapped yet are written.
   [[nodiscard]] std::byte* home(size_t offset) const { return home_ + offset; }
 
   void join(const void* who) {
@@ -129,7 +129,8 @@ class SharedArrays::Region {
     size_t& held = find(who)->ends[group];
     held = std::max(held, end);
   }
-  /// Holds bytes [from, end) of the group alone; false, and nothing has changed, where another one holds any of them.
+  /// Lets one object alone hold bytes [from, end) of the group. False, with nothing changed, where another one holds
+  /// any of them.
   [[nodiscard]] bool claim(const void* who, size_t group, size_t from, size_t end) {
     const std::lock_guard lock(mutex_);
     if (end_of_others(who, group) > from) return false;
@@ -141,7 +142,7 @@ class SharedArrays::Region {
     const std::lock_guard lock(mutex_);
     return end_of_others(who, group) > from;
   }
-  /// Of the users that came before this one.
+  /// The largest end that an earlier user holds in the group.
   [[nodiscard]] size_t end_of_earlier(const void* who, size_t group) const {
     const std::lock_guard lock(mutex_);
     size_t end = 0;
@@ -159,7 +160,7 @@ class SharedArrays::Region {
     const std::lock_guard lock(mutex_);
     User* const user = find(who);
     if (user == nullptr) return;
-    // With its last user all of it goes.
+    // When the last user leaves, all of it goes.
     for (size_t g = 0; users_.size() > 1 && g < groups_; ++g) lower(*user, g, 0);
     users_.erase(users_.begin() + (user - users_.data()));
   }
@@ -188,7 +189,7 @@ class SharedArrays::Region {
     user.ends[group] = end;
     const size_t from = std::max(end, end_of_others(user.who, group));
     if (from >= before) return;
-    // To the end of the array: what is held may begin a huge page, all of which is there.
+    // Clears to the end of the array, because what is held may begin a huge page, all of which is there.
     for (size_t a = 0; a < arrays_; ++a) {
       const size_t array = (group * arrays_ + a) * array_bytes_;
       (void)madvise(home_ + array + from, array_bytes_ - from, MADV_REMOVE);
@@ -279,12 +280,12 @@ void SharedArrays::exchange(size_t group, size_t from, size_t end) {
   region->join(this);
   region->hold(this, group, end);  // before the first byte is there: others may leave meanwhile
   own_ = region;
-  // Until all arrays have their new pages, not all have them that the pieces name.
+  // Until all arrays have their new pages, some of them have other pages than the pieces say.
   g.is_mixed = true;
   for (size_t a = 0; a < arrays_; ++a) {
     std::byte* const at = view_ + offset(group, a) + page;
-    // Audits and builds may be reading what is kept: it is in the new pages before these take the place of the old ones,
-    // which the kernel does in one.
+    // Audits and builds may be reading the kept bytes, so these are in the new pages before the kernel, in one step,
+    // puts the new pages in place of the old.
     std::byte* const fresh = region->home(offset(group, a) + page);
     std::copy_n(at, kept, fresh);
     if (region->map_at(offset(group, a) + page, array_bytes_ - page, at)) continue;
@@ -328,7 +329,7 @@ void SharedArrays::share(size_t group, const SharedArrays& from, size_t bytes) {
   Group& g = groups_[group];
   const Group& theirs = from.groups_[group];
   const size_t whole = down(bytes, page_size());
-  // One more for each array and piece, and one for what is its own behind them.
+  // One mapping for each array and piece, and one for each array's own memory behind them.
   const auto more = static_cast<int64_t>(arrays_ * theirs.pieces.size());
   const bool can_share = whole != 0 && own_ != nullptr && !g.is_mixed && !theirs.is_mixed &&
                          added_mappings.load() + 2 * more <= most_mappings();
@@ -412,8 +413,8 @@ void SharedArrays::make_huge(size_t group, size_t from, size_t to, Pool* pool) {
   if (first >= last || huge_pages() == Huge::no) return;
   const bool is_private = own_ == nullptr;
   const bool is_collapsed = !is_private && huge_pages() == Huge::collapsed;
-  // Each takes as long as the kernel's clearing of 2 MiB and a little more: a prompt can wait for that, a step that moves
-  // a few rows out of the window cannot.
+  // Collapsing a range takes a little longer than the kernel's clearing of 2 MiB: a prompt can wait for that, but not
+  // a step that moves a few rows out of the window.
   if (is_collapsed && to - from < kHugePageBytes / 8) return;
   const auto make = [&](size_t a) {
     std::byte* const array = view_ + offset(group, a);

@@ -40,7 +40,7 @@ BasicIndex::BasicIndex(Spec spec, uint32_t dim, DType dtype, const Context& cont
 }
 
 void BasicIndex::check_keys(const RowsView& keys, size_t at_least) const {
-  // Of the index's dtype, or int8 that stands for it.
+  // Keys are of the index's dtype, or int8 that stands for it.
   const bool is_int8 = keys.dtype == DType::i8 && keys.scales.data != nullptr;
   if (keys.dim != dim_ || (keys.dtype != dtype_ && !is_int8)) {
     throw Error(Status::invalid_argument, "keys are [*, " + std::to_string(keys.dim) + "] " +

@@ -30,7 +30,7 @@ class SearchScratch : public Scratch {
   std::vector<float> scores;  ///< `[max_group, kScanBlock]`
 };
 
-/// What a search adds up.
+/// The counters that a search adds to.
 struct SearchCost {
   uint64_t keys_scored = 0;  ///< see Hits
   uint64_t bytes_read = 0;
@@ -70,56 +70,57 @@ class BasicIndex : public Index {
  protected:
   BasicIndex(const BasicIndex&) = default;
 
-  /// The scale of each channel (`[dim]`, see scan/balance.h) in which an index whose first rows are input.keys compares
-  /// keys with each other; empty: it never does. What an append brings to an index without rows has no queries.
+  /// Learns the scale of each channel (`[dim]`, see scan/balance.h) in which an index whose first rows are input.keys
+  /// compares keys with each other; empty if it never does. When an append brings an index its first rows, `input`
+  /// has no queries.
   [[nodiscard]] virtual std::vector<float> learn_scale(const BuildInput& input) const;
-  /// Replaces the index by one over all of input.keys; on an exception it must be unchanged. scale: what learn_scale()
-  /// gave, empty where there is no row; channel_scale() once the index is built.
+  /// Replaces the index by one over all of input.keys; on an exception the index must be unchanged. scale: the result
+  /// of learn_scale(), empty where there is no row; it is channel_scale() once the index is built.
   virtual void do_build(const BuildInput& input, const std::vector<float>& scale,
                         const Progress& progress) = 0;
-  /// Works out the index with rows [count(), keys.count), at least one, added; changes nothing.
+  /// Prepares the addition of rows [count(), keys.count), at least one; changes nothing.
   [[nodiscard]] virtual std::unique_ptr<Addition> do_prepare(const RowsView& keys,
                                                              const std::vector<float>& scale,
                                                              const Progress& progress) const = 0;
-  /// The same where values may be given (none: count 0): for types that hold something of them.
+  /// do_prepare() with values where they are given (count 0: none), for types that hold something of them.
   [[nodiscard]] virtual std::unique_ptr<Addition> do_prepare_kv(const KvView& kv,
                                                                 const std::vector<float>& scale,
                                                                 const Progress& progress) const {
     return do_prepare(kv.keys, scale, progress);
   }
-  /// Takes in what do_prepare() of the index as it is now returned, best by exchanging it for what the index
-  /// has; does not throw.
+  /// Takes in the addition that do_prepare() of the index in its present state returned, best by swapping it with
+  /// what the index has. Does not throw.
   virtual void do_commit(Addition& addition) = 0;
   /// Forgets rows >= count, at least one.
   virtual void do_truncate(size_t count) = 0;
-  /// Offers candidates to scratch.collector and adds to the cost; count() > 0. What is offered to a
-  /// collector that logs must be distinct, and scored for all heads.
+  /// Offers candidates to scratch.collector and adds to the cost; count() > 0. Rows offered to a collector that logs
+  /// must be distinct, and scored for all heads.
   virtual void do_search(const SearchArgs& args, SearchScratch& scratch,
                          SearchCost& cost) const = 0;
   /// Reserves what a search with a logging collector needs beside the collector's own memory.
   virtual void do_reserve_log(SearchScratch& /*scratch*/) const {}
-  /// A copy of the object, over the same keys: its big parts are cpu::Shared, so that it copies little.
+  /// Copies the object over the same keys. Its big parts are cpu::Shared, so that little is copied.
   [[nodiscard]] virtual std::unique_ptr<BasicIndex> do_share() const = 0;
   /// Adds diagnostics, and what `auto` parameters have become.
   virtual void describe(IndexInfo& info) const = 0;
   virtual void save_body(Writer& out) const = 0;
-  /// Reads what save_body wrote, for rows [0, keys.count); commits nothing before reader.finish(). channel_scale() is
-  /// the saved one meanwhile.
+  /// Reads what save_body() wrote, for rows [0, keys.count); commits nothing before reader.finish(). channel_scale()
+  /// is the saved scale meanwhile.
   virtual void load_body(Reader& in, const RowsView& keys) = 0;
 
-  /// Offers rows [0, count()) exactly.
+  /// Scores all rows [0, count()) exactly and offers them.
   void scan_all(const SearchArgs& args, SearchScratch& scratch, SearchCost& cost) const;
 
-  /// Scores the rows of a log for all heads, exactly: for types that score head by head.
+  /// Scores the rows of a log exactly for all heads, for types that search head by head.
   void score_log(const SearchArgs& args, Collector& collector, SearchCost& cost) const;
 
   [[nodiscard]] const cpu::Kernels& kernels() const { return *context_.kernels; }
   [[nodiscard]] const Context& context() const { return context_; }
   [[nodiscard]] const Spec& spec() const { return spec_; }
-  /// Fixed with the first rows, saved and loaded with the index.
+  /// The scale of each channel, fixed with the first rows, saved and loaded with the index.
   [[nodiscard]] const std::vector<float>& channel_scale() const { return channel_scale_; }
   [[nodiscard]] const RowsView& keys() const { return keys_; }  ///< exactly the indexed rows
-  /// Of what the index holds copies of; keys() may be int8.
+  /// The dtype of what the index copies from keys; keys() itself may be int8.
   [[nodiscard]] DType dtype() const { return dtype_; }
   [[nodiscard]] size_t row_bytes() const { return dim_ * dtype_size(keys_.dtype); }  ///< of keys()
 

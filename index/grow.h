@@ -1,5 +1,5 @@
-// Vectors that grow to a size, each by what it holds itself: an allocation that fails between two of them leaves none that
-// claims to be larger than it is, in whatever order they grow.
+// Growth of vectors whose own sizes say what they hold: when an allocation between two of them fails, none claims to
+// be larger than it is, in whatever order they grow.
 #pragma once
 
 #include <algorithm>
@@ -8,13 +8,13 @@
 
 namespace keyhole::index {
 
-/// At least n elements, what is there kept.
+/// Makes the vector at least n elements long and keeps what it holds.
 template <class T, class Allocator>
 void grow(std::vector<T, Allocator>& v, size_t n) {
   if (v.size() < n) v.resize(n);
 }
 
-/// Capacity for `more` further elements, which are appended without throwing then.
+/// Reserves room for `more` further elements, which can then be appended without throwing.
 template <class T, class Allocator>
 void make_room(std::vector<T, Allocator>& v, size_t more) {
   const size_t needed = v.size() + more;

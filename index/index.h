@@ -1,10 +1,10 @@
 // The one interface of all index types: for the g queries of a group, which offloaded keys have the
 // largest inner products? One object serves one (layer, KV head).
 //
-// An index never owns K and V: it is given a view of rows that stay where they are while the index
-// lives (the offload store reserves its space once), and answers with row numbers of that view. What it
-// copies for its own use (regrouped keys, graph edges, codes) counts in IndexInfo::bytes. Indexes of copies of the rows
-// can hold that together, see share().
+// An index never owns K and V: it is given a view of rows that stay in place while the index lives (the offload store
+// reserves its space once), and answers with row numbers of that view. What it copies for its own use (regrouped
+// keys, graph edges, codes) counts in IndexInfo::bytes. Indexes over copies of the same rows can share it, see
+// share().
 #pragma once
 
 #include <algorithm>
@@ -30,10 +30,10 @@ struct Balance;
 class QueryClassifier;
 struct TypeDecl;
 
-/// How many lists of codes a step reads (index/scan/list_choice.h).
+/// How many rows of lists of codes a step reads (index/scan/list_choice.h): a share, but not fewer than `least`.
 struct ListGoal {
-  float share = 0.12F;  ///< of the rows
-  size_t least = 8192;  ///< rows, or all
+  float share = 0.12F;  ///< share of all rows
+  size_t least = 8192;  ///< rows, or all where there are fewer
 
   [[nodiscard]] size_t rows(size_t count) const {
     const auto shared = static_cast<size_t>(share * static_cast<float>(count));
@@ -41,7 +41,7 @@ struct ListGoal {
   }
 };
 
-/// What an index works with; outlives the index.
+/// The environment of an index: kernels, threads, the model's logits. It outlives the index.
 struct Context {
   const cpu::Kernels* kernels = nullptr;
   cpu::Pool* pool = nullptr;  ///< for builds; searches run on the calling thread alone
@@ -69,9 +69,10 @@ struct BuildInput {
   TrainingQueries queries;      ///< may be empty
   uint32_t first_position = 0;  ///< token position of row 0 (the sink's size)
   const RopeParams* rope = nullptr;
-  RowsView values{};  ///< of the same rows; empty where they are not known. Read while it builds.
-  /// The head's balanced space (scan/balance.h), in which keys are compared; read by the build alone. null: learned
-  /// from `keys` and `queries`. Either way the index keeps what it needs of it, and saves it.
+  /// Values of the same rows, read while it builds; empty where they are not known.
+  RowsView values{};
+  /// The head's balanced space (scan/balance.h), in which keys are compared. Only the build reads it; the index keeps
+  /// and saves what it needs of it. null: learned from `keys` and `queries`.
   const Balance* balance = nullptr;
 };
 
@@ -83,27 +84,27 @@ using Progress = std::function<bool(double)>;
 /// A token position that the caller does not know.
 inline constexpr uint32_t kUnknownPosition = 0xFFFFFFFF;
 
-/// One group search.
+/// The arguments of one group search.
 struct SearchArgs {
   const float* queries = nullptr;  ///< `[group, dim]` fp32
   uint32_t group = 0;              ///< heads, 1..kMaxGroup
   uint32_t k = 0;                  ///< how many keys are wanted for each head; may exceed count()
   uint32_t position = kUnknownPosition;  ///< token position of the queries, to undo their RoPE
-  /// Does share `part` of `parts` of the work; what all parts find together, the best k of it, is the
-  /// answer. See Index::sharing().
+  /// The search does share `part` of `parts` of the work; the best k of what all parts find together is the answer.
+  /// See Index::sharing().
   uint32_t part = 0;
   uint32_t parts = 1;
 
-  /// This part's range of n things.
+  /// The first of this part's share of n things.
   [[nodiscard]] size_t begin_of(size_t n) const { return n * part / parts; }
   [[nodiscard]] size_t end_of(size_t n) const { return n * (part + 1) / parts; }
 };
 
-/// How the parts of one search differ.
+/// How the parts of one search divide its work.
 enum class Sharing {
-  none,  ///< it has only one
-  rows,  ///< each scores other keys; together those that one search scores
-  heads  ///< each seeks for other heads of the group, and may come upon the same keys as another part
+  none,  ///< the search has only one part
+  rows,  ///< each part scores other keys; together they score those of the undivided search
+  heads  ///< each part searches for other heads of the group, and may find keys that another part finds, too
 };
 
 /// The answer to one group search. The caller provides the arrays, `[group, k]` and `[group]`.
@@ -114,8 +115,8 @@ struct Hits {
   /// Sum over heads of the keys whose score was computed for it, from the whole key or its code.
   uint64_t keys_scored = 0;
   uint64_t bytes_read = 0;  ///< keys, codes, edges and centroids that the search loaded
-  /// Rows of which the whole key was read to score them, not only a code of it: told by flat and roargraph, unsaid by
-  /// other types, whose figure may be anything.
+  /// Rows whose whole key was read to score them, not only its code. flat and roargraph report it; the figure of
+  /// other types may be anything.
   uint64_t exact_rows = 0;
   /// Out, `[group]`, or null: the share of a head's softmax mass over all indexed keys that lies, by the
   /// search's approximate scores, in the rows that it read whole: those that it returns for any head of the
@@ -134,7 +135,7 @@ struct Scored {
   uint64_t bytes_read = 0;
 };
 
-/// An append that has been worked out and not yet taken in; see Index::prepare_append.
+/// An append that has been prepared and not yet taken in; see Index::prepare_append().
 class Addition {
  public:
   virtual ~Addition() = default;
@@ -147,7 +148,8 @@ struct IndexInfo {
   size_t bytes = 0;            ///< held by the index itself, K and V not counted
   double build_seconds = 0.0;  ///< of build() and all append()s
   std::vector<std::pair<std::string, double>> diagnostics;  ///< e.g. mean_degree, reachable_share
-  std::string warning;  ///< what makes this index a poor one, for people; empty: nothing is known
+  /// Why this index is a poor one, as a text for people; empty: nothing is known.
+  std::string warning;
 };
 
 /// Working memory of one searching thread; made once, reused by every search (which allocates nothing).
@@ -181,7 +183,7 @@ class Index {
   /// be destroyed where there is time for it.
   [[nodiscard]] virtual std::unique_ptr<Addition> prepare_append(
       const RowsView& keys, const Progress& progress) const = 0;
-  /// The same for types that were built with values and hold something of them.
+  /// prepare_append() for types that were built with values and hold something of them.
   [[nodiscard]] virtual std::unique_ptr<Addition> prepare_append_kv(
       const KvView& kv, const Progress& progress) const {
     return prepare_append(kv.keys, progress);
@@ -192,24 +194,24 @@ class Index {
   /// Error(out_of_memory), and then the index is as it was or can only be destroyed.
   virtual void truncate(size_t count) = 0;
 
-  /// An index of the same rows, of which `keys` is a copy of at least count(), that finds the same. What both hold in memory
-  /// they share until one of them changes it, which takes a copy of its own first. From then on they are two objects: either
-  /// may be used, changed and destroyed by a thread of its own, in any order. Others may search this index meanwhile, or
-  /// prepare an append.
+  /// Makes an index of the same rows that finds the same; `keys` is a copy of at least count() of them. Both share
+  /// their memory until one changes it, which first copies what it changes. From then on they are two objects: each
+  /// may be used, changed and destroyed by a thread of its own, in any order. Meanwhile others may search this index
+  /// or prepare an append.
   [[nodiscard]] virtual std::unique_ptr<Index> share(const RowsView& keys) const = 0;
 
   [[nodiscard]] virtual size_t count() const = 0;
-  /// Components of a key.
+  /// Number of components of a key.
   [[nodiscard]] virtual uint32_t dim() const = 0;
 
-  /// The declaration of its type: indexes of the same type and dimension share their scratch.
+  /// The declaration of the index's type. Indexes of the same type and dimension share their scratch.
   [[nodiscard]] virtual const TypeDecl& type() const = 0;
 
   [[nodiscard]] virtual Sharing sharing() const { return Sharing::none; }
-  /// True: the best k of all parts are those of the whole search, bit for bit, however many parts there are.
+  /// Whether the best k of all parts are those of the whole search, bit for bit, for any number of parts.
   [[nodiscard]] virtual bool same_in_parts() const { return false; }
 
-  /// True: what a search finds for a head depends neither on the other heads of the group nor on the position, so that
+  /// Whether what a search finds for a head depends neither on the other heads of the group nor on the position. Then
   /// heads of several tokens can be searched as one group.
   [[nodiscard]] virtual bool finds_per_head() const { return false; }
 
@@ -217,42 +219,43 @@ class Index {
   [[nodiscard]] virtual std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
                                                               uint32_t max_k) const = 0;
 
-  /// Makes a scratch of this type and dimension, perhaps another index's, large enough for searches in this one too: what
-  /// the first search would take otherwise.
+  /// Makes a scratch of this type and dimension, perhaps made by another index, large enough for searches in this
+  /// one. Otherwise the first search would allocate.
   virtual void reserve_search(Scratch& /*scratch*/) const {}
 
-  /// Takes the memory of an explore() now, for an index of up to count() rows, so that none does later.
+  /// Takes the memory of an explore() in an index of up to count() rows now, so that explore() allocates nothing.
   virtual void reserve_explore(Scratch& scratch) const = 0;
 
-  /// For each head the (approximately) k rows of largest inner product. Equal scores: the smaller row
-  /// first. Const and thread-safe with one scratch per thread; allocates nothing; fills all of `hits`.
+  /// Finds for each head (approximately) the k rows of largest inner product. Equal scores: the smaller row first.
+  /// Const and thread-safe with one scratch per thread; allocates nothing; fills all of `hits`.
   virtual void search(const SearchArgs& args, Scratch& scratch, Hits& hits) const = 0;
   void search(const float* queries, uint32_t group, uint32_t k, Scratch& scratch,
               Hits& hits) const {
     search({.queries = queries, .group = group, .k = k}, scratch, hits);
   }
 
-  /// The same search, returning every key that it scored, with its scores for all heads: a key that was
-  /// scored costs only its value more.
+  /// Searches like search(), but returns every key that it scored, with its scores for all heads: attending a scored
+  /// key then costs only the read of its value.
   virtual void explore(const SearchArgs& args, Scratch& scratch, Scored& scored) const = 0;
 
-  /// Codes by which every row of its complete blocks can be attended (index/scan/kv_codes.h); null: it has none. Valid
-  /// until the index changes.
+  /// The codes by which every row of the index's complete blocks can be attended (index/scan/kv_codes.h); null: the
+  /// index has none. Valid until the index changes.
   [[nodiscard]] virtual const KvCodes* codes() const { return nullptr; }
-  /// The same in lists, of which a step reads those that weigh (index/scan/code_lists.h). At most one of both is not null.
+  /// The codes in lists, of which a step reads those that weigh (index/scan/code_lists.h). At most one of codes() and
+  /// lists() is not null.
   [[nodiscard]] virtual const CodeLists* lists() const { return nullptr; }
   /// How many of lists() a step reads, see ListGoal.
   [[nodiscard]] virtual ListGoal list_goal() const { return {}; }
 
-  /// info() measures the whole index, in a time that grows with it; bytes() is IndexInfo::bytes alone, at once.
+  /// Measures the whole index, in a time that grows with it; bytes() gives IndexInfo::bytes alone, at once.
   [[nodiscard]] virtual IndexInfo info() const = 0;
   [[nodiscard]] virtual size_t bytes() const = 0;
-  /// Of bytes(), those that another index counts: of what several share, the first that still has it does.
+  /// The part of bytes() that another index counts: shared memory is counted by the first of its holders.
   [[nodiscard]] virtual size_t bytes_of_others() const = 0;
 
-  /// Takes the parameters of `spec` that only searches read. Throws Error(invalid_argument), and changes
-  /// nothing, where the spec is of another type or differs in what the build has fixed. No search may run
-  /// meanwhile; scratch stays good, and grows where the new searches need more.
+  /// Takes those parameters of `spec` that only searches read. Throws Error(invalid_argument), and changes nothing,
+  /// where the spec is of another type or differs in what the build has fixed. No search may run meanwhile; scratch
+  /// stays good, and grows where the new searches need more.
   virtual void set_search_params(std::string_view spec) = 0;
 
   /// Writes all that load() needs, K and V not included. load() takes the keys' view again and throws

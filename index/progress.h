@@ -12,12 +12,13 @@ namespace keyhole::index {
 /// called by one thread at a time with a share that never falls.
 class ProgressMeter {
  public:
-  /// `total` in any unit that advance() uses.
+  /// `total` is the whole work, in any unit that advance() uses.
   ProgressMeter(const Progress& progress, double total) : progress_(progress), total_(total) {}
 
   ProgressMeter(Progress&&, double) = delete;  // it is borrowed
 
-  /// Throws Error(cancelled) once the callback has asked to stop, on whichever thread comes next.
+  /// Adds finished work. Throws Error(cancelled), on whichever thread comes next, once the callback has asked to
+  /// stop.
   void advance(double work) {
     if (!progress_) return;
     const std::lock_guard lock(mutex_);

@@ -25,7 +25,7 @@ class Checksum {
   Checksum();
   void update(const void* data, size_t bytes);
   [[nodiscard]] uint64_t value() const;
-  /// value() of these bytes alone, without the memory of a stream: a hash of something small.
+  /// The value() of these bytes alone, without the memory of a stream: a hash of something small.
   [[nodiscard]] static uint64_t of(const void* data, size_t bytes);
 
  private:
@@ -36,7 +36,8 @@ class Checksum {
   std::unique_ptr<State, Free> state_;
 };
 
-/// Fuzzers set it to false, in the build that has them: their inputs would otherwise all end at a checksum.
+/// Whether checksums are compared. Fuzzers set it to false in the build that has them: their inputs would otherwise
+/// all end at a checksum.
 #ifdef KEYHOLE_FUZZED
 inline bool checks_sums = true;
 #else
@@ -54,7 +55,7 @@ class Writer {
     put(static_cast<uint32_t>(text.size()));
     bytes(text.data(), text.size());
   }
-  /// The elements alone; the reader knows their number from elsewhere.
+  /// Writes the elements alone; the reader knows their number from elsewhere.
   template <class T>
   requires std::is_trivially_copyable_v<T>
   void put_array(const T* data, size_t n) { bytes(data, n * sizeof(T)); }
@@ -85,7 +86,7 @@ class Reader {
   template <class T>
   requires std::is_trivially_copyable_v<T>
   [[nodiscard]] std::vector<T> get_array(size_t n) {
-    // Piece by piece: a false length meets the end of the stream before it can exhaust memory.
+    // Reads piece by piece, so that a false length meets the end of the stream before it can exhaust memory.
     constexpr size_t kPiece = (size_t{1} << 20) / sizeof(T);
     std::vector<T> data;
     while (data.size() < n) {
@@ -95,7 +96,7 @@ class Reader {
     }
     return data;
   }
-  /// Reads the checksum and compares.
+  /// Reads the checksum and compares it. Throws Error(corrupt) where it differs.
   void finish();
 
  private:

@@ -10,7 +10,7 @@
 
 namespace keyhole::index {
 
-/// When a parameter's value matters. What only a search reads may differ between the index that was
+/// When the value of a parameter matters. Parameters that only a search reads may differ between the index that was
 /// saved and the one that loads it.
 enum class Stage { build, search };
 
@@ -43,11 +43,11 @@ struct TypeDecl {
 /// A parsed spec: a type and one value per declared parameter, in the order of its table.
 class Spec {
  public:
-  /// Throws Error(invalid_argument) that names what is unknown, repeated, malformed or out of range, and
-  /// what is allowed.
+  /// Parses a spec. Throws Error(invalid_argument) that names what is unknown, repeated, malformed or out of range,
+  /// and what is allowed.
   static Spec parse(std::string_view text, std::span<const TypeDecl* const> types);
 
-  /// All defaults.
+  /// A spec with all parameters at their defaults.
   explicit Spec(const TypeDecl& type);
 
   [[nodiscard]] const TypeDecl& type() const { return *type_; }
@@ -62,7 +62,7 @@ class Spec {
   std::vector<int64_t> values_;
 };
 
-/// "1..65536", or the words of a choice, "global | segmented".
+/// The allowed values as text: "1..65536", or the words of a choice, "global | segmented".
 [[nodiscard]] std::string allowed_text(const ParamDecl& param);
 /// A value as it is written in a spec.
 [[nodiscard]] std::string value_text(const ParamDecl& param, int64_t value);

@@ -1,4 +1,5 @@
-// What a tile's list of blocks of a prompt must be, given each block's share of the tile's weight in double precision: on the host and
+// Checks a tile's list of blocks of a prompt against each block's share of the tile's weight in double precision, for
+// the host and for a device.
 // on a device.
 #pragma once
 
@@ -12,7 +13,8 @@
 namespace keyhole::test {
 
 struct ListRule {
-  // Blocks that are attended anyhow: the first ones, and those from so many before `own`, that of the tile's first query, on.
+  // Blocks that are attended anyhow: the first ones, and those from `near` blocks before `own` on, where `own` is
+  // that of the tile's first query.
   uint32_t first = 0, near = 0, own = 0;
   uint32_t unit = 1;   ///< blocks that are attended together
   uint32_t most = 0;   ///< other units; 0: until the mass is held
@@ -26,8 +28,9 @@ struct ListRule {
   }
 };
 
-/// share: of all blocks that the tile sees. The list is rising, has whole units and what is attended anyhow, and of the others the
-/// heaviest: as many as are wanted, or no more than it takes to hold the mass.
+/// Checks a list. share: those of all blocks that the tile sees. The list is rising, has whole units and all blocks
+/// that are attended anyhow, and of the others the heaviest: as many as are wanted, or no more than it takes to hold
+/// the mass.
 template <class Number>
 void expect_heaviest(const Number* list, uint32_t count, const std::vector<double>& share,
                      const ListRule& rule) {
@@ -66,7 +69,7 @@ void expect_heaviest(const Number* list, uint32_t count, const std::vector<doubl
   }
   ASSERT_GE(held, rule.mass - rule.error);
   if (least == INFINITY) return;
-  // Without the lightest, an eighth of an octave of them, less than the mass would be held.
+  // Without the lightest of them, an eighth of an octave, less than the mass would be held.
   constexpr double kBin = 1.1;
   double without = held;
   for (uint32_t b = 0; b < end; ++b) {

@@ -1,5 +1,5 @@
-// Normally distributed numbers: those of libstdc++'s std::normal_distribution, without its two logarithms in long double for
-// every number, in which tests of kernels spent seven tenths of their time.
+// Normally distributed numbers, equal to those of libstdc++'s std::normal_distribution, but without its two
+// logarithms in long double for every number, in which tests of kernels spent seven tenths of their time.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace keyhole::test {
 
-/// Marsaglia's polar method. Has state: a pair of numbers is drawn at once.
+/// Marsaglia's polar method. It has state, because two numbers are drawn at once.
 template <class Float>
 class Normal {
  public:
@@ -34,7 +34,7 @@ class Normal {
   }
 
  private:
-  /// In [0, 1), of as many words as Float has digits for.
+  /// A number in [0, 1), made of as many words as Float has digits for.
   template <class Rng>
   static Float uniform(Rng& rng) {
     static_assert(Rng::min() == 0);

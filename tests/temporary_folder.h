@@ -51,7 +51,7 @@ inline std::string read_file(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-/// Names in a folder.
+/// The number of files in a folder.
 inline size_t files_in(const std::filesystem::path& folder) {
   const std::filesystem::directory_iterator all(folder);
   return static_cast<size_t>(std::distance(begin(all), end(all)));

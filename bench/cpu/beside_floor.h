@@ -19,7 +19,7 @@ class BesideFloor {
  public:
   explicit BesideFloor(benchmark::State& state) : state_(state) {}
 
-  /// One iteration. The order alternates, so that neither always finds the caches as the other left them.
+  /// Times one iteration. The order alternates, so that neither always finds the caches as the other left them.
   template <class Floor, class Kernel>
   void iterate(Floor&& floor, Kernel&& kernel) {
     double floor_seconds = 0.0;
@@ -31,7 +31,7 @@ class BesideFloor {
     record(floor_seconds, kernel_seconds);
   }
 
-  /// The same for times that were taken elsewhere.
+  /// Records times of an iteration that were taken elsewhere.
   void record(double floor_seconds, double kernel_seconds) {
     floor_.push_back(floor_seconds);
     kernel_.push_back(kernel_seconds);
@@ -54,7 +54,7 @@ class BesideFloor {
     return thread_clock() - begin;
   }
 
-  /// Adds the counters: GB/s of both (bytes: read per iteration), and kernel time over floor time.
+  /// Adds the counters: GB/s of both (bytes: those read per iteration), and kernel time over floor time.
   void report(double bytes, double items) {
     std::vector<double> ratios(kernel_.size());
     for (size_t i = 0; i < ratios.size(); ++i) ratios[i] = kernel_[i] / floor_[i];

@@ -74,7 +74,7 @@ struct Lists {
   double share = 0.0;  // of all that are seen
 };
 
-/// Of a chunk of n queries from `first` on.
+/// Random lists for a chunk of n queries from `first` on.
 Lists lists_of(uint32_t first, uint32_t n, double share, std::mt19937& rng) {
   Lists l;
   const uint32_t tiles = (n + kListQueries - 1) / kListQueries;
@@ -151,7 +151,8 @@ std::vector<NamedPattern> patterns(uint32_t tokens) {
   return all;
 }
 
-/// Patterns that choose, by what finding takes and what attention does; all heads alike, and then heads by all of them in turn.
+/// Times patterns that choose, by the time of finding and that of attending; first with one pattern for all heads,
+/// then with all patterns among the heads.
 void time_patterns(const DeviceTokens& k, const DeviceTokens& v, const DeviceTokens& q,
                    const DeviceTokens& out, uint32_t tokens, uint32_t chunk) {
   cudaEvent_t begin, end;

@@ -34,7 +34,7 @@ double us_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 
-/// What a copy within the card moves: it reads and writes as many bytes.
+/// The bytes that a copy within the card moves: it reads and writes as many.
 double copied_bytes_per_us() {
   constexpr size_t kBytes = size_t{256} << 20;
   void *from = nullptr, *to = nullptr;
@@ -108,7 +108,7 @@ class Sequences {
   [[nodiscard]] cudaStream_t stream() const { return streams_[0]; }
   [[nodiscard]] double fork_us() const { return fork_us_; }
 
-  /// Device and host memory of all sessions, what they share once.
+  /// Device and host memory of all sessions; what they share counts once.
   [[nodiscard]] std::pair<double, double> gib() const {
     double device = 0, host = 0;
     for (keyhole_session* session : sessions_) {
@@ -139,7 +139,7 @@ class Sequences {
     host_us = 1e12;
     const auto at = Clock::now();
     for (uint32_t l = 0; l < layers_; ++l) {
-      // As a model has it: all sequences' rows of a layer are there at once, and its product waits for all outputs.
+      // As in a model, all sequences' rows of a layer are there at once, and its product waits for all outputs.
       (void)cudaEventRecord(fork, first);
       for (size_t i = 1; i < sessions_.size() && on_own_streams; ++i) {
         (void)cudaStreamWaitEvent(streams_[i], fork, 0);

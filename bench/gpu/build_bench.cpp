@@ -101,7 +101,7 @@ void build_graph(const Context& context, const Head& head, Seconds& neighbours, 
     to.add(since(start));
     start = Clock::now();
   };
-  // As index/types/roargraph.cpp with its defaults.
+  // The queries that index/types/roargraph.cpp chooses with its defaults.
   const std::vector<uint32_t> chosen = choose_queries(head.queries, 4096);
   const Neighbours found = nearest_keys(context, head.keys, 0, head.queries, chosen, 100, meter);
   lap(neighbours);

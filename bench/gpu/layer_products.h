@@ -1,5 +1,6 @@
-// The products of a layer of Llama-3-8B with the rows of a step, by cuBLASLt: what a decoder does between its layers' attention,
-// so that benchmarks can say what a step of several tokens or sequences costs with the weights that they share.
+// The products of a layer of Llama-3-8B with the rows of a step, by cuBLASLt: a decoder's work between its layers'
+// attention. With it benchmarks can say what a step of several tokens or sequences costs with the weights that they
+// share.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,12 +15,12 @@
 
 namespace keyhole::bench {
 
-/// Weights in f16; the layers share one set, of which no cache holds a tenth. One thread.
+/// The products. Weights are f16; the layers share one set, of which no cache holds a tenth. One thread.
 class LayerProducts {
  public:
   static constexpr uint32_t kLayers = 32;
 
-  /// For up to `rows` rows.
+  /// Takes memory for up to `rows` rows.
   explicit LayerProducts(uint32_t rows) : lt_(&tools::cuda::blas_lt()) {
     must(lt_->create(&handle_) == CUBLAS_STATUS_SUCCESS, "cuBLASLt");
     must(cudaMalloc(&workspace_, kWorkspace) == cudaSuccess, "memory");
@@ -35,18 +36,18 @@ class LayerProducts {
   LayerProducts(const LayerProducts&) = delete;
   LayerProducts& operator=(const LayerProducts&) = delete;
 
-  /// q, k and v.
+  /// Enqueues the products for q, k and v.
   void before(uint32_t n, cudaStream_t stream) { enqueue(6144, kHidden, n, stream); }
-  /// What follows attention: its output, gate and up, down.
+  /// Enqueues the products after attention: its output, gate and up, down.
   void after(uint32_t n, cudaStream_t stream) {
     enqueue(kHidden, kHidden, n, stream);
     enqueue(2 * kWidest, kHidden, n, stream);
     enqueue(kHidden, kWidest, n, stream);
   }
-  /// The logits, once for all layers.
+  /// Enqueues the product for the logits, once for all layers.
   void head(uint32_t n, cudaStream_t stream) { enqueue(kVocabulary, kHidden, n, stream); }
 
-  /// Microseconds that these take by themselves: a layer's, and the logits.
+  /// Microseconds that these products take by themselves: a layer's, and the logits.
   struct Times {
     double layer, head;
   };
@@ -78,7 +79,7 @@ class LayerProducts {
     return 1000.0 * static_cast<double>(ms[2]) / kTimes;
   }
 
-  /// out [n, rows] = in [n, columns] times weights [rows, columns], transposed.
+  /// Enqueues out [n, rows] = in [n, columns] times weights [rows, columns], transposed.
   void enqueue(size_t rows, size_t columns, uint32_t n, cudaStream_t stream) {
     cublasLtMatmulDesc_t product = nullptr;
     cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
@@ -117,7 +118,7 @@ class LayerProducts {
   void *workspace_ = nullptr, *weights_ = nullptr, *in_ = nullptr, *out_ = nullptr;
 };
 
-/// Tokens a second of a model whose layers take so long, with the time of its last product.
+/// Tokens a second of a model whose layers take us_a_layer each, with the time of its last product.
 inline double tokens_per_second(uint32_t tokens, double us_a_layer, double us_of_head) {
   return 1e6 * tokens / (LayerProducts::kLayers * us_a_layer + us_of_head);
 }

@@ -29,7 +29,7 @@ constexpr uint32_t kGraphTokens =
     8;  // in one graph: with the layers above as many steps as one token of a model of 32 layers
 constexpr uint32_t kSteps = 6 * kGraphTokens, kWarmUp = kGraphTokens;
 
-/// What one rank measures with.
+/// The means with which one rank measures.
 struct Rank {
   uint32_t rank = 0, size = 1;
   uint32_t gpus = 1;
@@ -90,7 +90,7 @@ class StepGraph {
   cudaGraphExec_t ready_ = nullptr;
 };
 
-/// Of a session of so many tokens.
+/// Times of a step of a session with `tokens` tokens.
 StepUs step_us(const Rank& r, const Way& way, uint32_t tokens) {
   keyhole_engine_config e;
   keyhole_engine_config_init(&e);
@@ -264,7 +264,7 @@ int main(int argc, char** argv) {
     }
     for (const uint32_t tokens : contexts) {
       for (const bool full : {false, true}) {
-        // With nobody to wait for: the whole, a rank's tokens, a rank's heads.
+        // Steps with nobody to wait for: with the whole, with a rank's tokens, with a rank's heads.
         StepUs alone[3];
         if (r.rank == 0) {
           alone[0] = step_us(r, {false, 1, full}, tokens);

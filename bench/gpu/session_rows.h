@@ -1,4 +1,4 @@
-// What benchmarks of sessions on a device share: rows in its memory, and the end of a program whose calls fail.
+// What benchmarks of sessions on a device share: rows in its memory, and ending a program whose calls fail.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -24,10 +24,10 @@ inline void must(bool is_well, const char* what) {
   std::exit(1);
 }
 
-/// `[tokens, heads, kDim]` f16 in device memory, between -2 and 2.
+/// Rows `[tokens, heads, kDim]` f16 in device memory, between -2 and 2.
 class Rows {
  public:
-  /// Tensors of the same numbers that begin elsewhere, so that no row of one is a row of another.
+  /// Number of tensors of the same numbers that begin elsewhere, so that no row of one is a row of another.
   static constexpr uint32_t kShifts = 256;
 
   Rows(uint32_t tokens, uint32_t heads) : tokens_(tokens), heads_(heads) {
@@ -42,7 +42,7 @@ class Rows {
   ~Rows() { (void)cudaFree(data_); }
   Rows(const Rows&) = delete;
   Rows& operator=(const Rows&) = delete;
-  /// The first `tokens` of them.
+  /// A tensor of the first `tokens` tokens.
   [[nodiscard]] keyhole_tensor tensor(uint32_t tokens, uint32_t shift = 0) const {
     const int64_t shape[] = {tokens, heads_, kDim};
     auto* const first = static_cast<uint16_t*>(data_) + size_t{shift % kShifts} * kShift;
@@ -59,7 +59,7 @@ class Rows {
   void* data_ = nullptr;
 };
 
-/// An engine of so many layers on the device.
+/// Makes an engine of this many layers on the device.
 inline keyhole_engine* make_engine(uint32_t layers) {
   keyhole_engine_config e;
   keyhole_engine_config_init(&e);
@@ -73,7 +73,7 @@ inline keyhole_engine* make_engine(uint32_t layers) {
   return engine;
 }
 
-/// A session for up to so many tokens whose index lies on the device.
+/// Makes a session for up to most_tokens tokens whose index lies on the device.
 inline keyhole_session* make_session(keyhole_engine* engine, uint32_t most_tokens,
                                      const std::string& spec) {
   keyhole_session_config c;
@@ -85,11 +85,11 @@ inline keyhole_session* make_session(keyhole_engine* engine, uint32_t most_token
   must(keyhole_session_create(engine, &c, &session) == KEYHOLE_OK, "session");
   return session;
 }
-/// "2" to codes of 2 bits of keys and of values.
+/// The spec for "2": codes of 2 bits of keys and of values.
 inline std::string codes_spec(const std::string& bits) { return "codes:k=" + bits + ",v=" + bits; }
 
-/// Hands the session `tokens` tokens in every layer, and builds: k and v of kChunk tokens, shifted in each chunk (the heaviest of
-/// many equal rows take longer to choose), and their q.
+/// Hands the session `tokens` tokens in every layer, and builds. k and v are those of kChunk tokens, shifted in each
+/// chunk, because the heaviest of many equal rows take longer to choose; q goes with them.
 inline void fill(keyhole_session* session, uint32_t layers, uint32_t tokens, const Rows& q,
                  const Rows& k, const Rows& v) {
   for (uint32_t l = 0; l < layers; ++l) {

@@ -13,7 +13,7 @@
 
 namespace keyhole::gpu {
 
-/// What `enqueue` puts on the stream as a graph, which the caller destroys.
+/// Captures what `enqueue` puts on the stream as a graph, which the caller destroys.
 template <class F>
 cudaGraphExec_t captured(cudaStream_t stream, F&& enqueue) {
   cudaGraph_t graph = nullptr;
@@ -26,10 +26,10 @@ cudaGraphExec_t captured(cudaStream_t stream, F&& enqueue) {
   return ready;
 }
 
-/// Runs that do not count.
+/// Number of first runs that do not count.
 inline constexpr int kWarmUpRuns = 3;
 
-/// Median microseconds of what is enqueued, after kWarmUpRuns.
+/// The median microseconds of what is enqueued, after kWarmUpRuns.
 template <class F>
 double median_us(cudaStream_t stream, int repetitions, F&& enqueue) {
   cudaEvent_t begin = nullptr, end = nullptr;
@@ -51,7 +51,7 @@ double median_us(cudaStream_t stream, int repetitions, F&& enqueue) {
   return times[times.size() / 2];
 }
 
-/// Of a graph's runs.
+/// The median microseconds of a graph's runs.
 inline double median_us(cudaStream_t stream, cudaGraphExec_t graph, int repetitions) {
   return median_us(stream, repetitions, [&] { check(cudaGraphLaunch(graph, stream), "launch"); });
 }

@@ -16,7 +16,7 @@ struct CodePass {
     parts.reserve(shape, group, exact_rows);
     scan.reserve(shape, group, exact_rows);
   }
-  /// Reads all codes. Returns the rows that weigh most.
+  /// Reads all codes and returns the rows that weigh most.
   std::span<const uint32_t> choose(const index::CodeSearch& search) {
     parts.begin();
     for (uint32_t p = 0; p < search.rows.parts(); ++p) scan.scan(search, p, {}, parts);

@@ -108,7 +108,7 @@ void fork_session(benchmark::State& state, const char* index) {
   keyhole_session_destroy(copy);
 }
 
-/// What a copy of the indexes' bytes alone takes.
+/// The time in which the indexes' bytes alone are copied.
 void copy_floor(benchmark::State& state, const char* index) {
   const Session s(state.range(0), index);
   const size_t bytes = statistics(s.session).index_bytes;
@@ -146,7 +146,7 @@ class Batch {
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 
-  /// Seconds.
+  /// Seconds of one call for all of them.
   double together() {
     return timed([&](uint32_t layer) {
       const auto n = static_cast<int64_t>(sessions_.size());

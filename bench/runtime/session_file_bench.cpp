@@ -103,7 +103,7 @@ void load(benchmark::State& state, const char* index) {
   std::filesystem::remove(path);
 }
 
-/// Nothing but the copy: what a load cannot be faster than.
+/// Nothing but the copy, which bounds the speed of a load.
 void read_floor(benchmark::State& state) {
   const std::string path = file_name();
   const size_t bytes = size_t{1} << 30;

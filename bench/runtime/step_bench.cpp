@@ -299,7 +299,7 @@ BENCHMARK(growing)
     ->Unit(benchmark::kSecond)
     ->UseRealTime();
 
-/// The same new queries for both.
+/// Gives both layers the same new queries.
 void layer_queries(Layer& a, Layer& b) {
   a.fill(a.q);
   b.q = a.q;

@@ -60,7 +60,8 @@ void rate(benchmark::State& state, const char* name, double count) {
                                             benchmark::Counter::kIsRate);
 }
 
-/// With numbers of two fp16: the last `queries` of `tokens`, 8 query heads on 2 KV heads (the bundled model) or 32 on 8.
+/// Attention with numbers of two fp16: the last `queries` of `tokens`, 8 query heads on 2 KV heads (the bundled
+/// model) or 32 on 8.
 void BM_Attention(benchmark::State& state) {
   const auto d = static_cast<uint32_t>(state.range(0));
   const auto heads = static_cast<uint32_t>(state.range(1));

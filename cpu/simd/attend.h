@@ -14,9 +14,9 @@ namespace {
 
 /// Online softmax of one head.
 struct Running {
-  float largest;  // logit so far
-  float sum;      // of weights relative to it
-  float rescale;  // what the newest block multiplies all older weights with
+  float largest;  // largest logit so far
+  float sum;      // sum of weights relative to it
+  float rescale;  // factor by which the newest block multiplies all older weights
 };
 
 /// Turns n inner products into softmax weights in place (lanes up to kBlock are written).
@@ -116,7 +116,7 @@ template <class S, DType T, uint32_t heads>
 [[gnu::always_inline]] inline void sum_heads(const Sum& s) {
   uint32_t j = 0;
   if constexpr (S::kMaxValueVectors >= 6) {
-    // Fours. One or two that are left over are taken with the last four.
+    // Vectors are taken in fours. One or two that are left over are taken with the last four.
     const uint32_t vectors = s.dim / S::kWidth;  // 4 to 36
     const uint32_t last = vectors % 4 == 1 || vectors % 4 == 2 ? 4 + vectors % 4 : vectors % 4;
     for (; j < (vectors - last) * S::kWidth; j += 4 * S::kWidth) sum_tile<S, T, heads, 4>(s, j);
@@ -145,7 +145,7 @@ template <class S, DType T>
   }
 }
 
-/// Divides by the sums, writes lse; false if an fp32 sum has overflowed on the way.
+/// Divides o by the sums of weights and writes lse; returns false if an fp32 sum has overflowed on the way.
 template <class S, class Args>
 bool normalise(const Args& a, const Running* running) {
   using F = typename S::F;
@@ -182,8 +182,7 @@ void attend(const AttendArgs& a) {
     const size_t n = a.count - begin < kBlock ? a.count - begin : kBlock;
     keys.advance(begin);
     values.advance(begin);
-    // While the keys are scored, this block's values are on their way; while these are summed, the next
-    // block's keys.
+    // While the keys are scored, this block's values are fetched; while the values are summed, the next block's keys.
     for (size_t i = 0; i < n; i += kPanel) {
       dot_panel<S, T>(
           {keys.current() + i, values.current() + i, values.tails, n - i < kPanel ? n - i : kPanel,

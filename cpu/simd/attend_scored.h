@@ -1,5 +1,5 @@
-// What is done with keys that a search has scored: log-sum-exp, a filter by weight, and partial attention
-// that reads their values only.
+// Kernels for keys that a search has scored: log-sum-exp, a filter by weight, and partial attention that reads their
+// values only.
 #pragma once
 
 #include "cpu/simd/attend.h"
@@ -42,7 +42,8 @@ template <class S>
   return S::mul(cap, tanh<S>(S::div(x, cap)));
 }
 
-/// Two passes, so that nothing is rescaled on the way: logits grow with scores, so the first needs no logit.
+/// Computes ln sum e^logit in two passes, so that nothing is rescaled on the way. Logits rise with scores, so the
+/// first pass needs no logit.
 template <class S>
 float log_sum_exp(const float* scores, size_t count, const LogitParams& logits) {
   using F = typename S::F;

@@ -50,7 +50,7 @@ struct Avx2 {
   static uint32_t greater_lanes(F a, F b) {
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)));
   }
-  /// Writes the lanes of `lanes` to p, one behind the other.
+  /// Writes the lanes of `a` that `lanes` names to p, one behind the other.
   static void store_lanes(float* p, F a, uint32_t lanes) {
     alignas(32) float all[kWidth];
     _mm256_store_ps(all, a);

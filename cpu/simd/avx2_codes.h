@@ -1,4 +1,4 @@
-// Integer operations of codes in AVX2. What each does is said in cpu/simd/avx512_codes.h.
+// Integer operations of codes in AVX2; cpu/simd/avx512_codes.h describes each.
 #pragma once
 
 #include <cstring>
@@ -53,7 +53,7 @@ struct Avx2Codes {
   static I widen(I narrow) { return _mm256_madd_epi16(narrow, _mm256_set1_epi16(1)); }
   static I add_products(I sum, I a, I b) { return add(sum, widen(_mm256_maddubs_epi16(a, b))); }
 
-  /// x[r][p], r = 0: rows 0 8 1 9 2 10 3 11; r = 1: 4 12 ... 7 15.
+  /// Word p of every row, as x[r][p]. r = 0: rows 0 8 1 9 2 10 3 11; r = 1: rows 4 12 ... 7 15.
   template <uint32_t kPlaces>
   [[gnu::always_inline]] static void transpose(const std::byte* tile, uint32_t words,
                                                I (&x)[2][kPlaces]) {

@@ -45,7 +45,7 @@ struct Avx512 {
   }
   /// Bit i: a[i] > b[i]; a NaN is not.
   static uint32_t greater_lanes(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
-  /// Writes the lanes of `lanes` to p, one behind the other.
+  /// Writes the lanes of `a` that `lanes` names to p, one behind the other.
   static void store_lanes(float* p, F a, uint32_t lanes) {
     // In a register and then out: a compressing store is microcode on Zen 4.
     const auto written = static_cast<__mmask16>((1U << __builtin_popcount(lanes)) - 1U);

@@ -15,7 +15,7 @@ struct Avx512Codes {
   using I = __m512i;
   static constexpr uint32_t kWords = 16;
   static constexpr bool kNarrow = true;  // products add up in 16 bits first
-  static constexpr uint32_t kSums = 16;  // that fit the registers, beside what is added to them
+  static constexpr uint32_t kSums = 16;  // sums that fit the registers beside their addends
 
   static I zero() { return _mm512_setzero_si512(); }
   static I set1(int32_t x) { return _mm512_set1_epi32(x); }
@@ -45,17 +45,17 @@ struct Avx512Codes {
   static Float::F to_f32(I x) { return _mm512_cvtepi32_ps(x); }
   static I to_i32(Float::F x) { return _mm512_cvtps_epi32(x); }
 
-  /// Adds the sums of two products of bytes, of a without and of the four with a sign, in 16 bits.
+  /// Adds, in 16 bits, the sums of two products of bytes: `a` is unsigned, the bytes at `four` are signed.
   static I add_products_of_four(I sum, I a, const int8_t* four) {
     return _mm512_add_epi16(sum, _mm512_maddubs_epi16(a, broadcast(four)));
   }
   static I widen(I narrow) { return _mm512_madd_epi16(narrow, _mm512_set1_epi16(1)); }
-  /// Adds the sum of four products of bytes, of a without and of b with a sign, in 32 bits.
+  /// Adds, in 32 bits, the sum of four products of bytes: `a` is unsigned, `b` signed.
   static I add_products(I sum, I a, I b) { return add(sum, widen(_mm512_maddubs_epi16(a, b))); }
 
-  /// x[0][p]: word p of every row (cpu/code_kernels.h) of a tile; rows in the order 0 8 1 9 ... 7 15. A pair of rows i
-  /// and i + 8 lies together, their words p side by side in 8 bytes: this is a transposition of 8 pairs by 2 `words`
-  /// such, an even number.
+  /// Puts word p of every row (cpu/code_kernels.h) of a tile into x[0][p], rows in the order 0 8 1 9 ... 7 15. The
+  /// words p of rows i and i + 8 lie side by side in 8 bytes, so this transposes 8 such pairs by 2 `words`, an even
+  /// number.
   template <uint32_t kPlaces>
   [[gnu::always_inline]] static void transpose(const std::byte* tile, uint32_t words,
                                                I (&x)[1][kPlaces]) {
@@ -102,7 +102,7 @@ struct Avx512Codes {
     rows[0] = _mm512_permutexvar_epi32(order, rows[0]);
   }
 
-  /// f (0) or g (1) of 16 rows.
+  /// The factors f (which = 0) or g (which = 1) of 16 rows.
   template <int which>
   static Float::F load_factors(const std::byte* p) {
     const I both = load(p);
@@ -112,7 +112,7 @@ struct Avx512Codes {
   static void store_low_bytes(uint8_t* out, I x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(x));
   }
-  /// Word i: the weights of rows 2p, 2p + 8, 2p + 1, 2p + 9, p = order[i].
+  /// The weights of rows 2p, 2p + 8, 2p + 1, 2p + 9 in word i, where p = order[i].
   static I weights_of_rows(const uint8_t* rows, I order) {
     const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows));
     const __m128i fours = _mm_unpacklo_epi8(all, _mm_srli_si128(all, 8));
@@ -120,7 +120,7 @@ struct Avx512Codes {
   }
 
  private:
-  /// Of four vectors of quarters a b c d: all a, b, c, d, to every second place of out.
+  /// Takes four vectors of quarters a b c d and writes all a, all b, all c, all d to every second place of `out`.
   [[gnu::always_inline]] static void spread_quarters(const I (&v)[4], I* out) {
     const I ac[2] = {_mm512_shuffle_i64x2(v[0], v[1], 0x88),
                      _mm512_shuffle_i64x2(v[2], v[3], 0x88)};
@@ -134,8 +134,8 @@ struct Avx512Codes {
 };
 
 #ifdef __AVX512VNNI__
-/// One instruction where the others take three. Not the intrinsic: GCC 12 copies sums from register to register around
-/// it, and keeps some in memory.
+/// AVX-512 VNNI multiplies and adds bytes in one instruction where the others take three. It is written as assembly:
+/// with the intrinsic GCC 12 copies sums between registers around it and keeps some in memory.
 struct Avx512VnniCodes : Avx512Codes {
   static constexpr bool kNarrow = false;
   static I add_products(I sum, I a, I b) {

@@ -1,9 +1,9 @@
 // Log weights of rows by the codes of their keys (ScoreCodesArgs) on vectors. V is a level's struct of integer
-// operations; V::Float that of its fp32 operations.
+// operations, V::Float its struct of fp32 operations.
 //
-// The words of a tile are transposed in registers, once for all heads, so that a vector holds the same word of 16 (or 8)
-// rows. A shift and a mask make a vector of 8-bit codes of it, which is multiplied with four components of a query that
-// are the same for all rows: what adds up in a lane is a row's score, and nothing is left to be summed over lanes.
+// The words of a tile are transposed in registers, once for all heads, so that a vector holds the same word of 16 (or
+// 8) rows. A shift and a mask turn it into a vector of 8-bit codes, which is multiplied with four components of a
+// query that are the same for all rows. So each lane adds up the score of one row, and nothing is summed over lanes.
 #pragma once
 
 #include "cpu/code_kernels.h"
@@ -13,7 +13,7 @@
 namespace keyhole::cpu {
 namespace {
 
-/// What turns the sum of one head's products into log weights:
+/// The coefficients that turn the sum of one head's products into log weights:
 ///     f (2 unit (sum - half) + rest) + max(f^2 quadratic + offset, least),   least = offset - kMostNoiseBias,
 /// but with a soft-cap the square comes after it.
 struct HeadOfCodes {
@@ -21,8 +21,8 @@ struct HeadOfCodes {
   float unit2, rest, quadratic, offset, least;
 };
 
-/// Words of a row that a call may have, and how many of them: kWords where that is not 0, else what the call says. Common
-/// head dimensions have instances of their own.
+/// The most words of a row that a call may have. kWords is their number where it is not 0, otherwise the call says
+/// it: common head dimensions have instances of their own.
 constexpr uint32_t kMostWords = 36;
 template <uint32_t kWords>
 constexpr uint32_t kPlaces = 2 * (kWords != 0 ? kWords : kMostWords);
@@ -31,8 +31,8 @@ constexpr uint32_t words_of(const ScoreCodesArgs& a) {
   return kWords != 0 ? kWords : a.words;
 }
 
-/// Sums of the products of `kHeads` queries with one vector's worth of rows of so many words, less their halves. x: the
-/// rows' words.
+/// Sums of the products of `kHeads` queries with one vector's worth of rows of so many words, less their halves. x:
+/// the words of the rows.
 template <class V, uint32_t kBits, uint32_t kHeads, uint32_t kParts>
 [[gnu::always_inline]] inline void multiply_codes(const typename V::I* x, uint32_t words,
                                                   const int8_t* queries, const HeadOfCodes* heads,
@@ -43,11 +43,11 @@ template <class V, uint32_t kBits, uint32_t kHeads, uint32_t kParts>
   constexpr size_t kWordBytes = code_part_bytes(kBits, 1);  // in one part of a query
   const size_t part_bytes = kWordBytes * words;
   const uint32_t positions = 2 * words;
-  // Sums of pairs of products that fit 16 bits, where products add up in those.
+  // Number of pairs of products whose sums fit 16 bits, where products add up in those.
   constexpr uint32_t kFit = 32767 / (((1U << kBits) - 1) * 128 * 2);
   const uint32_t run = V::kNarrow && positions * kShifts > kFit ? kFit / kShifts : positions;
-  // Two chains of sums for each head, as one product waits for another for 4 or 5 cycles: the parts, or with one part
-  // even and odd shifts.
+  // Each head has two chains of sums, because one product waits for another for 4 or 5 cycles: one for each part, or
+  // with one part one for even and one for odd shifts.
   I sums[kHeads][2];
 #pragma GCC unroll 4
   for (uint32_t h = 0; h < kHeads; ++h) {
@@ -145,7 +145,7 @@ template <class V, uint32_t kBits, uint32_t kWords, uint32_t kHeads, uint32_t kP
   }
 }
 
-/// a.maxima, a.floors and a.above. tops: the largest log weights of every 16th row.
+/// Writes a.maxima, a.floors and a.above. tops: the largest log weights of every 16th row.
 template <class V>
 void find_above(const ScoreCodesArgs& a, const typename V::Float::F (*tops)[16 / V::kWords]) {
   using S = typename V::Float;
@@ -160,7 +160,7 @@ void find_above(const ScoreCodesArgs& a, const typename V::Float::F (*tops)[16 /
     }
     a.maxima[h] = S::reduce_max(most);
     if (a.floors == nullptr) continue;
-    const float sixteenth = -S::reduce_max(least);  // 16 rows reach it
+    const float sixteenth = -S::reduce_max(least);  // a value that 16 rows reach
     if (a.wanted <= 16 && sixteenth > a.floors[h]) a.floors[h] = sixteenth;
     const F floor = S::set1(a.floors[h]);
     for (uint32_t t = 0; t < a.tiles; ++t) {
@@ -187,7 +187,7 @@ void score_codes_of(const ScoreCodesArgs& a) {
   for (uint32_t h = 0; h < a.group; ++h) {
     const CodeQueryScale& q = a.scales[h].of[kParts - 1];
     const float unit = q.scale * a.logits.scale;
-    // 2 products - sum, in integers as far as they go: halves are not.
+    // 2 * products - sum is kept in integers as long as possible, because halves are not integers.
     const int32_t half = q.sum >> 1;
     const float offset = a.offsets[h] * a.logits.scale;
     heads[h] = {half,

@@ -1,10 +1,10 @@
-// Weighted sums of the codes of values (SumCodesArgs) on vectors. V is a level's struct of integer operations; V::Float
-// that of its fp32 operations.
+// Weighted sums of the codes of values (SumCodesArgs) on vectors. V is a level's struct of integer operations,
+// V::Float its struct of fp32 operations.
 //
-// A row of values lies over many words, and a word has two rows of some components. Bytes are put together so that a word
-// holds one component of four rows, 8 bits each, and are multiplied with the rows' weights. Words of the same place in
-// all tiles add up in registers, in an outer loop over places: 32 sums of 16 for d = 128 with 2 bits, which stay in the
-// order of the codes until the end.
+// A row of values lies over many words, and a word has two rows of some components. Bytes are put together so that a
+// word holds one component of four rows, 8 bits each, and are multiplied with the rows' weights. Words of the same
+// place in all tiles add up in registers, in an outer loop over places: 32 sums of 16 for d = 128 with 2 bits, which
+// stay in the order of the codes until the end.
 #pragma once
 
 #include "cpu/code_kernels.h"
@@ -14,8 +14,9 @@
 namespace keyhole::cpu {
 namespace {
 
-/// e^x for x <= 0 with a relative error below 2^-19, and 0 below -60; see softmax_weight(), which is finer and takes
-/// four operations more. e^x = 2^(n + r), |r| <= 1/2, 2^r minimax of degree 5 (error 2^-23); what is lost is lost in r.
+/// e^x for x <= 0 with a relative error below 2^-19, and 0 below -60. softmax_weight() is finer and takes four
+/// operations more. e^x = 2^(n + r), |r| <= 1/2, 2^r minimax of degree 5 (error 2^-23); the rest of the error is that
+/// of r.
 template <class S>
 [[gnu::always_inline]] inline typename S::F weight(typename S::F x) {
   using F = typename S::F;
@@ -31,13 +32,14 @@ template <class S>
   return S::less_select(x, S::set1(-60.0F), S::zero(), S::times_power_of_two(p, n));
 }
 
-/// Weights of the rows of one call, rounded to 8 or 16 bits of the largest.
+/// The weights of the rows of one call, rounded to 8 or 16 bits of the largest.
 struct RoundedWeights {
   float unit = 0.0F;  ///< what 1 is worth
   alignas(64) uint8_t parts[kCodeParts][kCodeBlock];
 };
 
-/// Of head h. Its sums' last element is the sum of what the weights have been rounded to. g: the rows' factors.
+/// Rounds the weights of head h and writes the sum of the rounded weights to the last element of its sums. g: the
+/// factors of the rows.
 template <class V, uint32_t kParts>
 [[gnu::always_inline]] inline void round_weights(const SumCodesArgs& a, uint32_t h, const float* g,
                                                  RoundedWeights& out) {
@@ -75,7 +77,7 @@ template <class V, uint32_t kParts>
   rest[0] = rest[0] * a.rescales[h] + S::reduce_add(V::to_f32(rounded_sum)) * out.unit;
 }
 
-/// g of all rows.
+/// The factors g of all rows.
 template <class V>
 [[gnu::always_inline]] inline void load_value_factors(const SumCodesArgs& a, float* g) {
   for (uint32_t i = 0; i < 16 * a.tiles; i += V::kWords) {
@@ -83,12 +85,12 @@ template <class V>
   }
 }
 
-/// Components of a word of values.
+/// Number of components in one word of values.
 template <uint32_t kBits>
 constexpr uint32_t kKinds = 8 / kBits;
 
-/// A word's bytes: [slots of row 2p, of two groups of 16 components][of row 2p + 1]; a slot of every second pair belongs
-/// to rows + 8. out[k]: component k of rows 2p, 2p + 8, 2p + 1, 2p + 9, times kind_factor(k).
+/// Unpacks a word: [slots of row 2p, of two groups of 16 components][slots of row 2p + 1]; the slots of every second
+/// pair belong to the rows + 8. out[k] is component k of rows 2p, 2p + 8, 2p + 1, 2p + 9, times kind_factor(k).
 template <class V, uint32_t kBits>
 [[gnu::always_inline]] inline void spread_codes(typename V::I x,
                                                 typename V::I (&out)[kKinds<kBits>]) {
@@ -121,10 +123,10 @@ constexpr float kind_factor(uint32_t k) {
   return kBits == 4 ? 1.0F : kBits == 2 ? (k % 2 == 0 ? 1.0F : 4.0F) : kOne[k % 4];
 }
 
-/// The vectors after which the lanes of a tile's words are those of the first again, at most: 35 for 35 words of a lane.
+/// The longest period after which the lanes of a tile's words repeat, in vectors: 35 for 35 words of a lane.
 constexpr uint32_t kMostPeriod = 35;
-/// As long as a period may be for weights of all of it to be kept: 5 vectors of 16 words for 20 of a lane class, 8 of 8 words
-/// for 64.
+/// The longest period for which all weights are kept, in vectors: 5 vectors of 16 words for 20 words of a lane class,
+/// 8 vectors of 8 words for 64.
 template <class V>
 constexpr uint32_t kMostKept = V::kWords == 16 ? 5 : 8;
 
@@ -137,8 +139,8 @@ void sum_codes_of_heads(const SumCodesArgs& a, uint32_t first_head, bool prefetc
   uint32_t period = 1;
   while (period * V::kWords % (4 * a.words) != 0) ++period;
 
-  // The weights of four rows at a time, in the order of the words: [tile][period][head][part], or of one vector after the
-  // other where the period is long.
+  // The weights of four rows at a time, in the order of the words: [tile][period][head][part], or, where the period
+  // is long, one vector's after the other's.
   const uint32_t kept = period <= kMostKept<V> ? period : 1;
   I weights[kCodeTiles * kMostKept<V> * kColumns];
   float units[kHeads];
@@ -212,7 +214,7 @@ void sum_codes_of_heads(const SumCodesArgs& a, uint32_t first_head, bool prefetc
 
 template <class V, uint32_t kBits, uint32_t kParts>
 void sum_codes_of(const SumCodesArgs& a) {
-  // Heads whose sums are in registers.
+  // The number of heads whose sums fit the registers.
   constexpr uint32_t kFit = V::kSums / (kKinds<kBits> * kParts);
   constexpr uint32_t kMost = kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
   uint32_t h = 0;

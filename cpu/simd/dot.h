@@ -86,7 +86,7 @@ template <class S, DType T, uint32_t heads>
   }
 }
 
-/// The same for a whole group, four heads at a time; rows ahead are prefetched once.
+/// Inner products of a panel for a whole group, four heads at a time. Rows ahead are prefetched once.
 template <class S, DType T>
 [[gnu::always_inline]] inline void dot_panel(Panel panel, const float* queries, uint32_t group) {
   float* out = panel.out;

@@ -1,5 +1,4 @@
-// What is done with partitions of keys that stand for themselves: their weights by their means, and weighted
-// sums of rows.
+// Kernels for partitions of keys that stand for their members: weights by mean keys, and weighted sums of rows.
 #pragma once
 
 #include "cpu/simd/attend.h"
@@ -12,7 +11,7 @@ struct PartitionWeights {
   typename S::F weights, uncertainties;
 };
 
-/// Of kWidth partitions, for head h.
+/// Weighs kWidth partitions for head h.
 template <class S>
 [[gnu::always_inline]] inline PartitionWeights<S> weigh_lanes(const PartitionArgs& a, uint32_t h,
                                                               typename S::F score,
@@ -21,7 +20,7 @@ template <class S>
   using F = typename S::F;
   const F one = S::set1(1.0F);
   F mean = S::mul(score, S::set1(a.logits.scale));
-  F slope = S::set1(a.logits.scale);  // of the logit
+  F slope = S::set1(a.logits.scale);  // derivative of the logit by the score
   if (a.logits.softcap > 0.0F) {
     const F cap = S::set1(a.logits.softcap);
     const F share = tanh<S>(S::div(mean, cap));
@@ -29,7 +28,7 @@ template <class S>
     slope = S::mul(slope, S::fnma(share, share, one));
   }
   const F t = S::mul(S::mul(S::mul(slope, slope), S::set1(a.square_norms[h])), variance);
-  // In this order min() and max() give the cap for NaN.
+  // min() and max() in this order give the cap for NaN.
   F expected = S::min(S::fma(t, S::set1(0.5F), mean), S::set1(a.caps[h]));
   if (a.margins != nullptr) {
     expected = S::max(S::sub(mean, S::set1(a.margins[h])), expected);

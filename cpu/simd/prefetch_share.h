@@ -7,7 +7,7 @@
 namespace keyhole::cpu {
 namespace {
 
-/// Asks for the share `part` of `parts` of the memory that will be read next.
+/// Prefetches share `part` of `parts` of the memory that will be read next.
 [[gnu::always_inline]] inline void prefetch_share(const std::byte* ahead, size_t bytes,
                                                   uint32_t part, uint32_t parts) {
   if (ahead == nullptr) return;

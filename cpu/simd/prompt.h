@@ -6,7 +6,7 @@
 namespace keyhole::cpu {
 namespace {
 
-/// `rows` rows by `vectors` vectors of C from element (i, j) on, held in registers while k runs.
+/// Computes `rows` rows by `vectors` vectors of C from element (i, j) on, held in registers while k runs.
 template <class S, uint32_t rows, uint32_t vectors>
 [[gnu::noinline]] void product_tile(const ProductArgs& p, uint32_t i, uint32_t j) {
   using F = typename S::F;

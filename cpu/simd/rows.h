@@ -21,7 +21,7 @@ struct Rows {
 
   [[gnu::always_inline]] size_t id(size_t i) const { return ids != nullptr ? ids[i] : i; }
   [[gnu::always_inline]] const std::byte* at(size_t i) const { return base + id(i) * stride; }
-  /// As RowScales::row(), which must not be compiled for a level.
+  /// RowScales::row(i), repeated here because that must not be compiled for a level.
   [[gnu::always_inline]] const uint16_t* scales_at(size_t i) const {
     return scales.data + (scales.first + id(i)) / kScaleRows * scales.stride;
   }
@@ -57,7 +57,7 @@ constexpr size_t kBlock = 64;
 constexpr size_t kNearKeys = 8;
 constexpr size_t kNearValues = 16;
 
-/// Walks over rows block by block: pointers to this block's rows and to the next one's.
+/// Walks over rows block by block, with pointers to the rows of this block and of the next.
 class RowBlocks {
  public:
   RowBlocks(const Rows& rows, size_t row_bytes)
@@ -82,10 +82,10 @@ class RowBlocks {
   /// beyond it, without reading a byte that it was not given. The near prefetch must end with the block:
   /// the next one's rows are still in memory (streaming falls from 0.85 to 0.77 of the bandwidth).
   [[nodiscard]] const std::byte* const* current() const { return blocks_[current_]; }
-  /// The next block, its last row repeated likewise, and at least kBlock pointers: each row of a full block
-  /// prefetches one. Precondition: has_next.
+  /// The rows of the next block, its last row repeated, and at least kBlock pointers, because each row of a full
+  /// block prefetches one. Precondition: has_next.
   [[nodiscard]] const std::byte* const* next() const { return blocks_[1 - current_]; }
-  /// The scales of current(), of int8 rows.
+  /// The scales of the rows of current(), where rows are int8.
   [[nodiscard]] const uint16_t* const* scales() const { return scales_[current_]; }
 
   const bool tails;  ///< see has_tails()
@@ -108,7 +108,7 @@ class RowBlocks {
   void list_scales(size_t begin, size_t n, const uint16_t** out) const {
     for (size_t i = 0; i < n; ++i) {
       out[i] = rows_.scales_at(begin + i);
-      // Rows that follow each other have theirs in the cache. row_bytes_ is the number of channels.
+      // Rows that follow each other find their scales in the cache. row_bytes_ is the number of channels.
       if (rows_.ids == nullptr) continue;
       for (size_t j = 0; j < row_bytes_; j += kCacheLine / sizeof *out[i]) prefetch_far(out[i] + j);
     }
@@ -125,7 +125,7 @@ class RowBlocks {
 template <DType T>
 constexpr size_t kElementSize = T == DType::f32 ? 4 : (T == DType::i8 ? 1 : 2);
 
-/// A vector of a row in fp32; scales: of its channels where they are int8.
+/// Loads a vector of a row as fp32. scales: those of its channels, where they are int8.
 template <class S, DType T>
 [[gnu::always_inline]] inline typename S::F load_elements(const std::byte* row,
                                                           const uint16_t* scales) {

@@ -1,10 +1,10 @@
 // Kernels::score_components for every level: inner products from some components of the keys, which lie
 // component by component.
 //
-// A register tile: 64 rows x 4 heads with 16 lanes. Of each component the rows' elements are loaded and
-// converted once for 4 heads, the heads' elements are broadcast, and the sums stay in registers until the last
-// component: nothing but r short streams of keys and the scores touches the first-level cache. One accumulator
-// per (row, head) and one product per component: no reduction across lanes.
+// A register tile is 64 rows x 4 heads with 16 lanes. For each component the elements of the rows are loaded and
+// converted once for 4 heads, the elements of the heads are broadcast, and the sums stay in registers until the last
+// component. So only r short streams of keys and the scores touch the first-level cache. There is one accumulator per
+// (row, head) and one product per component, and no reduction across lanes.
 #pragma once
 
 #include "cpu/simd/rows.h"
@@ -22,7 +22,7 @@ struct ComponentTile {
   const std::byte* rows;   // the tile's rows in component 0
   const std::byte* ahead;  // those to prefetch, likewise; null: none
   size_t n;                // all rows of the tile, or, in tiles of one vector, fewer
-  const float* queries;    // of the first of the heads
+  const float* queries;    // queries of the first of the heads
   float* out;
 };
 

@@ -12,13 +12,14 @@
 namespace keyhole::cpu {
 namespace {
 
-/// Heads whose queries are prepared at once: more would make a frame of the stack that costs more than a short call.
+/// Number of heads whose queries are prepared at once: more would need a stack frame that costs more than a short
+/// call.
 constexpr uint32_t kPreparedHeads = 16;
 
 template <class S>
 struct PreparedQueries {
   alignas(64) typename S::Query elements[kPreparedHeads * kMaxHeadDim];
-  // Three more than there are heads: a tile of four may read beyond the last.
+  // Three more than there are heads, because a tile of four may read beyond the last.
   float scales[kPreparedHeads + 3] = {};
   int32_t correction[kPreparedHeads + 3] = {};
   uint32_t padded_dim;

@@ -17,7 +17,7 @@
 
 namespace keyhole::index {
 
-/// One search at a time, and its memory, which grows to the largest graph and beam seen.
+/// One search at a time, with its memory, which grows to the largest graph and beam seen.
 class Beam {
  public:
   /// Reserves memory for graphs of `nodes` rows, lists of `degree` links and beams of `ef`.
@@ -38,8 +38,8 @@ class Beam {
     gather_unvisited(starts);
   }
 
-  /// Expands the best row that is not yet: its unvisited neighbours become pending. neighbours(row) gives
-  /// a span of rows. False: the search is over.
+  /// Expands the best row that has not been expanded: its unvisited neighbours become pending. neighbours(row) gives
+  /// a span of rows. Returns false when the search is over.
   template <class Neighbours>
   [[nodiscard]] bool gather(const Neighbours& neighbours) {
     uint32_t row = 0;
@@ -66,7 +66,7 @@ class Beam {
     }
   }
 
-  /// A whole search.
+  /// Runs a whole search.
   template <class Neighbours, class Score>
   void search(std::span<const uint32_t> starts, size_t ef, const Neighbours& neighbours,
               const Score& score) {

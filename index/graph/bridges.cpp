@@ -6,7 +6,8 @@
 namespace keyhole::index {
 namespace {
 
-// Queries whose links are worked out from one state of the graph: few, for what one has linked, the next need not.
+// Number of queries whose links are computed from one state of the graph. It is small, because links that one query
+// adds are often those that the next would need.
 constexpr size_t kBridgeRound = 64;
 
 // The pieces into which a query's nearest keys fall along the links between them.

@@ -13,7 +13,7 @@ namespace keyhole::index {
 /// the first of many equal keys would otherwise take all their links, and most of them could not be reached.
 enum class Ties { smaller_row, larger_row };
 
-/// Working memory of one thread.
+/// The working memory with which one thread chooses links.
 class EdgePruner {
  public:
   explicit EdgePruner(const LiftedKeys& keys, Ties ties = Ties::smaller_row)

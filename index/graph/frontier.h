@@ -69,8 +69,8 @@ class Frontier {
     }
   }
 
-  // Drops what is not among the best ef. Of both lists at least kSixteen places are free afterwards: together they
-  // then hold ef, and ties that are dropped arbitrarily but always alike.
+  // Drops what is not among the best ef. Both lists then have at least kSixteen free places: together they hold ef
+  // entries, and ties are dropped arbitrarily but always in the same way.
   void shrink() {
     std::copy_n(open_scores_.data(), open_, spare_.data());
     std::copy_n(closed_.data(), expanded_, spare_.data() + open_);

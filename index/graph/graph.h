@@ -28,11 +28,11 @@ class Graph {
   };
 
   Graph() = default;
-  /// `nodes` rows without links. `width`: links per row on level 0; `upper_width`: above. Memory is
-  /// reserved, and not yet used, for `capacity` rows where that is more.
+  /// Makes `nodes` rows without links. `width`: links per row on level 0; `upper_width`: on the levels above. Memory
+  /// is reserved, but not yet used, for `capacity` rows where that is more.
   Graph(size_t nodes, uint32_t width, uint32_t upper_width, size_t capacity = 0);
 
-  /// Of the rows that are there; with room for as many.
+  /// Copies the rows that are there, with capacity for these alone.
   Graph(const Graph& o)
       : nodes_(o.nodes_),
         width_(o.width_),
@@ -92,11 +92,11 @@ class Graph {
   void truncate(size_t count);
 
   [[nodiscard]] size_t bytes() const;
-  /// bytes() of a graph of this shape, before it is built.
+  /// What bytes() will be for a graph of this shape that is not built yet.
   [[nodiscard]] static size_t estimate(size_t nodes, uint32_t width, uint32_t upper_width);
 
   void save(Writer& out) const;
-  /// Throws Error(corrupt) unless it is a graph of this shape whose links all lead to rows of their level.
+  /// Reads a saved graph. Throws Error(corrupt) unless it has this shape and all links lead to rows of their level.
   static Graph load(Reader& in, size_t nodes, uint32_t width, uint32_t upper_width);
 
  private:
@@ -117,7 +117,7 @@ class Graph {
   uint32_t entry_tower_ = kNoLink;
 };
 
-/// A graph's level 0 as a Beam wants it.
+/// Adapts level 0 of a graph to Beam.
 struct GraphLinks {
   const Graph* graph;
   std::span<const uint32_t> operator()(uint32_t row) const { return graph->links(row); }
@@ -131,15 +131,16 @@ struct GraphLinks {
 struct GraphShape {
   double mean_degree;  ///< of level 0; twins, which have no links, do not count
   double max_degree;
-  /// Of all rows, along level 0 from the entry; a twin can be reached where its representative can.
+  /// Share of all rows that can be reached from the entry along level 0. A twin counts as reached where its
+  /// representative is.
   double reachable_share;
 };
 [[nodiscard]] GraphShape measure(const Graph& graph, const Twins& twins = {});
-/// What a search of such a graph will suffer from; empty: nothing.
+/// A warning of what searches of a graph of this shape will suffer from; empty: nothing.
 [[nodiscard]] std::string warning_of(const GraphShape& shape);
 
-/// mark[row] = 1 for every row that level-0 links lead to from `start`; rows already marked are not
-/// followed. Returns how many were newly marked.
+/// Sets mark[row] = 1 for every row that level-0 links lead to from `start`; does not go on from rows already marked.
+/// Returns how many rows were newly marked.
 size_t mark_reachable(const Graph& graph, uint32_t start, std::vector<uint8_t>& mark);
 
 }  // namespace keyhole::index

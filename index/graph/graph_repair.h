@@ -16,9 +16,10 @@ void remove_rows(Graph& graph, const LiftedKeys& keys);
 /// a row that is not reached can never be found.
 void connect_all(Graph& graph, const LiftedKeys& keys, const Twins& twins = {});
 
-/// Takes twins out of a graph in which they may be rows like others, as in files of libraries that knew no twins: links
-/// to a twin lead to its representative afterwards, which gets the twin's links behind its own, as many as there is
-/// room for. A twin's tower is dropped. Returns false for a graph without links to or from twins, which stays as it is.
+/// Takes twins out of a graph in which they may be rows like others, as in files of libraries that knew no twins.
+/// Links to a twin then lead to its representative, which gets the twin's links behind its own as far as there is
+/// room; a twin's tower is dropped. Returns false, and leaves the graph as it is, where no link leads to or from a
+/// twin.
 bool take_out(const Twins& twins, Graph& graph);
 
 }  // namespace keyhole::index

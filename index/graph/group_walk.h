@@ -1,10 +1,10 @@
 // Best-first search of a graph by all heads of a group at once: each head has a frontier of its own, but a key
 // that one of them reaches is fetched once and scored for all, and a list that one has read is not read again.
 //
-// A walk waits for memory twice for each row that it expands: for its list of links, then for the keys that
-// the list names. So several expansions are under way at any time, in three stages: CHOOSE the best rows of a
-// head and ask for their lists; GATHER the rows they link to that are new and ask for their keys; SCORE those
-// keys for all heads. Between two stages of one expansion, the others have theirs.
+// A walk waits for memory twice for each row that it expands: for its list of links, then for the keys that the list
+// names. So several expansions are under way at any time, in three stages: CHOOSE the best rows of a head and ask for
+// their lists; GATHER the rows they link to that are new and ask for their keys; SCORE those keys for all heads.
+// Between two stages of one expansion come stages of the others.
 #pragma once
 
 #include <algorithm>
@@ -48,8 +48,8 @@ class GroupWalk {
     lists_ = 0;
     for (Expansion& e : expansions_) e.chosen = e.found = 0;
     for (const uint32_t row : starts) gather(row, expansions_[0], keys);
-    // A turn: the oldest expansion is scored and its successor chosen; the one chosen half a round ago is
-    // gathered. A head without anything to choose may have something again once the others have scored.
+    // In each turn the oldest expansion is scored and its successor chosen, and the one chosen half a round ago is
+    // gathered. A head that has nothing to choose may have something again once the others have scored.
     uint32_t head = begin;
     for (uint32_t turn = 0, idle = 0; idle < 2 * kExpansions; ++turn) {
       Expansion& oldest = expansions_[turn % kExpansions];
@@ -85,7 +85,7 @@ class GroupWalk {
     tag_ = 2;
   }
 
-  // The best unread rows, of the heads in turn.
+  // Chooses the best unread rows, going through the heads in turn.
   void choose(Expansion& e, const Graph& graph, uint32_t& head) {
     const GraphLinks links{&graph};
     const uint32_t heads = end_head_ - first_head_;
@@ -137,7 +137,7 @@ class GroupWalk {
   std::vector<uint16_t> tags_;
   uint16_t tag_ = 0;
   std::vector<Frontier> frontiers_;
-  uint32_t first_head_ = 0, end_head_ = 0;  // that walk
+  uint32_t first_head_ = 0, end_head_ = 0;  // the heads [first_head_, end_head_) walk
   Expansion expansions_[kExpansions];
   std::vector<float> scores_;  // `[group, n]`
   size_t scored_ = 0;

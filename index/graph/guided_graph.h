@@ -31,7 +31,7 @@ struct GuidedConfig {
 struct Guidance {
   size_t queries = 0;
   size_t pivots = 0;              ///< distinct
-  size_t hit = 0;                 ///< different keys among the neighbours of at least one query
+  size_t hit = 0;                 ///< different keys that are neighbours of at least one query
   std::vector<uint32_t> entries;  ///< keys where searches start: the most wanted ones
 };
 
@@ -41,7 +41,7 @@ struct GuidedGraph {
 };
 
 /// Builds the graph of all keys, with memory reserved for as many more. `twins`, among these keys, get no links;
-/// `neighbours` must hold none. Advances the meter by guided_work().
+/// `neighbours` must hold none of them. Advances the meter by guided_work().
 [[nodiscard]] GuidedGraph build_guided(const Context& context, const LiftedKeys& keys,
                                        const Neighbours& neighbours, const GuidedConfig& config,
                                        ProgressMeter& meter, const Twins& twins = {});
@@ -49,15 +49,15 @@ struct GuidedGraph {
   return static_cast<double>(rows) + static_cast<double>(queries);
 }
 
-/// New lists of some rows, worked out beside a graph.
+/// New lists of some rows, prepared beside a graph.
 struct GraphEdits {
   size_t nodes = 0;             ///< of the graph with these edits
   std::vector<uint32_t> rows;   ///< rising
   std::vector<uint32_t> slots;  ///< `[rows.size(), width]`
 };
 
-/// The edits that connect rows [graph.nodes(), keys.rows().count) to the graph as CONNECT does; `twins`, among the rows
-/// of `keys`, get no links. Reads only; runs on the calling thread. Advances the meter by 1 per row.
+/// Prepares the edits that connect rows [graph.nodes(), keys.rows().count) to the graph as CONNECT does; `twins`,
+/// among the rows of `keys`, get no links. Reads only; runs on the calling thread. Advances the meter by 1 per row.
 [[nodiscard]] GraphEdits connect_rows(const Graph& graph, const LiftedKeys& keys,
                                       std::span<const uint32_t> entries, const GuidedConfig& config,
                                       ProgressMeter& meter, const Twins& twins = {});

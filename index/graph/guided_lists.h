@@ -1,4 +1,5 @@
-// What the steps of a query-guided build share: link lists that they read and replace, threads, their memory.
+// What the steps of a query-guided build share: the link lists that they read and replace, and threads with their
+// memory.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +16,7 @@ namespace keyhole::index {
 /// (row that gets a link, row it leads to)
 using Pairs = std::vector<std::pair<uint32_t, uint32_t>>;
 
-/// Working memory of one thread.
+/// The working memory of one thread.
 struct Worker {
   explicit Worker(const LiftedKeys& keys) : pruner(keys) {}
   EdgePruner pruner;
@@ -30,7 +31,7 @@ class Workers {
   Workers(cpu::Pool* pool, const LiftedKeys& keys) : pool_(pool) {
     workers_.assign(pool != nullptr ? pool->threads() : 1, Worker(keys));
   }
-  /// f(i, worker) for i in [0, n).
+  /// Calls f(i, worker) for i in [0, n).
   template <class F>
   void for_each(size_t n, F&& f) {
     if (pool_ == nullptr) {

@@ -13,10 +13,10 @@ struct HnswConfig {
   uint32_t ef_construction;  ///< beam of the search for a new row's neighbours
 };
 
-/// The graph with rows [graph.nodes(), keys.rows().count) added, one after the other, on this thread:
-/// the result depends on the arguments alone. A row's levels are drawn from its number, so that adding
-/// rows in several calls gives the same graph as in one. `twins`, among the rows of `keys`, get no links. Advances the
-/// meter by 1 per row.
+/// Returns the graph with rows [graph.nodes(), keys.rows().count) added one after the other on this thread, so that
+/// the result depends on the arguments alone. A row's levels are drawn from its number, so that adding rows in
+/// several calls gives the same graph as in one. `twins`, among the rows of `keys`, get no links. Advances the meter
+/// by 1 per row.
 [[nodiscard]] Graph insert_rows(const Graph& graph, const LiftedKeys& keys,
                                 const HnswConfig& config, ProgressMeter& meter,
                                 const Twins& twins = {});

@@ -15,7 +15,7 @@ std::vector<double> widened(std::span<const float> given, uint32_t dim, double o
   return {given.begin(), given.end()};
 }
 
-// The i-th of `rows`, which are all where there are none.
+// The i-th of `rows`; i itself where `rows` is empty, which stands for all.
 size_t row_at(std::span<const uint32_t> rows, size_t i) { return rows.empty() ? i : rows[i]; }
 
 std::vector<float> mean_key(const cpu::Kernels& kernels, const RowsView& keys,

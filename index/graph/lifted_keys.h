@@ -18,36 +18,36 @@
 
 namespace keyhole::index {
 
-/// What a graph's keys are lifted by: fixed by its first rows.
+/// The parameters that lift a graph's keys, fixed by its first rows.
 struct Lift {
   double radius = 0.0;        ///< phi; 0: raw inner products
   std::vector<float> center;  ///< `[dim]`; empty: 0
 
-  /// Of `rows` of the keys (empty: all), centred and scaled by `scale`. radius: the length that a share `quantile` of
-  /// them does not exceed, 1: none. Less than 1 keeps a few outliers from flattening all other keys onto a small cap
-  /// of the sphere.
+  /// Learns from `rows` of the keys (empty: all), centred and scaled by `scale`. The radius is the length that a
+  /// share `quantile` of them does not exceed (1: the longest). Less than 1 keeps a few outliers from flattening all
+  /// other keys onto a small cap of the sphere.
   [[nodiscard]] static Lift of(const cpu::Kernels& kernels, const RowsView& keys,
                                std::span<const float> scale, double quantile,
                                std::span<const uint32_t> rows = {});
 
   void save(Writer& out) const;
-  /// Throws Error(corrupt).
+  /// Reads a saved Lift. Throws Error(corrupt).
   [[nodiscard]] static Lift load(Reader& in, uint32_t dim);
 };
 
 /// Keys of one head with their extra coordinate; nothing but that coordinate is stored.
 class LiftedKeys {
  public:
-  /// Over rows [0, keys.count); scale: `[dim]` s, empty: 1. Keys longer than the radius get 0 for their coordinate (their edges are
-  /// slightly off, their scores never).
+  /// Lifts rows [0, keys.count). scale: `[dim]` s, empty: 1. Keys longer than the radius get 0 as their coordinate
+  /// (their edges are slightly off, their scores never).
   LiftedKeys(const cpu::Kernels& kernels, const RowsView& keys, const Lift& lift,
              std::span<const float> scale);
 
   [[nodiscard]] const RowsView& rows() const { return keys_; }
   /// The appended coordinate of each row.
   [[nodiscard]] const std::vector<float>& extra() const { return extra_; }
-  /// A copy of what is lifted of `rows` (empty: all), `[rows, dim]`, for an accelerator: fp32 of fp32 keys, otherwise
-  /// fp16, whatever the keys' range: scaled elements are about 1.
+  /// Copies the scaled and centred keys of `rows` (empty: all), `[rows, dim]`, for an accelerator: as fp32 for fp32
+  /// keys, otherwise as fp16 whatever the range of the keys, because scaled elements are about 1.
   [[nodiscard]] std::vector<std::byte> copy(std::span<const uint32_t> rows = {}) const;
   [[nodiscard]] DType copy_dtype() const {
     return keys_.dtype == DType::f32 ? DType::f32 : DType::f16;
@@ -64,7 +64,7 @@ class LiftedKeys {
   void similarity(const Query& query, const uint32_t* ids, size_t n, float* out) const;
 
  private:
-  /// Writes what is lifted of a row, `[dim]`.
+  /// Writes the scaled and centred key of a row, `[dim]`.
   void place(size_t row, double* x) const;
 
   const cpu::Kernels* kernels_;

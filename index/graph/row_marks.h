@@ -17,7 +17,7 @@ class RowMarks {
     tags_.assign(rows + rows / 4, 0);  // appends grow an index in steps
     tag_ = 0;
   }
-  /// Empties the set, whose rows are to be below `rows`.
+  /// Empties the set. All rows put into it until the next begin() are below `rows`.
   void begin(size_t rows) {
     reserve(rows);
     if (++tag_ == 0) {
@@ -26,7 +26,7 @@ class RowMarks {
     }
   }
   [[nodiscard]] bool contains(uint32_t row) const { return tags_[row] == tag_; }
-  /// True if the row was not in the set.
+  /// Adds the row; returns true if it was not in the set.
   bool insert(uint32_t row) {
     const bool is_new = tags_[row] != tag_;
     tags_[row] = tag_;

@@ -11,7 +11,7 @@
 
 namespace keyhole::index {
 
-/// Rows that a beam can tell apart: one bit of a row number is the mark.
+/// The most rows that a beam can tell apart: one bit of a row number is the mark.
 inline constexpr size_t kMaxBeamRows = size_t{1} << 31;
 
 class SortedBeam {
@@ -27,7 +27,7 @@ class SortedBeam {
     cursor_ = 0;
   }
 
-  /// The best row that has not been expanded is marked as such and put into `row`. False: there is none.
+  /// Marks the best row that has not been expanded as expanded and puts it into `row`. False: there is none.
   [[nodiscard]] bool next(uint32_t& row) {
     while (cursor_ < size_ && (entries_[cursor_] & kExpanded) != 0) ++cursor_;
     if (cursor_ == size_) return false;
@@ -53,7 +53,7 @@ class SortedBeam {
  private:
   static constexpr uint64_t kExpanded = 1;
 
-  // A rank whose row, of 31 bits, moved up by one, which frees a bit for the mark; the order is the same.
+  // Makes an entry of a rank: its row, of 31 bits, moves up by one, which frees a bit for the mark; the order stays.
   static uint64_t entry_of(float score, uint32_t row) {
     return (pack_rank(score, 0) & 0xFFFFFFFF00000000U) | static_cast<uint32_t>(~row << 1);
   }

@@ -1,4 +1,4 @@
-// What an ivf index holds: all rows in lists, each with the mean key by which it is probed.
+// The lists of an ivf index: all rows, each list with the mean key by which it is probed.
 //
 // Rows come in two ways. Parts were clustered together and have lists of their own, which never move. The
 // tail is the rows after the last part: they are spread over the lists that exist, in a second set of
@@ -15,20 +15,20 @@ namespace keyhole::index {
 /// Working memory of a search through lists.
 struct ListScratch : SearchScratch {
   using SearchScratch::SearchScratch;
-  /// For searches that rank `lists` lists; allocates only where that is more than before.
+  /// Reserves memory for searches that rank `lists` lists; allocates only where that is more than before.
   void reserve(uint32_t dim, size_t lists) {
     if (queries.size() < size_t{max_group} * dim) queries.resize(size_t{max_group} * dim);
     ranking.reserve(max_group, lists);
   }
   ListRanking ranking;
-  std::vector<float> queries;  ///< `[group, dim]` with their RoPE undone
-  Rerank rerank;               ///< of coded lists
+  std::vector<float> queries;  ///< `[group, dim]`, RoPE undone
+  Rerank rerank;               ///< for lists of codes
 };
 
 class IvfLists {
  public:
-  /// with_means = false: lists are ranked by something else, and no mean keys are kept. coded: lists hold int8
-  /// codes of the keys.
+  /// Makes empty lists. with_means = false: something else ranks them, and no mean keys are kept. coded: lists hold
+  /// int8 codes of the keys.
   IvfLists(const cpu::Kernels& kernels, uint32_t dim, DType dtype, bool with_means, bool coded)
       : kernels_(&kernels),
         dim_(dim),
@@ -37,7 +37,7 @@ class IvfLists {
         coded_(coded),
         codes_(kernels, dim) {}
 
-  /// Learns the codes from all keys; where lists are coded, before the first parts.
+  /// Learns the codes from all keys. Called before the first parts, where lists are coded.
   void learn(const RowsView& keys) {
     if (coded_) codes_.learn(keys);
   }
@@ -55,41 +55,41 @@ class IvfLists {
   [[nodiscard]] RowsView means() const {
     return {means_.data(), row_bytes(), count(), dim_, dtype_};
   }
-  /// Scores all rows of some lists, of which a part of a search takes every parts-th, for the group and offers them to
-  /// the scratch's collector.
+  /// Scores all rows of some lists for the group and offers them to the scratch's collector. A part of a search takes
+  /// every parts-th of the lists.
   void scan(std::span<const uint32_t> lists, const SearchArgs& args, const RowsView& keys,
             ListScratch& scratch, SearchCost& cost) const;
   [[nodiscard]] size_t size(size_t l) const { return trained_[l].size + tail_.list(l).size; }
 
-  /// New lists, worked out beside these and not yet part of them.
+  /// New lists, prepared beside the present ones and not yet part of them.
   struct Change {
-    std::vector<Part> parts;  ///< that follow the last one
+    std::vector<Part> parts;  ///< to follow the last part
     std::vector<std::byte> means;
     std::vector<KeyList> trained;
     KeyLists tail;
     std::vector<uint32_t> tail_labels;
   };
-  /// With parts that follow the last one, and no tail.
+  /// Prepares a change that adds `parts` behind the last one and empties the tail.
   [[nodiscard]] Change with_parts(std::vector<Part> parts) const;
-  /// With rows [trained_rows(), trained_rows() + labels.size()) of `keys` as the tail.
+  /// Prepares a change whose tail is rows [trained_rows(), trained_rows() + labels.size()) of `keys`.
   [[nodiscard]] Change with_tail(const RowsView& keys, std::vector<uint32_t> labels) const;
-  /// Takes a change of these very lists in, and leaves in it what it has replaced. On an exception (no
-  /// memory) nothing has changed.
+  /// Takes in a change that was prepared from these very lists, and leaves what it has replaced in `change`. On an
+  /// exception (no memory) nothing has changed.
   void apply(Change&& change);
 
   /// Forgets rows >= rows.
   void truncate(size_t rows);
 
   [[nodiscard]] size_t bytes() const;
-  /// Of these, those that a copy counts: copies share the keys in the lists.
+  /// The part of bytes() that a copy counts: copies share the keys in the lists.
   [[nodiscard]] size_t bytes_of_others() const;
-  /// bytes() of `rows` rows in `lists` lists without a tail.
+  /// What bytes() will be for `rows` rows in `lists` lists without a tail.
   [[nodiscard]] static size_t estimate(size_t rows, size_t lists, uint32_t dim, DType dtype,
                                        bool coded);
   void describe(IndexInfo& info) const;
 
   void save(Writer& out) const;
-  /// Replaces these lists, which are empty, by those of rows [0, keys.count).
+  /// Reads the lists of rows [0, keys.count) into this object, which is empty.
   void load(Reader& in, const RowsView& keys);
 
  private:
@@ -103,7 +103,7 @@ class IvfLists {
   const cpu::Kernels* kernels_;
   uint32_t dim_;
   DType dtype_;
-  size_t mean_bytes_;  // of one mean key; 0: there are none
+  size_t mean_bytes_;  // bytes of one mean key; 0: there are none
   bool coded_;
   KeyCodes codes_;           // centre and scales alone
   std::vector<Part> parts_;  // rows [0, trained_rows()) in order; their centroids are in means_

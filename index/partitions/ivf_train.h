@@ -18,8 +18,8 @@ struct PartConfig {
   bool center;  ///< cluster the keys minus their mean
   uint32_t seed;
   const RopeUndo* rope;  ///< cluster keys as they are before RoPE
-  /// `[dim]` cluster keys whose channels are multiplied by it (scan/balance.h): nearest by L2 distance is then nearest
-  /// where all channels weigh alike.
+  /// `[dim]` factor of each channel before keys are clustered (scan/balance.h), so that the nearest by L2 distance is
+  /// the nearest where all channels weigh alike.
   std::span<const float> scale;
   DType dtype;  ///< of the keys that lists hold
 };
@@ -39,9 +39,9 @@ struct Part {
                               ProgressMeter& meter);
 [[nodiscard]] double part_work(size_t rows, size_t lists, uint32_t iterations);
 
-/// Rows [begin, end) of `keys` as fp32 with their RoPE undone and each channel times its scale (`[dim]`; empty: 1),
-/// `[end - begin, dim]`. Elements are clamped to 1e15, before and after, so that squared lengths stay finite for any
-/// fp32 key (fp16 and bf16 models come nowhere near).
+/// Returns rows [begin, end) of `keys` as fp32, `[end - begin, dim]`, with their RoPE undone and each channel times
+/// its scale (`[dim]`; empty: 1). Elements are clamped to 1e15, before and after, so that squared lengths stay finite
+/// for any fp32 key (fp16 and bf16 models come nowhere near).
 [[nodiscard]] std::vector<float> rows_as_f32(const cpu::Kernels& kernels, const RowsView& keys,
                                              size_t begin, size_t end, const RopeUndo& rope = {},
                                              std::span<const float> scale = {});

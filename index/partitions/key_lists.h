@@ -18,18 +18,19 @@ struct KeyList {
   uint32_t size = 0;
 };
 
-/// The rows [first, first + labels.size()) of a view, copied list by list (Off and Idx of an inverted
-/// file). Lists only ever get shorter. Copies share the keys and the rows, which stay where they are for all of them.
+/// Copies of the rows [first, first + labels.size()) of a view, list by list (Off and Idx of an inverted file). Lists
+/// only ever get shorter. Copies of the object share the keys and the rows, which stay in place for all of them.
 class KeyLists {
  public:
   KeyLists() = default;
-  /// That many empty lists.
+  /// Makes this many empty lists.
   explicit KeyLists(size_t lists) : offsets_(lists), sizes_(lists) {}
-  /// labels[i] < lists is the list of row first + i. Keys are copied in `dtype`: theirs, or what int8 ones stand for.
+  /// Copies rows first + i of `keys` into list labels[i] < lists, as `dtype`: the dtype of the keys, or what int8
+  /// keys stand for.
   KeyLists(const cpu::Kernels& kernels, DType dtype, const RowsView& keys, size_t first,
            std::span<const uint32_t> labels, size_t lists);
 
-  /// The same lists with int8 codes in place of the keys.
+  /// The same rows in lists of int8 codes in place of the keys.
   [[nodiscard]] KeyLists encoded(const KeyCodes& codes, uint32_t dim, DType dtype) const;
 
   [[nodiscard]] size_t count() const { return sizes_.size(); }
@@ -41,7 +42,7 @@ class KeyLists {
   /// Drops the rows >= row. Rows rise within a list, so each just ends sooner; nothing is copied.
   void truncate(size_t row);
   [[nodiscard]] size_t bytes() const;
-  /// Of these, those that a copy counts, see cpu/shared.h.
+  /// The part of bytes() that a copy counts, see cpu/shared.h.
   [[nodiscard]] size_t bytes_of_others() const { return cpu::bytes_of_others(arrays_); }
   /// What bytes() will be for `rows` rows in `lists` lists.
   [[nodiscard]] static size_t estimate(size_t rows, size_t lists, size_t row_bytes);
@@ -55,7 +56,7 @@ class KeyLists {
   };
 
   cpu::Shared<Arrays> arrays_;     // none: no rows
-  std::vector<uint32_t> offsets_;  // of each list, in rows
+  std::vector<uint32_t> offsets_;  // where each list begins, in rows
   std::vector<uint32_t> sizes_;
   size_t row_bytes_ = 0;
 };

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kRowsPerTask = 512;
 
-// Of every `step`-th row.
+// Takes every `step`-th row as a sample.
 std::vector<float> sample_rows(const cpu::Kernels& kernels, const RowsView& keys, size_t wanted,
                                const RopeUndo& rope, std::span<const float> scale) {
   std::vector<float> points;

@@ -1,5 +1,5 @@
-// Fixed partitions of keys whose RoPE is undone: a key belongs to the one of largest key . centroid + bonus.
-// Trained once, on this context or on others; keys that come later are assigned.
+// Fixed partitions of keys whose RoPE is undone: a key belongs to the partition of largest key . centroid + bonus.
+// They are trained once, on this context or on others; keys that come later are assigned.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@
 
 namespace keyhole::index {
 
-/// A file with more of them is damaged.
+/// The most partitions that a file may have: one with more is damaged.
 inline constexpr size_t kMaxPartitions = size_t{1} << 24;
 
 struct KeyPartitions {
@@ -26,21 +26,21 @@ struct KeyPartitions {
   [[nodiscard]] static KeyPartitions load(Reader& in, uint32_t dim);
 };
 
-/// Spherical k-means over (a sample of) the keys minus their mean, which the bonuses hold, with each channel times its
-/// scale (`[dim]`, scan/balance.h; empty: 1), which the centroids hold: a key is assigned as it is. 1 <= count <=
-/// keys.count. Advances the meter by kmeans_sample() * iterations.
+/// Trains `count` partitions (1..keys.count) by spherical k-means over (a sample of) the keys minus their mean, with
+/// each channel times its scale (`[dim]`, scan/balance.h; empty: 1). The bonuses hold the mean and the centroids the
+/// scale, so that a key is assigned as it is. Advances the meter by kmeans_sample() * iterations.
 [[nodiscard]] KeyPartitions train_key_partitions(const Context& context, const RowsView& keys,
                                                  const RopeUndo& rope, std::span<const float> scale,
                                                  size_t count, uint32_t iterations, uint32_t seed,
                                                  ProgressMeter& meter);
 
-/// The partition of each of the rows [begin, end). Advances the meter by 1 per row.
+/// Returns the partition of each of the rows [begin, end). Advances the meter by 1 per row.
 [[nodiscard]] std::vector<uint32_t> partition_rows(const Context& context,
                                                    const KeyPartitions& partitions,
                                                    const RowsView& keys, size_t begin, size_t end,
                                                    const RopeUndo& rope, ProgressMeter& meter);
 
-/// The mean of each list's keys with their RoPE undone, `[lists.count(), dim]` of the keys' dtype; of an
+/// Returns the mean of each list's keys with their RoPE undone, `[lists.count(), dim]` of the keys' dtype; for an
 /// empty list, the mean of all.
 [[nodiscard]] std::vector<std::byte> mean_keys(const Context& context, const KeyLists& lists,
                                                uint32_t dim, DType dtype, const RopeUndo& rope);

@@ -26,22 +26,22 @@ struct KMeansConfig {
                                               const float* points, size_t n, uint32_t dim,
                                               const KMeansConfig& config, ProgressMeter& meter);
 
-/// Points in their clusters.
+/// The result of a clustering: centroids, and the cluster of each point.
 struct Clustering {
   std::vector<float> centroids;  ///< `[clusters, dim]`
   std::vector<uint32_t> labels;  ///< `[n]`
 };
 
-/// train_kmeans(), then the nearest of its centroids for every point; by the context's accelerator where it takes
-/// it. Advances the meter by 1 per point of the sample and iteration, and by 1 per point.
+/// Runs train_kmeans(), then finds the nearest of its centroids for every point; the context's accelerator does both
+/// where it takes the task. Advances the meter by 1 per point of the sample and iteration, and by 1 per point.
 [[nodiscard]] Clustering cluster_points(const Context& context, cpu::Pool* pool,
                                         const float* points, size_t n, uint32_t dim,
                                         const KMeansConfig& config, ProgressMeter& meter);
 
-/// The points that train_kmeans visits per iteration, in the meter's unit.
+/// How many points train_kmeans() visits per iteration, in the meter's unit.
 [[nodiscard]] size_t kmeans_sample(size_t n, size_t clusters);
 
-/// labels[i] = nearest centroid of points[i], blocks of points spread over the pool (may be null).
+/// Writes labels[i] = the nearest centroid of points[i], with blocks of points spread over the pool (may be null).
 /// Advances the meter by 1 per point.
 void assign_points(const NearestCentroid& nearest, cpu::Pool* pool, const float* points, size_t n,
                    uint32_t dim, uint32_t* labels, ProgressMeter& meter);

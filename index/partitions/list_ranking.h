@@ -18,11 +18,11 @@ class ListRanking {
   [[nodiscard]] float* scores() { return scores_.data(); }
   [[nodiscard]] size_t stride() const { return room_; }
 
-  /// Makes the scores of the group's heads one importance() per list.
+  /// Combines the scores of the group's heads into one importance() per list.
   void combine(uint32_t group, size_t lists);
 
-  /// The `probe` best of `lists` lists for the group, best first; lists for which `is_empty(l)` is true
-  /// come last. Equal ranks: the smaller list. Valid until the next call.
+  /// Returns the `probe` best of `lists` lists for the group, best first; lists for which `is_empty(l)` is true come
+  /// last. Equal ranks: the smaller list. Valid until the next call.
   template <class IsEmpty>
   std::span<const uint32_t> best(uint32_t group, size_t lists, size_t probe, IsEmpty is_empty) {
     combine(group, lists);
@@ -31,7 +31,7 @@ class ListRanking {
 
   /// Where a caller that ranks by other means puts the lists' importance, `[lists]`, 0 or more.
   [[nodiscard]] float* importance() { return importance_.data(); }
-  /// best() by it.
+  /// best() by the importance() that the caller has written.
   template <class IsEmpty>
   std::span<const uint32_t> best(size_t lists, size_t probe, IsEmpty is_empty) {
     for (size_t l = 0; l < lists; ++l) {

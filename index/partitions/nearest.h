@@ -19,10 +19,10 @@ class NearestCentroid {
 
   /// Replaces the centroids, `[n, dim]`; borrowed.
   void set(const float* centroids, size_t n);
-  /// The same with a number of its own for each centroid: nearest is the largest x . c + bonus.
+  /// Replaces the centroids, each with a bonus of its own: the nearest is that of largest x . c + bonus.
   void set(const float* centroids, const std::vector<float>& bonuses);
 
-  /// labels[i] = the nearest centroid of points[i] (`[n, dim]`); of equals the first.
+  /// Writes labels[i] = the nearest centroid of points[i] (`[n, dim]`); of equally near ones the first.
   void assign(const float* points, size_t n, uint32_t* labels) const;
 
  private:

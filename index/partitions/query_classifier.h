@@ -15,11 +15,11 @@
 
 namespace keyhole::index {
 
-/// What a classifier is made of. Matrices are F16, their elements in file order (little-endian).
+/// The weights of a classifier. Matrices are F16, their elements in file order (little-endian).
 struct ClassifierWeights {
   uint32_t dim = 0;
   uint32_t hidden = 0;       ///< a multiple of 64, 64..8192
-  KeyPartitions partitions;  ///< of C >= 1
+  KeyPartitions partitions;  ///< C >= 1 of them
   std::vector<uint16_t> w1;  ///< `[hidden, dim]`
   std::vector<float> b1;     ///< `[hidden]`
   std::vector<uint16_t> w2;  ///< `[C, hidden]`
@@ -29,17 +29,18 @@ struct ClassifierWeights {
 
 class QueryClassifier {
  public:
-  /// Throws Error(corrupt) where sizes do not fit each other or a number is not finite.
+  /// Checks and takes over the weights. Throws Error(corrupt) where sizes do not fit each other or a number is not
+  /// finite.
   QueryClassifier(const cpu::Kernels& kernels, ClassifierWeights weights);
 
   [[nodiscard]] uint32_t dim() const { return weights_.dim; }
   [[nodiscard]] const KeyPartitions& partitions() const { return weights_.partitions; }
-  /// Of all weights: what tells one classifier from another.
+  /// A hash of all weights, which tells one classifier from another.
   [[nodiscard]] uint64_t digest() const { return digest_; }
-  /// Read by every search.
+  /// Bytes of the network, all of which every search reads.
   [[nodiscard]] size_t network_bytes() const;
 
-  /// Working memory of one thread.
+  /// The working memory of one thread.
   class Scratch {
    public:
     void reserve(uint32_t max_group, size_t partitions);
@@ -51,9 +52,9 @@ class QueryClassifier {
     std::vector<float> partial_;  // `[group, C]`
   };
 
-  /// density[c] = sum of p(c) over the group / n(c): which partitions give most attention per key read. The
-  /// paper takes the largest p; see saap.h. log_sizes `[C]`: ln n(c), -inf for an empty partition (whose
-  /// density is unspecified). Allocates nothing after scratch.reserve().
+  /// Writes density[c] = sum of p(c) over the group / n(c): partitions of high density give most attention per key
+  /// read. (The paper takes the largest p; see saap.h.) log_sizes `[C]`: ln n(c), -inf for an empty partition, whose
+  /// density is unspecified. Allocates nothing after scratch.reserve().
   void densities(const float* queries, uint32_t group, const float* log_sizes, Scratch& scratch,
                  float* density) const;
 

@@ -33,7 +33,8 @@ void RopeUndo::balance_pairs(const std::vector<float>& scale) {
   for (size_t i = 0; i < half && scale.size() == dim_; ++i) {
     const float low = scale[i], high = scale[i + half];
     if (!(std::max(low, high) > kUnlike * std::min(low, high))) continue;
-    // About their mean: how wide the pair is as a whole is left to the scales of what is turned back.
+    // Scales are relative to their mean: the width of the pair as a whole is left to the scales of what is turned
+    // back.
     const float mean = std::sqrt(low) * std::sqrt(high);
     own[i] = low / mean;
     own[i + half] = high / mean;

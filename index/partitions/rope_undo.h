@@ -1,10 +1,10 @@
 // RoPE taken back: keys and queries as they were before the model turned them by their token position.
 // Partitions of such vectors do not depend on where in the text a token stands (Saap, section 4).
 //
-// RoPE turns pairs of channels into each other. What one channel of the keys that the model compares has more than the
-// other of its pair, a much larger width or a constant, would be spread over both, by another angle for every token, and
-// no scale of channels would bring it back. Both can be taken from keys before they are turned back: a constant changes
-// no softmax, a width goes to the queries.
+// RoPE turns pairs of channels into each other. If one channel of a pair is much wider than the other in the keys
+// that the model compares, or has a constant added, turning back would spread that over both, by another angle for
+// every token, and no scale of channels would bring it back. Both can be taken from keys before they are turned back:
+// a constant changes no softmax, and a width can go to the queries.
 #pragma once
 
 #include <vector>
@@ -14,39 +14,40 @@
 
 namespace keyhole::index {
 
-/// Scales of a pair's channels that differ by less are those of ordinary keys.
+/// The ratio of the scales of a pair's channels up to which they are those of ordinary keys.
 inline constexpr float kUnlike = 2.0F;
 
 class RopeUndo {
  public:
-  /// Leaves vectors as they are.
+  /// Undoes nothing: vectors stay as they are.
   RopeUndo() = default;
-  /// For the rows of an index whose row 0 is token `first_position`. `params` null or with theta 0: leaves
-  /// vectors as they are. Throws Error(invalid_argument) for parameters that do not fit `dim`.
+  /// Undoes RoPE for the rows of an index whose row 0 is token `first_position`. With `params` null or theta 0
+  /// vectors stay as they are. Throws Error(invalid_argument) for parameters that do not fit `dim`.
   RopeUndo(const RopeParams* params, uint32_t dim, uint32_t first_position);
 
   [[nodiscard]] bool changes() const { return !frequencies_.empty(); }
-  /// Channels i and i + pairs() are turned into each other, i < pairs().
+  /// The number of pairs: channels i and i + pairs() are turned into each other, for i < pairs().
   [[nodiscard]] uint32_t pairs() const { return static_cast<uint32_t>(frequencies_.size()); }
 
-  /// Of the scales `[dim]` that balance the keys' channels as the model compares them (scan/balance.h), takes those of
-  /// pairs whose scales are more than kUnlike apart: keys are multiplied by them and queries divided, before either is
-  /// turned back. A scale that both channels of a pair share is none: turning leaves it as it is.
+  /// Takes over scales `[dim]` that balance the channels of the keys that the model compares (scan/balance.h), for
+  /// the pairs whose two scales differ by more than the factor kUnlike: before either is turned back, keys are
+  /// multiplied by them and queries divided. A scale that both channels of a pair share is ignored, because turning
+  /// leaves it as it is.
   void balance_pairs(const std::vector<float>& scale);
 
-  /// Takes a constant `[dim]` from all keys before they are turned back; empty: 0.
+  /// Sets a constant `[dim]` that is subtracted from all keys before they are turned back; empty: 0.
   void set_offset(std::vector<float> offset) { offset_ = std::move(offset); }
 
-  /// Keys: turns rows `[n, dim]` back in place; row i is row first + i of the index.
+  /// Turns keys `[n, dim]` back in place; key i is row first + i of the index.
   void rows(float* rows, size_t first, size_t n) const;
 
-  /// The group's queries `[group, dim]` turned back: `queries` itself where there is nothing to change, else
-  /// `out` `[group, dim]`. Queries of an unknown position are taken for the token that follows the last of
-  /// `count` rows.
+  /// Returns the group's queries `[group, dim]` turned back: `queries` itself where there is nothing to change, else
+  /// `out` `[group, dim]`. Queries of an unknown position are taken for the token that follows the last of `count`
+  /// rows.
   [[nodiscard]] const float* queries(const SearchArgs& args, size_t count, float* out) const;
 
   void save(Writer& out) const;
-  /// Throws Error(corrupt) for what save() of a head dimension `dim` cannot have written.
+  /// Reads what save() wrote. Throws Error(corrupt) for what save() of a head dimension `dim` cannot have written.
   [[nodiscard]] static RopeUndo load(Reader& in, uint32_t dim);
 
  private:

@@ -9,11 +9,12 @@
 namespace keyhole::index {
 namespace {
 
-// Without queries, channels wider than so many times the median one are taken for outliers.
+// Without queries, channels wider than this many times the median one are taken for outliers.
 constexpr double kOutlier = 4.0;
-// Channels further apart than this are taken to be so: squares of their sums stay in range.
+// Channels whose widths differ by more than this are treated as if they differed by this, so that squares of sums
+// stay in range.
 constexpr double kWidestScale = 1e6;
-// So many queries' worth of belief that all channels weigh alike.
+// The belief that all channels weigh alike counts as much as this many queries.
 constexpr double kPriorQueries = 1.0;
 // Neither a scale nor its inverse may leave the range of floats, whatever fp32 keys are.
 constexpr float kLeast = 1e-30F;
@@ -70,9 +71,9 @@ std::vector<double> mean_squares(const cpu::Kernels& kernels, const RowsView& ro
 /// Whether a channel's scale can be told: its keys differ, and queries have it.
 bool is_known(double spread, double rms) { return spread > 0.0 && rms > 0.0; }
 
-/// Few queries say little of a channel: one that the only query hardly has would get an s near 0, and outweigh all others in the
-/// next query. Means of squares are drawn to those with which the channel would add as much to logits as the others do on
-/// average, which no scaling of channels changes.
+/// Few queries say little about a channel: one that the only query hardly has would get an s near 0, and outweigh all
+/// others in the next query. So means of squares are drawn towards those with which the channel would add as much to
+/// logits as the others do on average, which no scaling of channels changes.
 void draw_to_average(const std::vector<double>& spread, size_t queries, std::vector<double>& rms) {
   double share = 0.0;
   uint32_t known = 0;

@@ -14,28 +14,29 @@
 
 namespace keyhole::index {
 
-/// Complete blocks of keys that are looked at, at most.
+/// The most complete blocks of keys from which a balance is learned.
 inline constexpr size_t kBalanceBlocks = 64;
 
 struct Balance {
-  /// `[dim]` s, all finite and above 0. Scaled so that the mean of (s_j * spread of k_j)^2 over the channels is 1: the
-  /// factors of codes (fp16) then lie about 0.5, whatever the size of the keys.
+  /// `[dim]` s, all finite and above 0, scaled so that the mean of (s_j * spread of k_j)^2 over the channels is 1:
+  /// then the factors of codes (fp16) lie about 0.5, whatever the size of the keys.
   std::vector<float> key_scale;
-  /// Values are divided by it before they are encoded: the root mean square of their spread, to a power of 2.
+  /// The divisor of values before they are encoded: the root mean square of their spread, to a power of 2.
   float value_scale = 1.0F;
 
-  /// Whether all numbers are such as learn_balance() gives.
+  /// Whether all numbers are possible results of learn_balance().
   [[nodiscard]] bool is_sound() const;
 };
 
-/// Learns from the complete blocks of `kv` (at most kBalanceBlocks, evenly spread; all rows where there is none), and
-/// the queries of the head's group `[count, dim]`. Channels in which queries or keys never differ from 0 get the s of an
-/// average channel. kv.values may be empty. Few queries count less: as if there were one more in which all channels add as much
-/// to logits.
+/// Learns from the complete blocks of `kv` (at most kBalanceBlocks, evenly spread; all rows where there is no
+/// complete block) and the queries of the head's group `[count, dim]`. Channels in which queries or keys never differ
+/// from 0 get the s of an average channel. kv.values may be empty. Few queries count less, as if there were one more
+/// in which all channels add as much to logits.
 ///
-/// Without queries s is the same for all channels, but those wider than 4 times the median one are narrowed to that:
-/// their queries are probably as much narrower. Recall@100 of ivf, hnsw, roargraph and the p50 of second-order tails'
-/// error, on a 16k trace without queries, channels as they are and with 6 of them times 16:
+/// Without queries s is the same for all channels, except that those wider than 4 times the median one are narrowed
+/// to that: their queries are probably narrower by the same factor. Recall@100 of ivf, hnsw and roargraph, and the
+/// p50 of second-order tails' error, on a 16k trace without queries, with channels as they are and with 6 of them
+/// times 16:
 ///
 ///     s                            as they are                      6 channels times 16
 ///     the same for all             0.784, 0.913, 0.853; 0.027       0.400, 0.455, 0.723; 0.380

@@ -1,11 +1,13 @@
-// Codes of the keys and values of one KV head, as index/scan/kv_codes.h has them, of rows in lists of some 64 that are near
-// each other in the head's balanced space. A list's mean key tells how much its rows weigh for a query, and its mean value
-// stands for them where that is little; only the lists that weigh are read by their codes (index/scan/list_choice.h). Codes
-// about the means of near rows are also finer: at 2 bits and 128k half of the error of blocks of consecutive rows.
+// Codes of the keys and values of one KV head (encoded as in index/scan/kv_codes.h) in lists of some 64 rows that are
+// near each other in the head's balanced space. A list's mean key tells how much its rows weigh for a query; where
+// that is little its mean value stands for them, and only the lists that weigh are read by their codes
+// (index/scan/list_choice.h). Codes about the means of near rows are also finer: at 2 bits and 128k their error is
+// half that of blocks of consecutive rows.
 //
-// Rows are clustered (k-means, as partitions of `ivf`) in segments of the text, each a chunk that never changes: copies share
-// them. Appended rows become chunks of their own, which join to larger ones as they fill a power of 2 (so that a row is clustered
-// some five times); rows of a chunk that is cut by a truncation have no codes until more are appended.
+// Rows are clustered (k-means, as partitions of `ivf` are) in segments of the text, each a chunk that never changes,
+// so that copies share chunks. Appended rows become chunks of their own, which are joined to larger ones as they fill
+// a power of 2, so that a row is clustered some five times. When a truncation cuts a chunk, its remaining rows have
+// no codes until more are appended.
 #pragma once
 
 #include <memory>
@@ -20,7 +22,7 @@
 
 namespace keyhole::index {
 
-/// Rows of a chunk, at most.
+/// The most rows of a chunk.
 inline constexpr size_t kListSegment = 16384;
 
 /// Rows [begin, begin + rows) in lists.
@@ -34,29 +36,29 @@ struct CodeChunk {
   std::vector<float>
       widest;  ///< `[lists]` |k - mean|^2 / dim of the longest row, by its code; not saved
   bool has_unknown = false;  ///< whether the noise of a list is kUnknownNoise; not saved
-  /// Chunks that are made together lie one after the other in memory of theirs.
+  /// Memory of the chunk, shared by chunks that are made together and lie one after the other in it.
   std::shared_ptr<cpu::LineVector<std::byte>> memory;
   std::byte* means = nullptr;  ///< `[2 (key, value), lists, dim]` fp16
-  std::byte* codes = nullptr;  ///< of each list: keys, values, factors
+  std::byte* codes = nullptr;  ///< keys, values and factors of each list
   size_t means_bytes = 0, codes_bytes = 0;
 
   [[nodiscard]] size_t lists() const { return ends.size(); }
   [[nodiscard]] size_t bytes() const;
   void save(Writer& out) const;
-  /// Throws Error(corrupt) for what save() cannot have written.
+  /// Reads a saved chunk. Throws Error(corrupt) for what save() cannot have written.
   static CodeChunk load(Reader& in, const CodeShape& shape, size_t begin, size_t end);
 };
 
-/// How lists are made.
+/// Parameters of the clustering into lists.
 struct ListConfig {
-  uint32_t rows = 64;  ///< of a list, on average
+  uint32_t rows = 64;  ///< average rows of a list
   uint32_t iterations = 8;
 };
 
 /// Moves chunks into one piece of memory.
 void join_memory(std::span<CodeChunk> chunks);
 
-/// Rows [begin, begin + rows) of kv as a chunk. Advances the meter by list_work().
+/// Makes a chunk of rows [begin, begin + rows) of kv. Advances the meter by list_work().
 [[nodiscard]] CodeChunk make_chunk(const Context& context, const CodeShape& shape,
                                    const Balance& balance, const KvView& kv, size_t begin,
                                    size_t rows, const ListConfig& config, ProgressMeter& meter);
@@ -76,7 +78,7 @@ class CodeLists {
 
   [[nodiscard]] size_t chunks() const { return chunks_.size(); }
   [[nodiscard]] const CodeChunk& chunk(size_t i) const { return *chunks_[i]; }
-  /// The number of its first list.
+  /// The number of the chunk's first list.
   [[nodiscard]] size_t first_list(size_t chunk) const { return first_[chunk]; }
   [[nodiscard]] const std::byte* key_means(size_t chunk) const { return chunks_[chunk]->means; }
   [[nodiscard]] const std::byte* value_means(size_t chunk) const {
@@ -85,7 +87,7 @@ class CodeLists {
 
   [[nodiscard]] CodeRun run(size_t list) const;
   [[nodiscard]] std::span<const uint32_t> ids(size_t list) const;
-  /// Of the row in place `place` of list `list`, place = list * kCodeBlock + its number in the list.
+  /// The row in place `place`, where place = list * kCodeBlock + the row's number in the list.
   [[nodiscard]] uint32_t id_of(size_t place) const {
     return ids(place / kCodeBlock)[place % kCodeBlock];
   }
@@ -96,19 +98,20 @@ class CodeLists {
     return size_t{kCodeLanes} * 4 * (shape.key_words() + shape.value_words()) + kCodeTile * 4;
   }
 
-  /// Where chunks of rows [count(), rows) begin, of which whole segments, and what is left, are each one: rising, first that of
-  /// rows that are clustered again. `rows` is a multiple of kCodeBlock above count().
+  /// Where the chunks for rows [count(), rows) begin, rising; the first begins at the first row that is clustered
+  /// again. Whole segments are one chunk each, the rest is one. `rows` is a multiple of kCodeBlock above count().
   [[nodiscard]] std::vector<size_t> cuts(size_t rows) const;
-  /// Takes in chunks that begin at cuts(), in their order; what has been there from their first row on is gone.
+  /// Takes in chunks that begin at cuts(), in their order. They replace all chunks from their first row on.
   void append(std::vector<Chunk> chunks);
   /// Forgets chunks that hold a row >= rows.
   void truncate(size_t rows);
 
-  /// Rows [0, n) are in chunks that are the same memory in both: what copies have had in common since they were made.
+  /// The number n of rows [0, n) whose chunks are the same memory in both objects: what copies have had in common
+  /// since they were made.
   [[nodiscard]] size_t common_rows(const CodeLists& other) const;
 
   [[nodiscard]] size_t bytes() const;
-  /// Of these, those that a copy counts, see cpu/shared.h.
+  /// The part of bytes() that a copy counts, see cpu/shared.h.
   [[nodiscard]] size_t bytes_of_others() const;
 
  private:

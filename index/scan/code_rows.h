@@ -1,6 +1,6 @@
-// Rows of one KV head in codes, some hundred at a time, about means of their own: how they are made and read. A run is up to 256
-// rows in tiles of 16 as cpu/code_layout.h lays them out: a block of consecutive rows (index/scan/kv_codes.h), or a list of
-// rows that are near each other (index/scan/code_lists.h).
+// How some hundred rows of one KV head are encoded about means of their own, and read again. A run is up to 256 rows
+// in tiles of 16, laid out as cpu/code_layout.h says: a block of consecutive rows (index/scan/kv_codes.h), or a list
+// of rows that are near each other (index/scan/code_lists.h).
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace keyhole::index {
 
-/// Where the parts of a run lie. Every part but the tiles' is one for all rows.
+/// Where the parts of a run lie. Means and noise are one for all rows; the other parts are arrays over tiles.
 template <class Byte>
 struct CodeRunOf {
   Byte* keys = nullptr;        ///< `[tiles, 32, key_words]` uint32
@@ -23,42 +23,43 @@ struct CodeRunOf {
   Byte* key_mean = nullptr;    ///< `[dim]` fp16, balanced and rotated
   Byte* value_mean = nullptr;  ///< `[dim]` fp16, divided by the head's value scale and rotated
   float noise = 0.0F;          ///< mean over the keys of |r/f - level|^2 / dim, or kUnknownNoise
-  uint32_t rows = 0;           ///< 1..kCodeBlock; what the last tile has beyond them is 0
+  uint32_t rows = 0;           ///< 1..kCodeBlock; the rows of the last tile beyond them are 0
 
   [[nodiscard]] uint32_t tiles() const { return (rows + kCodeTile - 1) / kCodeTile; }
 };
 using CodeRun = CodeRunOf<const std::byte>;
 
-/// Applies the rotation in place, or its inverse (of `[dim]`). fp32, in a fixed order: the same bits on every machine.
+/// Applies the rotation to `row` `[dim]` in place; rotate_codes_back() is its inverse. fp32, in a fixed order: the
+/// same bits on every machine.
 void rotate_codes(float* row, uint32_t dim);
 void rotate_codes_back(float* row, uint32_t dim);
 
-/// Queries q `[group, dim]` in the space of the codes, into `out` `[group, dim]`: divided by the balance and rotated. norms: null,
-/// or out `[group]`: |q|^2 there.
+/// Brings queries q `[group, dim]` into the space of the codes, out `[group, dim]`: divided by the balance and
+/// rotated. norms: null, or out `[group]`, |q|^2 there.
 void rotate_queries(const Balance& balance, const float* q, uint32_t group, float* out,
                     float* norms = nullptr);
 
-/// What a run is besides its codes.
+/// The figures of a run beside its codes.
 struct CodeRunFigures {
   float noise = 0.0F;   ///< as CodeRunOf::noise
   float spread = 0.0F;  ///< mean over the keys of |k - mean|^2 / dim, balanced
 };
 
-/// Encodes the rows `ids` of kv into `out`, whose parts are zeros. Without values (count 0, value_bits 0) their mean is 0.
-/// All arithmetic is fp32 in a fixed order, each operation rounded by itself, so that every implementation makes the same
-/// bits.
+/// Encodes the rows `ids` of kv into `out`, whose parts are zeroed. Without values (count 0, value_bits 0) their mean
+/// is 0. All arithmetic is fp32 in a fixed order, each operation rounded by itself, so that every implementation
+/// gives the same bits.
 CodeRunFigures encode_rows(const CodeShape& shape, const Balance& balance,
                            const cpu::Kernels& kernels, const KvView& kv,
                            std::span<const uint32_t> ids, const CodeRunOf<std::byte>& out);
 
-/// Whether every number of a run beside its codes is one that encode_rows() can give: factors and means finite, factors of keys
-/// and the noise at least 0. A file may hold others, whose attention would be NaN.
+/// Whether every number of a run beside its codes is one that encode_rows() can give: factors and means finite,
+/// factors of keys and the noise at least 0. A file may hold other numbers, which would make attention NaN.
 [[nodiscard]] bool is_sound_run(const CodeShape& shape, const CodeRun& run);
 
 /// The largest key factor of a run.
 [[nodiscard]] float widest_factor(const CodeRun& run);
 
-/// One run, read component by component.
+/// Reads one run component by component.
 class CodeRunReader {
  public:
   CodeRunReader(const CodeShape& shape, const CodeRun& run) : shape_(shape), run_(run) {}
@@ -82,7 +83,7 @@ class CodeRunReader {
   [[nodiscard]] float value_mean(uint32_t j) const { return half(run_.value_mean, j); }
   [[nodiscard]] float noise() const { return run_.noise; }
 
-  /// g level + value mean, `[dim]`: the value before it is rotated back and scaled.
+  /// Writes g level + value mean, `[dim]`: the value before it is rotated back and scaled.
   void rotated_value(uint32_t row, float* out) const;
 
  private:

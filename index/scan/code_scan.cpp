@@ -11,15 +11,16 @@
 namespace keyhole::index {
 namespace {
 
-// Blocks still to come count as much as the mean of those before, but no more than so many times those.
+// Blocks still to come are taken to weigh as much as those before do on average, which multiplies what has been seen
+// by at most this factor.
 constexpr float kMostAhead = 4.0F;
 
-/// The share of all rows from which on a row is heavy.
+/// A row is heavy if its share of all rows' weight reaches this.
 constexpr float heavy_share(uint32_t bits) {
   return bits == 1 ? 1.0F / 4.0F : bits == 2 ? 1.0F / 8.0F : 1.0F / 32.0F;
 }
 
-/// To the larger of both.
+/// Raises `to` to x if that is larger.
 void raise(std::atomic<float>& to, float x) {
   float seen = to.load(std::memory_order_relaxed);
   while (seen < x && !to.compare_exchange_weak(seen, x, std::memory_order_relaxed)) {
@@ -207,7 +208,7 @@ void CodeScan::weigh_tiles(const CodeSearch& s, const CodeRun& run, const float*
 void CodeScan::weigh_run(const CodeSearch& s, const CodeRun& run, const float* offsets,
                          uint32_t parts, float* maxima, float* floors) {
   const uint32_t tiles = run.tiles(), over = tiles * kCodeTile - run.rows;
-  // Rows that are none score as the mean does: the kernel must not count them among those that reach a floor. The
+  // Rows that do not exist score like the mean: the kernel must not count them among those that reach a floor. The
   // maximum may be theirs, which only makes the weights' unit larger.
   weigh_tiles(s, run, offsets, 0, tiles, parts, over == 0 ? s.wanted : kMostExactRows, maxima,
               floors);
@@ -307,7 +308,8 @@ void CodeScan::scan_run(const CodeSearch& s, const CodeRun& run, uint32_t first,
       __builtin_prefetch(next->value_mean + i);
     }
   }
-  // Askers side by side whose weights are rounded alike in one call; those with nothing but skipped rows are left out.
+  // Takes neighbouring askers whose weights are rounded alike in one call, and leaves out those with nothing but
+  // skipped rows.
   const auto parts_of = [&](size_t i, uint32_t from) {
     const bool some = std::any_of(tops_ + from, tops_ + from + askers[i].group,
                                   [](float top) { return top != kMinusInf; });

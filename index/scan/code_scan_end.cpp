@@ -68,7 +68,7 @@ bool CodeScan::take_out(const CodeSearch& s, const float* exact_lse) {
   float before[kMaxGroup];
   std::copy_n(sums_, s.group, before);
   for (const uint32_t row : chosen_) {
-    // The same kernels over the row's tile: the same log weights.
+    // The same kernels over the row's tile give the same log weights.
     float maxima[kMaxGroup], offsets[kMaxGroup];
     const CodeRun run = s.run(row / kCodeBlock);
     const uint32_t tile = row % kCodeBlock / kCodeTile;
@@ -114,7 +114,7 @@ void CodeScan::put_state(const CodeSearch& s, bool none, StateView out) const {
   const uint32_t dim = s.shape().dim;
   for (uint32_t h = 0; h < s.group; ++h) {
     float* o = out.o + size_t{h} * dim;
-    // What is left of the weights where all rows are exact is rounding.
+    // Where all rows are exact, what is left of the weights is rounding.
     const bool empty = none || !(sums_[h] > 0.0F);
     out.lse[h] = empty ? kMinusInf : tops_[h] + std::log(sums_[h]);
     std::fill_n(o, dim, 0.0F);

@@ -1,4 +1,4 @@
-// Where a search puts the keys that it scores: into the best k of each head, or into a log of all.
+// The destination of the keys that a search scores: the best k of each head, or a log of all.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ class Collector {
     }
     for (uint32_t h = 0; h < group_; ++h) top_.offer(h, scores + h * stride, first, n);
   }
-  /// Offers rows[i] likewise.
+  /// Offers the rows rows[i], scored for all heads: scores[h * stride + i].
   void offer(const float* scores, size_t stride, const uint32_t* rows, size_t n) {
     if (logging_) {
       std::copy_n(rows, n, rows_.data() + size_);
@@ -53,8 +53,8 @@ class Collector {
     for (uint32_t h = 0; h < group_; ++h) top_.offer(h, scores + h * stride, rows, n);
   }
 
-  /// Adds the twins of the rows that it has, none of which may be a twin: to the best of a head those that are among
-  /// them, to the log all.
+  /// Adds the twins of the rows that it holds, none of which may be a twin: to the best of each head those that
+  /// belong there, to a log all.
   void add_twins(const Twins& twins) {
     if (twins.empty()) return;
     const auto twins_of = [&](uint32_t row) { return twins.of(row); };

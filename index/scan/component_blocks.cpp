@@ -156,7 +156,7 @@ void ComponentBlocks::take(Growth& growth) noexcept {
   const size_t first_block = growth.first / kRows;
   for (size_t b = first_block; b < blocks_of(count_); ++b) {
     const std::byte* from = growth.blocks.data() + (b - first_block) * block_bytes();
-    // Of the first block only what is new: the others of its rows are there.
+    // In the first block only the new rows are copied, because the others are there already.
     const size_t skipped = b == first_block ? growth.first % kRows : 0;
     const size_t offset = skipped * element_bytes();
     const size_t row = kRows * element_bytes();

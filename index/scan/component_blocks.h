@@ -16,11 +16,11 @@ namespace keyhole::index {
 
 class ComponentBlocks {
  public:
-  /// Long enough that each component is a stream of its own (in blocks of 256 rows a scan takes a quarter longer),
-  /// short enough that the unused end of the last block is little.
+  /// Rows of a block: long enough that each component is a stream of its own (in blocks of 256 rows a scan takes a
+  /// quarter longer), short enough that the unused end of the last block is little.
   static constexpr size_t kRows = 2048;
 
-  /// A copy of no key yet. Keys are `[*, dim]` of `dtype`, copied as int8 codes where `coded`.
+  /// An empty copy for keys `[*, dim]` of `dtype`, which are copied as int8 codes where `coded`.
   ComponentBlocks(const cpu::Kernels& kernels, uint32_t dim, DType dtype, bool coded);
 
   ComponentBlocks(const ComponentBlocks& o);
@@ -35,8 +35,8 @@ class ComponentBlocks {
     cpu::ReservedBuffer chunk;  ///< a further chunk, or empty
     KeyCodes codes;             ///< of the first rows
   };
-  /// Copies rows [count(), keys.count), at least one; changes nothing, and may run while others score. Codes
-  /// get their centre and scales from the first rows that come to an empty copy.
+  /// Copies rows [count(), keys.count), at least one. Changes nothing, and may run while others score. Codes get
+  /// their centre and scales from the first rows that come to an empty copy.
   [[nodiscard]] Growth grow(const RowsView& keys, cpu::Pool* pool, const Progress& progress) const;
   void take(Growth& growth) noexcept;
   void truncate(size_t count) { count_ = std::min(count_, count); }
@@ -48,7 +48,7 @@ class ComponentBlocks {
     return bytes_of(count, dim, coded ? DType::i8 : dtype);
   }
 
-  /// Some components of a group's queries, as blocks are scored with them.
+  /// The chosen components of a group's queries, in the form in which blocks are scored.
   struct Queries {
     uint32_t group = 0;
     uint32_t chosen = 0;  ///< components
@@ -60,12 +60,12 @@ class ComponentBlocks {
   /// only where `elements` is too small.
   void encode_queries(const float* queries, Queries& out) const;
 
-  /// Inner products over the chosen components alone, less `shift`, of rows [first, first + n), all of one block:
+  /// Inner products over the chosen components alone, less `shift`, for rows [first, first + n), all of one block:
   /// scores[h * stride + i]. Prefetches the rows that follow.
   void score(const Queries& queries, size_t first, size_t n, float* scores, size_t stride) const;
 
-  /// Centre and scales of codes are saved; the copy is made again from the keys. load() is for an empty copy,
-  /// reads all that is left of the stream, and takes nothing in before in.finish().
+  /// Saves centre and scales of codes; load() makes the copy again from the keys. load() is for an empty copy, reads
+  /// all that is left of the stream, and takes nothing in before in.finish().
   void save(Writer& out) const;
   void load(Reader& in, const RowsView& keys, cpu::Pool* pool);
 
@@ -86,15 +86,15 @@ class ComponentBlocks {
     return chunks_.empty() ? 0 : chunks_.back().first_block + chunks_.back().blocks;
   }
   [[nodiscard]] std::byte* block(size_t b) const;
-  /// The growth of an empty copy, in memory of its own.
+  /// Makes the growth of an empty copy, in memory of its own.
   [[nodiscard]] Growth first_rows(KeyCodes codes, const RowsView& keys, cpu::Pool* pool,
                                   const Progress& progress) const;
-  /// Rows that are no codes, to where the first of them lies in its block.
+  /// Copies rows that are not coded to where the first of them lies in its block.
   void transpose_rows(const std::byte* rows, size_t stride, size_t n, std::byte* out) const;
   /// Copies rows [first, end), all of one block, to their places in the block at `out`.
   void copy_rows(const KeyCodes& codes, const RowsView& keys, size_t first, size_t end,
                  std::byte* out) const;
-  /// The same for any rows; blocks lie one after the other at `out`, beginning with that of row `first`.
+  /// copy_rows() for rows of any blocks, which lie one after the other at `out`, beginning with that of row `first`.
   void copy_blocks(const KeyCodes& codes, const RowsView& keys, size_t first, size_t end,
                    std::byte* out, cpu::Pool* pool, const Progress& progress) const;
 

@@ -30,17 +30,17 @@ class KeyCodes {
 
   /// Learns centre and scales from all of `keys`; holds no codes.
   void learn(const RowsView& keys);
-  /// Takes over centre and scales; holds no codes.
+  /// Takes over centre and scales of `other`; holds no codes.
   void learn_from(const KeyCodes& other);
   /// Learns from all of `keys` and encodes them; memory is reserved for `capacity` rows.
   void build(const RowsView& keys, size_t capacity);
 
-  /// Codes of n rows from `first` on, `[n, stride()]`, for callers that keep codes themselves.
+  /// Encodes n rows from `first` on, `[n, stride()]`, for callers that keep codes themselves.
   void encode_rows(const RowsView& keys, size_t first, size_t n, int8_t* out) const;
 
-  /// Codes of rows [count(), keys.count), worked out and not taken in.
+  /// Encodes rows [count(), keys.count) without taking them in.
   [[nodiscard]] std::vector<int8_t> encode(const RowsView& keys, size_t first) const;
-  /// Takes in codes of rows [count(), ...). Elements beyond what build() saw are saturated.
+  /// Takes in the codes of rows [count(), ...). Elements beyond the range that build() saw are saturated.
   void append(const std::vector<int8_t>& codes);
   void truncate(size_t count) { count_ = std::min(count_, count); }
 
@@ -61,11 +61,11 @@ class KeyCodes {
     uint32_t group;
   };
   void encode_queries(const float* queries, uint32_t group, Queries& out) const;
-  /// The constant that score() leaves out: the query's inner product with the centre.
+  /// The inner product of a query with the centre, a constant that score() leaves out.
   [[nodiscard]] float center_score(const float* query) const;
-  /// Scores of the codes rows[ids[0..n) * stride()] (null: n rows one after the other), which need not be this
-  /// object's own: those of the keys, less a constant for each query, up to rounding. The rounding of a key is at
-  /// most half a scale for each channel, that of a query half a step.
+  /// Scores the codes rows[ids[0..n) * stride()] (ids null: n rows one after the other), which need not be this
+  /// object's own: the scores of the keys, less a constant for each query, up to rounding. The rounding of a key is
+  /// at most half a scale for each channel, that of a query half a step.
   void score(const Queries& queries, const int8_t* rows, const uint32_t* ids, size_t n,
              float* scores, size_t score_stride) const;
 
@@ -76,7 +76,7 @@ class KeyCodes {
     return count == 0 ? 0 : count * dim + 2 * dim * sizeof(float);
   }
 
-  /// The standard deviation of a score's error, beside that constant: roundings are uniform and independent.
+  /// The standard deviation of a score's error, apart from that constant: roundings are uniform and independent.
   [[nodiscard]] double error_spread(const float* query) const;
 
   /// Centre and scales are saved; codes are made again from the keys.

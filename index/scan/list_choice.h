@@ -1,22 +1,25 @@
-// Which lists of codes a step reads (index/scan/code_lists.h): for each KV head, those whose rows weigh, by their number, mean
-// key and spread. Work of a head in three stages, each of whose parts any thread may do:
+// The choice of the lists of codes that a step reads (index/scan/code_lists.h): for each KV head those whose rows
+// weigh, judged by their number, mean key and spread. The work of a head has three stages, and any thread may do any
+// part of a stage:
 //
 //     rank()     a part of the lists: products of the queries with their mean keys
 //     choose()   when all have been ranked: which to read, and what the others weigh
 //     CodeScan::scan_lists()  a part of the chosen lists by their codes, and of the others by their mean values
 //
-// To second order the n rows of a list weigh n e^(s + t/2), where s is their mean logit for a head and t = slope^2 |q|^2 spread its
-// variance. Lists are read in the order of n e^(s + t), as lists that are wide may hide a row that weighs much (of variances above
-// 16 less than t counts), relative to the head's lightest list, by the head for which they stand out most: heads whose lists
-// weigh alike lose little by reading few. Rows of lists that are not read weigh e^(s + t/2), but no more than e^s of the
-// head's heaviest list, and have their list's mean value; where t > 2 ln n the weight is that of the heaviest of n, e^(s + (2 t ln n)^(1/2)),
-// as e^(t/2) would outgrow any row's (CodeScan::bound_means()).
+// To second order the n rows of a list weigh n e^(s + t/2), where s is their mean logit for a head and t = slope^2
+// |q|^2 spread its variance. Lists are read in the order of n e^(s + t), because a wide list may hide a row that
+// weighs much (the part of a variance above 16 counts less). The order is relative to the head's lightest list, and a
+// list counts by the head for which it stands out most: heads whose lists weigh alike lose little by reading few.
+// Rows of lists that are not read weigh e^(s + t/2), but no more than e^s of the head's heaviest list, and have their
+// list's mean value. Where t > 2 ln n the weight is that of the heaviest of n rows, e^(s + (2 t ln n)^(1/2)), because
+// e^(t/2) would outgrow any row's (CodeScan::bound_means()).
 //
-// How many are read is a share of the rows, and not what their weights by second order say: a head whose weight seems to lie
-// elsewhere is the one that looks for a single row. Of 64 kv and 64 pass-key questions at 128k, 2 bits and lists of 64, 12 %
-// answered 59 and 60 (exact attention: 60 and 60), 6 % 59 and 56; reading until at most 30 % of a head's weight is left, and at
-// most 12 %, 40 and 27, with as many rows on average. Relative to the head's heaviest list 12 % answered 50 and
-// 35; in the order of s + 2 t^(1/2) 59 and 57.
+// The number of lists read is a share of the rows; it does not follow their weights by second order, because a head
+// whose weight seems to lie elsewhere is the one that looks for a single row. Of 64 kv and 64 pass-key questions at
+// 128k, with 2 bits and lists of 64, 12 % answered 59 and 60 (exact attention: 60 and 60), and 6 % answered 59 and
+// 56. Reading until at most 30 % of a head's weight is left, and at most 12 % of the rows, answered 40 and 27 with as
+// many rows on average. In an order relative to the head's heaviest list 12 % answered 50 and 35; in the order of s +
+// 2 t^(1/2), 59 and 57.
 #pragma once
 
 #include <cmath>
@@ -30,7 +33,7 @@ namespace keyhole::index {
 /// Where the kernels of rows in f16 are among those of a dtype.
 inline constexpr auto kHalf = static_cast<size_t>(DType::f16);
 
-/// A logit, and the square of what it changes by with its score.
+/// A logit, and the square of its derivative by the score.
 struct LogitSlope {
   float logit, slope_squared;
 };
@@ -42,52 +45,54 @@ struct LogitSlope {
   return {logits.softcap * t, slope * slope};
 }
 
-/// Of numbers that are not below 0.
+/// The largest of some numbers that are not below 0; 0 of none.
 [[nodiscard]] float largest_of(std::span<const float> x);
 
 class ListChoice {
  public:
-  /// Parts of a stage, at most.
+  /// The most parts of a stage.
   static constexpr uint32_t kMostParts = 32;
 
-  /// Takes memory for lists of up to so many, of groups of `group` heads; keeps what it has where that is enough.
+  /// Takes memory for up to `lists` lists and groups of `group` heads; keeps what it has where that is enough.
   void reserve(const CodeShape& shape, size_t lists, uint32_t group);
 
-  /// Parts of rank() and of scan_lists(): by the number of lists alone.
+  /// Number of parts of rank() and of scan_lists(). It depends on the number of lists alone.
   [[nodiscard]] static uint32_t rank_parts(size_t lists);
   [[nodiscard]] static uint32_t scan_parts(size_t lists);
 
-  /// Before the parts of every step; queries `[group, dim]` as the model has them, valid until the last scan.
+  /// Call before the parts of every step. queries: `[group, dim]` as the model has them, valid until the last scan.
   void begin(const CodeLists& lists, const cpu::Kernels& kernels, const float* queries,
              uint32_t group, const LogitParams& logits);
   void rank(uint32_t part);
   void choose(const ListGoal& goal);
 
-  /// After the scan. A list may hold a row that matters where its mean logit and so many standard deviations that its longest
-  /// row's would have reach lses[h] - light for a head. may_widen(): whether one does that is not read, in heads for which
-  /// that variance is above `wide` for some list; widen(): it is read from now on. True where some list has come.
+  /// May be called after the scan. A list may hold a row that matters for a head if its mean logit plus `deviations`
+  /// standard deviations, as the list's longest row would have them, reaches lses[h] - light. may_widen() says
+  /// whether such a list is not read, for heads of which some list has a variance above `wide`; widen() makes such
+  /// lists read from now on and returns true where there were any.
   [[nodiscard]] bool may_widen(const float* lses, float light, float wide, float deviations) const;
   bool widen(const float* lses, float light, float deviations);
 
-  // After choose().
-  /// Lists to be read, rising.
+  // What follows is valid after choose().
+  /// The lists to be read, rising.
   [[nodiscard]] std::span<const uint32_t> chosen() const { return {chosen_.data(), chosen_count_}; }
   [[nodiscard]] size_t chosen_rows() const { return chosen_rows_; }
-  /// Products of the queries with the lists' mean keys: `[group]` of stride().
+  /// The products of the queries with the lists' mean keys: `[group]` rows of stride() elements.
   [[nodiscard]] const float* scores() const { return scores_.data(); }
   [[nodiscard]] size_t stride() const { return stride_; }
-  /// Rows of every list, 0 where it is read.
+  /// The number of rows of every list, 0 where the list is read.
   [[nodiscard]] const float* left_sizes() const { return sizes_.data(); }
-  /// `[group]` the largest mean logit of a list, read or not.
+  /// `[group]` the largest mean logit over all lists.
   [[nodiscard]] const float* tops() const { return tops_; }
-  /// The queries in the space of the codes, `[group, dim]`; |q|^2 of them, `[group]`.
+  /// The queries in the space of the codes, `[group, dim]`, and their |q|^2, `[group]`.
   [[nodiscard]] const float* rows() const { return rows_.data(); }
   [[nodiscard]] const float* norms() const { return norms_; }
 
   [[nodiscard]] size_t bytes() const;
 
  private:
-  /// Whether a row of list `number`, which is number `i` of the chunk, may reach a head's bound, a product.
+  /// Whether a row of list `number`, which is number `i` of the chunk, may reach a head's bound, given as an inner
+  /// product.
   [[nodiscard]] bool reaches(const CodeChunk& chunk, size_t i, size_t number, const float* bounds,
                              float deviations) const {
     for (uint32_t h = 0; h < group_; ++h) {
@@ -96,7 +101,7 @@ class ListChoice {
     }
     return false;
   }
-  /// hopes_ of the lists [from, to) of a chunk that begins with list `first`.
+  /// Computes hopes_ for the lists [from, to) of a chunk that begins with list `first`.
   void weigh(const CodeChunk& chunk, size_t first, size_t from, size_t to, uint32_t part);
 
   const CodeLists* lists_ = nullptr;
@@ -109,7 +114,7 @@ class ListChoice {
   std::vector<float> scores_;                    // `[group, lists]`
   std::vector<float> hopes_;                     // `[group, lists]` ln n + s + t
   std::vector<float> gains_, sizes_;             // `[lists]`
-  float part_tops_[kMostParts][kMaxGroup] = {};  // of hopes_
+  float part_tops_[kMostParts][kMaxGroup] = {};  // the largest hopes of each part
   float part_lows_[kMostParts][kMaxGroup] = {};
   float part_logits_[kMostParts][kMaxGroup] = {};
   std::vector<uint32_t> chosen_;

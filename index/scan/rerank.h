@@ -29,7 +29,8 @@ class Rerank {
   /// The queries that begin() encoded.
   [[nodiscard]] const KeyCodes::Queries& queries() const { return queries_; }
 
-  /// rows as in Collector::offer: row numbers, or the first of consecutive ones.
+  /// Offers rows with the scores of their codes. rows as in Collector::offer(): row numbers, or the first of
+  /// consecutive ones.
   template <class Rows>
   void offer(const float* scores, size_t stride, Rows rows, size_t n) {
     if (collector_->logging()) return collector_->offer(scores, stride, rows, n);
@@ -40,10 +41,10 @@ class Rerank {
               SearchCost& cost);
 
  private:
-  // Rows that are scored again at a time: what all heads have kept may be many.
+  // How many rows are scored again at a time, as all heads together may have kept many.
   static constexpr size_t kRowsAtOnce = 1024;
-  // int8 scores misplace few: with a quarter more than k, recall@100 on the testbed's heads is that of exact
-  // scores within 0.001.
+  // How many rows are kept: int8 scores misplace few. With a quarter more than k, recall@100 on the testbed's heads
+  // is that of exact scores within 0.001.
   static size_t kept(size_t k, size_t count) { return std::min(k + k / 4 + 16, count); }
 
   Collector* collector_ = nullptr;

@@ -13,7 +13,7 @@
 
 namespace keyhole::index {
 
-/// The position of the first largest of x[0..n), n > 0. NaN is never the largest; of NaNs alone the first.
+/// The position of the first largest of x[0..n), n > 0. NaN is never the largest, unless all are: then the first.
 [[nodiscard]] inline size_t position_of_largest(const float* x, size_t n) {
   using namespace detail;
   float largest = kMinusInf;

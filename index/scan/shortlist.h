@@ -1,5 +1,5 @@
-// The rows that approximate scores hold for the best, to be scored again exactly: the best of each head, all
-// heads' united, each row once.
+// The rows that approximate scores hold to be the best, to be scored again exactly: the best of each head, united
+// over the heads, each row once.
 #pragma once
 
 #include <algorithm>
@@ -23,15 +23,15 @@ class Shortlist {
     marks_.reserve(count + extra);
   }
 
-  /// rows: row numbers, or the first of consecutive ones. scores[h * stride + i].
+  /// Offers rows with scores[h * stride + i]. rows: row numbers, or the first of consecutive ones.
   template <class Rows>
   void offer(const float* scores, size_t stride, Rows rows, size_t n) {
     for (uint32_t h = 0; h < group_; ++h) top_.offer(h, scores + h * stride, rows, n);
   }
 
-  /// Ends the streams of offers. The rows [first_extra, row_end), which were not offered, come first, then those
-  /// of the first head, and of each further head those that no head before it has. All are below `row_end`.
-  /// Valid until the next begin().
+  /// Ends the streams of offers and returns the shortlist: first the rows [first_extra, row_end), which were not
+  /// offered, then those of the first head, then of each further head those that no head before it has. All are below
+  /// `row_end`. Valid until the next begin().
   [[nodiscard]] std::span<const uint32_t> unite(size_t first_extra, size_t row_end) {
     size_t n = 0;
     for (size_t row = first_extra; row < row_end; ++row) rows_[n++] = static_cast<uint32_t>(row);

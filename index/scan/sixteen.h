@@ -27,7 +27,7 @@ inline bool all_set(QuadMask mask) {
 }
 }  // namespace detail
 
-/// Whether x[0..16) are all below `limit`; NaN is not.
+/// Whether x[0..16) are all below `limit`; a NaN is not.
 inline bool all_below(const float* x, float limit) {
   using namespace detail;
   const Quad bound = Quad{} + limit;

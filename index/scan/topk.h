@@ -24,8 +24,8 @@ namespace keyhole::index {
 /// -0 counts as 0. NaN (an overflow of finite inputs) ranks below every number.
 [[nodiscard]] inline uint64_t pack_rank(float score, uint32_t row) {
   const uint32_t bits = std::bit_cast<uint32_t>(score == score ? score + 0.0F : kMinusInf);
-  // Negative floats order backwards: flip all their bits, and the sign of the others. Without a branch:
-  // the signs of scores are as good as random.
+  // Negative floats order backwards, so all their bits are flipped; of the others the sign is. This is done without a
+  // branch, because the signs of scores are as good as random.
   const uint32_t ordered =
       bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000U);
   return (uint64_t{ordered} << 32) | (~row & 0xFFFFFFFFU);
@@ -52,7 +52,7 @@ class TopK {
   void offer(uint32_t head, const float* scores, uint32_t first, size_t n) {
     offer_if_good(head, scores, n, [first](size_t i) { return first + static_cast<uint32_t>(i); });
   }
-  /// No score below it can be among the best of a head; it rises.
+  /// The score below which no row can be among the best of a head; it rises.
   [[nodiscard]] float floor(uint32_t head) const { return heads_[head].floor; }
 
   /// Offers rows[i] with scores[i].
@@ -68,8 +68,8 @@ class TopK {
     h.ranks[h.size++] = rank;
   }
 
-  /// Offers with every row that is among the best so far those that share its score: others(row) gives a span of them,
-  /// rising. No row may come twice.
+  /// Offers, for every row that is among the best so far, the rows that share its score: others(row) gives a span of
+  /// them, rising. No row may come twice.
   template <class Others>
   void offer_equals(const Others& others) {
     for (uint32_t head = 0; head < group_; ++head) {
@@ -87,7 +87,7 @@ class TopK {
     }
   }
 
-  /// The best of a head, in no order; ends its stream.
+  /// The best of a head, in no order. Ends the head's stream.
   [[nodiscard]] std::span<const uint64_t> selected(uint32_t head) {
     shrink(heads_[head]);
     return {heads_[head].ranks, heads_[head].size};

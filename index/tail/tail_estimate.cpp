@@ -11,9 +11,9 @@
 namespace keyhole::index {
 namespace {
 
-// Of the coarse partitions, so many are divided in a step, those of the largest uncertainties first: a sixteenth, at
-// least 16 and at most 64. Beside a search that has found the best 50 keys, three times as many gain 1 % of the
-// error on heads with 32k keys; targets divide what they need.
+// The share of the coarse partitions, those of the largest uncertainties, that a step divides first: a sixteenth, but
+// at least 16 and at most 64. Beside a search that has found the best 50 keys, dividing three times as many reduces
+// the error by 1 % on heads with 32k keys; targets divide what they need.
 constexpr size_t kDividedShare = 16;
 constexpr size_t kLeastDivided = 16;
 constexpr size_t kMostDivided = 64;

@@ -14,10 +14,10 @@ namespace {
 // on trained heads, the true error is 2 to 4 times that in the median and 6 in the 95th percentile.
 constexpr float kErrorFactor = 4.0F;
 
-// So many partitions are looked at closer before the goal is looked at again.
+// How many partitions are looked at closer before the goal is checked again.
 constexpr size_t kRound = 64;
 
-// And so many rows are read before their true weights are taken in.
+// How many rows are read before their true weights are taken in.
 constexpr size_t kRowsAtOnce = 1024;
 
 // What dividing a coarse partition costs, in rows per fine partition: a code of a mean key beside K and V of a key.

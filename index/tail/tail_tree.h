@@ -1,13 +1,13 @@
-// The partitions behind a tail: what the keys that a step does not read weigh together.
+// The tree of partitions behind a tail: what the keys that a step does not read weigh together.
 //
-// Two levels. Coarse partitions of 128 keys or so (k-means in segments of 8192 tokens) are divided into fine
-// ones of a few keys each; a step looks at all coarse means, at the fine means of those coarse partitions that
-// matter, and at keys only where a mean will not do. Per partition: its number of keys, their mean (int8 codes), the
-// mean of their values, and how far the keys spread.
+// Two levels. Coarse partitions of 128 keys or so (k-means in segments of 8192 tokens) are divided into fine ones of
+// a few keys each. A step looks at all coarse means, at the fine means of those coarse partitions that matter, and at
+// keys only where a mean will not do. A partition holds its number of keys, their mean (int8 codes), the mean of
+// their values, and how far the keys spread.
 //
 // Keys are clustered, and their spread taken, in the balanced space of the head (scan/balance.h): a few wide channels
-// would otherwise decide what is near, and be multiplied by all of |q|^2 where the queries are narrow. With six channels
-// times 16 the error of second-order tails rose from 0.019 to 0.214.
+// would otherwise decide what is near, and be multiplied by all of |q|^2 where the queries are narrow. With six
+// channels times 16 the error of second-order tails rose from 0.019 to 0.214.
 //
 // Segments never change once they are clustered: rows that are appended become a segment of their own, and
 // truncation computes the partitions of the segment that it cuts anew from the rows that remain. Means are
@@ -32,7 +32,7 @@ struct TailParams {
 /// One level of partitions, as arrays over them.
 struct TailLevel {
   std::vector<float> sizes;  ///< keys, >= 1
-  /// Mean over the elements of the variance of s * key around the mean key, s being the tree's key_scale().
+  /// Mean, over the elements, of the variance of s * key around the mean key, where s is the tree's key_scale().
   std::vector<float> variances;
   std::vector<int8_t> keys;       ///< `[count, dim]` codes of the mean keys, see TailTree::codes()
   std::vector<std::byte> values;  ///< `[count, dim]` mean values, of K and V's dtype
@@ -52,9 +52,9 @@ struct TailSegment {
   std::vector<uint32_t> parents;     ///< `[fine]` coarse partition
   std::vector<uint32_t> fine_of;     ///< `[row - first row]`
   double square_values = 0.0;        ///< sum of |v|^2
-  /// Learned from its rows where it is the first segment of a tree: those of the tree from then on.
+  /// The codes that a tree's first segment learns from its rows; they are the tree's from then on.
   std::optional<KeyCodes> codes;
-  std::vector<float> key_scale;  ///< likewise, where the tree had none
+  std::vector<float> key_scale;  ///< as codes: learned where the tree had none
 };
 
 class TailTree {
@@ -68,13 +68,13 @@ class TailTree {
   /// depend on the number of threads. Throws Error(cancelled), and then has changed nothing.
   void build(const KvView& kv, const Progress& progress);
 
-  /// Rows [count(), kv.keys.count) worked out as a segment, and taken in, as Index::prepare_append() and
+  /// Prepare and take in rows [count(), kv.keys.count) as a segment, like Index::prepare_append() and
   /// commit_append(): the first may run while others read the tree.
   [[nodiscard]] std::unique_ptr<TailSegment> prepare_append(const KvView& kv,
                                                             const Progress& progress) const;
   void commit_append(const TailSegment& segment);
-  /// Takes the memory for it, so that it cannot fail; by itself it takes the memory first, and changes nothing where there
-  /// is none.
+  /// Takes the memory that commit_append(segment) needs, so that it cannot fail. Without it commit_append() takes the
+  /// memory first, and changes nothing where there is none.
   void make_room(const TailSegment& segment);
 
   /// Forgets rows >= count. `kv` holds at least the rows below.
@@ -83,7 +83,7 @@ class TailTree {
   [[nodiscard]] size_t count() const { return segments_.empty() ? 0 : segments_.back().end; }
   [[nodiscard]] size_t bytes() const;
   [[nodiscard]] double build_seconds() const { return build_seconds_; }
-  /// bytes() of `rows` rows, about.
+  /// What bytes() will be for `rows` rows, about.
   [[nodiscard]] static size_t estimate(size_t rows, uint32_t dim, DType dtype,
                                        const TailParams& params);
 
@@ -92,7 +92,7 @@ class TailTree {
   [[nodiscard]] const TailParams& params() const { return params_; }
   [[nodiscard]] const TailLevel& coarse() const { return coarse_; }
   [[nodiscard]] const TailLevel& fine() const { return fine_; }
-  /// The fine partitions [fine_begin(c), fine_begin(c + 1)) of coarse partition c.
+  /// The first fine partition of coarse partition c, which has [fine_begin(c), fine_begin(c + 1)).
   [[nodiscard]] uint32_t fine_begin(size_t c) const { return fine_begin_[c]; }
   [[nodiscard]] std::span<const uint32_t> rows_of(size_t fine) const {
     return {rows_.data() + row_begin_[fine], rows_.data() + row_begin_[fine + 1]};
@@ -100,14 +100,14 @@ class TailTree {
   [[nodiscard]] uint32_t fine_of(size_t row) const { return fine_of_[row]; }
   void prefetch_fine_of(size_t row) const { __builtin_prefetch(fine_of_.data() + row); }
   [[nodiscard]] uint32_t parent(size_t fine) const { return parents_[fine]; }
-  /// Empty where the tree has none yet. With it, |q / s|^2 * variance is to the logits inside a partition what |q|^2
-  /// times the variance of keys is where all channels are alike.
+  /// The scale s of each channel, empty where the tree has none yet. With it, |q / s|^2 * variance takes the place
+  /// that |q|^2 * the variance of keys has where all channels are alike.
   [[nodiscard]] const std::vector<float>& key_scale() const { return key_scale_; }
   /// `[dim]` 1 / s; 1 where there is no s.
   [[nodiscard]] const std::vector<float>& query_scale() const { return query_scale_; }
-  /// Centre and scales of the mean keys' codes.
+  /// The centre and scales of the mean keys' codes.
   [[nodiscard]] const KeyCodes& codes() const { return codes_; }
-  /// Mean of all values `[dim]`, and the mean of |v - mean|^2.
+  /// The mean of all values `[dim]`, and the mean of |v - mean|^2.
   [[nodiscard]] const std::vector<float>& mean_value() const { return mean_value_; }
   [[nodiscard]] float value_spread() const { return value_spread_; }
 

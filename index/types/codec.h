@@ -1,4 +1,4 @@
-// The codec parameter, alike in every type that has one.
+// The codec parameter, which is the same in every type that has one.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 namespace keyhole::index {
 
-/// What a search reads of the keys: the keys themselves, or int8 codes (key_codes.h) whose best are scored again
-/// in full precision (rerank.h).
+/// The form of keys that a search reads: the keys themselves, or int8 codes (key_codes.h), of which the best are
+/// scored again in full precision (rerank.h).
 enum Codec : int64_t { kNoCodec, kInt8 };
 inline constexpr std::string_view kCodecOptions[] = {"none", "int8"};
 

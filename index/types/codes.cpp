@@ -37,7 +37,8 @@ CodeShape shape_of(const Spec& spec, uint32_t dim, bool has_values) {
   return {dim, bits.keys, has_values ? bits.values : 0};
 }
 
-/// Of a head's k best, how many a search by code has to look at again: so many times k, and some.
+/// How many of the best rows by code a search has to look at again for a head's k best: a multiple of k, and some
+/// more.
 size_t kept(uint32_t key_bits, size_t k, size_t count) {
   const size_t times = key_bits == 1 ? 4 : 2;
   return std::min(times * k + 32, count);
@@ -188,7 +189,7 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
   }
   void load_lists(Reader& in, CodeLists& lists, size_t rows);
 
-  // One of both, none before there is a row.
+  // One of `codes` and `lists` holds something; neither does before there is a row.
   cpu::Shared<KvCodes> codes_;
   cpu::Shared<CodeLists> lists_;
   bool has_values_ = false;

@@ -1,7 +1,7 @@
-// Codes of all keys, and of all values where the build is given them: 1 to 4 bits an element. A search scores every key
-// by its code and the best again exactly. Its use is Index::codes(): a step attends every row, the heaviest exactly and
-// all others by their codes (index/scan/code_scan.h). Of 64 kv questions at 128k, 2 bits answered 61, as exact
-// attention did (60); without exact rows 46, with 1 bit 57.
+// Codes of all keys, and of all values where the build is given them: 1 to 4 bits an element. A search scores every
+// key by its code and the best again exactly. Its main use is Index::codes(): a step attends the heaviest rows
+// exactly and all others by their codes (index/scan/code_scan.h). Of 64 kv questions at 128k, 2 bits answered 61
+// (exact attention: 60), 2 bits without exact rows 46, 1 bit 57.
 //
 // Rows of the last, incomplete block of 256 have no code and are scored exactly.
 #pragma once
@@ -14,12 +14,12 @@ namespace keyhole::index {
 extern const TypeDecl kCodesType;
 
 struct CodeBits {
-  uint32_t keys = 0, values = 0;  ///< per element
+  uint32_t keys = 0, values = 0;  ///< bits per element
   bool operator==(const CodeBits&) const = default;
 };
-/// Of a spec of this type.
+/// The bits of a spec of this type.
 [[nodiscard]] CodeBits code_bits(const Spec& spec);
-/// Its `from`.
+/// The parameter `from` of a spec of this type.
 [[nodiscard]] uint32_t first_rows(const Spec& spec);
 
 [[nodiscard]] std::unique_ptr<Index> make_codes(const Spec& spec, uint32_t dim, DType dtype,

@@ -1,4 +1,4 @@
-// Index types by string, in the manner of Faiss: "flat", "ivf:C=1024,probe=32", "hnsw:M=32,ef=128".
+// Makes index types from strings in the manner of Faiss: "flat", "ivf:C=1024,probe=32", "hnsw:M=32,ef=128".
 #pragma once
 
 #include <memory>
@@ -20,16 +20,16 @@ namespace keyhole::index {
 /// Checks a spec without making anything; throws as make_index does.
 void check_spec(std::string_view spec);
 
-/// Bits per element of the codes that an index of this spec has of its rows (Index::codes()) where it is built with
+/// The bits per element of the codes of rows (Index::codes()) that an index of this spec has where it is built with
 /// values; nothing: it has no codes. Throws as make_index does.
 [[nodiscard]] std::optional<CodeBits> code_bits(std::string_view spec);
 [[nodiscard]] inline bool has_codes(std::string_view spec) { return code_bits(spec).has_value(); }
 
-/// Fewer rows than these need no index of this spec: to attend all of them exactly takes no longer. 0: any number is worth
-/// one. Throws as make_index does.
+/// The number of rows from which an index of this spec is worth building: attending fewer exactly takes no longer. 0:
+/// any number. Throws as make_index does.
 [[nodiscard]] uint32_t first_rows(std::string_view spec);
 
-/// Bytes that an index over `count` keys will hold beside K and V, before anything is built (within
+/// The bytes that an index over `count` keys will hold beside K and V, estimated before anything is built (within
 /// about 10 %). Throws as make_index does.
 [[nodiscard]] size_t estimate_bytes(std::string_view spec, size_t count, uint32_t dim, DType dtype);
 

@@ -29,7 +29,7 @@ class FlatIndex final : public TypedIndex<FlatScratch> {
   using TypedIndex::TypedIndex;
 
   [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
-  // With codes, each part ranks some more than k again.
+  // With codes, each part ranks somewhat more than k rows again.
   [[nodiscard]] bool same_in_parts() const override { return !coded(); }
   [[nodiscard]] bool finds_per_head() const override { return true; }
   [[nodiscard]] size_t bytes() const override { return coded() ? codes_->bytes() : 0; }

@@ -1,4 +1,4 @@
-// `flat`: an exact scan of all keys. The floor for accuracy and the yardstick for speed.
+// `flat`: an exact scan of all keys, the upper bound of accuracy and the yardstick for speed.
 #pragma once
 
 #include "index/spec.h"

@@ -77,7 +77,7 @@ class IvfIndex final : public TypedIndex<ListScratch> {
   using TypedIndex::TypedIndex;
 
   [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
-  // With codes, each part ranks some more than k again.
+  // With codes, each part ranks somewhat more than k rows again.
   [[nodiscard]] bool same_in_parts() const override { return !coded(); }
   [[nodiscard]] size_t bytes() const override { return lists_->bytes(); }
   [[nodiscard]] size_t bytes_of_others() const override {
@@ -176,7 +176,7 @@ std::vector<uint32_t> IvfIndex::assign(const RowsView& keys, size_t begin, size_
 }
 
 std::vector<float> IvfIndex::learn_scale(const BuildInput& input) const {
-  // Rows that are appended to none come without RoPE's parameters: those of the build over no row hold.
+  // Rows that are appended to an empty index come without RoPE's parameters: those of the build over no row hold.
   const RopeUndo rope = input.rope != nullptr ? rope_of(input) : rope_;
   return rope.changes() ? undone_scale(kernels(), input, rope) : BasicIndex::learn_scale(input);
 }

@@ -117,7 +117,7 @@ class SaapIndex final : public TypedIndex<SaapScratch> {
   [[nodiscard]] bool uses_trained() const {
     return context().classifier != nullptr && spec()[kPartitions] == kTrained;
   }
-  /// A classifier's partitions are of keys whose channels are as the model has them.
+  /// A classifier's partitions are those of keys whose channels are as the model has them.
   [[nodiscard]] RopeUndo rope_of(const BuildInput& input) const {
     return uses_trained() ? RopeUndo(input.rope, dim(), input.first_position)
                           : balanced_undo(kernels(), input, dim());
@@ -153,7 +153,7 @@ void SaapIndex::State::count_sizes() {
 
 std::vector<float> SaapIndex::learn_scale(const BuildInput& input) const {
   if (uses_trained()) return {};  // partitions and their space are the classifier's
-  // Rows that are appended to none come without RoPE's parameters: those of the build over no row hold.
+  // Rows that are appended to an empty index come without RoPE's parameters: those of the build over no row hold.
   const RopeUndo rope = input.rope != nullptr ? rope_of(input) : state_->rope;
   return rope.changes() ? undone_scale(kernels(), input, rope) : BasicIndex::learn_scale(input);
 }

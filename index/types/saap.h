@@ -1,10 +1,10 @@
 // `saap`: fixed partitions of keys whose RoPE is undone, chosen by a trained network (Saap).
 //
-// PARTITIONS. Where the engine has a classifier for the layer and KV head, partitions are its: the keys of a
-// new context are assigned, not clustered. Elsewhere spherical k-means runs over the context's own keys.
+// PARTITIONS. Where the engine has a classifier for the layer and KV head, its partitions are used: the keys of a new
+// context are assigned, not clustered. Elsewhere spherical k-means runs over the context's own keys.
 //
-// Own partitions are made with each channel times its scale (scan/balance.h), learned of keys and queries whose RoPE is
-// undone, too.
+// Partitions of the context's own keys are made with each channel times its scale (scan/balance.h), learned from keys
+// and queries whose RoPE is undone.
 //
 // PROBING. One search per group. With a classifier, partitions are ranked by the attention per key that it
 // predicts, summed over the heads; the paper ranks by predicted attention, which prefers long lists: at the

@@ -99,7 +99,7 @@ class SparqIndex final : public TypedIndex<SparqScratch> {
   SparqIndex(Spec spec, uint32_t dim, DType dtype, const Context& context)
       : TypedIndex(std::move(spec), dim, dtype, context), blocks_(no_blocks()) {}
 
-  // In one part: coverage is about all keys, and each part would read k keys whole.
+  // A search has one part: coverage is about all keys, and each part would read k keys whole.
   [[nodiscard]] Sharing sharing() const override { return Sharing::none; }
   [[nodiscard]] size_t bytes() const override { return blocks_->bytes(); }
   [[nodiscard]] size_t bytes_of_others() const override { return cpu::bytes_of_others(blocks_); }

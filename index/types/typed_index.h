@@ -1,4 +1,4 @@
-// What all index types do alike with their scratch: make it, make it large enough, refuse another type's.
+// What all index types do alike with their scratch: make it, make it large enough, refuse that of another type.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace keyhole::index {
 
-/// An index whose searches work in an `S`, a SearchScratch with the same constructor.
+/// An index whose searches work in an `S`: a SearchScratch, or a class derived from it with the same constructor.
 template <class S>
 class TypedIndex : public BasicIndex {
  public:
@@ -31,7 +31,7 @@ class TypedIndex : public BasicIndex {
   virtual void reserve(S& /*scratch*/) const {}
   /// Reserves what a search with a logging collector needs beside the collector's log.
   virtual void reserve_log(S& /*scratch*/) const {}
-  /// As BasicIndex::do_search().
+  /// Searches as BasicIndex::do_search() says.
   virtual void find(const SearchArgs& args, S& scratch, SearchCost& cost) const = 0;
 
  private:

@@ -1,5 +1,5 @@
-// What audits have found of one KV head, or of many: sums, and histograms of a fixed size for the quantiles.
-// Figures of several heads are merged by addition.
+// The findings of audits of one KV head or of many: sums, and histograms of a fixed size for the quantiles. Figures
+// of several heads are merged by addition.
 #pragma once
 
 #include <array>
@@ -13,16 +13,16 @@
 
 namespace keyhole::runtime {
 
-/// What one audit has found, per query head of the group.
+/// The findings of one audit, per query head of the group.
 struct AuditResult {
-  /// |o - o*| / |o*|; of a truth of 0: 0 if o is 0 as well, else 1; of no number: infinite.
+  /// o - o*| / |o*|. Where o* is 0: 0 if o is 0 as well, else 1. Where it is not a number: infinite.
   float error[kMaxGroup];
   float mass[kMaxGroup];     ///< share of the attention mass that was read
   float missing[kMaxGroup];  ///< 1 - mass, without the rounding of a difference
   float recall
       [kMaxGroup];  ///< of the best top_k offloaded keys, how many were attended; if there are any
   bool has_recall = false;
-  double seconds = 0.0;  ///< that it took
+  double seconds = 0.0;  ///< time that the audit took
 };
 
 /// Counts of values on a logarithmic scale, 64 steps per factor of 10 from 10^kFrom to 10^kTo: a quantile is
@@ -32,7 +32,7 @@ class LogHistogram {
  public:
   static constexpr int kSteps = 64;
 
-  /// value >= 0; infinity is allowed.
+  /// Adds a value >= 0; infinity is allowed.
   void add(double value) {
     ++counts_[bucket(value)];
     ++size_;
@@ -46,7 +46,8 @@ class LogHistogram {
     if (other.most_ > most_) most_ = other.most_;
   }
 
-  /// The value below or at which a share of all values lies (nearest rank); 0 of none.
+  /// The smallest counted value such that a share of all values does not exceed it (nearest rank); 0 if there are
+  /// none.
   [[nodiscard]] double quantile(double share) const {
     if (size_ == 0) return 0.0;
     const auto n = static_cast<double>(size_);
@@ -62,7 +63,7 @@ class LogHistogram {
   [[nodiscard]] double most() const { return size_ == 0 ? 0.0 : most_; }
 
  private:
-  // The first bucket is for all below the scale, the last for all above.
+  // The first bucket holds all values below the scale, the last all above.
   [[nodiscard]] static size_t bucket(double value) {
     if (!(value >= std::pow(10.0, kFrom))) return 0;
     const double step = (std::log10(value) - kFrom) * kSteps;
@@ -92,7 +93,7 @@ class AuditFigures {
   double error_ = 0.0, mass_ = 0.0, recall_ = 0.0;  // sums
   double missing_ = 0.0, estimated_ = 0.0, difference_ = 0.0, seconds_ = 0.0;
   LogHistogram<-8, 2> errors_;
-  // Of mass / (1 - mass), which tells small masses apart as well as those next to 1.
+  // Histogram of mass / (1 - mass), which tells small masses apart as well as those next to 1.
   LogHistogram<-8, 8> odds_;
 };
 

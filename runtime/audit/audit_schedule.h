@@ -1,9 +1,9 @@
 // Which steps are audited, and from which step on an action takes effect. Both depend on the calls
 // alone, never on how fast the auditing thread was.
 //
-// What an audit of step s of a layer has found takes effect in that layer's step s + kLag, which
-// waits for the audit if it must. Until then the head's further audits are of the budget that is
-// about to change: they count in the figures and change nothing.
+// The finding of an audit of step s of a layer takes effect in that layer's step s + kLag, which waits for the audit
+// if it must. Until then further audits of the head are of the budget that is about to change: they count in the
+// figures and change nothing.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,16 @@ namespace keyhole::runtime {
 
 class AuditSchedule {
  public:
-  /// Steps of a layer between an audited step and the effect of what was found: time enough for an
-  /// audit to be done beside them.
+  /// Steps of a layer between an audited step and the effect of its audit: time enough for an audit to be done beside
+  /// them.
   static constexpr uint64_t kLag = 16;
   static constexpr uint32_t kMostWidening = 16;
   static constexpr uint64_t kNever = UINT64_MAX;
 
-  /// How much a head reads.
+  /// How much a head reads because of its audits.
   struct Widening {
     uint32_t factor = 1;    ///< times its budget
-    bool exact = false;     ///< or everything
+    bool exact = false;     ///< or it reads everything
     uint64_t due = kNever;  ///< the step in which it grows
     uint32_t epoch = 0;     ///< counts the budgets that the head has had
   };
@@ -38,10 +38,10 @@ class AuditSchedule {
 
   [[nodiscard]] keyhole_audit_action action() const { return action_; }
 
-  /// Counts a step of the layer; returns its number, from 0 on.
+  /// Counts a step of the layer. Returns its number, from 0 on.
   uint64_t begin_step(uint32_t layer) { return steps_[layer]++; }
 
-  /// True for `share` of all (layer, kv_head, step), with no more pattern in them than in dice.
+  /// True for `share` of all (layer, kv_head, step), in no regular pattern.
   [[nodiscard]] bool chosen(uint32_t layer, uint32_t kv_head, uint64_t step) const {
     // Multiplications carry low bits up, shifts bring high ones down: after three rounds every bit
     // of the result depends on every bit of the arguments.
@@ -56,7 +56,7 @@ class AuditSchedule {
     return widenings_[heads_.at(layer, kv_head)];
   }
 
-  /// An audit of that step found too great an error with this widening of a budget of that epoch.
+  /// Takes in that an audit of that step found too great an error, with this widening of a budget of that epoch.
   void found_over_bound(uint32_t layer, uint32_t kv_head, uint64_t step, uint32_t factor,
                         uint32_t epoch) {
     Widening& r = at(layer, kv_head);
@@ -66,7 +66,7 @@ class AuditSchedule {
     r.due = step + kLag;
   }
 
-  /// Lets the action of a head take effect if this step is the one. True if it did.
+  /// Lets the action of a head take effect if it is due in this step. True if it did.
   bool act(uint32_t layer, uint32_t kv_head, uint64_t step) {
     Widening& r = at(layer, kv_head);
     if (step < r.due) return false;
@@ -79,7 +79,7 @@ class AuditSchedule {
     return true;
   }
 
-  /// The head has a new budget: it reads that and no more. Audits under way are of the old one, and
+  /// Takes in that the head has a new budget, and ends its widening. Audits under way are of the old budget and
   /// change nothing.
   void reset_widening(size_t head) {
     const uint32_t epoch = widenings_[head].epoch + 1;
@@ -90,7 +90,7 @@ class AuditSchedule {
   // For saving and copying; no audit may be under way.
   [[nodiscard]] const std::vector<uint64_t>& steps() const { return steps_; }
   [[nodiscard]] const std::vector<Widening>& widenings() const { return widenings_; }
-  /// Returns false, and changes nothing, for values that no session has.
+  /// Puts saved values back. Returns false, and changes nothing, for values that no session has.
   [[nodiscard]] bool restore(std::vector<uint64_t> steps, std::vector<Widening> widenings);
 
  private:

@@ -8,7 +8,7 @@
 namespace keyhole::runtime {
 namespace {
 
-// Every layer step may be audited in all its heads, and half the ring is always its.
+// Size of the ring: in every layer step all heads may be audited, and half of the ring is always the step's.
 size_t ring_size(const ModelShape& m) {
   return std::max<size_t>(16, size_t{2} * m.largest().kv_heads);
 }
@@ -60,7 +60,7 @@ void Auditor::reserve(uint32_t top_k) {
 
 HeadRecord& Auditor::record(uint32_t layer, uint32_t kv_head, uint64_t step, uint32_t top_k,
                             float bound, bool searched) {
-  // All at once: the pool works on many as long as on one.
+  // Completes all at once, because the pool works on many as long as on one.
   if (begun_ - taken_in_ == slots_.size()) complete(submitted_by_step_, true);
   Slot& s = slot(begun_++);
   s.state = Slot::State::waiting;

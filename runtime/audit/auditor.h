@@ -1,11 +1,10 @@
-// Audits beside the decoding: steps leave records of some of their heads, a thread of the session's
-// own computes them again from the offload store, and the figures are kept here.
+// Audits beside the decoding. Steps leave records of some of their heads, a thread of the session's own computes
+// these heads again from the offload store, and the figures are kept here.
 //
-// Records lie in a ring, are worked on in their order, and taken into the figures in their order by
-// the decoding thread, so that nothing depends on how fast the audits were. The decoding thread
-// collects results when the ring is full, when an action is due, when rows are about to be
-// forgotten and when figures are asked for. What is not done then, it does itself on the worker
-// pool.
+// Records lie in a ring, are worked on in their order, and are taken into the figures in their order by the decoding
+// thread, so that nothing depends on how fast the audits were. The decoding thread collects results when the ring is
+// full, when an action is due, when rows are about to be forgotten and when figures are asked for. Audits that are
+// not done by then it does itself on the worker pool.
 //
 // The thread runs only where the machine is idle (SCHED_IDLE): a step's tasks last tens of
 // microseconds, an audit some milliseconds. On a busy machine it may get no time at all, so no step
@@ -28,12 +27,11 @@
 
 namespace keyhole::runtime {
 
-/// Used by the decoding thread alone: of steps on a stream by whichever thread serves them, while it does; their calling
-/// thread only counts steps then. No member throws but the constructor and reserve().
+/// Runs the audits of a session. Used by the decoding thread alone; for steps on a stream by the thread that serves
+/// them, while their calling thread only counts steps. No member throws except the constructor and reserve().
 class Auditor {
  public:
-  /// Takes all memory that audits of up to `capacity` rows and recall@top_k will need. Starts no
-  /// thread yet.
+  /// Takes all memory that audits of up to `capacity` rows and recall@top_k will need. Starts no thread yet.
   Auditor(const Engine& engine, size_t capacity, uint32_t top_k, AuditSchedule schedule);
   /// Cancels what is under way, and waits for it (one chunk of rows).
   ~Auditor();
@@ -43,35 +41,35 @@ class Auditor {
   [[nodiscard]] AuditSchedule& schedule() { return schedule_; }
   [[nodiscard]] const AuditSchedule& schedule() const { return schedule_; }
 
-  /// Reserves memory for recall of more keys. Finishes what is under way.
+  /// Reserves memory for recall of more keys. Finishes the audits under way.
   void reserve(uint32_t top_k);
 
-  /// A record for the step that is about to begin, of at most kv_heads; of its fields the step
-  /// number, the heads and the budget are set. Valid until submit() or discard().
+  /// Returns a record for the step that is about to begin; a step has kv_heads of them at most. Its step number,
+  /// heads and budget are set. Valid until submit() or discard().
   HeadRecord& record(uint32_t layer, uint32_t kv_head, uint64_t step, uint32_t top_k, float bound,
                      bool searched);
-  /// The step is over: its records may be audited. Their rows must stay as they are until finish().
+  /// Ends the step: its records may be audited. Their rows must not change until finish().
   void submit();
-  /// The step failed.
+  /// Ends a step that has failed, and drops its records.
   void discard() { begun_ = submitted_by_step_; }
 
   /// Returns when everything submitted is in the figures and in the schedule.
   void finish();
-  /// The same for what takes effect in this step of the layer.
+  /// finish() for audits that take effect in this step of the layer.
   void finish_due(uint32_t layer, uint64_t step);
-  /// The same for what reads rows of the layer from `rows` on; no audit reads them any more then.
+  /// finish() for audits that read rows of the layer from `rows` on; no audit reads these rows any more then.
   void finish_reading(uint32_t layer, size_t rows);
 
   void count_action(uint32_t layer, uint32_t kv_head) {
     figures_[heads_.at(layer, kv_head)].add_action();
   }
-  /// By their HeadNumbers.
+  /// The figures of all heads, by their HeadNumbers.
   [[nodiscard]] const std::vector<AuditFigures>& figures() const { return figures_; }
-  /// Call finish() first.
+  /// Forgets the figures; call finish() first.
   void reset_figures() { figures_.assign(figures_.size(), {}); }
 
   [[nodiscard]] size_t bytes() const;
-  /// The same before there is one; `capacity` as above.
+  /// What bytes() will be, before there is an object; `capacity` as in the constructor.
   [[nodiscard]] static size_t estimate_bytes(const ModelShape& model, uint32_t threads,
                                              uint32_t top_k, size_t capacity);
 
@@ -87,7 +85,7 @@ class Auditor {
   };
   [[nodiscard]] Slot& slot(uint64_t number) { return *slots_[number % slots_.size()]; }
 
-  /// Audits before `end` are done and in the figures. `waiting`: a step waits for them.
+  /// Brings all audits before `end` into the figures. `waiting`: a step waits for them.
   void complete(uint64_t end, bool waiting);
   void take_in(const Slot& slot);
   /// Waits until the thread has left a slot that was taken away from it: one chunk of rows.

@@ -114,7 +114,7 @@ class Node {
  private:
   [[nodiscard]] std::string where() const { return path_.empty() ? "" : path_ + ": "; }
   [[noreturn]] void refuse(const std::string& allowed) const {
-    // Of the value no more than a line's worth, and nothing that a terminal obeys.
+    // Shows no more than a line's worth of the value, and nothing that a terminal would obey.
     std::string seen = value_->dump(-1, ' ', true, json::error_handler_t::replace);
     if (seen.size() > 40) seen = seen.substr(0, 40) + "...";
     fail((path_.empty() ? "the file" : path_) + " is " + seen + "; allowed: " + allowed);
@@ -129,7 +129,7 @@ void take(const Node& entry, const char* key, std::optional<T>& out, Read&& read
   if (entry.has(key)) out = read(entry.at(key));
 }
 
-/// Of a number no more than the type is checked here: the library judges values.
+/// Checks no more than the type of a number: the library judges values.
 void parse_field(const Node& node, const Setting& s, BudgetFields& out) {
   const auto lowest = static_cast<uint32_t>(s.range.low);
   constexpr uint32_t kMost = std::numeric_limits<uint32_t>::max();
@@ -143,7 +143,7 @@ void parse_field(const Node& node, const Setting& s, BudgetFields& out) {
 }
 
 BudgetsFile::Entry parse_entry(const Node& entry, const BudgetsFile& file) {
-  // Of prompts, or of decoding.
+  // Whether the entry is about prompts, or about decoding.
   const bool of_prompts = entry.is_object() && entry.has("q_head");
   std::vector<std::string_view> keys = {"layer", "q_head", "pattern", "measured"};
   if (!of_prompts) {
@@ -179,7 +179,7 @@ BudgetsFile::Entry parse_entry(const Node& entry, const BudgetsFile& file) {
 
 BudgetsFile parse_budgets_json(const json& parsed) {
   const Node root(parsed, "");
-  // The version first: what else a newer format holds is not ours to judge.
+  // The version comes first: the other content of a newer format is not ours to judge.
   if (!root.has("keyhole_budgets")) {
     fail("it is not a file of budgets: the key \"keyhole_budgets\" is missing");
   }

@@ -1,12 +1,11 @@
-// A file of budgets: which index, and how much of it, each (layer, KV head) of a model shall use, and which pattern the prompts of
-// each (layer, query head).
-// JSON:
+// A file of budgets: which index, and how much of it, each (layer, KV head) of a model shall use, and by which
+// pattern prompts of each (layer, query head) are attended. It is JSON:
 //
 //   {"keyhole_budgets": 1,                                          the format's version
 //    "model": {"layers": 32, "q_heads": 32, "kv_heads": 8, "head_dim": 128},
 //    "tail_partition": 16,                                          optional
-//    "target": {"error": 0.05},                                     what it was made for; optional,
-// not used    "machine": "...", "made_by": "...",                            likewise
+//    "target": {"error": 0.05},                                     what it was made for; optional, not used
+//    "machine": "...", "made_by": "...",                            likewise
 //    "heads": [
 //      {"layer": "all", "kv_head": "all", "index": "ivf:probe=32", "top_k": 100},
 //      {"layer": 4, "kv_head": 1, "attend": "weight", "min_weight": 1e-4, "tail": "second",
@@ -14,8 +13,8 @@
 //      {"layer": 0, "kv_head": "all", "dense": true},
 //      {"layer": 3, "q_head": 7, "pattern": "a-shape:first=64,near=1024"}]}
 //
-// Entries are taken in order: each sets what it names, of the heads that it names; what no entry
-// names stays as the session's config has it.
+// Entries are taken in order. Each sets the fields that it names for the heads that it names; fields that no entry
+// names stay as the session's config has them.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +39,7 @@ class BudgetFields {
     values_.*member = value;
     named_ |= bit_of(&(values_.*member));
   }
-  /// Nothing where it is not named.
+  /// The value of a field; nothing where the entry does not name it.
   template <class Field>
   [[nodiscard]] std::optional<Field> get(Field keyhole_budget::*member) const {
     if ((named_ & bit_of(&(values_.*member))) == 0) return std::nullopt;
@@ -48,15 +47,15 @@ class BudgetFields {
   }
   [[nodiscard]] bool empty() const { return named_ == 0; }
 
-  /// By the row of kBudgetSettings.
+  /// Whether the field of this row of kBudgetSettings is named.
   [[nodiscard]] bool has(const Setting& s) const { return (named_ & bit_of(s)) != 0; }
   [[nodiscard]] const keyhole_budget& values() const { return values_; }
-  /// The values, of which the row's is about to be written.
+  /// Names the row's field and returns the values, in which the caller is about to write it.
   [[nodiscard]] keyhole_budget& name(const Setting& s) {
     named_ |= bit_of(s);
     return values_;
   }
-  /// Overwrites what is named.
+  /// Overwrites the named fields of `budget`.
   void apply_to(keyhole_budget& budget) const;
 
  private:
@@ -75,10 +74,11 @@ class BudgetFields {
 };
 
 struct BudgetsFile {
-  /// What an entry says; absent: nothing.
+  /// One entry of the file. What is absent in it, it does not say.
   struct Entry {
     std::optional<uint32_t> layer, kv_head;  ///< absent: all
-    /// Of prompts, as keyhole_prompt_create() takes it. Of such an entry nothing else is there but q_head and `measured`.
+    /// The pattern of prompts, as keyhole_prompt_create() takes it. An entry with a pattern has nothing else but
+    /// q_head and `measured`.
     std::optional<std::string> pattern;
     std::optional<uint32_t> q_head;  ///< absent: all
     std::optional<std::string> index;
@@ -94,13 +94,13 @@ struct BudgetsFile {
   std::vector<Entry> heads;
 };
 
-/// A file of a format that this version does not know.
+/// Thrown for a file of a format that this version does not know.
 class AnotherFormat : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// At most this many bytes are read; 4096 heads take less than two MiB.
+/// The most bytes that are read; 4096 heads take less than two MiB.
 inline constexpr size_t kMaxBudgetsBytes = size_t{64} << 20;
 
 /// Reads and checks the form: types, words, unknown and repeated keys, layers and KV heads within
@@ -109,8 +109,7 @@ inline constexpr size_t kMaxBudgetsBytes = size_t{64} << 20;
 /// is allowed; AnotherFormat.
 [[nodiscard]] BudgetsFile parse_budgets(std::span<const std::byte> bytes);
 
-/// Likewise; texts begin with the file's name. Throws CannotRead (runtime/files/mapped_file.h) as
-/// well.
+/// parse_budgets() of a file; texts begin with its name. Throws CannotRead (runtime/files/mapped_file.h) as well.
 [[nodiscard]] BudgetsFile read_budgets(const std::filesystem::path& path);
 
 /// The text of a file, from which parse_budgets() gives the same again.

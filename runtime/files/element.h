@@ -1,4 +1,4 @@
-// Arrays of a file's element type as fp32 and back.
+// Converts arrays of a file's element type to fp32 and back.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The 16-bit floating-point types for those that may not know cpu/: one implementation.
+// The 16-bit floating-point types for parts that may not include cpu/: one implementation for all.
 #pragma once
 
 #include "cpu/half.h"

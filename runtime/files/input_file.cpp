@@ -12,12 +12,12 @@
 namespace keyhole {
 namespace {
 
-// The system copies no more in one call.
+// The most bytes that the system copies in one call.
 constexpr size_t kMostOfACall = size_t{1} << 30U;
 
 }  // namespace
 
-// Not blocking: of a pipe that nobody writes to, the type is known before it is waited for.
+// Opens without blocking, so that the type of a pipe that nobody writes to is known before it is waited for.
 InputFile::InputFile(const std::filesystem::path& path)
     : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   const auto fail = [&](const std::string& why) {

@@ -1,4 +1,4 @@
-// A regular file that is opened for reading: the one place of the library that opens files that somebody else has made.
+// A regular file opened for reading: the one place of the library that opens files made by others.
 #pragma once
 
 #include <cstddef>
@@ -14,20 +14,22 @@ class CannotRead : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Reading from several threads is allowed.
+/// A file opened for reading. Several threads may read it at once.
 class InputFile {
  public:
-  /// Throws CannotRead that names the file and the system's reason; of what is no regular file it waits for nothing.
+  /// Opens the file. Throws CannotRead that names the file and the system's reason. If the path names no regular
+  /// file, it does not wait for it.
   explicit InputFile(const std::filesystem::path& path);
   ~InputFile();
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
 
-  /// Bytes that it had when it was opened.
+  /// The size in bytes when the file was opened.
   [[nodiscard]] size_t size() const { return size_; }
   [[nodiscard]] int descriptor() const { return fd_; }
-  /// Copies the bytes from `offset` on. Throws CannotRead, also where the file has become shorter than that: what is read
-  /// is checked once it is here, and no other process can change it then, or end this one by cutting the file.
+  /// Copies the bytes from `offset` on. Throws CannotRead, also where the file has become shorter than that. The
+  /// caller checks bytes in its own memory, where no other process can change them or end this one by cutting the
+  /// file.
   void read(size_t offset, std::span<std::byte> to) const;
 
  private:

@@ -9,8 +9,9 @@
 
 namespace keyhole {
 
-/// Maps a regular file. Throws CannotRead that names the file and the system's reason. The file must not shrink while it
-/// is mapped: the system ends a process (SIGBUS) that reads behind its end. So the library maps no file, it reads them
+/// Maps a regular file. Throws CannotRead that names the file and the system's reason. The file must not shrink while
+/// it is mapped: the system ends a process (SIGBUS) that reads behind its end. So the library reads files instead of
+/// mapping them (InputFile); its tools map large ones.
 /// (InputFile); its tools map what is large.
 class MappedFile {
  public:

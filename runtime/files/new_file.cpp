@@ -42,8 +42,8 @@ class Descriptor {
   int fd_;
 };
 
-/// Blocks SIGPIPE in the thread while it lives: a pipe without a reader is then an error of write() (EPIPE), and does not end
-/// the process. One that was sent meanwhile is taken.
+/// Blocks SIGPIPE in the thread while it lives: writing to a pipe without a reader is then an error of write()
+/// (EPIPE) and does not end the process. A SIGPIPE sent meanwhile is consumed.
 class NoPipeSignal {
  public:
   NoPipeSignal() {
@@ -70,7 +70,7 @@ class NoPipeSignal {
   bool was_pending_ = false;
 };
 
-/// All of `n` bytes; throws what the system says of `path`.
+/// Writes all `n` bytes. Throws the system's error for `path`.
 void write_all(int fd, const char* data, size_t n, const fs::path& path) {
   const NoPipeSignal guard;
   while (n != 0) {
@@ -82,13 +82,13 @@ void write_all(int fd, const char* data, size_t n, const fs::path& path) {
   }
 }
 
-/// Where the bytes of a new content go until they are whole, or for good.
+/// Where the bytes of a new content are written until they are whole, or for good.
 class Output {
  public:
   virtual ~Output() = default;
-  /// Opened for writing, now or before.
+  /// A descriptor that is open for writing, opened now or before.
   [[nodiscard]] virtual int descriptor() = 0;
-  /// What was written becomes the content of its target, on the disk.
+  /// Makes what was written the content of the target, on the disk.
   virtual void become() = 0;
 };
 
@@ -157,8 +157,8 @@ void sync_to_disk(int fd, const fs::path& path) {
   fail_to_write(path);
 }
 
-/// What is opened where it lies: a device, a pipe, or a regular file in a folder that takes no new names. Opened, and emptied,
-/// by its first byte, so that who only asks whether it can be written changes nothing.
+/// Output that is written in place: to a device, a pipe, or a regular file in a folder that takes no new names. Its
+/// first byte opens and empties it, so that asking whether it can be written changes nothing.
 class InPlace final : public Output {
  public:
   InPlace(const WriteTarget& target, NewFile::Access access) : target_(target), access_(access) {}
@@ -189,7 +189,7 @@ class InPlace final : public Output {
   std::optional<Descriptor> file_;
 };
 
-/// A new file beside its target, which goes in the end unless it has become that.
+/// A new file beside its target. It is removed in the end unless it has become the target.
 class Temporary final : public Output {
  public:
   Temporary(const WriteTarget& target, NewFile::Access access)
@@ -216,8 +216,8 @@ class Temporary final : public Output {
       sync_folder();
       return;
     }
-    // EBUSY: a file that was mounted by itself; the others: another user's in a shared folder, or one that may be changed
-    // but not removed.
+    // EBUSY means a file that was mounted by itself; the other errors mean a file of another user in a shared folder,
+    // or one that may be changed but not removed.
     if (!target_.exists || (errno != EBUSY && errno != EPERM && errno != EACCES)) {
       fail_to_write(target_.path);
     }

@@ -9,8 +9,9 @@
 
 namespace keyhole {
 
-/// Lets `write` write the new content of `path`, see NewFile. Throws std::system_error "cannot write PATH: WHY" where the
-/// system refuses something, or what `write` throws: then the old file is as it was, and nothing is left beside it.
+/// Replaces the content of `path` by what `write` writes, see NewFile. Throws std::system_error "cannot write PATH:
+/// WHY" where the system refuses something, or what `write` throws: then the old file is unchanged, and nothing is
+/// left beside it.
 void replace_file(const std::filesystem::path& path,
                   const std::function<void(std::ostream& out)>& write,
                   NewFile::Access access = NewFile::Access::as_umask);

@@ -22,7 +22,7 @@ constexpr size_t kLengthBytes = 8;
 // A file is {"name": {"shape": [n]}}; anything deeper is not a tensor list.
 constexpr int kHeaderDepth = 4;
 
-/// What a header says.
+/// The content of a header.
 struct Parsed {
   std::map<std::string, TensorEntry> tensors;
   std::map<std::string, std::string> metadata;
@@ -136,8 +136,8 @@ TensorEntry parse_tensor(const std::string& name, const json& entry, size_t data
   return out;
 }
 
-// Together the tensors must tile the data: what no tensor names could hide anything, and overlap
-// would make a file that expands when it is loaded.
+// Checks that the tensors together tile the data: bytes that no tensor names could hide anything, and overlapping
+// ones would make a file that expands when it is loaded.
 void check_tiling(const std::map<std::string, TensorEntry>& tensors, size_t data_bytes) {
   std::vector<std::pair<const TensorEntry*, const std::string*>> parts;
   parts.reserve(tensors.size());
@@ -162,7 +162,7 @@ void check_tiling(const std::map<std::string, TensorEntry>& tensors, size_t data
   }
 }
 
-/// data_bytes: what follows the header.
+/// data_bytes: bytes behind the header.
 Parsed parse_header(std::span<const std::byte> header_bytes, size_t data_bytes) {
   const json header = parse_strict_json(header_bytes, kHeaderDepth, "the header");
   Parsed out;
@@ -177,7 +177,7 @@ Parsed parse_header(std::span<const std::byte> header_bytes, size_t data_bytes) 
   return out;
 }
 
-/// Of a whole file; data: what follows the header.
+/// Parses a whole file. data: gets what follows the header.
 Parsed parse_file(std::span<const std::byte> file, std::span<const std::byte>& data) {
   const size_t length =
       read_header_length(file.first(std::min(file.size(), kLengthBytes)), file.size());
@@ -185,7 +185,7 @@ Parsed parse_file(std::span<const std::byte> file, std::span<const std::byte>& d
   return parse_header(file.subspan(kLengthBytes, length), data.size());
 }
 
-/// What `body` returns; where it throws for what the file holds, the text begins with the path.
+/// Calls `body` and returns its result; where it throws because of the file's content, the text begins with the path.
 template <class Body>
 auto of_file(const std::string& path, const Body& body) {
   try {

@@ -24,14 +24,14 @@ struct TensorView {
   std::span<const std::byte> bytes;
 
   [[nodiscard]] size_t elements() const;
-  /// A copy as fp32 (from f32, f16 or bf16; throws std::runtime_error for integers).
+  /// Copies the tensor as fp32 (from f32, f16 or bf16). Throws std::runtime_error for integers.
   [[nodiscard]] std::vector<float> to_f32() const;
 };
 
-/// A memory-mapped file, wholly validated when it is opened: header size, JSON, dtypes, shapes
-/// without overflow, offsets in range, ascending, without holes or overlap, lengths that match.
-/// Throws std::runtime_error that names the file, the tensor, the value seen and the value needed; CannotRead
-/// (runtime/files/mapped_file.h) where the file cannot be opened.
+/// A memory-mapped file, wholly validated when it is opened: header size, JSON, dtypes, shapes without overflow,
+/// offsets in range, ascending, without holes or overlap, lengths that match. Throws std::runtime_error that names
+/// the file, the tensor, the value seen and the value needed; CannotRead (runtime/files/mapped_file.h) where the file
+/// cannot be opened.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
@@ -40,7 +40,7 @@ class SafetensorsFile {
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
   [[nodiscard]] bool contains(const std::string& name) const;
-  /// Throws if the tensor is absent (the text lists a few that are there).
+  /// The tensor of that name. Throws if it is absent (the text lists a few that are there).
   [[nodiscard]] const TensorView& tensor(const std::string& name) const;
   [[nodiscard]] const std::map<std::string, TensorView>& tensors() const;
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const;  ///< __metadata__
@@ -50,15 +50,15 @@ class SafetensorsFile {
   std::unique_ptr<Impl> impl_;
 };
 
-/// What a file's header says of a tensor: where it lies in the data behind the header.
+/// A tensor as the file's header describes it: where it lies in the data behind the header.
 struct TensorEntry {
   ElementType type = ElementType::f32;
   std::vector<size_t> shape;
   size_t begin = 0, bytes = 0;
 };
 
-/// A file that others may write to while it is read: validated in the same way, and never mapped. Throws as
-/// SafetensorsFile; CannotRead also where the file has been cut meanwhile.
+/// A file that others may write to while it is read: validated in the same way, but read and never mapped. Throws as
+/// SafetensorsFile does; CannotRead also where the file has been cut meanwhile.
 class SafetensorsReader {
  public:
   explicit SafetensorsReader(const std::filesystem::path& path);
@@ -68,7 +68,7 @@ class SafetensorsReader {
 
   [[nodiscard]] const std::map<std::string, TensorEntry>& tensors() const;
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const;  ///< __metadata__
-  /// Copies a tensor of this file; `to` has its bytes.
+  /// Copies a tensor of this file to `to`, which has as many bytes.
   void read(const TensorEntry& tensor, std::span<std::byte> to) const;
 
  private:
@@ -76,8 +76,8 @@ class SafetensorsReader {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Validates a file's bytes without a file (what SafetensorsFile does after mapping): for fuzzing.
-/// Throws as above.
+/// Validates a file's bytes without a file, as SafetensorsFile does after mapping: for fuzzing. Throws as
+/// SafetensorsFile does.
 void validate_safetensors(std::span<const std::byte> bytes);
 
 /// Writes tensors one after the other, so that a large trace never lies in memory twice. The layout

@@ -1,7 +1,6 @@
-// One table of settings: every field of keyhole_budget and keyhole_session_config, with its type,
-// its range, what 0 stands for and its words. Configs are checked, completed, read back, saved,
-// loaded and parsed by walking it, so a new field is written in two places: the public header and
-// this table.
+// The table of settings: every field of keyhole_budget and keyhole_session_config, with its type, its range, what 0
+// stands for and its words. Configs are checked, completed, read back, saved, loaded and parsed by walking it, so a
+// new field is written in two places: the public header and this table.
 #pragma once
 
 #include <algorithm>
@@ -213,7 +212,7 @@ consteval const Setting& setting(std::span<const Setting> table, std::string_vie
   throw std::logic_error("no such setting");
 }
 
-/// The field in a struct of the table's type. `Field` is the C type that the kind names.
+/// The field of a struct of the table's type. `Field` is the C type that the kind names.
 template <class Field>
 [[nodiscard]] Field& field(const Setting& s, void* config) {
   return *reinterpret_cast<Field*>(static_cast<std::byte*>(config) + s.offset);
@@ -223,8 +222,7 @@ template <class Field>
   return *reinterpret_cast<const Field*>(static_cast<const std::byte*>(config) + s.offset);
 }
 
-/// Calls `f` with the field where it is a number (count, bytes, word, real, share); false where it
-/// is none.
+/// Calls `f` with the field if it is a number (count, bytes, word, real, share); otherwise returns false.
 template <class Config, class F>
 bool visit_number(const Setting& s, Config* config, F&& f) {
   switch (s.kind) {
@@ -237,9 +235,9 @@ bool visit_number(const Setting& s, Config* config, F&& f) {
   }
 }
 
-/// Of two structs of the table's type.
+/// Copies one field between two structs of the table's type.
 void copy_field(const Setting& s, const void* from, void* to);
-/// Numbers by ==; other kinds are never the same.
+/// Whether a number is the same in both structs, by ==; fields of other kinds never are.
 [[nodiscard]] bool same_number(const Setting& s, const void* a, const void* b);
 
 /// Sets every number of a struct to its initial value.
@@ -248,9 +246,8 @@ void set_initial(std::span<const Setting> table, void* config);
 /// Puts what KEYHOLE_AUTO stands for in place of every 0 that means it.
 void complete(std::span<const Setting> table, void* config);
 
-/// Empty where the field's value is allowed, else "FIELD is VALUE, allowed: LOW..HIGH" or the like.
-/// Texts, layers and budgets are always allowed here: what they may hold depends on more than the
-/// field.
+/// Returns an empty text where the field's value is allowed, else "FIELD is VALUE, allowed: LOW..HIGH" or the like.
+/// Texts, layers and budgets are always allowed here, because what they may hold depends on more than the field.
 [[nodiscard]] std::string refusal(const Setting& s, const void* config);
 
 /// The number of a word; nothing where the setting has no such word.
@@ -258,7 +255,7 @@ void complete(std::span<const Setting> table, void* config);
 /// The word of a number of the setting's list.
 [[nodiscard]] const char* word_of_number(const Setting& s, int32_t number);
 [[nodiscard]] std::vector<std::string> words_of(const Setting& s);
-/// "none (nothing), mean (one mean value), ...".
+/// The words with their meanings, for help texts: "none (nothing), mean (one mean value), ...".
 [[nodiscard]] std::string words_help(const Setting& s);
 
 }  // namespace keyhole

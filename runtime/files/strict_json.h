@@ -1,5 +1,4 @@
-// JSON of which nothing is guessed: no repeated keys, no deep nesting. For the readers of this
-// folder alone.
+// Strict JSON: no repeated keys, no deep nesting, nothing guessed. For the readers of this folder alone.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +18,7 @@ namespace keyhole {
 /// characters hidden, before they reach a terminal.
 [[nodiscard]] std::string quoted_name(const std::string& name);
 
-/// Throws std::runtime_error.
+/// Throws std::runtime_error with this text.
 [[noreturn]] void fail(const std::string& text);
 
 }  // namespace keyhole

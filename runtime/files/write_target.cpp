@@ -42,8 +42,8 @@ bool may_write(const fs::path& path) {
   return faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) == 0;
 }
 
-/// Whether everybody may create names in the folder of `path`, and `status` is of neither this user nor the folder's: the rule
-/// of Linux's protected_symlinks and protected_fifos, which a system may have switched off.
+/// Whether everybody may create names in the folder of `path` and `status` belongs neither to this user nor to the
+/// folder's owner: the rule of Linux's protected_symlinks and protected_fifos, which a system may have switched off.
 bool is_of_others(const fs::path& path, const struct stat& status) {
   struct stat folder {};
   if (stat(folder_of(path).c_str(), &folder) != 0) return false;
@@ -52,7 +52,7 @@ bool is_of_others(const fs::path& path, const struct stat& status) {
          status.st_uid != folder.st_uid;
 }
 
-/// A file that was mounted by itself, as containers have them: no other can take its name.
+/// Whether `path` is a file that was mounted by itself, as containers have them, whose name no other file can take.
 bool is_mount(const fs::path& path) {
 #ifdef STATX_ATTR_MOUNT_ROOT
   struct statx seen {};
@@ -87,7 +87,7 @@ WriteTarget write_target(const fs::path& named) {
     target.exists = true;
     if (S_ISDIR(status.st_mode)) refuse_target(named, EISDIR);
     if (S_ISREG(status.st_mode)) {
-      // Where a new file cannot take the name, the old one is written over: it must let that be done.
+      // Where a new file cannot take the name, the old one is written over, so it must allow writing.
       const bool is_taken = is_mount(path) || (is_of_others(path, status) && geteuid() != 0);
       if (is_taken && !may_write(path)) refuse_target(named, errno);
       return target;

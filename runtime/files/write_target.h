@@ -1,5 +1,5 @@
-// What is written where somebody names a path as an output: the file behind links, a device or pipe as it stands, one
-// of the process's own descriptors.
+// The target of writing to a path that somebody names as an output: the file behind links, a device or pipe as it
+// stands, or one of the process's own descriptors.
 #pragma once
 
 #include <filesystem>
@@ -18,17 +18,18 @@ struct WriteTarget {
   bool exists = false;
 };
 
-/// Follows links, and asks what `path` names without opening it: the reader of a FIFO would see its end. Throws std::system_error
-/// "cannot write PATH: WHY" for what cannot be written: folders, sockets, what the process may not write, and in a folder where
-/// everybody may create names (sticky, as /tmp), links, pipes and devices of other users, which may have been planted.
+/// Finds the target: follows links, and examines what `path` names without opening it, because the reader of a FIFO
+/// would see its end. Throws std::system_error "cannot write PATH: WHY" for targets that cannot be written: folders,
+/// sockets, what the process may not write, and, in a folder where everybody may create names (sticky, as /tmp),
+/// links, pipes and devices of other users, which may have been planted.
 [[nodiscard]] WriteTarget write_target(const std::filesystem::path& path);
 
-/// The same for a file that has others beside it. Throws std::system_error where `path` names anything but a regular file or
-/// nothing; returns the path with all links followed.
+/// The path, all links followed, of a file that will have others beside it. Throws std::system_error where `path`
+/// names anything but a regular file or nothing.
 [[nodiscard]] std::filesystem::path replaceable_path(const std::filesystem::path& path);
 
-/// `path` itself, or what it leads to where it is a link: where a reader looks for the files beside it. A link that leads
-/// nowhere stays as it is.
+/// The path to which links lead from `path`, or `path` itself: where a reader looks for files beside it. A link that
+/// leads nowhere is returned as it is.
 [[nodiscard]] std::filesystem::path path_behind_links(const std::filesystem::path& path);
 
 }  // namespace keyhole

@@ -1,6 +1,6 @@
-// Appends beside the decoding: a layer's next block of rows is worked out by a thread of the
-// session's own, while steps go on searching the index as it is, and taken in between two steps.
-// The first block of a head has no index yet: it is built.
+// Appends beside the decoding. A thread of the session's own works on a layer's next block of rows while steps go on
+// searching the index as it is; the block is taken in between two steps. Where a head has no index yet, its block is
+// built as a first one.
 //
 // A job belongs to the decoding thread, which begins it with submit() and ends it with finish() or
 // cancel(). finish() does what the builder has not begun, on the worker pool: a decoder that
@@ -25,17 +25,16 @@
 
 namespace keyhole::runtime {
 
-/// Rows [.., rows) of one layer on their way into its indexes.
+/// A job: the rows [.., rows) of one layer on their way into its indexes.
 struct AppendJob {
   struct Part {
     uint32_t kv_head = 0;
-    /// Builds the first index of a head from kv. Empty: the head's index and tail grow.
+    /// Builds the first index of a head from kv. Empty: the head's index and tail grow instead.
     std::function<BuiltHead(const KvView& kv, const index::Progress& progress)> build;
     const index::Index* index = nullptr;    ///< that grows; does not change while the job lives
-    const index::TailTree* tail = nullptr;  ///< likewise; null: none
+    const index::TailTree* tail = nullptr;  ///< tail that grows, likewise; null: none
     KvView kv;  ///< rows [0, rows) of the head: neither moved nor overwritten
-    // The result: either `first`, or `addition` and for a tail `segment`, or the error that
-    // prevented it.
+    // The result: `first`, or `addition` with a `segment` for a tail, or the error that prevented it.
     BuiltHead first;
     std::unique_ptr<index::Addition> addition;
     std::unique_ptr<index::TailSegment> segment;
@@ -48,8 +47,8 @@ struct AppendJob {
       : rows(target), parts(std::move(heads)), undone(parts.size()) {}
 
   uint32_t rows;
-  uint32_t round = 0;           ///< of the step that began it, see AppendBlocks
-  uint64_t promised_bytes = 0;  ///< of its first indexes, by estimate
+  uint32_t round = 0;           ///< round of the step that began it, see AppendBlocks
+  uint64_t promised_bytes = 0;  ///< estimated bytes of its first indexes
   std::vector<Part> parts;      ///< one per head that takes part
   std::atomic<bool> cancelled{false};
   size_t undone;                    ///< parts that are not done
@@ -65,20 +64,19 @@ class BackgroundBuilder {
   BackgroundBuilder(const BackgroundBuilder&) = delete;
   BackgroundBuilder& operator=(const BackgroundBuilder&) = delete;
 
-  /// Queues the job, all parts waiting, behind those before it; the thread starts with the first
-  /// one. On an exception (no thread, no memory) the job is not queued, and finish() does all of
-  /// it.
+  /// Queues the job, all of whose parts wait, behind earlier jobs; the first call starts the thread. On an exception
+  /// (no thread, no memory) the job is not queued, and finish() does all of it.
   void submit(AppendJob& job);
 
-  /// Returns when every part is done, and false if they all were when it was called. Also for a job
-  /// that was never submitted.
+  /// Returns when every part is done; false if all of them were done already. Also works for a job that was never
+  /// submitted.
   bool finish(AppendJob& job);
 
-  /// Returns when no thread works on the job any more. Its results must not be used.
+  /// Returns when no thread works on the job any more. Results of the job must not be used.
   void cancel(AppendJob& job) noexcept;
 
-  /// Destroys a job that is over on the builder's thread: an addition that was taken in holds what
-  /// it has replaced, which can be a whole graph.
+  /// Destroys a finished job on the builder's thread: an addition that was taken in holds what it has replaced, which
+  /// can be a whole graph.
   void retire(std::unique_ptr<AppendJob> job) noexcept;
 
  private:

@@ -11,23 +11,24 @@
 
 namespace keyhole::runtime {
 
-/// Called with the share that is done, in [0, 1], and with what is being done; false: stop.
+/// Called with the share that is done, in [0, 1], and the name of what is being done. Returns false to stop.
 using BuildProgress = std::function<bool(double, const char*)>;
 
 class FullBuild {
  public:
-  /// Finds out what there is to build. Nothing else may change the heads until run() is over.
+  /// Finds the heads to build. Nothing else may change them until run() is over.
   FullBuild(const Engine& engine, const Sequence& sequence, HeadIndexes& heads);
 
-  /// Bytes that the heads will take beyond those that they have, about.
+  /// About how many bytes the heads will take beyond those that they have.
   [[nodiscard]] uint64_t bytes() const { return bytes_; }
-  /// Whether heads are among it that had no index.
+  /// Whether some of the heads had no index.
   [[nodiscard]] bool has_first() const { return !first_.empty(); }
 
-  /// Builds. A failure, or Error(cancelled), is kept: heads that were done stay so, others are as
-  /// they were.
+  /// Builds. A failure, or Error(cancelled), is kept for finish(): heads that were done stay built, others stay
+  /// unchanged.
   void run(const BuildProgress& progress);
-  /// Throws that failure. Otherwise logs which indexes are poor, and reports that all is done.
+  /// Throws the failure of run(), if there was one. Otherwise logs which indexes are poor, and reports that all is
+  /// done.
   void finish(const BuildProgress& progress) const;
 
  private:

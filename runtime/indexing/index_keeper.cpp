@@ -84,8 +84,8 @@ void IndexKeeper::build(const BuildProgress& progress,
 }
 
 void IndexKeeper::truncate(uint32_t layer, uint32_t rows, uint32_t tokens) {
-  // A block of rows that all remain goes on: they are not touched, nor are the indexes, which end
-  // before. A first index reads the query sample, which may shrink.
+  // A block whose rows all remain goes on: they are not touched, nor are the indexes, which end before them. A first
+  // index is cancelled, because it reads the query sample, which may shrink.
   if (blocks_.block_end(layer) > rows) blocks_.cancel(layer);
   const auto shrinks = [&](uint32_t h) {
     const std::span<const uint32_t> positions = head(layer, h).queries.positions();
@@ -101,7 +101,8 @@ void IndexKeeper::truncate(uint32_t layer, uint32_t rows, uint32_t tokens) {
   try {
     cut(layer, rows);
   } catch (const std::exception& e) {
-    // Half cut, an index finds what is not there; a layer of which some heads have none is not indexed again by itself.
+    // An index that is half cut finds rows that do not exist; and a layer of which only some heads have an index is
+    // not indexed again by itself.
     heads_.drop(layer);
     engine_->log().try_to(KEYHOLE_LOG_WARNING, [&] {
       return "layer " + std::to_string(layer) + ": its indexes could not be cut to " +

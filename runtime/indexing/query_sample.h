@@ -11,29 +11,29 @@
 
 namespace keyhole::runtime {
 
-/// Keeps the token positions that are multiples of a stride, one query head each. When it is full
-/// the stride doubles and every other entry goes: what is kept depends on the positions seen, not
-/// on how they were cut into chunks. Copies share what they hold until one of them takes more.
+/// Keeps queries at token positions that are multiples of a stride, one query head each. When it is full the stride
+/// doubles and every other entry goes, so that what is kept depends on the positions seen and not on how they were
+/// cut into chunks. Copies share what they hold until one of them takes more.
 class QuerySample {
  public:
   QuerySample(uint32_t capacity, uint32_t group, uint32_t dim)
       : capacity_(capacity), group_(group), dim_(dim) {}
 
-  /// Head of the group whose query at `position` is wanted, or -1 if the position is not sampled.
-  /// Positions must not fall (other than after truncate).
+  /// The head of the group whose query at `position` is wanted, or -1 if the position is not sampled. Positions must
+  /// not fall (except after truncate()).
   [[nodiscard]] int wanted_head(uint32_t position) const;
 
-  /// Takes the query `[dim]` fp32 of that head. An allocation that fails leaves the sample as it was, but for entries that
-  /// would have gone anyway.
+  /// Takes the query `[dim]` fp32 of that head. An allocation that fails leaves the sample unchanged, except for
+  /// entries that would have gone anyway.
   void add(uint32_t position, const float* query);
 
-  /// Forgets positions >= position.
+  /// Forgets all queries at `position` and later.
   void truncate(uint32_t position) noexcept;
 
   [[nodiscard]] size_t size() const { return size_; }
   [[nodiscard]] index::TrainingQueries view() const;
   [[nodiscard]] size_t bytes() const { return kept_ ? kept_->bytes() : 0; }
-  /// Of these, those that a copy counts, see cpu/shared.h.
+  /// The part of bytes() that a copy counts, see cpu/shared.h.
   [[nodiscard]] size_t bytes_of_others() const { return cpu::bytes_of_others(kept_); }
 
   [[nodiscard]] std::span<const uint32_t> positions() const {
@@ -49,7 +49,7 @@ class QuerySample {
   [[nodiscard]] static bool is_stride(uint32_t stride) {
     return stride != 0 && stride <= (1U << 30U) && (stride & (stride - 1)) == 0;
   }
-  /// Puts a saved sample back; the caller has checked sizes, stride, and that positions rise in multiples of it.
+  /// Puts a saved sample back. The caller has checked sizes, stride, and that positions rise in multiples of it.
   void restore(uint32_t stride, std::vector<uint32_t> positions, std::vector<float> rows);
 
  private:
@@ -61,13 +61,13 @@ class QuerySample {
       return rows.capacity() * sizeof(float) + positions.capacity() * sizeof(uint32_t);
     }
   };
-  /// What it holds, for it alone to change, and no more than it holds.
+  /// The entries, for this object alone to change.
   [[nodiscard]] Kept& own();
   void thin();
 
   uint32_t capacity_, group_, dim_;
   uint32_t stride_ = 1;
-  size_t size_ = 0;         ///< entries of kept_ that are its own: the first ones
+  size_t size_ = 0;         ///< the first entries of kept_, which are its own
   cpu::Shared<Kept> kept_;  ///< none: nothing
 };
 

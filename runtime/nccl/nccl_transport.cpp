@@ -196,7 +196,7 @@ keyhole_status NcclTransport::allocate(char* text) {
   return KEYHOLE_OK;
 }
 
-/// own NULL: whatever is in the buffers goes round, and stays there.
+/// own null: the buffers are exchanged with whatever is in them, and the result stays there.
 keyhole_status NcclTransport::gather_piece(const char* own, char* all, size_t n, size_t stride,
                                            const Wait& wait, char* text) {
   char* const got = pinned_ + n;

@@ -1,9 +1,9 @@
-// What the index "auto" stands for.
+// The meaning of the index "auto".
 //
-// On a CUDA device: codes of all offloaded rows in the device's memory, of 4 bits or, where more layers then have room
-// there, of 2 (code_plan.h says which layers). Of 64 kv questions at 128k these answered 59 and 58, exact attention 59;
-// 1 bit answered 22, so it is no default (bench/RESULTS.md). Else on the host: codes of 4 bits as well, whose steps read
-// a quarter of the bytes of K and V, from 8,192 offloaded tokens on.
+// On a CUDA device it is codes of all offloaded rows in the device's memory, of 4 bits or, where more layers then
+// have room there, of 2 (code_plan.h says which layers). Of 64 kv questions at 128k these answered 59 and 58, exact
+// attention 59; 1 bit answered 22, so it is no default (bench/RESULTS.md). On the host it is codes of 4 bits as well,
+// from 8,192 offloaded tokens on; their steps read a quarter of the bytes of K and V.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ namespace keyhole::runtime {
 
 inline constexpr std::string_view kAutoIndex = "auto";
 
-/// The budget with codes for what it does not read, where "auto" stands for codes: as it is if it asks for partitions or
-/// for every key that a search scores, and if its init function made it (see completed()).
+/// The budget with codes standing for unread rows, for use where "auto" means codes. It is unchanged if it asks for
+/// partitions or for every key that a search scores, and if its init function made it (see completed()).
 [[nodiscard]] Budget with_code_tail(Budget budget);
 
-/// Where `spec` is "auto": puts the spec that it stands for in its place, in a session of these params (whose own index and
-/// budget do not matter, but whose dense layers do), and lets codes stand for what `budget` does not read. A budget that
-/// asks for what codes have not, partitions or every key that a search scores, gets `ivf`.
+/// Where `spec` is "auto", replaces it by the spec that it means in a session of these params (whose own index and
+/// budget do not matter, but whose dense layers do), and lets codes stand for what `budget` does not read. A budget
+/// that asks for partitions or every key that a search scores, which codes do not have, gets `ivf`.
 void resolve_auto(std::string& spec, Budget& budget, const SessionParams& params,
                   const ModelShape& model, const CodeRoom& room);
 

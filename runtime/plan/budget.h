@@ -1,5 +1,4 @@
-// How much of one KV head's indexed keys a step reads, and what stands in for the rest:
-// keyhole_budget, checked.
+// Budgets, checked keyhole_budget: how much of one KV head's indexed keys a step reads, and what stands for the rest.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +10,7 @@
 
 namespace keyhole::runtime {
 
-/// A keyhole_budget whose values are those in effect: checked, and none of them KEYHOLE_AUTO that
-/// stands for another.
+/// A keyhole_budget with the values in effect: checked, and no KEYHOLE_AUTO stands for another value.
 struct Budget : keyhole_budget {
   Budget();
 
@@ -21,13 +19,13 @@ struct Budget : keyhole_budget {
   [[nodiscard]] bool needs_partitions() const {
     return (tail != KEYHOLE_TAIL_NONE && !reads_codes()) || has_target();
   }
-  /// Whether every row is attended by its code but the heaviest: top_k is of the KV head then.
+  /// Whether every row except the heaviest is attended by its code; top_k then counts rows of the KV head.
   [[nodiscard]] bool reads_codes() const { return tail == KEYHOLE_TAIL_CODES; }
-  /// Every field of the table is the same.
+  /// Whether every field of the table is the same.
   bool operator==(const Budget& other) const;
 };
 
-/// One (layer, KV head) of a session.
+/// The settings of one (layer, KV head) of a session.
 struct HeadParams {
   std::string index;  ///< spec
   Budget budget;
@@ -39,23 +37,23 @@ struct HeadParams {
 /// struct of the setting's table, holds a value that is not allowed.
 void check_setting(const Setting& setting, const void* config);
 
-/// Throws Error(invalid_argument) that names the field, the value and what is allowed, and
-/// Error(version) where reserved bytes are used.
+/// Returns the checked budget. Throws Error(invalid_argument) that names the field, the value and what is allowed,
+/// and Error(version) where reserved bytes are used.
 [[nodiscard]] Budget check_budget(const keyhole_budget& budget);
-/// The same of a budget inside another struct, whose struct_size its init function has set.
+/// check_budget() for a budget inside another struct, whose struct_size its init function has set.
 [[nodiscard]] Budget check_embedded_budget(const keyhole_budget& budget);
 
-/// What `budget` means with an index of `spec`: one that is as keyhole_budget_init() leaves it asks an index with codes
-/// for all rows by their codes and the 16 heaviest exactly (58 of 64 kv questions at 128k with 2 bits, 59 with 4, as
-/// exact attention), any other for 100 keys without a tail.
+/// The meaning of `budget` with an index of `spec`. If it is as keyhole_budget_init() leaves it, an index with codes
+/// attends all rows by their codes and the 16 heaviest exactly (58 of 64 kv questions at 128k with 2 bits, 59 with 4,
+/// as exact attention), and any other index reads 100 keys without a tail.
 [[nodiscard]] Budget completed(const Budget& budget, std::string_view spec);
 /// Throws Error(invalid_argument) where the tail is codes and an index of `spec` has none.
 void check_codes(const Budget& budget, std::string_view spec);
 
 void check_attend(keyhole_attend_mode attend);
-/// The weight in effect: `fallback` for 0.
+/// Checks min_weight and returns the weight in effect: `fallback` for 0.
 [[nodiscard]] float check_min_weight(float min_weight, float fallback);
-/// The size in effect.
+/// Checks `keys` and returns the size in effect.
 [[nodiscard]] uint32_t check_tail_partition(uint32_t keys);
 
 }  // namespace keyhole::runtime

@@ -9,15 +9,15 @@
 
 namespace keyhole::runtime {
 
-/// Calls `use` with what the file holds. Throws Error(io) where it cannot be read, Error(corrupt) where it is not such a file,
-/// Error(version) for another format, Error(invalid_argument) where it is of another model; and what `use` throws. Every text
-/// begins with the path.
+/// Reads and checks the file and calls `use` with its content. Throws Error(io) where it cannot be read,
+/// Error(corrupt) where it is no budgets file, Error(version) for another format, Error(invalid_argument) where it is
+/// of another model; and what `use` throws. Every text begins with the path.
 void with_budgets(const std::string& path, const ModelShape& model,
                   const std::function<void(const BudgetsFile&)>& use);
 
-/// Gives every head of `params` (whose index and budget are the defaults) what the file says of it,
-/// and takes the file's tail_partition. Throws as with_budgets(), and Error(invalid_argument) where it
-/// names what no session may have; then nothing has changed.
+/// Gives every head of `params` (whose index and budget are the defaults) what the file says of it, and takes the
+/// file's tail_partition. Throws as with_budgets(), and Error(invalid_argument) where the file names something that
+/// no session may have; then nothing has changed.
 void apply_budgets(const std::string& path, const ModelShape& model, SessionParams& params);
 
 }  // namespace keyhole::runtime

@@ -135,7 +135,7 @@ CodePlan with_rows_placed(CodePlan plan, uint64_t pinned, uint64_t tokens,
 
 namespace {
 
-/// As many layers as fit, with the rows read as the plan says.
+/// Keeps as many of the plan's layers as fit, the last ones, with rows read as the plan says.
 CodePlan last_layers(CodePlan plan, const CodeBytes& room, uint64_t tokens,
                      const SessionParams& params, const ModelShape& model) {
   const auto fits = [&] {

@@ -149,7 +149,7 @@ gpu::ResidentShape SessionParams::resident_shape(const ModelShape& model) const 
 
 namespace {
 
-/// Of a layer whose q_heads, kv_heads and head_dim are there; the last two numbers are the engine's.
+/// The shape of a layer whose q_heads, kv_heads and head_dim are given; the last two numbers are the engine's.
 LayerShape shape_of(const keyhole_layer_config& layer, uint32_t head_dim, uint32_t value_dim,
                     size_t number) {
   LayerShape shape{layer.q_heads, layer.kv_heads, layer.head_dim, value_dim};

@@ -1,4 +1,4 @@
-// The C config structs, checked and completed: what is AUTO or missing has been chosen.
+// The C config structs, checked and completed: values that are AUTO or missing have been chosen.
 #pragma once
 
 #include <algorithm>
@@ -21,16 +21,16 @@ inline constexpr uint32_t kMaxLayers = 1024;
 inline constexpr uint32_t kMaxHeads = 4096;
 inline constexpr uint32_t kMaxTokens = 1U << 31;
 
-/// Device memory that is there for codes of a session's offloaded rows, beside its resident tokens of this shape.
+/// Gives the bytes of device memory that are free for codes of offloaded rows, beside resident tokens of this shape.
 using CodeRoom = std::function<uint64_t(const gpu::ResidentShape&)>;
 
-/// Of a sliding layer.
+/// The window of a sliding layer.
 struct Window {
-  uint32_t tokens = 0;  ///< W, that a step attends to; 0: the layer does not slide
-  uint32_t slack = 0;   ///< tokens behind it that are kept
+  uint32_t tokens = 0;  ///< W, the tokens that a step attends to; 0: the layer does not slide
+  uint32_t slack = 0;   ///< tokens kept behind them
 
-  /// Slots of a ring for sequences of at most max_tokens. One more than the window at least: the step that takes it fails
-  /// perhaps, and gives it back.
+  /// Slots of the layer's ring in sequences of at most max_tokens. There is at least one more than the window has,
+  /// because a step that has taken a slot may fail and give it back.
   [[nodiscard]] uint32_t slots(uint32_t max_tokens) const {
     const uint64_t most = uint64_t{tokens} + (slack == 0 ? 1 : slack);
     return static_cast<uint32_t>(most < max_tokens ? most : max_tokens);
@@ -40,7 +40,7 @@ struct Window {
 /// Shape of the model, as every part of the runtime needs it.
 struct ModelShape {
   uint32_t layers = 0;
-  /// Of all layers where they are alike, else the engine's fields: ask of() or largest().
+  /// The shape of all layers where they are alike; otherwise the engine's fields, and of() or largest() give shapes.
   uint32_t q_heads = 0;
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
@@ -57,7 +57,7 @@ struct ModelShape {
   [[nodiscard]] const LogitParams& logits_of(uint32_t layer) const {
     return logits_of_layer(logits, layer_logits, layer);
   }
-  /// Learned sinks of a layer `[q_heads]`, or of a KV head's group; null: none.
+  /// The learned sinks of a layer, `[q_heads]`, or those from a KV head's group on; null: none.
   [[nodiscard]] const float* sinks_of(uint32_t layer, uint32_t kv_head = 0) const {
     if (sinks.empty()) return nullptr;
     return sinks.data() + first_q_head(layer) + size_t{kv_head} * of(layer).group();
@@ -66,12 +66,12 @@ struct ModelShape {
     return shapes.empty() ? LayerShape{q_heads, kv_heads, head_dim, value_dim} : shapes[layer];
   }
   [[nodiscard]] bool layers_differ() const { return !shapes.empty(); }
-  /// Query heads of the layers before.
+  /// Number of query heads of all earlier layers.
   [[nodiscard]] size_t first_q_head(uint32_t layer) const;
-  /// Of each field the largest that a layer has: no layer may have all of it.
+  /// The largest value of each field over the layers; no single layer need have all of them.
   [[nodiscard]] LayerShape largest() const;
   [[nodiscard]] uint32_t largest_group() const;
-  /// The largest of what `numbers` makes of a layer's shape: memory that any layer can work in.
+  /// The largest result of `numbers` over the layers' shapes: the size of memory that any layer can work in.
   template <class Numbers>
   [[nodiscard]] size_t most(const Numbers& numbers) const {
     size_t all = numbers(of(0));
@@ -82,14 +82,15 @@ struct ModelShape {
   [[nodiscard]] bool slides(uint32_t layer) const {
     return !windows.empty() && windows[layer].tokens != 0;
   }
-  /// Layers that slide.
+  /// Number of layers that slide.
   [[nodiscard]] uint32_t sliding_layers() const;
-  /// Layers up to the last that does not slide, 1 at least: those that have resident tokens, and sliding ones between them.
+  /// Number of layers up to the last that does not slide, 1 at least: those with resident tokens, and sliding ones
+  /// between them.
   [[nodiscard]] uint32_t resident_layers() const;
-  /// Shapes of the layers that a device has resident tokens of, `[resident_layers()]`, where layers differ; those that slide have no
-  /// KV heads. Empty: all are alike.
+  /// The shapes, `[resident_layers()]`, of the layers whose resident tokens a device has, where layers differ; layers
+  /// that slide have no KV heads in it. Empty: all are alike.
   [[nodiscard]] std::vector<LayerShape> device_shapes() const;
-  /// The largest number that kv_dtype has.
+  /// The largest finite number of kv_dtype.
   [[nodiscard]] float largest_element() const;
 };
 
@@ -98,9 +99,8 @@ struct ModelShape {
 inline constexpr float kDefaultAuditBound = 0.1F;
 inline constexpr float kAuditBoundPerTarget = 1.5F;
 
-/// How one sequence is split and searched: the numbers of keyhole_session_config in effect, and
-/// here, under the same names, what that struct only points to. Its own pointers are NULL;
-/// public_config() fills them.
+/// How one sequence is split and searched: the numbers of keyhole_session_config in effect and, under the same names,
+/// what that struct only points to. The struct's own pointers are NULL; public_config() fills them.
 struct SessionParams : keyhole_session_config {
   SessionParams() : SessionParams(keyhole_session_config{}) {}
   /// Takes the numbers of a checked config as they are; completes those that are AUTO.
@@ -110,48 +110,48 @@ struct SessionParams : keyhole_session_config {
   Budget budget;
   std::string budgets;                 ///< path; empty: none
   std::vector<uint32_t> dense_layers;  ///< ascending
-  /// Of the model, ascending: they have no index either.
+  /// The sliding layers of the model, ascending, which have no index either.
   std::vector<uint32_t> sliding_layers;
-  /// By their HeadNumbers; empty: all of `index` and `budget`.
+  /// The settings of each head by HeadNumbers; empty: all heads have `index` and `budget`.
   std::vector<HeadParams> heads;
 
   [[nodiscard]] HeadParams head(size_t i) const {
     return heads.empty() ? HeadParams{index, budget} : heads[i];
   }
-  /// audit_bound, or where that is 0 the one of the head's error target.
+  /// The bound of a head's audits: audit_bound or, where that is 0, the one that follows from the head's error
+  /// target.
   [[nodiscard]] float audit_bound_of(const Budget& head) const {
     if (audit_bound > 0.0F) return audit_bound;
     return head.error_target > 0.0F ? kAuditBoundPerTarget * head.error_target : kDefaultAuditBound;
   }
 
-  /// Whether a layer is attended exactly, by the caller's wish or as it slides.
+  /// Whether a layer is attended exactly, by the caller's wish or because it slides.
   [[nodiscard]] bool is_dense(uint32_t layer) const;
-  /// Offloaded rows come in multiples of it: those of a block of codes where flush_block is made of such, else 1 (then the
-  /// device has no codes, and rows are not int8).
+  /// Offloaded rows come in multiples of this number: the rows of a block of codes where flush_block is a multiple of
+  /// that, else 1 (then the device has no codes, and rows are not int8).
   [[nodiscard]] uint32_t row_block() const;
-  /// Of offloaded rows: the model's, or i8.
+  /// The dtype of offloaded rows: the model's, or i8.
   [[nodiscard]] DType offload_dtype(const ModelShape& model) const {
     return kv_host == KEYHOLE_KV_HOST_INT8 ? DType::i8 : model.kv_dtype;
   }
-  /// Host memory of `rows` offloaded rows of a layer, K and V of all KV heads with their scales.
+  /// Bytes of host memory of `rows` offloaded rows of a layer: K and V of all KV heads, with their scales.
   [[nodiscard]] uint64_t offload_bytes(const ModelShape& model, uint32_t layer,
                                        uint64_t rows) const;
-  /// Of sink and window where they lie in host memory, all layers that do not slide.
+  /// Bytes of sink and window, over all layers that do not slide, where they lie in host memory.
   [[nodiscard]] uint64_t host_resident_bytes(const ModelShape& model) const;
-  /// Tokens that each of the buffers holds through which tokens come and go.
+  /// Number of tokens in each of the staging buffers through which tokens come and go.
   [[nodiscard]] uint64_t staging_tokens() const;
   [[nodiscard]] gpu::ResidentShape resident_shape(const ModelShape& model) const;
 };
 
-/// Copies min(struct_size, sizeof(T)) bytes of a caller's size-first struct over `defaults`. A
-/// struct of a newer header is accepted if what it has grown by is zero. Throws
-/// Error(invalid_argument) for NULL or a size that no version had, Error(version) for a newer
-/// struct with fields this library does not know.
+/// Reads a caller's size-first struct: copies min(struct_size, sizeof(T)) bytes over `defaults`. A struct of a newer
+/// header is accepted if the fields that it has in addition are zero. Throws Error(invalid_argument) for NULL or a
+/// size that no version had, Error(version) for a newer struct with fields that this library does not know.
 template <class T>
 [[nodiscard]] T read_struct(const T* from, T defaults, const char* name);
 
-/// Fills a caller's size-first struct of `size` bytes, which may be another version's: no byte
-/// beyond, and zeros where this version has nothing. Null, or too small for struct_size: nothing.
+/// Fills a caller's size-first struct of `size` bytes, which may be another version's: writes no byte beyond, and
+/// zeros where this version has nothing. Null, or too small for struct_size: writes nothing.
 template <class T>
 void init_struct(T* to, size_t size, std::type_identity_t<T> value) noexcept;
 
@@ -159,28 +159,28 @@ void init_struct(T* to, size_t size, std::type_identity_t<T> value) noexcept;
 template <class T>
 void write_struct(T* to, T value, const char* name);
 
-/// Throws Error(invalid_argument) that names the field, the value and what is allowed.
+/// Returns the checked shape. Throws Error(invalid_argument) that names the field, the value and what is allowed.
 [[nodiscard]] ModelShape check_model(const keyhole_engine_config& config);
-/// What of the model a CUDA device does not take, as gpu::unsupported_shape() says it; empty: nothing.
+/// Why a CUDA device does not take the model, as gpu::unsupported_shape() says it; empty: it does.
 [[nodiscard]] std::string unsupported_on_device(const ModelShape& model);
-/// One for all layers, or `[layers]`.
+/// Returns the RoPE parameters: one for all layers, or `[layers]`.
 [[nodiscard]] std::vector<index::RopeParams> check_ropes(const keyhole_engine_config& config);
-/// layer_configs as the library has them: of this version, with what is AUTO chosen; empty: all layers are alike.
+/// Returns layer_configs in this version's form, with AUTO values chosen; empty: all layers are alike.
 [[nodiscard]] std::vector<keyhole_layer_config> read_layers(const keyhole_engine_config& config);
-/// What the engine's fields say of a layer.
+/// The layer config that the engine's own fields amount to.
 [[nodiscard]] keyhole_layer_config layer_of(const keyhole_engine_config& config);
-/// room: what the index "auto" may take of a device, see auto_index.h; null: there is no such device.
+/// Checks and completes a session's config. room: the device memory that the index "auto" may take, see auto_index.h;
+/// null: there is no such device.
 [[nodiscard]] SessionParams check_session(const keyhole_session_config& config,
                                           const ModelShape& model, const CodeRoom& room = nullptr);
 void check_mode(keyhole_mode mode);
 
 /// The config in effect as users read it back. Its pointers are valid until `params` changes.
 [[nodiscard]] keyhole_session_config public_config(const SessionParams& params);
-/// The struct as the init function fills it.
+/// The config as the public init function fills it.
 [[nodiscard]] keyhole_session_config initial_config();
 
-// ---- templates
-// -----------------------------------------------------------------------------------
+// Definitions of the templates above.
 
 void check_struct(const void* p, size_t struct_size, size_t known_size, const char* name);
 

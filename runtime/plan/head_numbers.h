@@ -1,5 +1,5 @@
-// Numbers of the KV heads of all layers: those of a layer one after the other, behind those of the layers before. What a
-// session has for every head lies in arrays by them.
+// Numbers of the KV heads of all layers, counted through: the heads of a layer follow those of the layers before.
+// Arrays of a session with an element for every head are in this order.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +11,10 @@ namespace keyhole::runtime {
 
 class HeadNumbers {
  public:
-  /// None at all.
+  /// Numbers of no heads.
   HeadNumbers() = default;
   HeadNumbers(uint32_t layers, uint32_t kv_heads) : layers_(layers), kv_heads_(kv_heads) {}
-  /// Of layers with different numbers of KV heads.
+  /// Numbers of the heads of layers with different numbers of KV heads.
   explicit HeadNumbers(const std::vector<uint32_t>& kv_heads)
       : layers_(static_cast<uint32_t>(kv_heads.size())) {
     first_.reserve(kv_heads.size() + 1);
@@ -26,14 +26,14 @@ class HeadNumbers {
   [[nodiscard]] size_t count() const {
     return first_.empty() ? size_t{layers_} * kv_heads_ : first_.back();
   }
-  /// KV heads of a layer.
+  /// The number of KV heads of a layer.
   [[nodiscard]] uint32_t of(uint32_t layer) const {
     return first_.empty() ? kv_heads_ : static_cast<uint32_t>(first_[layer + 1] - first_[layer]);
   }
   [[nodiscard]] size_t at(uint32_t layer, uint32_t kv_head) const {
     return (first_.empty() ? size_t{layer} * kv_heads_ : first_[layer]) + kv_head;
   }
-  /// What at() has made into `number`.
+  /// The layer of the head that at() gave `number`.
   [[nodiscard]] uint32_t layer_of(size_t number) const {
     if (first_.empty()) return static_cast<uint32_t>(number / kv_heads_);
     const auto next = std::upper_bound(first_.begin(), first_.end(), number);

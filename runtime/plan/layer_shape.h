@@ -1,4 +1,4 @@
-// What is the same in the checks of an engine and of its layers.
+// The checks that an engine and its layers have in common.
 #pragma once
 
 #include <string>
@@ -8,10 +8,11 @@
 
 namespace keyhole::runtime {
 
-/// Throws Error(invalid_argument) where scale, softcap or the window of a layer is outside what is allowed; `prefix` stands
-/// before the names of fields.
+/// Throws Error(invalid_argument) where scale, softcap or the window of a layer is outside what is allowed; `prefix`
+/// stands before the names of fields.
 void check_layer_shape(const keyhole_layer_config& layer, const std::string& prefix);
-/// The same of heads; value_dim is not looked at.
+/// Throws Error(invalid_argument) where numbers of heads or the head dimension are outside what is allowed, likewise;
+/// value_dim is not looked at.
 void check_heads(const LayerShape& shape, const std::string& prefix);
 
 }  // namespace keyhole::runtime

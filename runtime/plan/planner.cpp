@@ -25,7 +25,7 @@ uint64_t narrow(Wide bytes, const char* what) {
   return static_cast<uint64_t>(bytes);
 }
 
-/// What the heads of a session have in common and where they differ.
+/// The kinds of heads of a session, by what they have in common and where they differ.
 struct Kinds {
   /// A spec, and components of a key.
   using Spec = std::pair<std::string_view, uint32_t>;
@@ -102,7 +102,7 @@ Wide search_memory(const ModelShape& m, const SessionParams& s, const Kinds& kin
   const Wide of_head = Wide{threads} * (8 * most.head_dim + 400) +
                        Wide{most.kv_heads} * index::kMostCodeParts *
                            (most.head_dim + 3 + 2 * std::min(kinds.top_k, index::kMostExactRows));
-  // Of a worker's pass, the rows that it reads where codes cannot tell, and their places.
+  // Memory of a worker's pass for the rows that it reads where codes cannot tell, and for their places.
   const Wide doubted =
       Wide{threads} * 2 * (index::kMostDoubtedRows + kinds.top_k) * sizeof(uint32_t);
   const Wide codes = !kinds.codes ? 0 : of_head * group * sizeof(float) + doubted;
@@ -121,7 +121,7 @@ Wide sliding_memory(const ModelShape& m, uint64_t context) {
   return bytes;
 }
 
-/// Of the sliding layers on a device, of a session for `context` tokens.
+/// Memory of the sliding layers on a device, for a session with `context` tokens.
 uint64_t windows_memory(const ModelShape& m, uint64_t context) {
   const auto most = static_cast<uint32_t>(std::clamp<uint64_t>(context, 1, kMaxTokens));
   gpu::WindowsShape shape{m.q_heads, m.kv_heads, m.head_dim, m.kv_dtype, {}, {}};
@@ -134,7 +134,7 @@ uint64_t windows_memory(const ModelShape& m, uint64_t context) {
   return shape.layers.empty() ? 0 : gpu::windows_bytes(shape);
 }
 
-/// Of all heads as the session begins; the same for all of them unless they have their own.
+/// The plan of codes for the heads as the session begins, which are the same for all unless they have their own.
 CodePlan code_plan(const ModelShape& m, const SessionParams& s) {
   if (s.row_block() != kCodeBlock) return {};
   std::vector<const HeadParams*> heads;
@@ -180,7 +180,7 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   const uint64_t resident = uint64_t{s.sink} + s.window;
   const uint64_t rows = context > resident ? context - resident : 0;
 
-  // Of the layers that do not slide.
+  // Bytes of the layers that do not slide.
   Wide token = 0, offloaded = 0, samples = 0;
   const uint64_t sampled = std::min<uint64_t>(s.training_queries, context);
   for (uint32_t layer = 0; layer < m.layers; ++layer) {

@@ -1,4 +1,4 @@
-// Memory of a session before anything is allocated.
+// Plans the memory of a session before anything is allocated.
 #pragma once
 
 #include "runtime/plan/config.h"
@@ -19,15 +19,13 @@ struct MemoryPlan {
       false;  ///< the exact ones of these layers; pinned_bytes has their exchange then
 };
 
-/// The plan at `context` tokens (at most kMaxTokens), with a CUDA device or the host as the device;
-/// `device_limit` (0: none) decides codes of how many layers go there. Throws
-/// Error(invalid_argument) where a size passes 2^63.
+/// Plans for `context` tokens (at most kMaxTokens), with a CUDA device or with the host as the device. `device_limit`
+/// (0: none) decides how many layers have their codes there. Throws Error(invalid_argument) where a size passes 2^63.
 [[nodiscard]] MemoryPlan plan_memory(const ModelShape& model, const SessionParams& session,
                                      uint64_t context, uint32_t threads, bool host_device,
                                      uint64_t device_limit);
 
-/// Whether a plan stays within limits (0: none); on a host device both parts share the host's
-/// memory.
+/// Whether a plan stays within limits (0: none). On a host device both parts share the host's memory.
 [[nodiscard]] bool plan_fits(const MemoryPlan& plan, uint64_t device_limit, uint64_t host_limit,
                              uint64_t pinned_limit, bool host_device);
 
@@ -36,7 +34,7 @@ struct MemoryPlan {
                                        uint32_t threads, uint64_t device_limit, uint64_t host_limit,
                                        bool host_device);
 
-/// Host memory that searches in indexes of `rows` keys take beside the indexes, on all workers. Throws
+/// Bytes of host memory that searches in indexes of `rows` keys take beside the indexes, over all workers. Throws
 /// Error(invalid_argument) beyond 2^63 bytes.
 [[nodiscard]] uint64_t estimate_search_bytes(const ModelShape& model, const SessionParams& session,
                                              uint64_t rows, uint32_t threads);

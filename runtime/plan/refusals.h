@@ -1,4 +1,4 @@
-// What this folder throws, by status.
+// The exceptions of this folder, by status.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// Bytes that are read where one likes, from several threads at once: of a file, or in memory. Nothing is mapped: what was
-// read is checked in memory of our own, which no other process can change or cut.
+// Bytes that can be read at any place and by several threads at once, from a file or from memory. Nothing is mapped:
+// bytes are checked in our own memory, where no other process can change or cut them.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +15,13 @@ class ByteSource {
  public:
   virtual ~ByteSource() = default;
   [[nodiscard]] virtual uint64_t size() const = 0;
-  /// Bytes [offset, offset + n), which there are. Throws Error(io).
+  /// Copies bytes [offset, offset + n), which must exist, to `to`. Throws Error(io).
   virtual void read(uint64_t offset, std::byte* to, size_t n) const = 0;
 };
 
 class FileSource final : public ByteSource {
  public:
-  /// Throws Error(io).
+  /// Opens the file. Throws Error(io).
   explicit FileSource(const std::string& path) try : file_(path) {
   } catch (const CannotRead& e) {
     throw Error(Status::io, e.what());
@@ -41,7 +41,7 @@ class FileSource final : public ByteSource {
 
 class MemorySource final : public ByteSource {
  public:
-  /// The bytes outlive it.
+  /// Reads from `bytes`, which outlive it.
   explicit MemorySource(std::span<const std::byte> bytes) : bytes_(bytes) {}
   explicit MemorySource(const std::string& bytes) : bytes_(std::as_bytes(std::span(bytes))) {}
   [[nodiscard]] uint64_t size() const override { return bytes_.size(); }

@@ -39,7 +39,7 @@ class Row {
   uint64_t bytes_ = 0;
 };
 
-/// How a row of bytes is cut: what fills the chunk under way, whole chunks, the rest.
+/// How a row of bytes is cut into what fills the chunk under way, whole chunks, and the rest.
 struct Cut {
   Cut(uint64_t bytes, const ChunkSums& sums)
       : head(std::min<uint64_t>(bytes, sums.left() % ChunkSums::kChunk)),

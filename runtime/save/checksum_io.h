@@ -1,4 +1,4 @@
-// Saved sessions as bytes, with a checksum of all of them (chunk_sums.h) at the end. Arrays that are large, many together,
+// Saved sessions as bytes, with a checksum of all of them (chunk_sums.h) at the end. Large arrays, many at a time,
 // are written, read and summed by all threads of a pool.
 #pragma once
 
@@ -16,13 +16,13 @@
 
 namespace keyhole::runtime {
 
-/// Large arrays begin at a multiple of it in the file, behind zeros: if their lengths are multiples of 4, no element of
-/// up to 4 bytes lies in two chunks.
+/// Large arrays begin at a multiple of this in the file, behind zeros: if their lengths are multiples of 4, no
+/// element of up to 4 bytes lies in two chunks.
 inline constexpr size_t kArrayAlignment = 64;
 
 class ChecksumWriter {
  public:
-  /// Both outlive it; pool null: the calling thread does everything.
+  /// Both arguments outlive it. pool null: the calling thread does everything.
   explicit ChecksumWriter(std::ostream& out, cpu::Pool* pool = nullptr) : out_(&out), pool_(pool) {}
 
   void bytes(const std::byte* data, size_t n);
@@ -35,7 +35,7 @@ class ChecksumWriter {
     value(static_cast<uint64_t>(s.size()));
     bytes(reinterpret_cast<const std::byte*>(s.data()), s.size());
   }
-  /// Large arrays, one after the other. The reader knows their lengths.
+  /// Writes large arrays one after the other. The reader knows their lengths.
   void arrays(std::span<const std::span<const std::byte>> all);
   void finish();
 
@@ -46,11 +46,11 @@ class ChecksumWriter {
   ChunkSums sums_;
 };
 
-/// Every read is checked against what is left of the file, so that a damaged length can neither
-/// read past the end nor allocate more than the file's size.
+/// Reads what ChecksumWriter wrote. Every read is checked against what is left of the file, so that a damaged length
+/// can neither read past the end nor allocate more than the file's size.
 class ChecksumReader {
  public:
-  /// The source outlives it; pool null: the calling thread reads everything.
+  /// The source outlives it. pool null: the calling thread reads everything.
   explicit ChecksumReader(const ByteSource& source, cpu::Pool* pool = nullptr);
 
   void bytes(std::byte* data, size_t n, const char* what);
@@ -75,13 +75,13 @@ class ChecksumReader {
     bytes(reinterpret_cast<std::byte*>(v.data()), n * sizeof(T), what);
     return v;
   }
-  /// Throws Error(corrupt) where fewer than n bytes are left, for memory that is taken before it is read into.
+  /// Throws Error(corrupt) where fewer than n bytes are left. Called before memory is taken to read into.
   void need(uint64_t n, const char* what) const;
-  /// What ChecksumWriter::arrays() wrote. check(number, data, n): part of array `number` is here, still in a cache; on any
-  /// thread. It throws what arrays() then throws.
+  /// Called on any thread with a part of array `number` of ChecksumWriter::arrays(), while it is still in a cache:
+  /// check(number, data, n). What it throws, arrays() throws.
   using Check = std::function<void(size_t number, const std::byte* data, size_t n)>;
   void arrays(std::span<const std::span<std::byte>> all, const char* what, const Check& check = {});
-  /// The file must end here with the right sum.
+  /// Throws Error(corrupt) unless the file ends here with the right sum.
   void finish();
 
  private:

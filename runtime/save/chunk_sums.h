@@ -1,5 +1,5 @@
-// The checksum of a saved session: XXH3 of the XXH3s of its bytes, 256 KiB at a time. Chunks can be summed by many threads,
-// and damage is found as by one sum of all bytes.
+// The checksum of a saved session: the XXH3 of the XXH3s of its bytes, 256 KiB at a time. So many threads can sum
+// chunks, and damage is found as well as by one sum of all bytes.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ class ChunkSums {
  public:
   static constexpr size_t kChunk = size_t{256} << 10;
 
-  /// The next bytes.
+  /// Adds the next bytes.
   void update(const std::byte* data, size_t n) {
     while (n != 0) {
       const size_t part = std::min(n, left());
@@ -24,11 +24,11 @@ class ChunkSums {
       if (filled_ == kChunk) end_chunk();
     }
   }
-  /// Bytes until the chunk under way is whole.
+  /// Number of bytes until the chunk under way is whole.
   [[nodiscard]] size_t left() const { return kChunk - filled_; }
-  /// The next kChunk bytes, where no chunk is under way, by their sum.
+  /// Adds the next kChunk bytes by their sum, where no chunk is under way.
   void add_chunk(uint64_t sum) { sums_.update(&sum, sizeof sum); }
-  /// Of all bytes; once, at their end.
+  /// The sum of all bytes. Called once, at their end.
   [[nodiscard]] uint64_t finish() {
     if (filled_ != 0) end_chunk();
     return sums_.value();

@@ -22,7 +22,7 @@ keyhole_budget load_budget(ChecksumReader& in) {
   return b;
 }
 
-/// What a loaded config points to while it is checked.
+/// The texts and arrays to which a loaded config points while it is checked.
 struct Texts {
   std::string index, budgets;
   std::vector<uint32_t> dense_layers;
@@ -48,7 +48,7 @@ keyhole_session_config load_config(ChecksumReader& in, Texts& texts) {
   return c;
 }
 
-/// Throws as corrupt what `check` refuses as an invalid argument: no session has saved it.
+/// Runs `check`, and turns its invalid argument into Error(corrupt), because no session has saved it.
 template <class Check>
 auto corrupt_if_refused(Check&& check) {
   try {

@@ -1,5 +1,5 @@
-// What a step leaves behind of one KV head, so that it can be audited when there is time: the queries, what came
-// out, and which rows went in. The rows themselves stay in the offload store.
+// The record that a step leaves of one KV head, so that it can be audited when there is time: the queries, the
+// output, and which rows were attended. The rows themselves stay in the offload store.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +14,13 @@
 
 namespace keyhole::runtime {
 
-/// A set of rows, one bit each. Memory for all possible rows is reserved once, as address space, and taken as far as
-/// rows go: 16 KiB at 128k tokens.
+/// A set of rows, one bit each. Address space for all possible rows is reserved once; memory is taken as far as rows
+/// go: 16 KiB at 128k tokens.
 class RowSet {
  public:
   explicit RowSet(size_t capacity) : words_((capacity + 63) / 64 * sizeof(uint64_t), false) {}
 
-  /// Adds rows below the capacity; several threads may at once.
+  /// Adds rows below the capacity. Several threads may add at once.
   void add(std::span<const uint32_t> rows) {
     for (const uint32_t row : rows) {
       std::atomic_ref(word(row)).fetch_or(bit(row), std::memory_order_relaxed);
@@ -45,10 +45,10 @@ class RowSet {
   size_t touched_ = 0;
 };
 
-/// One KV head of one step. Lives in a slot of the Auditor and is used again and again.
+/// The record of one KV head of one step. Lives in a slot of the Auditor and is used again and again.
 struct HeadRecord {
-  /// Memory for groups of up to `heads` query heads, whose queries have up to `numbers` components together, and for as
-  /// many rows.
+  /// Memory for groups of up to `heads` query heads, whose queries have up to `numbers` components together, and for
+  /// `capacity` rows.
   HeadRecord(size_t heads, size_t numbers, size_t capacity)
       : queries(numbers),
         resident_o(numbers),
@@ -58,7 +58,7 @@ struct HeadRecord {
         unread_lse(heads),
         attended(capacity) {}
 
-  /// Of the step that it is used for next; takes no memory.
+  /// Sets the shape of the step that it is used for next; takes no memory.
   void set_shape(uint32_t heads, uint32_t dim) {
     group = heads;
     for (auto* v : {&queries, &resident_o, &o}) v->resize(size_t{heads} * dim);
@@ -67,7 +67,7 @@ struct HeadRecord {
 
   uint32_t group = 0;
 
-  // Filled in by who wants the audit, before the step starts.
+  // Filled in, before the step starts, by the caller that wants the audit.
   uint32_t layer = 0, kv_head = 0;
   uint64_t step = 0;      ///< of the layer
   uint32_t top_k = 0;     ///< recall is of so many keys
@@ -87,16 +87,16 @@ struct HeadRecord {
   std::vector<float> resident_lse;  ///< `[group]`
   std::vector<float> read_lse;  ///< `[group]` of all that was read, resident and pending included
   std::vector<float>
-      unread_lse;   ///< `[group]` of all else, as the tail estimates it; -inf: no estimate
+      unread_lse;   ///< `[group]` of all else, by the tail's estimate; -inf: no estimate
   RowSet attended;  ///< indexed rows
 
-  /// The state of `state`, of tokens that are not among the rows.
+  /// Sets the resident state to `state`, that of tokens which are not among the rows.
   void set_resident(StateView state) {
     std::copy_n(state.o, resident_o.size(), resident_o.data());
     std::copy_n(state.lse, group, resident_lse.data());
   }
 
-  /// Share of the mass that was not read, as it was estimated.
+  /// The estimated share of the mass that was not read.
   [[nodiscard]] float estimated_missing(uint32_t head) const {
     if (unread_lse[head] == kMinusInf) return 0.0F;
     return 1.0F / (1.0F + std::exp(read_lse[head] - unread_lse[head]));

@@ -1,5 +1,5 @@
-// Exact attention to tokens that a caller has chosen by their positions, in place of a search: resident ones and
-// offloaded ones, of every KV head its own.
+// Exact attention to tokens that a caller has chosen by their positions, in place of a search: resident and offloaded
+// ones, for every KV head its own.
 #pragma once
 
 #include <array>
@@ -15,37 +15,38 @@
 
 namespace keyhole::runtime {
 
-/// Where the tokens of one KV head lie: [0, sink) and the newest are resident, in order; those between are offloaded.
+/// Where the tokens of one KV head lie: [0, sink) and the newest ones are resident, in order; those between are
+/// offloaded.
 struct HeadTokens {
   KvView offloaded;
   gpu::ResidentRows resident;
 };
 
-/// What is asked for, see keyhole_attend_tokens.
+/// The caller's choice of tokens, see keyhole_attend_tokens.
 struct TokenChoice {
-  const uint32_t* ids = nullptr;     ///< of all KV heads, one after the other
+  const uint32_t* ids = nullptr;     ///< those of all KV heads, one head after the other
   const uint32_t* counts = nullptr;  ///< `[kv_heads]`
   bool with_resident = false;
 };
 
-/// Keeps its memory from call to call. One thread at a time.
+/// Attends chosen tokens. Keeps its memory from call to call. One thread at a time.
 class ChosenTokens {
  public:
   explicit ChosenTokens(const Engine& engine);
 
-  /// Of queries `[q_heads, head_dim]` fp32; `sink` tokens lie before the offloaded ones. Throws
-  /// Error(invalid_argument) for an id that the layer does not have, or that comes twice. The result does not depend on
-  /// the number of threads.
+  /// Attends by queries `[q_heads, head_dim]` fp32; `sink` tokens lie before the offloaded ones. Throws
+  /// Error(invalid_argument) for an id that the layer does not have, or that comes twice. The result does not depend
+  /// on the number of threads.
   StepCost attend(uint32_t layer, std::span<const HeadTokens> heads, uint32_t sink,
                   const TokenChoice& choice, const float* queries);
-  /// Of the last attend().
+  /// The results of the last attend().
   [[nodiscard]] const ResultArrays& results() const { return results_; }
 
   [[nodiscard]] size_t bytes() const;
 
  private:
   static constexpr uint32_t kPieces = std::tuple_size_v<decltype(gpu::ResidentRows::pieces)>;
-  /// Rows to be attended of one KV head.
+  /// The rows of one KV head that are to be attended.
   struct Rows {
     std::vector<uint32_t> offloaded;
     std::array<std::vector<uint32_t>, kPieces> resident;

@@ -5,7 +5,8 @@
 namespace keyhole::runtime {
 namespace {
 
-// Rows in common. Of fewer all that a step reads lies in the cache that threads share, and the hand-off counts.
+// The least number of rows in common. With fewer, all that a step reads lies in the cache that threads share, and the
+// hand-off costs more.
 constexpr size_t kLeastListedRows = 16384;
 // Units for each thread, so that none waits long for the last one.
 constexpr size_t kUnitsPerThread = 2;

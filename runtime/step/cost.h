@@ -1,4 +1,4 @@
-// What the host's part of a step has cost; costs of its pieces add up to the step's.
+// The cost of the host's part of a step. Costs of its pieces add up to the step's.
 #pragma once
 
 #include <chrono>
@@ -8,8 +8,8 @@ namespace keyhole::runtime {
 
 struct StepCost {
   uint64_t keys_scored = 0;     ///< once for each query head
-  uint64_t keys_offered = 0;    ///< likewise: keys that the searched indexes hold
-  uint64_t keys_attended = 0;   ///< likewise
+  uint64_t keys_offered = 0;    ///< keys that the searched indexes hold, once for each query head
+  uint64_t keys_attended = 0;   ///< once for each query head
   uint64_t keys_opened = 0;     ///< distinct keys that were read for a target, or in doubt
   uint64_t targets_missed = 0;  ///< KV heads that stopped with a target unmet, by the estimate
   uint64_t codes_doubted = 0;   ///< KV heads whose codes could not tell which rows weigh
@@ -17,8 +17,8 @@ struct StepCost {
   uint64_t bytes_read = 0;      ///< by searches and estimates; of attended rows K and V, or V alone
                                 ///< where scores were at hand
   uint64_t tail_bytes_read = 0;  ///< of bytes_read: means and row numbers of partitions
-  double search_seconds = 0.0;   ///< until it was known what to attend
-  double offload_seconds = 0.0;  ///< attending offloaded rows
+  double search_seconds = 0.0;   ///< time until it was known what to attend
+  double offload_seconds = 0.0;  ///< time of attending offloaded rows
   double resident_seconds = 0.0;
   double tail_seconds = 0.0;  ///< of search_seconds: estimates
 
@@ -40,7 +40,7 @@ struct StepCost {
   }
 };
 
-/// Seconds since it was made.
+/// Measures the seconds since it was made.
 class Stopwatch {
  public:
   [[nodiscard]] double seconds() const {

@@ -41,7 +41,7 @@ DecodeStep::DecodeStep(const Engine& engine, Tokens tokens)
 // ---- Memory --------------------------------------------------------------------------------------
 
 void DecodeStep::reserve(std::span<const Selection::Use> uses, uint32_t k) {
-  // All of it is made before any of it is used: a worker that stayed small beside others would run past its end.
+  // All memory is made before any of it is used: a worker that stayed small while others grew would run past its end.
   std::vector<Selection> selections(workers_.size());
   for (Selection& s : selections) s.reserve(uses, most_.group, k);
   std::vector<PartHits> hits(plan_.most_parts() > 1 ? most_.most_heads : 0);
@@ -154,7 +154,7 @@ void DecodeStep::start_tasks(ResultSink& sink) {
   sink_ = &sink;
   for (Worker& w : workers_) w.cost = {};
   plan_tasks();
-  // What is left of a step that was planned and did not start is not this one's.
+  // The rest of an earlier step that was planned and did not start must not count in this one.
   const std::span<const HeadWork> works = std::span(work_).first(kv_heads_);
   if (std::all_of(works.begin(), works.end(), [](const HeadWork& w) { return w.common.none(); })) {
     common_cost_ = {};

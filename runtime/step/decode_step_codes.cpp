@@ -41,7 +41,7 @@ void DecodeStep::run_codes(uint32_t kv_head, uint32_t part, Worker& worker) {
   if (part >= work.common.codes) {
     worker.cost += selection.scan_codes(query, work.search, part, choice, parts);
   }
-  // As in keep_hits().
+  // Only the task that ends last goes on, as in keep_hits().
   if (progress_[kv_head].parts.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   worker.cost.keys_offered += uint64_t{group_} * work.search.codes.count();
   worker.cost += selection.attend_codes(query, work.search, choice, parts,

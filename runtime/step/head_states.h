@@ -11,16 +11,16 @@
 
 namespace keyhole::runtime {
 
-/// What the output of a KV head is merged from.
+/// The states from which the output of a KV head is merged.
 struct HeadStates {
   std::array<StateView, 2 + kMaxParts + kMaxChunks> states;
   size_t count = 0;
-  StateView resident{};  ///< the first of the states; null: not the host's to merge
-  StateView tail{};      ///< the last of the states; null: none
+  StateView resident{};  ///< the first state; null: the host does not merge it
+  StateView tail{};      ///< the last state; null: none
 
   void add(StateView s) { states[count++] = s; }
   [[nodiscard]] std::span<const StateView> all() const { return {states.data(), count}; }
-  /// All but the tail.
+  /// All states except the tail.
   [[nodiscard]] std::span<const StateView> read() const {
     return all().first(tail.lse != nullptr ? count - 1 : count);
   }
@@ -29,10 +29,10 @@ struct HeadStates {
 /// Memory for the states of all tasks.
 class StateSlots {
  public:
-  /// For so many query heads, and for their components.
+  /// Memory for `heads` query heads with `numbers` components together.
   StateSlots(size_t heads, size_t numbers) : o_(kSlots * numbers), lse_(kSlots * heads) {}
 
-  /// Of the states from now on: together no more than there is memory for.
+  /// Sets the shape of the states from now on, which together need no more than there is memory for.
   void set_shape(uint32_t group, uint32_t dim) {
     group_ = group;
     dim_ = dim;

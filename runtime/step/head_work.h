@@ -1,4 +1,4 @@
-// What one KV head attends in a step beside its resident tokens.
+// The work of one KV head in a step, beside its resident tokens.
 #pragma once
 
 #include "index/index.h"
@@ -14,7 +14,8 @@ struct HeadWork {
   uint32_t position = index::kUnknownPosition;  ///< token position of the queries
   SearchParams search;           ///< its k is at most DecodeStep::capacity_k() in effect
   HeadRecord* record = nullptr;  ///< not null: to be filled in for an audit
-  /// The first of its parts and chunks (step/step_plan.h) whose states are there when the step starts, see CommonPass.
+  /// The number of first parts and chunks (step/step_plan.h) whose states are there before the step starts, see
+  /// CommonPass.
   struct Common {
     uint32_t codes = 0, chunks = 0;
     bool has_chosen = false;  ///< among its lists

@@ -1,5 +1,5 @@
-// Tokens that a step attends beside those that the sequence holds: the new ones of keyhole_extend, each by itself and by
-// those that may see it, exactly.
+// The new tokens of keyhole_extend, which a step attends exactly beside those that the sequence holds: each is seen
+// by itself and by those that may see it.
 #pragma once
 
 #include <cstdint>
@@ -9,30 +9,31 @@
 
 namespace keyhole::runtime {
 
-/// Query heads of a KV head that one step answers several tokens with, at most: keys are read once for all of them. A model
-/// whose group has more is answered token by token.
+/// The most query heads of a KV head that answer several tokens in one step: keys are read once for all of them. A
+/// model whose group is larger is answered token by token.
 inline constexpr uint32_t kJointHeads = 16;
 
 struct NewTokens {
   const cpu::Kernels* kernels = nullptr;
   const std::byte* k = nullptr;  ///< `[kv_heads, count, head_dim]` of dtype
   const std::byte* v = nullptr;
-  uint32_t count = 0;  ///< 0: there are none, the asking tokens are somebody else's
+  /// Number of new tokens; 0: none, because the caller has the keys and values of the asking tokens elsewhere.
+  uint32_t count = 0;
   uint32_t head_dim = 0;
   DType dtype = DType::f32;
   LogitParams logits;
-  /// Bit j of word i: token i attends to token j. Null: to all tokens up to itself.
+  /// Bit j of word i: token i attends to token j. Null: a token attends to all up to itself.
   const uint64_t* mask = nullptr;
-  /// Of these, a token attends to the newest so many; 0: to all. Then one asks at a time.
+  /// A token attends to the newest `window` of these; 0: to all. With a window one token asks at a time.
   uint32_t window = 0;
-  /// The tokens that the step answers: [first, first + asking).
+  /// The step answers tokens [first, first + asking).
   uint32_t first = 0;
   uint32_t asking = 1;
 
-  /// How many of the new tokens, with itself, token `first` sees before a window cuts them.
+  /// How many of the new tokens, including itself, token `first` sees before a window cuts them.
   [[nodiscard]] uint32_t seen_by_first() const;
 
-  /// The states of the asking tokens over what they see of the new ones. q `[asking, group, head_dim]`, where
+  /// Writes the states of the asking tokens over the new tokens that they see. q `[asking, group, head_dim]`, where
   /// asking is 1 or asking * group <= kJointHeads; out of the same shape.
   void attend(uint32_t kv_head, const float* q, uint32_t group, StateView out) const;
 

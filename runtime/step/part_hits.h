@@ -1,4 +1,4 @@
-// What the parts of one KV head's search have found, until the last of them merges it into the best k.
+// The hits of the parts of one KV head's search, kept until the last part merges them into the best k.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ class PartHits {
  public:
   void reserve(uint32_t parts, uint32_t group, uint32_t k);
 
-  /// Copies what part `part` has found, `[group, k]` of it; different parts may at once.
+  /// Copies the hits of part `part`, `[group, k]`. Different parts may be kept at once.
   void keep(uint32_t part, const index::Hits& found, uint32_t group, uint32_t k);
   [[nodiscard]] std::span<const index::Hits> first(uint32_t parts) const {
     return {hits_.data(), parts};
@@ -28,7 +28,7 @@ class PartHits {
   std::vector<index::Hits> hits_;  // views of them
 };
 
-/// Writes the best k of each head of all parts. Does not depend on the order of the parts.
+/// Writes the best k of each head over all parts. The result does not depend on the order of the parts.
 void merge_hits(std::span<const index::Hits> parts, uint32_t group, uint32_t k, index::Hits& out);
 
 }  // namespace keyhole::runtime

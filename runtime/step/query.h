@@ -1,5 +1,5 @@
-// What one KV head asks in one step: whose queries, over which rows, with which logits and kernels. Every stage of
-// the step (search, attention, tail) takes this one object.
+// The question of one KV head in one step: whose queries, over which rows, with which logits and kernels. Every stage
+// of the step (search, attention, tail) takes this one object.
 #pragma once
 
 #include <span>
@@ -19,20 +19,20 @@ struct GroupQuery {
   uint32_t position = index::kUnknownPosition;  ///< token position of the queries
 
   [[nodiscard]] uint32_t dim() const { return kv.keys.dim; }
-  /// Bytes of a key, and of a value.
+  /// Bytes of a key, which are those of a value.
   [[nodiscard]] size_t row_bytes() const { return dim() * dtype_size(kv.keys.dtype); }
 
-  /// The state of some rows (distinct).
+  /// Writes the state of some rows, which are distinct.
   void attend(std::span<const uint32_t> rows, StateView out) const {
     cpu::attend_ids(*kernels, kv, rows, queries, group, logits, out);
   }
-  /// The state of rows [begin, begin + n).
+  /// Writes the state of rows [begin, begin + n).
   void attend_range(size_t begin, size_t n, StateView out) const {
     cpu::attend_range(*kernels, {kv.keys.slice(begin, n), kv.values.slice(begin, n)}, queries,
                       group, logits, out);
   }
-  /// The state of some rows from their inner products, scores[h * stride + i] of rows[i]: reads values only. False
-  /// where scores have overflowed; attend() gives the state then.
+  /// Writes the state of some rows from their inner products, scores[h * stride + i] of rows[i], so that only values
+  /// are read. Returns false where scores have overflowed; attend() gives the state then.
   [[nodiscard]] bool attend_scored(std::span<const uint32_t> rows, const float* scores,
                                    size_t stride, StateView out) const {
     return cpu::attend_scored(*kernels, kv.values, rows, scores, stride, group, logits, out);
@@ -43,7 +43,7 @@ struct GroupQuery {
   }
 };
 
-/// Parts of the search of one KV head, at most.
+/// The most parts of the search of one KV head.
 inline constexpr uint32_t kMaxParts = 16;
 
 /// A share of one search: part `number` of `count`, see index::SearchArgs.

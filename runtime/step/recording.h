@@ -1,4 +1,4 @@
-// How a step fills in the record of a KV head that is to be audited.
+// Fills in the record of a KV head that is to be audited.
 #pragma once
 
 #include <span>
@@ -9,18 +9,20 @@
 
 namespace keyhole::runtime {
 
-/// Before the step: the queries, and which rows will be attended without a search.
+/// Records, before the step, the queries and the rows that will be attended without a search.
 void begin_record(HeadRecord& record, const GroupQuery& query, uint32_t exact_begin);
 
-/// What the estimate says is missing, `[group]` shares of the mass, where no tail is in the output. read_lse: of the
-/// rows read; other: of what the estimate counts beside them (null: nothing).
+/// Records the estimate of what is missing, `[group]` shares of the mass, where no tail is in the output. read_lse:
+/// that of the rows read; other: what the estimate counts beside them (null: nothing).
 void record_unread(HeadRecord& record, const float* read_lse, StateView other,
                    const float* missing);
 
-/// The record's resident state gets the learned sinks `[group]`, which are part of the truth; null: there are none.
+/// Adds the learned sinks `[group]`, which are part of the truth, to the record's resident state; null: there are
+/// none.
 void add_sinks(HeadRecord& record, const float* sinks);
 
-/// After the merge: the output and what it was merged from; without the resident state where the step has none.
+/// Records, after the merge, the output and the states that it was merged from, without the resident state where the
+/// step has none.
 void end_record(HeadRecord& record, const HeadStates& states, StateView out);
 
 }  // namespace keyhole::runtime

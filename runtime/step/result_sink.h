@@ -1,4 +1,4 @@
-// Where the results of a step go, one KV head after the other, as soon as all of a head is known.
+// The destination of a step's results, one KV head after the other, each as soon as it is complete.
 #pragma once
 
 #include <cstdint>
@@ -8,23 +8,23 @@
 
 namespace keyhole::runtime {
 
-/// Takes the merged state of every KV head. Called by the step's tasks, for different heads at once.
+/// Takes the merged state of every KV head. The step's tasks call it, for different heads at once.
 class ResultSink {
  public:
   virtual ~ResultSink() = default;
-  /// Where the head's state is to be written, o `[group, head_dim]`, lse `[group]`: once in a step.
+  /// Where to write the head's state, o `[group, head_dim]`, lse `[group]`. Called once in a step.
   [[nodiscard]] virtual StateView slot(uint32_t kv_head) = 0;
-  /// The slot has been written.
+  /// Says that the head's slot has been written.
   virtual void deliver(uint32_t kv_head) = 0;
 };
 
-/// Arrays o `[kv_heads, group, head_dim]`, lse `[kv_heads, group]`.
+/// A sink that keeps results in arrays: o `[kv_heads, group, head_dim]`, lse `[kv_heads, group]`.
 class ResultArrays final : public ResultSink {
  public:
-  /// Memory for so many states, and for their components.
+  /// Memory for `heads` states with `numbers` components together.
   ResultArrays(size_t heads, size_t numbers) : o_(numbers), lse_(heads) {}
 
-  /// Of the results from now on: together no more than there is memory for.
+  /// Sets the shape of the results from now on, which together need no more than there is memory for.
   void set_shape(uint32_t group, uint32_t dim) {
     group_ = group;
     dim_ = dim;
@@ -35,7 +35,7 @@ class ResultArrays final : public ResultSink {
   }
   void deliver(uint32_t /*kv_head*/) override {}
 
-  /// All heads.
+  /// The states of all heads.
   [[nodiscard]] StateView all() { return {o_.data(), lse_.data()}; }
   [[nodiscard]] const float* o() const { return o_.data(); }
   [[nodiscard]] const float* lse() const { return lse_.data(); }

@@ -1,4 +1,4 @@
-// The rows that the heads of a group have found, each once.
+// The union of the rows that the heads of a group have found.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace keyhole::runtime {
 
-/// A hash set and not a sort: it is linear, and first come first kept puts the best keys in front.
+/// A hash set in place of a sort: it is linear, and keeping what comes first puts the best keys in front.
 class RowUnion {
  public:
   /// Sizes it for unions of up to `rows` hits.
@@ -21,7 +21,7 @@ class RowUnion {
     generation_ = 0;
   }
 
-  /// Of hits `[group, k]`; valid until the next call.
+  /// The union of hits `[group, k]`. Valid until the next call.
   [[nodiscard]] std::span<const uint32_t> of(const index::Hits& hits, uint32_t group, uint32_t k) {
     if (++generation_ == 0) {
       std::fill(table_.begin(), table_.end(), 0);

@@ -1,4 +1,4 @@
-// How an index is searched in a step, and what of the result is attended.
+// How a step searches an index, and what of the result it attends.
 #pragma once
 
 #include <algorithm>
@@ -14,14 +14,15 @@ struct SearchParams {
   keyhole_attend_mode attend = KEYHOLE_ATTEND_TOPK;
   float min_weight = 0.0F;  ///< of KEYHOLE_ATTEND_WEIGHT
   TailWork tail{};          ///< its goal's max_rows: beyond what the search finds
-  /// Where there are some: all their rows are attended by them but the k heaviest of the KV head, which are read exactly.
+  /// The codes of the rows, if there are any: all rows are then attended by their codes, except the k heaviest of the
+  /// KV head, which are read exactly.
   index::CodedRows codes{};
 
-  /// With codes: rows that are read exactly.
+  /// Number of rows that are read exactly, where there are codes.
   [[nodiscard]] uint32_t exact_rows() const {
     return attend == KEYHOLE_ATTEND_NONE ? 0 : std::min(k, index::kMostExactRows);
   }
-  /// Every key that the search has scored may be attended, not only the best k.
+  /// Whether every key that the search has scored may be attended, not only the best k.
   [[nodiscard]] bool explores() const {
     return attend == KEYHOLE_ATTEND_SCORED || attend == KEYHOLE_ATTEND_WEIGHT;
   }

@@ -13,8 +13,9 @@
 namespace keyhole::runtime {
 namespace {
 
-/// Keeps the rows that weigh more than min_weight for a head of the group: logit > lse + ln(min_weight); where none does,
-/// the heaviest of the head. All of them where scores have overflowed, as then nothing can be said of the weights.
+/// Keeps the rows that weigh more than min_weight for a head of the group: logit > lse + ln(min_weight); where no row
+/// does, the heaviest of the head. Keeps all where scores have overflowed, because nothing can be said of the weights
+/// then.
 void keep_heavy(const GroupQuery& query, index::Scored& scored, float min_weight) {
   const size_t n = scored.rows.size();
   if (n == 0) return;
@@ -25,7 +26,8 @@ void keep_heavy(const GroupQuery& query, index::Scored& scored, float min_weight
     if (!std::isfinite(lse)) return;
     // Logits grow with scores, so that keys can be told apart by their scores alone.
     thresholds[h] = cpu::score_of(double{lse} + std::log(double{min_weight}), query.logits);
-    // The heaviest of n weighs 1/n at least, so that with a smaller bound it need not be looked for. Twice that for rounding.
+    // The heaviest of n weighs at least 1/n, so with a smaller bound it need not be searched for. The factor of two
+    // is for rounding.
     if (min_weight * static_cast<float>(n) < 0.5F) continue;
     const float* const scores = scored.scores + h * scored.stride;
     const float heaviest = *std::max_element(scores, scores + n);
@@ -71,7 +73,8 @@ StepCost scan_codes(index::CodeScan& scan, const GroupQuery& query, const Search
     const index::CodeLists& lists = *params.codes.lists;
     const uint32_t n = params.codes.parts();
     const size_t means = lists.lists() * (part + 1) / n - lists.lists() * part / n;
-    // What the part has read of the chosen lists is told as an equal share: to look it up would take a walk over them.
+    // The part's share of what was read of the chosen lists is an equal one, because looking it up would take a walk
+    // over them.
     const size_t rows = choice->chosen_rows() * (part + 1) / n - choice->chosen_rows() * part / n;
     cost.keys_scored = uint64_t{query.group} * rows;
     cost.bytes_read = 2 * means * lists.shape().dim * 2 +
@@ -265,7 +268,7 @@ void Selection::attend_with_tail(const GroupQuery& query, const SearchParams& pa
     found.scores = scored->scores;
     found.stride = scored->stride;
   }
-  // Of the keys that a search for the best k did not return, none is taken to be better than the k-th.
+  // Keys that a search for the best k did not return are taken to be no better than the k-th.
   float caps[kMaxGroup];
   if (params.attend == KEYHOLE_ATTEND_TOPK) {
     for (uint32_t h = 0; h < query.group; ++h) {

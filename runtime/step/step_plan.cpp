@@ -29,11 +29,11 @@ uint32_t StepPlan::search_parts(const HeadWork& work) const {
   if (work.search.attend == KEYHOLE_ATTEND_NONE) return 1;
   const bool top = work.search.attend == KEYHOLE_ATTEND_TOPK;
   uint32_t parts = kSearchesPerStep / kv_heads_;
-  // The best k are merged before they are attended: nothing of the parts is left in the result.
+  // The best k are merged before they are attended, so that the parts leave no trace in the result.
   if (top && index.same_in_parts()) parts = threads_ / kv_heads_;
   switch (index.sharing()) {
     case index::Sharing::none: parts = 1; break;
-    // All that was scored is attended once: parts that may have scored the same keys cannot say which.
+    // All that was scored is attended once: parts that may have scored the same keys cannot tell which.
     case index::Sharing::heads: parts = top ? std::min(parts, group_) : 1; break;
     // Weights are relative to all that was scored.
     case index::Sharing::rows:
@@ -59,7 +59,7 @@ HeadPlan StepPlan::plan(const HeadWork& work) const {
     p.merges_hits = p.parts > 1 && work.search.attend == KEYHOLE_ATTEND_TOPK;
   }
   const auto rows = static_cast<uint32_t>(work.kv.keys.count) - work.exact_begin;
-  // Of sequences of nearly the same length the chunks are the same rows.
+  // In sequences of nearly the same length the chunks have the same rows.
   p.chunk_rows = kMinChunk;
   while (uint64_t{p.chunk_rows} * kMaxChunks < rows) p.chunk_rows *= 2;
   p.chunks = (rows + p.chunk_rows - 1) / p.chunk_rows;
@@ -79,8 +79,8 @@ void StepPlan::make(std::span<const HeadWork> works, uint32_t group) {
       if (p < heads_[h].parts) tasks_.push_back({StepTask::Kind::search, h, p});
     }
   }
-  // A scan of lists waits for its head's choice: all that it may wait for has begun before it.
-  // Head after head, so that the first ones choose while others rank.
+  // A scan of lists waits for its head's choice, and all that it may wait for has begun before it. Heads come one
+  // after the other, so that the first ones choose while others rank.
   for (uint32_t h = 0; h < kv_heads_; ++h) {
     for (uint32_t p = 0; p < heads_[h].ranks; ++p) {
       tasks_.push_back({StepTask::Kind::ranks, h, p});

@@ -1,9 +1,9 @@
-// Which tasks a step consists of. It depends on the shape, the token counts and the number of threads; the
-// result does not depend on the number of threads.
+// The tasks of a step. They depend on the shape, the token counts and the number of threads; the result does not
+// depend on the number of threads.
 //
-// A model with few KV heads has too few searches for many threads: they are cut into parts. The last part of a
-// head to end merges what all have found, and attends to it; parts that score all their keys for good attend to
-// their own.
+// A model with few KV heads has too few searches for many threads, so searches are cut into parts. The last part of a
+// head to end merges what all have found and attends to it; parts that score all their keys for good attend to their
+// own.
 #pragma once
 
 #include <cstdint>
@@ -15,26 +15,27 @@
 
 namespace keyhole::runtime {
 
-/// Tasks of a KV head that attend rows exactly, at most.
+/// The most tasks of a KV head that attend rows exactly.
 inline constexpr uint32_t kMaxChunks = 64;
 
-/// A KV head's tasks.
+/// The tasks of one KV head.
 struct HeadPlan {
-  uint32_t parts = 0;  ///< of its search
+  uint32_t parts = 0;  ///< parts of its search
   bool merges_hits =
       false;            ///< the parts' hits are merged before they are attended: one state for all
-  uint32_t ranks = 0;   ///< of the choice among lists of codes, before any of their scans
-  uint32_t codes = 0;   ///< of the pass over the codes of all rows, or of the chosen lists
-  uint32_t chunks = 0;  ///< of the rows that are attended exactly
-  uint32_t chunk_rows = 0;                   ///< of all but the last
-  uint32_t first_code = 0, first_chunk = 0;  ///< that the step has a task for, see HeadWork::common
+  uint32_t ranks = 0;   ///< parts of the choice among lists of codes, before any of their scans
+  uint32_t codes = 0;   ///< parts of the pass over the codes of all rows, or of the chosen lists
+  uint32_t chunks = 0;  ///< tasks that attend rows exactly
+  uint32_t chunk_rows = 0;                   ///< rows of each chunk but the last
+  uint32_t first_code = 0, first_chunk = 0;  ///< the first ones with a task, see HeadWork::common
 
-  /// Parts of the pass over codes that are to end. The last has a task even if it is there: to end the pass.
+  /// Number of parts of the pass over codes that are still to end. The last part has a task even if its state is
+  /// there: to end the pass.
   [[nodiscard]] uint32_t code_tasks() const { return codes - first_code; }
   [[nodiscard]] uint32_t tasks() const {
     return parts + ranks + code_tasks() + chunks - first_chunk;
   }
-  /// States that the parts leave.
+  /// Number of states that the parts leave.
   [[nodiscard]] uint32_t part_states() const { return merges_hits || codes != 0 ? 1 : parts; }
 };
 
@@ -47,16 +48,16 @@ struct StepTask {
 
 class StepPlan {
  public:
-  /// For steps of fewest..most KV heads.
+  /// Plans for steps of fewest..most KV heads.
   StepPlan(uint32_t fewest, uint32_t most, uint32_t threads);
 
-  /// Plans a step of so many works, one for each KV head, of groups of `group` query heads; allocates nothing.
+  /// Plans a step with one work for each KV head and groups of `group` query heads; allocates nothing.
   void make(std::span<const HeadWork> works, uint32_t group);
 
   [[nodiscard]] const HeadPlan& head(uint32_t kv_head) const { return heads_[kv_head]; }
-  /// In the order in which they are to begin.
+  /// The tasks in the order in which they are to begin.
   [[nodiscard]] std::span<const StepTask> tasks() const { return tasks_; }
-  /// Parts that any search may have.
+  /// The most parts that a search may have.
   [[nodiscard]] uint32_t most_parts() const { return most_parts_; }
 
  private:

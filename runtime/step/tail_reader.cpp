@@ -153,7 +153,7 @@ StepCost TailReader::attend(const GroupQuery& query, const TailWork& work, const
   take_figures(s, out.tail);
   cost.tail_bytes_read = estimate_.bytes_read();
   cost.bytes_read += cost.tail_bytes_read;
-  // Of the time so far, that in which keys were opened is attention's.
+  // The part of the time in which keys were opened counts as attention's.
   cost.tail_seconds = watch.seconds() - cost.offload_seconds;
   cost.search_seconds = cost.tail_seconds;
   return cost;

@@ -1,4 +1,4 @@
-// Which offloaded tokens a search chooses, as numbers: for callers that attend to them by themselves.
+// The offloaded tokens that a search chooses, as numbers, for callers that attend to them by themselves.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,13 @@
 
 namespace keyhole::runtime {
 
-/// Keeps its memory from call to call. One thread at a time.
+/// Searches for tokens. Keeps its memory from call to call. One thread at a time.
 class TokenSearch {
  public:
   explicit TokenSearch(const Engine& engine);
 
-  /// The rows of one KV head: [0, index->count()) are sought in the index, where there is one, all others are scored.
+  /// The rows of one KV head: [0, index->count()) are searched in the index, where there is one; all others are
+  /// scored.
   struct Head {
     const index::Index* index = nullptr;
     KvView kv;
@@ -27,11 +28,12 @@ class TokenSearch {
   };
   /// Whether search() of k keys in indexes like these needs no reserve().
   [[nodiscard]] bool fits(std::span<const Head> heads, uint32_t k) const;
-  /// Takes the memory for them. Strong guarantee.
+  /// Takes the memory for searches of k keys in indexes like these. Strong guarantee.
   void reserve(std::span<const Selection::Use> uses, uint32_t k);
 
-  /// Writes the best rows of every query head, `[q_heads, top_k]`, best first, moved by `first_token`; their scores
-  /// too where these are not null; and how many there are, `[q_heads]`. `k` is the smaller of top_k and the rows.
+  /// The results: the best rows of every query head, `[q_heads, top_k]`, best first, moved by `first_token`; their
+  /// scores, where these are not null; and how many there are, `[q_heads]`. `k` is the smaller of top_k and the
+  /// number of rows.
   struct Found {
     uint32_t* ids = nullptr;
     float* scores = nullptr;

@@ -1,4 +1,4 @@
-// Which level runs: the best by default, the forced one where it is named, and clear refusals.
+// The choice of the level that runs: the best by default, the forced one where it is named, and clear refusals.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

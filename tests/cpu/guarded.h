@@ -42,7 +42,7 @@ class GuardedBytes {
   std::byte* data_ = nullptr;
 };
 
-/// The same for n objects of a plain type.
+/// Guarded memory for n objects of a plain type.
 template <class T>
 class GuardedArray {
  public:

@@ -8,7 +8,7 @@
 
 namespace keyhole::cpu::test {
 
-/// Tokens `[count, heads, dim]` of a dtype in guarded memory, with gaps between rows, and their values in double.
+/// Tokens `[count, heads, dim]` of a dtype in guarded memory, with gaps between rows, and the same values in double.
 class TestTokens {
  public:
   template <class Value>

@@ -1,5 +1,5 @@
-// The independent truth of the cpu tests: rows decoded by the formats' definition, attention in double, and
-// how far fp32 arithmetic may be from it.
+// The independent truth of the cpu tests: rows decoded by the formats' definition, attention in double, and bounds on
+// the error of fp32 arithmetic.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@
 
 namespace keyhole::cpu::test {
 
-/// What memory holds that a kernel must not write.
+/// The content of memory that a kernel must not write.
 inline constexpr float kCanary = 12345.5F;
 
 using Rng = std::mt19937_64;
@@ -27,7 +27,7 @@ using Rng = std::mt19937_64;
 using keyhole::test::kHeadDims;
 using keyhole::test::some_head_dim;
 inline constexpr DType kDTypes[] = {DType::f32, DType::f16, DType::bf16};
-/// Of rows to score and attend: int8 has scales besides.
+/// The dtypes of rows to score and attend; int8 has scales besides.
 inline constexpr DType kRowDTypes[] = {DType::f32, DType::f16, DType::bf16, DType::i8};
 inline constexpr double kEpsilon = 0x1p-24;  // relative error of one fp32 rounding
 
@@ -43,7 +43,7 @@ class EveryLevel : public testing::TestWithParam<Level> {
       Cpu, suite, testing::ValuesIn(available_levels().begin(), available_levels().end()), \
       [](const auto& level) { return level_name(level.param); })
 
-/// Value of the bits of a 16-bit format.
+/// The value of the bits of a 16-bit format.
 inline double decode_half(uint16_t h, DType dtype) {
   const int mantissa_bits = dtype == DType::f16 ? 10 : 7;
   const int bias = dtype == DType::f16 ? 15 : 127;
@@ -56,7 +56,7 @@ inline double decode_half(uint16_t h, DType dtype) {
   return sign * std::ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
 }
 
-/// Value of an element.
+/// The value of an element.
 inline double decode(const std::byte* p, DType dtype) {
   if (dtype == DType::f32) {
     float f;
@@ -104,8 +104,8 @@ class TestRows {
   [[nodiscard]] const double* row(size_t i) const { return exact.data() + i * view.dim; }
 
  private:
-  /// Puts the nearest of 255 multiples of a scale in place of each element: bf16 scales of the blocks' channels, as large
-  /// as the largest element asks.
+  /// Replaces each element by the nearest of 255 multiples of a scale: bf16 scales of the blocks' channels, as large
+  /// as the largest element needs.
   void quantise() {
     const uint32_t dim = view.dim;
     const size_t blocks = scales_.size() / dim;
@@ -162,13 +162,13 @@ inline std::vector<uint32_t> random_distinct_ids(Rng& rng, size_t rows, size_t n
   return ids;
 }
 
-/// Roundings between a product and the inner product that it enters: scalar code adds one by one, SIMD code
-/// has at least 8 lanes and adds those in a tree.
+/// The number of roundings between a product and the inner product that it enters: scalar code adds one by one, SIMD
+/// code has at least 8 lanes and adds those in a tree.
 inline double dot_roundings(Level level, uint32_t dim) {
   return level == Level::scalar ? dim + 1.0 : dim / 8.0 + 5.0;
 }
 
-/// A state in double, with bounds on what fp32 may differ from it.
+/// A state in double, with bounds on the difference that fp32 may have from it.
 struct TrueState {
   std::vector<double> o, o_bound;      ///< `[group, dim]`
   std::vector<double> lse, lse_bound;  ///< `[group]`
@@ -233,7 +233,7 @@ inline TrueState true_state(const TestRows& k, const TestRows& v, std::span<cons
   return s;
 }
 
-/// Output arrays of a state, poisoned and guarded.
+/// The output arrays of a state, poisoned and guarded.
 struct OutState {
   GuardedArray<float> o, lse;
   OutState(uint32_t group, uint32_t dim)

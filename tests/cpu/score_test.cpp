@@ -4,7 +4,7 @@
 namespace keyhole::cpu::test {
 namespace {
 
-/// Which rows a call scores: all in order, or a list with repeats.
+/// The rows that a call scores: all in order, or a list with repeats.
 struct Selection {
   std::vector<uint32_t> rows;
   bool contiguous;

@@ -45,7 +45,7 @@ keyhole_engine* engine() {
   return made;
 }
 
-/// The same numbers for every call: what a session answers is not looked at, only that it does. Keys repeat after 17
+/// The same numbers for every call: only whether a session answers is looked at, not what. Keys repeat after 17
 /// tokens, so that graphs have twins.
 keyhole_tensor numbers(int64_t tokens, int64_t heads, bool as_step) {
   static const std::vector<float> data = [] {

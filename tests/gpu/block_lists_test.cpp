@@ -121,7 +121,7 @@ class BlockListsTest : public testing::TestWithParam<Case> {
       const uint32_t words = piece.rows / 32;
       std::vector<uint32_t> chosen(counts.size() * words, ~0U);
       for (uint32_t& word : chosen) word = piece.some ? rng_() : word;
-      // Of a block with no row, too.
+      // Some tiles have a block of which no row is chosen.
       for (uint32_t i = 0; piece.some && i < chosen.size(); i += 6) chosen[i] = 0;
       p.chosen = piece.some ? upload(chosen) : nullptr;
       p.lists = {};
@@ -207,7 +207,7 @@ class BlockListsTest : public testing::TestWithParam<Case> {
           "lse");
     std::vector<std::byte> out(p.n * p.final.token_stride * dtype_size(p.final.dtype));
     check(cudaMemcpy(out.data(), p.final.data, out.size(), cudaMemcpyDeviceToHost), "out");
-    // Beside the weights' rounding that of the output.
+    // The bound includes the rounding of the output, beside that of the weights.
     const double bound = p.final.dtype == DType::bf16 ? 4e-3 : 1e-3;
     for (size_t i = 0; i < truth_.size(); ++i) {
       const Sum& t = truth_[i];

@@ -1,5 +1,5 @@
-// For tests of a Codes on the device: offloaded rows in host memory, pinned but where the host reads them, and the reference
-// about them.
+// For tests of a Codes on the device: offloaded rows in host memory (pinned, except where the host reads them), and
+// the reference for them.
 #pragma once
 
 #include <sys/mman.h>
@@ -36,7 +36,7 @@ class Pages {
   std::byte* data_;
 };
 
-/// K and V of a layer's offloaded rows, `[kv_heads, capacity, dim]`, and what the host makes of them.
+/// K and V of a layer's offloaded rows, `[kv_heads, capacity, dim]`, and the host's codes of them.
 class OffloadedLayer {
  public:
   OffloadedLayer(const CodesShape& shape, uint32_t capacity_rows)
@@ -55,7 +55,7 @@ class OffloadedLayer {
     given_.resize(2 * shape.kv_heads * size_t{capacity_rows} * shape.code.dim);
   }
 
-  /// Row `rows()` of all heads: k and v `[kv_heads, dim]`.
+  /// Adds row `rows()` of all heads: k and v `[kv_heads, dim]`.
   void append(const std::vector<float>& k, const std::vector<float>& v) {
     write(rows_, k, v);
     ++rows_;
@@ -78,7 +78,7 @@ class OffloadedLayer {
     for (auto& codes : codes_) codes.truncate(rows);
   }
 
-  /// Rows that cut() dropped, as write() has left them.
+  /// Brings back rows that cut() dropped, as write() has left them.
   void uncut(uint32_t rows) { rows_ = rows; }
 
   /// Learns balances from the rows that are there.
@@ -92,7 +92,7 @@ class OffloadedLayer {
       codes_.emplace_back(shape_.code, index::learn_balance(kernels(), head(h), queries));
     }
   }
-  /// Tells the device of balances and rows.
+  /// Tells the device the balances and rows.
   void tell(Codes& codes, uint32_t layer) const {
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
       const index::Balance& balance = codes_[h].balance();
@@ -100,18 +100,18 @@ class OffloadedLayer {
     }
     codes.set_rows(layer, keys(), values(), head_stride_, scales());
   }
-  /// The host's codes of all complete blocks.
+  /// Makes the host's codes of all complete blocks.
   void extend() {
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) codes_[h].extend(kernels(), head(h));
   }
 
   [[nodiscard]] const std::byte* keys() const { return keys_.data(); }
   [[nodiscard]] const std::byte* values() const { return values_.data(); }
-  /// Null where rows are not int8.
+  /// The scales of the rows; null where rows are not int8.
   [[nodiscard]] const uint16_t* scales() const {
     return is_int8() ? reinterpret_cast<const uint16_t*>(scales_.data()) : nullptr;
   }
-  /// Numbers in scales() of a block.
+  /// The number of elements that a block has in scales().
   [[nodiscard]] size_t block_scales() const {
     return size_t{2} * shape_.kv_heads * shape_.code.dim;
   }
@@ -135,8 +135,9 @@ class OffloadedLayer {
     return x;
   }
 
-  /// The state of all encoded rows as a step has it: the N heaviest of each KV head exactly, the others by their codes.
-  /// close: which query heads have a row N + 1 that weighs as much as row N, so that rounding may choose the other.
+  /// The state of all encoded rows as a step computes it: the N heaviest of each KV head exactly, the others by their
+  /// codes. close: which query heads have a row N + 1 that weighs as much as row N, so that rounding may choose the
+  /// other.
   [[nodiscard]] States attend(const std::vector<float>& q, std::vector<bool>& close) const {
     const uint32_t group = shape_.q_heads / shape_.kv_heads;
     const uint32_t dim = shape_.code.dim;
@@ -188,7 +189,7 @@ class OffloadedLayer {
 
  private:
   [[nodiscard]] bool is_int8() const { return shape_.dtype == DType::i8; }
-  /// The last row of a block makes the block int8, with scales of its own.
+  /// Writes a row as int8: the last row of a block makes the block int8, with scales of its own.
   void write_int8(uint32_t row, const std::vector<float>& k, const std::vector<float>& v) {
     const size_t dim = shape_.code.dim;
     const size_t capacity = head_stride_ / row_bytes_;
@@ -224,7 +225,7 @@ class OffloadedLayer {
     return {{v.begin(), v.end()}, {capped(dot * double{shape_.logits.scale})}};
   }
 
-  /// Rising.
+  /// The heaviest rows, rising.
   [[nodiscard]] std::vector<uint32_t> heaviest(uint32_t h, const float* q,
                                                std::vector<bool>& close) const {
     const uint32_t group = shape_.q_heads / shape_.kv_heads;
@@ -266,7 +267,8 @@ class OffloadedLayer {
     for (uint32_t i = 0; i < n; ++i) order[i] = i;
     std::sort(order.begin(), order.end(),
               [&](uint32_t a, uint32_t b) { return weights[a] > weights[b]; });
-    // A part of q's components has few bits on the device, where codes lie high in their bytes: scores of 2 bits are right to about 0.005 here.
+    // A part of q's components has few bits on the device, where codes lie high in their bytes: scores by 2-bit codes
+    // are right to about 0.005 here.
     const double is_close = shape_.code.key_bits == 2 ? 0.03 : 0.01;
     if (wanted < n && weights[order[wanted - 1]] - weights[order[wanted]] < is_close) {
       std::fill_n(close.begin() + h * group, group, true);

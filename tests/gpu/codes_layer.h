@@ -1,5 +1,5 @@
-// For tests of the kernels of codes: a layer's codes, rows and queries on the device, and what a step must make of them, in
-// double precision.
+// For tests of the kernels of codes: a layer's codes, rows and queries on the device, and the right result of a step
+// in double precision.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -82,18 +82,18 @@ struct Case {
   [[nodiscard]] CodeShape shape() const { return {dim, bits, bits}; }
 };
 
-/// Clusters, and launches ahead.
+/// Whether the device has clusters, and launches ahead.
 inline bool has_clusters() { return cuda_devices().front().compute_major >= 9; }
 
 inline constexpr uint32_t kKvHeads = 2;
 
-/// What the host knows of a KV head.
+/// The host's data of a KV head.
 struct Head {
   index::KvCodes codes;
   std::vector<float> k, v, q;  ///< as the device sees them, rounded
 };
 
-/// Values as they come back from `dtype`, and their bytes.
+/// Replaces values by what `dtype` makes of them, and returns their bytes.
 inline std::vector<std::byte> round_to(DType dtype, std::vector<float>& x) {
   const cpu::Kernels& kernels = cpu::select_kernels();
   std::vector<std::byte> bytes(x.size() * (dtype == DType::f32 ? 4 : 2));
@@ -106,7 +106,7 @@ inline std::vector<std::byte> round_to(DType dtype, std::vector<float>& x) {
   return bytes;
 }
 
-/// The same for int8, with the scales of a head's K or V in `scales`, as CodesStep has them of all heads.
+/// round_to() for int8, with the scales of a head's K or V in `scales`, where CodesStep has those of all heads.
 inline std::vector<std::byte> round_to_int8(std::vector<float>& x, uint32_t dim, uint16_t* scales) {
   std::vector<std::byte> bytes(x.size());
   const size_t rows = x.size() / dim;
@@ -151,7 +151,8 @@ class Layer {
       for (float& x : heads) {
         if (c.twin != 0) x = c.q_size * normal(own);
       }
-      // Of one query alone, a channel that it hardly has would outweigh all others of the next query: of 1,510 where 16 are usual.
+      // The balance is learned from many queries: from one alone, a channel that it hardly has would outweigh all
+      // others of the next query, by a factor of 1,510 where 16 is usual.
       std::vector<float> some = draw(size_t{64} * c.dim, 1.0F, 0.0F);
       for (const auto& [from, to] : {std::pair{&k, &keys}, std::pair{&v, &values}}) {
         const std::vector<std::byte> bytes =
@@ -258,7 +259,7 @@ class Layer {
     return rows;
   }
 
-  /// What the last run left, with `blocks` blocks of codes.
+  /// Checks the results of the last run, with `blocks` blocks of codes.
   void check(uint32_t blocks) {
     SCOPED_TRACE("blocks " + std::to_string(blocks) + ", exact rows " +
                  std::to_string(step_.exact_rows));
@@ -316,7 +317,8 @@ class Layer {
     return case_.softcap > 0.0F ? case_.softcap * std::tanh(x / case_.softcap) : x;
   }
 
-  /// Their weights by code are the largest there are, up to the rounding of q and what the noise takes off.
+  /// Checks that the weights by code of the chosen rows are the largest there are, up to the rounding of q and what
+  /// the noise takes off.
   void check_choice(const index::KvCodes& codes, const index::CodeQueries& queries,
                     const std::vector<uint32_t>& rows) const {
     ASSERT_EQ(std::adjacent_find(rows.begin(), rows.end()), rows.end()) << "a row twice";
@@ -339,7 +341,7 @@ class Layer {
     }
   }
 
-  /// The codes' state (o, lse), `rows` exactly, and the resident state: o in `out`; returns the lse.
+  /// Merges the codes' state (o, lse), `rows` exactly, and the resident state: o in `out`; returns the lse.
   double state(const Head& head, uint32_t h, const std::vector<uint32_t>& rows, const float* o,
                double lse, size_t number, std::vector<double>& out) const {
     const uint32_t dim = case_.dim;

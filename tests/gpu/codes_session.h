@@ -1,4 +1,4 @@
-// For tests of whole steps with codes: a session whose host is a thread of the test, and the truth about it.
+// For tests of whole steps with codes: a session whose host is a thread of the test, and its truth.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -31,7 +31,8 @@ struct CodesSetting {
   float spread = 1.5F;  ///< standard deviation of the logits, nats
   bool asks_doubt = false;
 
-  /// Codes cannot tell which rows weigh: the truth is exact attention, and the limits those of docs/what-codes-hold.md.
+  /// Whether codes cannot tell which rows weigh: then the truth is exact attention, and the limits are those of
+  /// docs/what-codes-hold.md.
   [[nodiscard]] bool is_sharp() const { return spread > 10.0F; }
 };
 
@@ -40,7 +41,7 @@ class CodesSession {
  public:
   static constexpr uint32_t kCapacity = 6;  // blocks
 
-  /// stream: that its steps are enqueued on; null: its own.
+  /// stream: the one on which its steps are enqueued; null: its own.
   CodesSession(const CodesSetting& set, uint32_t seed, cudaStream_t stream = nullptr)
       : set_(set), rng_(seed), stream_(stream == nullptr ? own_stream_.get() : stream) {
     shape_ = small_shape(set.dim, set.dtype, set.group);
@@ -60,7 +61,7 @@ class CodesSession {
     codes_shape_.asks_doubt = set.asks_doubt;
     if (set.sinks) {
       sinks_ = random_floats(rng_, size_t{shape_.layers} * shape_.q_heads, 8.0F);
-      // Beside larger ones outputs in fp16 are too small for its precision.
+      // Beside larger sinks, outputs in fp16 are too small for its precision.
       for (float& x : sinks_) x = std::min(x, 5.0F);
       sinks_[1] = -INFINITY;
       codes_shape_.sinks = sinks_.data();
@@ -88,7 +89,7 @@ class CodesSession {
   CodesSession(const CodesSession&) = delete;
   CodesSession& operator=(const CodesSession&) = delete;
 
-  /// A prompt: sink and window filled, `blocks` blocks offloaded.
+  /// Takes in a prompt: sink and window filled, `blocks` blocks offloaded.
   void prefill(uint32_t blocks, uint32_t window) {
     for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
       const auto tokens = random_tokens(rng_, shape_, shape_.sink + window);
@@ -112,7 +113,7 @@ class CodesSession {
     }
   }
 
-  /// The host takes `rounds` rounds of steps, in their order, and reads their rows where it is to.
+  /// Lets the host take `rounds` rounds of steps, in their order, and read their rows where it has to.
   void serve(uint32_t rounds) {
     if (set_.rows_by_host) {
       reader_ = std::thread([this] {
@@ -146,14 +147,14 @@ class CodesSession {
     });
   }
 
-  /// One round: `steps` steps of every layer, checked.
+  /// Makes and checks one round: `steps` steps of every layer.
   void round() {
     prepare_round();
     if (testing::Test::HasFatalFailure()) return;
     enqueue();
     expect_round();
   }
-  /// Or in parts: the tensors,
+  /// The first part of a round: prepares the tensors.
   void prepare_round() {
     std::vector<States>& want = want_;
     std::vector<std::vector<bool>>& close = close_;
@@ -194,7 +195,7 @@ class CodesSession {
     }
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
-  /// (once enqueue_step() was called for each,) and what the steps must have left.
+  /// The last part of a round, after enqueue_step() for each step: checks what the steps have left.
   void expect_round() {
     const std::vector<States>& want = want_;
     const std::vector<std::vector<bool>>& close = close_;
@@ -215,7 +216,7 @@ class CodesSession {
     EXPECT_EQ(steps().failure(text), Status::ok) << text;
     EXPECT_EQ(left_, 0U);
     const bool coarse = set_.dtype == DType::bf16 || set_.caller == DType::bf16;
-    // The largest of more components is larger: of 256, 1 of some thousand heads has had 6.4e-3.
+    // The largest error of more components is larger: with 256, 1 of some thousand heads has had 6.4e-3.
     const double fine = set_.dim > 128 ? 8e-3 : 5e-3;
     const double sharp = set_.bits == 4 ? 0.02 : 0.1;
     const double allowed =
@@ -250,7 +251,7 @@ class CodesSession {
     }
   }
 
-  /// What a session does before the window is full: its oldest 256 tokens become a block.
+  /// Does what a session does before the window is full: its oldest 256 tokens become a block.
   void flush() {
     for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
       const size_t row_bytes = row_ * dtype_size(shape_.dtype);

@@ -84,19 +84,19 @@ struct States {
   std::vector<double> o, lse;  ///< `[q_heads, dim]`, `[q_heads]`
 };
 
-/// One token: k and v `[kv_heads, dim]`, as the session's dtype holds them.
+/// One token: k and v `[kv_heads, dim]`, in the precision of the session's dtype.
 struct Token {
   std::vector<float> k, v;
 };
 
-/// What a layer holds, by the words of gpu/step.h.
+/// The content of a layer, in the words of gpu/step.h.
 class Truth {
  public:
   explicit Truth(const ResidentShape& shape) : shape_(shape) {}
 
   std::deque<Token> sink, window;
 
-  /// What a step does with its token; the ones that leave, oldest first.
+  /// Takes a step's token; returns the tokens that leave, oldest first.
   std::vector<Token> take(const Token& token) {
     std::vector<Token> left;
     if (sink.size() < shape_.sink) {
@@ -171,7 +171,8 @@ inline States merged(const States& a, const States& b) {
   return out;
 }
 
-/// Largest relative error over heads, |o - truth| / |truth| in the 2-norm; 0 o must be 0. NaN never passes.
+/// The largest relative error over heads, |o - truth| / |truth| in the 2-norm. Where the truth is 0 o must be 0. NaN
+/// never passes.
 inline double worst_error(const std::vector<float>& o, const States& truth) {
   const size_t heads = truth.lse.size();
   const size_t dim = truth.o.size() / heads;
@@ -204,7 +205,7 @@ inline double worst_lse(const std::vector<float>& lse, const States& truth) {
   return worst;
 }
 
-/// n random tokens, rounded to the shape's dtype; rows_of() lays them out as the interface wants them.
+/// Makes n random tokens, rounded to the shape's dtype; rows_of() lays them out as the interface wants them.
 inline std::vector<Token> random_tokens(std::mt19937& rng, const ResidentShape& shape, size_t n) {
   std::vector<Token> tokens(n);
   for (Token& t : tokens) {

@@ -46,7 +46,7 @@ class GroupChoiceTest : public PromptLayerTest {
     return p_.first + std::min((i + 1) * kMeanQueries, p_.n) - 1;
   }
 
-  /// As the device keeps it, in the dtype.
+  /// The means as the device keeps them, in the dtype.
   [[nodiscard]] std::vector<double> mean(const std::vector<float>& x, uint32_t of_heads,
                                          uint32_t head, uint32_t first, uint32_t end) const {
     const uint32_t dim = GetParam().dim;

@@ -20,7 +20,7 @@ class HeadPatternsTest : public PromptLayerTest {
  protected:
   static constexpr uint32_t kTokens = 1500, kQueries = 700;
 
-  /// Of the head's outputs alone.
+  /// The outputs of one head alone.
   std::vector<float> of_head(const std::vector<float>& out, uint32_t head) const {
     const uint32_t dim = GetParam().dim;
     std::vector<float> x;
@@ -49,7 +49,7 @@ TEST_P(HeadPatternsTest, AreDenseWhereTheyTakeEverything) {
     all.mass = 1.0F;
     all.blocks = kTokens / 64 + 1;
     all.columns = kTokens;
-    // Of a mass the lightest bin may be left out.
+    // With a mass, the lightest bin may be left out.
     EXPECT_LT(error(attend(*prompt, all, kQueries), dense), all.stride != 0 ? 1e-2 : 1e-3);
     all.mass = 0.0F;
     all.columns = all.slashes = all.blocks = 0;
@@ -129,7 +129,7 @@ TEST_P(HeadPatternsTest, EachHeadAttendsByItsOwn) {
           << "head " << h << " by pattern " << kind << ", shift " << shift;
     }
   }
-  // As many patterns as heads, all of them the same.
+  // There are as many patterns as heads, all of them the same.
   const std::vector<PromptPattern> same(heads(), kinds[2]);
   EXPECT_EQ(attend(*prompt, same, kQueries), alone[2]);
 }

@@ -17,7 +17,7 @@ std::vector<LogitParams> logits() {
   return all;
 }
 
-/// The same for layers that are alike.
+/// The shape of these layers alone, which all have the same heads.
 template <class Shape>
 Shape alone(Shape s, const LayerShape& heads, const std::vector<uint32_t>& layers) {
   s.shapes.clear();

@@ -86,7 +86,7 @@ class LineChoiceTest : public PromptLayerTest {
     l.values = upload(std::vector<uint16_t>(halves, 0xFFFF));
     return l;
   }
-  /// Of each head: rows of columns, and distances.
+  /// The lines found for each head: rows of columns, and distances.
   struct Found {
     std::vector<uint32_t> rows, distances;
   };

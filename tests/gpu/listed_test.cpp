@@ -21,7 +21,7 @@ using namespace test;  // NOLINT
 using Case = PromptCase;
 
 enum class Kind : uint8_t { device, pinned, pageable, int8, pinned_int8 };
-/// So many tokens, which lie there.
+/// How many tokens lie where.
 struct Place {
   Kind kind;
   uint32_t tokens;
@@ -187,7 +187,7 @@ class ListedTest : public testing::TestWithParam<Case> {
   Answer attend(ListedAttention& listed, const PromptPattern& pattern) {
     return attend(listed, std::span(&pattern, 1));
   }
-  /// The same tokens as a prompt that lies on the device, queries in the shape's dtype.
+  /// The answer for the same tokens as a prompt that lies on the device, with queries in the shape's dtype.
   Answer of_prompt(PromptAttention& prompt, std::span<const PromptPattern> patterns) {
     Answer a{std::vector<float>(q_.size(), NAN), std::vector<float>(n_ * shape_.q_heads, NAN)};
     PromptStretch s;
@@ -307,8 +307,8 @@ TEST_P(ListedTest, RowsOfAllPlacesComeInOrder) {
   }
 }
 
-// Which blocks a tile has attended shows in its answers where all values of a block are a unit vector of its own: lists hold the
-// mass of the sampled queries, whose weights are known in double precision.
+// All values of a block are a unit vector of its own here, so that answers show which blocks a tile has attended:
+// lists hold the mass of the sampled queries, whose weights are known in double precision.
 TEST_P(ListedTest, ListsAreThoseOfSampledQueries) {
   const uint32_t d = shape_.head_dim;
   const std::vector<Place> places = {{Kind::device, 40},

@@ -43,7 +43,7 @@ void check_same(const Mirror& mirror, uint32_t layer, const Lists& want) {
   mirror.read(layer, 0, mirror.state(layer).tokens(), k.data(), v.data());
   EXPECT_EQ(k, all);
   EXPECT_EQ(v, negated(all));
-  // The same where they lie: 3 elements of two bytes from byte 4 of each row on.
+  // The same rows where they lie: 3 elements of two bytes from byte 4 of each row on.
   const ResidentRows rows = mirror.rows(layer, 4, 3, DType::f16);
   size_t token = 0;
   for (uint32_t i = 0; i < rows.count; ++i) {

@@ -1,4 +1,5 @@
-// For tests of what prompts attend: queries, keys and values of a stretch in device memory, and its logits in double precision.
+// For tests of prompt attention: queries, keys and values of a stretch in device memory, and its logits in double
+// precision.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +24,7 @@ inline std::string name_of(const testing::TestParamInfo<PromptCase>& info) {
          std::to_string(c.group) + dtype_name(c.dtype) + (c.softcap > 0.0F ? "capped" : "");
 }
 
-/// A way to choose blocks, with numbers that fit small prompts.
+/// A pattern for a choice of blocks, with numbers that fit small prompts.
 inline PromptPattern pattern_of(PromptChoice choice) {
   PromptPattern p;
   p.dense = false;
@@ -41,7 +42,7 @@ class PromptLayerTest : public testing::TestWithParam<PromptCase> {
   void SetUp() override { KEYHOLE_NEEDS_GPU(); }
   [[nodiscard]] uint32_t heads() const { return GetParam().kv_heads * GetParam().group; }
 
-  /// Queries and keys of a prompt: some keys are near some queries, so that weights differ.
+  /// Fills in queries and keys of a prompt: some keys are near some queries, so that weights differ.
   void fill(uint32_t n, uint32_t rows, float large = 2.5F) {
     const PromptCase& c = GetParam();
     q_ = random_floats(rng_, size_t{n} * heads() * c.dim);
@@ -97,7 +98,7 @@ class PromptLayerTest : public testing::TestWithParam<PromptCase> {
     const double cap = double{c.softcap};
     return cap > 0 ? cap * std::tanh(x / cap) : x;
   }
-  /// Weights of the blocks for a query, each exp(logit), summed.
+  /// The weights of the blocks for a query: sums of exp(logit).
   [[nodiscard]] std::vector<double> weights_of(uint32_t token, uint32_t head) const {
     std::vector<double> w((p_.rows + kListRows - 1) / kListRows);
     for (uint32_t i = 0; i <= p_.first + token; ++i)
@@ -120,7 +121,7 @@ class PromptLayerTest : public testing::TestWithParam<PromptCase> {
     s.logits = p_.logits;
     return s;
   }
-  /// Outputs of all queries, `chunk` at a time.
+  /// The outputs of all queries, attended `chunk` at a time.
   std::vector<float> attend(PromptAttention& prompt, std::span<const PromptPattern> patterns,
                             uint32_t chunk) const {
     const DeviceBuffer out(q_.size() * sizeof(float));
@@ -133,7 +134,7 @@ class PromptLayerTest : public testing::TestWithParam<PromptCase> {
                             uint32_t chunk) const {
     return attend(prompt, std::span(&pattern, 1), chunk);
   }
-  /// In the 2-norm.
+  /// The relative error in the 2-norm.
   static double error(const std::vector<float>& x, const std::vector<float>& truth) {
     double difference = 0, norm = 0;
     for (size_t i = 0; i < x.size(); ++i) {

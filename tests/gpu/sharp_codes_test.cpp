@@ -98,7 +98,7 @@ TEST_P(CodesInDoubt, HeadsThatAreNotKeepTheirBits) {
                           layer.of_head(layer.lse(), kv) == layer.of_head(lse, kv);
         EXPECT_EQ(same, kv != 1 || of_step == 0) << "KV head " << kv;
       }
-      // None of them.
+      // Now no head is sharp.
       layer.ask({1.0, 0.8, 0.5});
       layer.ask_doubt(false);
       layer.run();
@@ -254,7 +254,7 @@ TEST(CodesInDoubtOnce, WhatFp16CannotHoldIsRead) {
       const size_t row = size_t{shape.kv_heads} * kDim;
       for (uint32_t i = 0; i < kRows; ++i) {
         auto k = random_floats(rng, row, 1e-3F), v = random_floats(rng, row, 1e-3F);
-        // Of the second KV head alone.
+        // Only rows of the second KV head are made long.
         for (size_t j = kDim; i == 700 && j < row; ++j) (of_keys ? k : v)[j] *= 1e6F;
         rows.append(k, v);
         if (i + 1 == kCodeBlock) rows.learn(random_floats(rng, row * 3));

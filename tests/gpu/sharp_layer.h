@@ -1,5 +1,5 @@
 // For tests of heads whose codes cannot tell which rows weigh: a layer of such heads (tests/index/sharp_heads.h) on
-// the device, encoded there, and exact attention about it.
+// the device, encoded there, and exact attention for it.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@ using index::test::SharpHead;
 using index::test::SharpShape;
 using index::test::SharpTruth;
 
-/// What holds where exact attention has 0.9 of its weight on 16 rows or fewer, and elsewhere
+/// The errors that are allowed where exact attention has 0.9 of its weight on 16 rows or fewer, and elsewhere
 /// (tests/index/sharp_heads_test.cpp).
 inline double allowed_error(uint32_t bits) { return bits == 4 ? 0.02 : 0.1; }
 inline double allowed_elsewhere(uint32_t bits) { return bits == 4 ? 0.3 : 0.9; }
@@ -30,7 +30,7 @@ struct SharpSetting {
   uint32_t tokens = 1;  ///< the group's heads are theirs
 };
 
-/// KV heads of one layer.
+/// The KV heads of one layer.
 class SharpLayer {
  public:
   SharpLayer(std::vector<SharpHead> heads, const SharpSetting& set)
@@ -114,7 +114,7 @@ class SharpLayer {
   [[nodiscard]] uint32_t dim() const { return step_.shape.dim; }
   [[nodiscard]] size_t q_size() const { return heads_.size() * set_.group * heads_[0].dim(); }
 
-  /// Queries of all heads, of these standard deviations of the logits: `[kv_heads]`.
+  /// Sets queries of all heads with these standard deviations of the logits: `[kv_heads]`.
   void ask(const std::vector<double>& deviations) {
     std::vector<std::vector<float>> of_heads;
     for (size_t kv = 0; kv < heads_.size(); ++kv) {
@@ -131,7 +131,7 @@ class SharpLayer {
   }
   void write_queries() const { q_->write(queries_); }
 
-  /// The step may write its output in the place of its queries.
+  /// Makes the step write its output in place of its queries.
   void answer_in_place() { step_.out.data = q_->get(); }
   void ask_doubt(bool asks) { step_.doubt = asks ? doubt_ : CodesDoubt{}; }
   void run() {
@@ -149,7 +149,7 @@ class SharpLayer {
     return step_.out.data == q_->get() ? q_->read() : out_->read();
   }
   [[nodiscard]] std::vector<float> lse() const { return lse_->read(); }
-  /// The rows of `all` (out(), lse()) that are of a KV head.
+  /// The rows of `all` (out(), lse()) that belong to a KV head.
   [[nodiscard]] std::vector<float> of_head(const std::vector<float>& all, uint32_t kv) const {
     const size_t width = all.size() / (heads_.size() * set_.group);
     std::vector<float> own;
@@ -164,7 +164,7 @@ class SharpLayer {
     EXPECT_EQ(cudaMemcpy(&b, doubt_.board, sizeof b, cudaMemcpyDeviceToHost), cudaSuccess);
     return b;
   }
-  /// What a step leaves to the next one.
+  /// Checks what a step leaves for the next one.
   void expect_clean() const {
     const DoubtBoard b = board();
     EXPECT_EQ(b.heads, 0U);
@@ -184,7 +184,8 @@ class SharpLayer {
       }
     }
   }
-  /// Against exact attention; returns how many of the heads are sharp. worst: raised to the largest error of these.
+  /// Compares with exact attention; returns how many of the heads are sharp. worst: raised to the largest error of
+  /// these.
   size_t check(double* worst = nullptr) const {
     const std::vector<float> o = out(), seen_lse = lse();
     size_t sharp = 0;
@@ -213,7 +214,7 @@ class SharpLayer {
     kept_.push_back(memory);
     return memory->get();
   }
-  /// Of number h of a KV head's group, among all rows of q and out.
+  /// The place of number h of a KV head's group among all rows of q and out.
   [[nodiscard]] size_t place(uint32_t kv, uint32_t h) const {
     const uint32_t heads = set_.group / set_.tokens;
     return (h / heads * heads_.size() + kv) * heads + h % heads;

@@ -17,7 +17,7 @@ class OwnedStream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// In device memory, `gap` elements between the rows of a tensor.
+/// The tensors of a layer in device memory, with `gap` elements between the rows of a tensor.
 struct LayerTensors {
   LayerTensors(const ResidentShape& s, DType dtype, uint32_t gap)
       : q(s.q_heads, s.head_dim, dtype, gap),

@@ -37,7 +37,7 @@ TEST(WindowRing, AttendsTheNewestTokensInTheirSlots) {
   }
 }
 
-// Beside the newest `window` of all tokens that a draft sees, one by one.
+// Compares with the newest `window` of all tokens that a draft sees, counted one by one.
 TEST(SeenDrafts, ReachBackToWhatTheWindowHasRoomFor) {
   std::mt19937_64 random(5);
   for (int i = 0; i < 2000; ++i) {

@@ -217,7 +217,7 @@ TEST(Accelerator, AGraphOfExactNeighboursFindsAsMuch) {
   expect_same(head, *head.build(spec, &made_up, &pool), *theirs);
 }
 
-// Of equal keys it gets one, and what it finds among those is found in the index.
+// The accelerator gets one of each set of equal keys, and what it finds among these is found in the index.
 TEST(Accelerator, SeesEqualKeysOnce) {
   KEYHOLE_SKIP_WITH_TSAN();
   AcceleratedHead head(unless_sanitized(2400, 1200));

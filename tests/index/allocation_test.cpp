@@ -33,7 +33,7 @@ TEST_P(SearchAllocation, NoneInASearch) {
   index->build(input, {});
   const auto queries = attention_queries(8, 64, keys, random);
   Arrays arrays(8, 3000);
-  // From the first search on: the scratch is made for this index.
+  // Searches allocate nothing from the first one on, because the scratch is made for this index.
   const auto scratch = index->make_scratch(8, 3000);
   const auto count = [&](uint32_t group, uint32_t k) {
     Hits hits = arrays.hits();

@@ -1,4 +1,4 @@
-// Random classifiers, and what they say by the definition in double precision.
+// Random classifiers, and their results by the definition in double precision.
 #pragma once
 
 #include "index/partitions/query_classifier.h"
@@ -41,7 +41,7 @@ inline ClassifierWeights random_weights(uint32_t dim, uint32_t hidden, size_t co
   return w;
 }
 
-/// sum over heads of softmax_c(logit + log_sizes) / n(c), of the partitions with keys.
+/// The densities by definition: sum over heads of softmax_c(logit + log_sizes) / n(c), for the partitions with keys.
 inline std::vector<double> densities(const ClassifierWeights& w, const std::vector<float>& queries,
                                      const std::vector<float>& log_sizes) {
   const size_t count = w.partitions.count();

@@ -1,4 +1,5 @@
-// Heads whose channels look different and that no model tells apart: their sizes, and what is done to the channels.
+// Heads whose channels look different although no model can tell them apart: their sizes, and how channels are
+// changed.
 #pragma once
 
 #include <initializer_list>
@@ -11,11 +12,12 @@ namespace keyhole::index::test {
 inline constexpr uint32_t kHeadDim = 64, kHeadGroup = 2;
 inline constexpr size_t kHeadRows = 3300, kHeadTraining = 512, kHeadGroups = 12;
 
-/// 6 channels of keys are multiplied by `factor`, and their queries divided by it; 3 have `offset` added.
+/// A disguise: 6 channels of keys are multiplied by `factor`, and those of their queries divided by it; 3 have
+/// `offset` added.
 struct Disguise {
   float factor, offset;
 
-  /// channels: all of them, shuffled.
+  /// Changes keys and queries. channels: all of them, shuffled.
   void put_on(const std::vector<uint32_t>& channels, std::vector<float>& keys,
               std::initializer_list<std::vector<float>*> queries) const {
     for (size_t c = 0; c < 6; ++c) {

@@ -24,7 +24,7 @@ namespace keyhole::index::test {
 using keyhole::test::cases;
 using keyhole::test::unless_sanitized;
 
-/// Of most models.
+/// RoPE as most models have it.
 inline const RopeParams kRope = {10000.0F, 0, {}};
 
 inline Context context(cpu::Pool* pool = nullptr) { return {&cpu::select_kernels(), pool}; }
@@ -43,7 +43,7 @@ class Keys {
         values.data(), bytes_.data() + first * row_bytes(), values.size());
     count_ = first + n;
   }
-  /// Makes rows [count, end of memory) unusable, as memory that was given back.
+  /// Makes rows [count, end of memory) unusable, as memory is that was given back.
   void poison(size_t count) {
     std::fill(bytes_.begin() + static_cast<std::ptrdiff_t>(count * row_bytes()), bytes_.end(),
               std::byte{0xFF});  // NaN in every dtype
@@ -87,8 +87,8 @@ inline std::vector<float> attention_queries(size_t n, uint32_t dim, const Keys& 
   return attention_queries(n, dim, keys.count(), row, random);
 }
 
-/// The largest error of a score by codes, beside the constant of its query, for keys that were not saturated: half a
-/// scale per channel from the key; half a step of the query, which meets a code of at most 127.
+/// The largest error of a score by codes, apart from the constant of its query, for keys that were not saturated:
+/// half a scale per channel from the key, and half a step of the query, which meets a code of at most 127.
 inline double code_error_bound(const KeyCodes& codes, const float* query, uint32_t dim) {
   double largest = 0.0;
   double key_part = 0.0;
@@ -148,7 +148,7 @@ inline std::unique_ptr<Index> built(const std::string& spec, const Keys& keys,
   return index;
 }
 
-/// (score, row) of every row, best first, smaller row first among equals.
+/// The pairs (score, row) of all rows, best first; of equal scores the smaller row first.
 inline std::vector<std::pair<double, uint32_t>> truth(const Keys& keys, const float* query) {
   std::vector<std::pair<double, uint32_t>> all;
   for (uint32_t i = 0; i < keys.count(); ++i) all.emplace_back(keys.score(i, query), i);
@@ -158,7 +158,7 @@ inline std::vector<std::pair<double, uint32_t>> truth(const Keys& keys, const fl
   return all;
 }
 
-/// What every answer must be, however approximate: distinct rows below the count, with their true inner
+/// Checks what holds for every answer, however approximate: distinct rows below the count, with their true inner
 /// products, in the contract's order.
 inline void expect_sound(const Found& found, const Keys& keys, const float* query) {
   std::vector<uint32_t> sorted = found.ids;
@@ -176,8 +176,8 @@ inline void expect_sound(const Found& found, const Keys& keys, const float* quer
   }
 }
 
-/// That nothing better was left out: as many rows as there can be, and no row outside beats one inside
-/// by more than rounding.
+/// Checks that nothing better was left out: there are as many rows as there can be, and no row outside beats one
+/// inside by more than rounding.
 inline void expect_exact(const Found& found, const Keys& keys, const float* query, uint32_t k) {
   expect_sound(found, keys, query);
   const auto all = truth(keys, query);
@@ -189,7 +189,7 @@ inline void expect_exact(const Found& found, const Keys& keys, const float* quer
   }
 }
 
-/// Share of the true k best rows that were found.
+/// The share of the true k best rows that were found.
 inline double recall(const Found& found, const Keys& keys, const float* query, uint32_t k) {
   const auto all = truth(keys, query);
   const size_t expected = std::min<size_t>(k, all.size());
@@ -201,7 +201,7 @@ inline double recall(const Found& found, const Keys& keys, const float* query, u
   return static_cast<double>(hits) / static_cast<double>(expected);
 }
 
-/// Mean recall@k over `groups` group searches of 2 heads with attention_queries().
+/// The mean recall@k over `groups` group searches of 2 heads with attention_queries().
 inline double mean_recall(const Index& index, const Keys& keys, uint32_t k, int groups,
                           std::mt19937& random) {
   double sum = 0.0;
@@ -216,8 +216,7 @@ inline double mean_recall(const Index& index, const Keys& keys, uint32_t k, int 
   return sum / (2.0 * groups);
 }
 
-/// The diagnostic of that name; fails the test where there is none.
-/// What a file of the index holds.
+/// The bytes of a saved index.
 inline std::string saved_bytes(const Index& index) {
   std::ostringstream out;
   index.save(out);

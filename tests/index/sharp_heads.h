@@ -1,5 +1,5 @@
-// Heads whose logits spread from half a nat to hundreds, as keys with a large bias make them (Qwen2.5's k_proj: keys of
-// norm 172 to 921), and exact attention to them in double: for the sweep of the tests and the one of the benchmarks.
+// Heads whose logits spread from half a nat to hundreds, as keys with a large bias make them (Qwen2.5's k_proj: keys
+// of norm 172 to 921), and exact attention to them in double: for the sweep of the tests and that of the benchmarks.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 
 namespace keyhole::index::test {
 
-/// What all keys have in common, beside what is random: nothing, the same vector, the same in two channels, or a vector
-/// whose channels are turned by the position, as RoPE turns a bias of a projection.
+/// The part that all keys have in common beside the random one: nothing, the same vector, the same in two channels,
+/// or a vector whose channels are turned by the position, as RoPE turns a bias of a projection.
 enum class Bias : uint8_t { none, all, few, turned };
 inline const char* bias_name(Bias bias) {
   constexpr const char* kNames[] = {"none", "all", "few", "turned"};
@@ -31,7 +31,7 @@ struct SharpShape {
   bool uneven = false;  ///< norms of the random parts differ by factors of up to 30
 };
 
-/// K and V in f16, as sessions hold them, and the same in fp32 for the truth.
+/// K and V in f16, as sessions hold them, and the same numbers in fp32 for the truth.
 class SharpHead {
  public:
   SharpHead(const SharpShape& shape, uint64_t seed) : shape_(shape), random_(seed) {
@@ -69,8 +69,8 @@ class SharpHead {
 
   [[nodiscard]] uint32_t dim() const { return shape_.dim; }
   [[nodiscard]] KvView kv() const { return {view(key_bytes_), view(value_bytes_)}; }
-  /// `[n, dim]`: random directions, each as long as gives the logits at scale 1 / sqrt(dim) this standard deviation over the
-  /// keys.
+  /// Queries `[n, dim]` of random directions, each as long as gives the logits, at scale 1 / sqrt(dim), this standard
+  /// deviation over the keys.
   [[nodiscard]] std::vector<float> queries(uint32_t n, double deviation) {
     const uint32_t d = shape_.dim;
     std::vector<float> q(size_t{n} * d);
@@ -145,7 +145,7 @@ struct SharpTruth {
     std::nth_element(x.begin(), x.begin() + 15, x.end(), std::greater<>());
     for (size_t i = 0; i < 16; ++i) heaviest16 += x[i];
   }
-  /// 0.9 of the weight on 16 rows or fewer.
+  /// Whether 0.9 of the weight lies on 16 rows or fewer.
   [[nodiscard]] bool is_sharp() const { return heaviest16 >= 0.9; }
   [[nodiscard]] double error(const float* seen) const {
     double difference = 0.0, norm = 0.0;
@@ -157,7 +157,7 @@ struct SharpTruth {
   }
 };
 
-/// What a step makes of a group: exact rows and codes merged.
+/// The answer of a step to a group: exact rows and codes merged.
 struct SharpAnswer {
   std::vector<float> o, lse;
   size_t exact_rows = 0;

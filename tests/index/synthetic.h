@@ -19,7 +19,7 @@ inline std::vector<float> gaussian(size_t n, uint32_t dim, std::mt19937& random)
   return values;
 }
 
-/// Small integers: inner products are exact in fp32, and many are equal.
+/// Small integers, of which inner products are exact in fp32 and many are equal.
 inline std::vector<float> integers(size_t n, uint32_t dim, std::mt19937& random) {
   std::uniform_int_distribution<int> value(-2, 2);
   std::vector<float> values(n * dim);
@@ -52,8 +52,8 @@ inline std::vector<float> attention_keys(size_t n, uint32_t dim, std::mt19937& r
   return values;
 }
 
-/// Queries from another distribution than the keys, each drawn a little towards one of `count` rows, which
-/// row(i, out) writes.
+/// Queries from another distribution than the keys, each drawn a little towards one of `count` rows, which row(i,
+/// out) writes.
 template <class Row>
 std::vector<float> attention_queries(size_t n, uint32_t dim, size_t count, const Row& row,
                                      std::mt19937& random) {

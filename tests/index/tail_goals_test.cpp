@@ -108,8 +108,8 @@ TEST_F(TailGoals, AreMetOrEverythingAllowedIsRead) {
   EXPECT_GT(full, 1);
 }
 
-// With a goal of mass, what was read holds it in truth, near enough: exact weights of 19 of 20 keys' worth
-// are not estimates any more.
+// With a goal of mass, the rows read hold it in truth, or nearly: with 19 of 20 keys' worth read exactly, weights are
+// hardly estimates any more.
 TEST_F(TailGoals, MassIsReadInTruth) {
   int tries = 0;
   double worst = 1.0;

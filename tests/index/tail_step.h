@@ -1,4 +1,4 @@
-// One step over a TailTree in double precision: what the tests of estimates and of goals compare with.
+// One step over a TailTree in double precision, with which the tests of estimates and of goals compare.
 #pragma once
 
 #include <algorithm>
@@ -61,7 +61,7 @@ struct Step {
   [[nodiscard]] double score(uint32_t h, size_t row) const {
     return kv.keys.score(row, queries.data() + size_t{h} * tree.dim());
   }
-  /// State of some rows.
+  /// The state of some rows.
   [[nodiscard]] Exact attend(uint32_t h, const std::vector<uint32_t>& rows) const {
     Exact s;
     s.o.assign(tree.dim(), 0.0);
@@ -115,7 +115,7 @@ struct Step {
   }
 };
 
-/// The rows that were not read; and the most rows of a partition for each that is left of it.
+/// The rows that were not read, and for each of them the most rows that its partition had.
 struct Unread {
   explicit Unread(const Step& step) {
     std::vector<char> is_read(step.tree.count(), 0);
@@ -139,7 +139,7 @@ struct Unread {
   double worst_ratio = 1.0;
 };
 
-/// A tail's state as it was written; fails where it is not finite, or a state that cannot be.
+/// A tail's state as it was written. Fails where it is not finite, or impossible.
 struct Tail {
   Tail(TailEstimate& estimate, const Step& step)
       : dim(step.tree.dim()), o(size_t{step.group} * dim, NAN), lse(step.group, NAN) {
@@ -148,13 +148,14 @@ struct Tail {
     const Unread unread(step);
     for (uint32_t h = 0; h < step.group; ++h) {
       EXPECT_TRUE(std::isfinite(lse[h]) || lse[h] == kMinusInf) << lse[h];
-      // No more than all rows at the cap, or at the best of them: a mean is a lower bound that no cap is above.
+      // The weight is no more than that of all rows at the cap, or at the best of them: a mean is a lower bound that
+      // no cap is above.
       const double cap = step.caps.empty() ? step.seen[h] : std::min(step.caps[h], step.seen[h]);
       double most = std::isfinite(step.seen[h]) ? cap : -INFINITY;
       for (const uint32_t row : unread.rows) {
         most = std::max(most, logit_of(step.score(h, row), step.logits));
       }
-      // The mean of what is left of a partition takes the error of the codes as often as rows have gone.
+      // The mean of the remaining rows of a partition takes the error of the codes as often as rows have gone.
       const float* query = step.queries.data() + size_t{h} * dim;
       const double off =
           unread.rows.empty() ? 0.0 : code_error_bound(step.tree.codes(), query, dim);
@@ -177,8 +178,8 @@ struct Tail {
   std::vector<float> o, lse;
 };
 
-/// Queries that int8 codes represent exactly, so that only formulas are compared: multiples of a step in the
-/// geometry of the codes.
+/// Queries that int8 codes represent exactly, so that only formulas are compared: multiples of a step in the geometry
+/// of the codes.
 inline std::vector<float> exact_queries(const TailTree& tree, uint32_t group,
                                         std::mt19937& random) {
   const CodeScales s = scales_of(tree);
@@ -195,7 +196,7 @@ inline std::vector<float> exact_queries(const TailTree& tree, uint32_t group,
   return q;
 }
 
-/// Rows read: none, a few, many, whole partitions, all of some and part of others, or all.
+/// A random set of read rows: none, a few, many, whole partitions, all of some and part of others, or all.
 inline std::vector<uint32_t> random_read_set(const TailTree& tree, std::mt19937& random) {
   std::vector<uint32_t> rows;
   const size_t way = random() % 6;
@@ -212,7 +213,7 @@ inline std::vector<uint32_t> random_read_set(const TailTree& tree, std::mt19937&
   return rows;
 }
 
-/// The scale of logits with which those of head 0 have about this spread.
+/// The scale of logits that gives those of head 0 about this spread.
 inline float scale_for(const Step& step, double spread) {
   double sum = 0.0;
   double squares = 0.0;
@@ -226,7 +227,7 @@ inline float scale_for(const Step& step, double spread) {
   return static_cast<float>(spread / std::sqrt(std::max(variance, 1e-3 * squares + 1e-6)));
 }
 
-/// Something elsewhere that is above every key, so that no cap touches the estimate.
+/// Adds a resident state above every key, so that no cap touches the estimate.
 inline void add_resident(Step& step, double above) {
   step.resident.resize(step.group);
   for (uint32_t h = 0; h < step.group; ++h) {

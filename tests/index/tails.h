@@ -1,4 +1,4 @@
-// Keys, values and trees of the tests of tails, and what the public parts of a tree say in double.
+// Keys, values and trees of the tests of tails, and the public parts of a tree in double.
 #pragma once
 
 #include <sstream>
@@ -14,7 +14,7 @@ class KvRows {
   KvRows(size_t capacity, uint32_t dim, DType dtype)
       : keys(capacity, dim, dtype), values(capacity, dim, dtype) {}
 
-  /// Adds rows after those that there are.
+  /// Adds rows after those that are there.
   void add(const std::vector<float>& k, const std::vector<float>& v) {
     values.put(count(), v);
     keys.put(count(), k);
@@ -39,20 +39,20 @@ inline std::vector<double> decoded(const RowsView& rows, size_t i) {
   return {row, row + rows.dim};
 }
 
-/// Rows `[count, dim]` of a dtype, one after the other.
+/// A view of rows `[count, dim]` of a dtype, one after the other.
 inline RowsView packed_rows(const std::vector<std::byte>& bytes, uint32_t dim, DType dtype) {
   const size_t stride = dim * dtype_size(dtype);
   return {bytes.data(), stride, bytes.size() / stride, dim, dtype};
 }
 
-/// Largest relative error of rounding to a dtype.
+/// The largest relative error of rounding to a dtype.
 inline double rounding_of(DType dtype) {
   return dtype == DType::f32 ? 0x1p-24 : (dtype == DType::f16 ? 0x1p-11 : 0x1p-8);
 }
-/// And the absolute one of its smallest numbers.
+/// The absolute error of rounding its smallest numbers.
 inline double smallest_step(DType dtype) { return dtype == DType::f16 ? 0x1p-25 : 0x1p-130; }
 
-/// Centre and scales of the codes, as they are saved.
+/// The centre and scales of the codes, as they are saved.
 struct CodeScales {
   std::vector<float> center, scales;
 };

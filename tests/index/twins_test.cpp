@@ -1,4 +1,4 @@
-// Which rows have keys that an earlier row has, beside a comparison of all with all.
+// Compares the twins that are found with a comparison of all keys with all.
 #include "index/scan/twins.h"
 
 #include <map>
@@ -65,7 +65,8 @@ TEST(Twins, AreTheRowsWhoseKeysAnEarlierRowHas) {
     std::mt19937 random(seed);
     const DType dtype = key_dtypes()[seed % 3];
     const size_t n = 1 + random() % 400;
-    // From one key for all rows to more keys than rows; numbers that every dtype holds, and zeros of both signs.
+    // Numbers of different keys range from one for all rows to more than rows; numbers are such as every dtype holds,
+    // with zeros of both signs.
     const size_t choice = 1 + random() % (seed % 2 == 0 ? 5 : 2 * n);
     const std::vector<float> different = integers(choice, kRowDim, random);
     std::vector<float> values;

@@ -1,11 +1,11 @@
-// Sessions that are told the same must answer the same.
+// Several sessions that get the same calls must give the same answers.
 #pragma once
 
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::test {
 
-/// Several sessions that are told the same.
+/// Several sessions that get the same calls.
 class Chorus {
  public:
   Chorus(const keyhole_engine_config& ec, uint64_t seed)
@@ -49,7 +49,7 @@ class Chorus {
     model_.truncate(n);
   }
 
-  /// One token through every layer; all sessions must answer with the bits of the first.
+  /// Makes one token pass every layer; all sessions must answer with the bits of the first.
   void step() {
     const auto k = numbers_.many(shape_.kv(1));
     const auto v = numbers_.many(shape_.kv(1));
@@ -77,10 +77,10 @@ class Chorus {
       expect_near(first, o, true_lse);
     }
   }
-  /// Whether steps compare the answers with exact attention, too.
+  /// Sets whether steps compare the answers with exact attention, too.
   void expect_exact_answers(bool on) { exact_ = on; }
 
-  /// In exact mode every session must hold the right K and V.
+  /// Checks that every session in exact mode holds the right K and V.
   void expect_right_tokens() {
     for (const auto& s : sessions_) {
       ASSERT_OK(keyhole_session_set_mode(s.get(), KEYHOLE_MODE_EXACT, 0));

@@ -1,5 +1,6 @@
-// Sessions of five layers, of which the first ones may have no codes on the test's device. The host attends pending rows
-// exactly, and indexes none unless a test builds: so every layer answers as the model in double precision does.
+// Sessions of five layers, of which the first ones may have no codes on the test's device. The host attends pending
+// rows exactly, and indexes none unless a test builds, so that every layer answers as the model in double precision
+// does.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,7 +14,7 @@
 namespace keyhole::test {
 
 inline constexpr uint32_t kLayers = 5;
-/// Rows of a layer that are pinned at a time, where an array's rows fill no huge page.
+/// Number of rows of a layer that are pinned at a time, where an array's rows fill no huge page.
 inline constexpr size_t kPinnedTogether = 1024;
 
 class CodeLayers : public StreamCodes {
@@ -41,7 +42,7 @@ class CodeLayers : public StreamCodes {
     s.coded_layers = layers;
     return s;
   }
-  /// Of K and V of a layer with so many offloaded rows.
+  /// Bytes of K and V of a layer with this many offloaded rows.
   static size_t pinned_bytes(size_t rows) { return rows * 2 * 2 * 64 * 2; }
   [[nodiscard]] keyhole_memory_plan plan(const keyhole_session_config& c) const {
     keyhole_engine_config e = engine_config_;
@@ -56,7 +57,7 @@ class CodeLayers : public StreamCodes {
       return line.find(part) != std::string::npos;
     });
   }
-  /// The last `n` layers are the device's, all rows of them encoded.
+  /// Checks that the last `n` layers are the device's, with all their rows encoded.
   void expect_layers(const StreamEngine& device, keyhole_session* s, uint32_t n) {
     EXPECT_EQ(statistics(s).code_layers, n);
     for (uint32_t l = 0; l < kLayers; ++l) {

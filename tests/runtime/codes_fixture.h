@@ -1,5 +1,5 @@
-// Sessions with codes on the test's device, beside a model in double precision: what the device's codes cover it attends
-// exactly, so a token that is attended twice, or never, shows in every answer.
+// Sessions with codes on the test's device, beside a model in double precision. The device attends exactly the rows
+// that its codes cover, so that a token that is attended twice, or never, shows in every answer.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ class StreamCodes : public StreamTest {
     c.offload_placement = KEYHOLE_PLACE_DEVICE;
     return c;
   }
-  /// Every block of the device is what the reference makes of the rows as the caller gave them.
+  /// Checks that every block of the device equals the reference's for the rows that the caller gave.
   void expect_same_codes(const FakeCodes& codes, const Model& model, keyhole_session* s) {
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
       const keyhole_layer_tokens t = layer_tokens(s, l);
@@ -64,7 +64,7 @@ class StreamCodes : public StreamTest {
       expect_truth(model, l, t.q, out, lse);
     }
   }
-  /// Goes on with a copy of the session, or with what a file has of it.
+  /// Goes on with a copy of the session, or with one that was saved and loaded.
   static void fork(SessionPtr& s) {
     keyhole_session* copy = nullptr;
     ASSERT_OK(keyhole_fork(s.get(), &copy));

@@ -1,4 +1,5 @@
-// Blocked attention on a device made of a thread: the definition, in double precision, in the order of the stream.
+// Blocked attention on a device made of a thread, computed by the definition in double precision, in the order of the
+// stream.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
-// Codes on the device of tests/runtime/stream_device.h: encoded by the reference, in the order of the stream, from rows
-// that were pinned. Attention over them reads the rows themselves, so that a step is exact and every row that is attended
-// twice or never shows. With rows_by_host some of them are asked for, as the device does, and what the host has handed over is
-// attended in their place.
+// Codes on the device of tests/runtime/stream_device.h, encoded by the reference, in the order of the stream, from
+// rows that were pinned. Attention reads the rows themselves, so that a step is exact and every row that is attended
+// twice or never shows. With rows_by_host some rows are asked for, as the device does, and what the host has handed
+// over is attended in their place.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@
 
 namespace keyhole::test {
 
-/// A pause that lasts until there is another.
+/// A pause that lasts until another is set.
 inline constexpr uint32_t kNever = UINT32_MAX;
 
 /// Remembers what is pinned. Faults can be planted, and it takes its time.
@@ -39,7 +39,7 @@ class FakePinned final : public runtime::PinnedMemory {
   std::function<void()> on_call = [] {};  ///< before memory is pinned, on any thread: may throw
 
   [[nodiscard]] bool is_pinned(const std::byte* data, size_t bytes) const;
-  /// Whether the device would read what the host does: pages were not exchanged under it.
+  /// Whether the device would read what the host reads, that is, whether no pages were exchanged under it.
   [[nodiscard]] bool sees_what_the_host_sees() const;
 
  private:
@@ -58,13 +58,13 @@ class FakePinned final : public runtime::PinnedMemory {
 
 class FakeCodes final : public gpu::Codes {
  public:
-  /// push: enqueues on the stream. wait: until the stream is empty.
+  /// push: enqueues on the stream. wait: waits until the stream is empty.
   FakeCodes(const gpu::CodesShape& shape, const cpu::Kernels& kernels,
             std::function<void(std::function<void()>)> push, std::function<void()> wait,
             const FakePinned* pinned);
   ~FakeCodes() override { wait_(); }
 
-  /// Rows of a KV head that a step asks for.
+  /// How many rows of a KV head a step asks for.
   static constexpr uint32_t kAsked = 16;
   std::atomic<uint32_t> requests{0};       ///< of heads, so far
   std::atomic<uint32_t> rows_served{0};    ///< of all requests
@@ -84,7 +84,7 @@ class FakeCodes final : public gpu::Codes {
                 const uint16_t* scales) override;
   void copy_layer(uint32_t layer, gpu::Codes& from) override;
   void complete() override;
-  /// Blocks of a KV head that copy_layer() has brought, of all layers.
+  /// Number of blocks of a KV head that copy_layer() has copied, over all layers.
   [[nodiscard]] uint32_t copied() const { return copied_; }
   void encode(uint32_t layer, uint32_t first, uint32_t count, gpu::Stream) override;
   void truncate(uint32_t layer, uint32_t blocks, gpu::Stream) override;
@@ -92,22 +92,22 @@ class FakeCodes final : public gpu::Codes {
   void read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const override;
   size_t bytes() const override { return gpu::codes_bytes(shape_); }
   gpu::CodesDoubts doubts() const override { return seen_doubts; }
-  /// That the blocks of a head have been encoded with.
+  /// The balance with which the blocks of a head have been encoded.
   [[nodiscard]] const index::Balance& balance(uint32_t layer, uint32_t kv_head) const;
 
-  /// Attends nothing from now on: for tests that look at the codes alone.
+  /// From now on it attends nothing, for tests that look at the codes alone.
   void rest() { rests_ = true; }
 
   std::function<void()> on_call = [] {};  ///< before a copy or a launch: may throw
   std::atomic<bool> unpinned{false};      ///< rows were encoded that were not pinned
 
-  /// Exact attention over the rows that have codes, now. From the stream's thread. asks: the host for rows, where it reads
-  /// them.
+  /// Attends, now and exactly, the rows that have codes. From the stream's thread. asks: it asks the host for rows,
+  /// where the host reads them.
   void run(uint32_t layer, uint32_t kv_head, const float* q, uint32_t group, StateView out,
            bool asks = true);
 
  private:
-  /// Of one KV head.
+  /// The request of one KV head.
   struct Request {
     uint32_t layer = 0;
     std::vector<size_t> rows;
@@ -115,7 +115,7 @@ class FakeCodes final : public gpu::Codes {
     uint32_t served = 0;           // the host's
     std::atomic<uint32_t> asked{0}, answered{0};
   };
-  /// A step of the layer asks for rows of its first n, and waits for them. False: they will not come.
+  /// Lets a step of the layer ask for rows among its first n, and waits for them. False: they will not come.
   bool ask(uint32_t layer, uint32_t kv_head, size_t n, std::map<size_t, size_t>& asked);
   struct Layer {
     uint32_t wanted = 0;  // after all that was enqueued

@@ -1,4 +1,5 @@
-// Attention of listed blocks on a device made of a thread: that of prompts on the host, in the order of the stream.
+// Attention of listed blocks on a device made of a thread: the host's attention of prompts, in the order of the
+// stream.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// A stream that needs no GPU: a thread takes one launch after the other. Launches can be captured and launched again.
+// A stream that needs no GPU: a thread runs one launch after the other. Launches can be captured and launched again.
 #pragma once
 
 #include <condition_variable>
@@ -15,7 +15,7 @@
 
 namespace keyhole::test {
 
-/// Launches in their order, on a thread.
+/// Runs launches in their order, on a thread.
 class FakeStream {
  public:
   FakeStream() : thread_([this] { work(); }) {}
@@ -32,18 +32,18 @@ class FakeStream {
     queue_.push_back(std::move(launch));
     changed_.notify_all();
   }
-  /// What is pushed from here to end_capture() is recorded, in place of the graph before, and does not run.
+  /// Records what is pushed until end_capture(), in place of the graph before; it does not run.
   void begin_capture() {
     capture_ = ++captures_;
     graph_.clear();
   }
   void end_capture() { capture_ = 0; }
-  /// 0: none.
+  /// The number of the capture under way; 0: none.
   uint64_t capture_id() const { return capture_; }
   void launch_graph() {
     for (const auto& f : graph_) push(f);
   }
-  /// Throws during a capture, and ends it, as CUDA does.
+  /// Waits for the stream. During a capture it throws and ends the capture, as CUDA does.
   void synchronize() {
     if (capture_ != 0) {
       capture_ = gpu::kLostCapture;
@@ -51,7 +51,7 @@ class FakeStream {
     }
     wait();
   }
-  /// Whether nothing is left to be done.
+  /// Whether nothing is left to run.
   bool is_idle() {
     const std::lock_guard lock(mutex_);
     return queue_.empty() && !busy_;

@@ -71,15 +71,15 @@ class Model {
 
   void append(uint32_t layer, const std::vector<float>& k, const std::vector<float>& v);
   void truncate(uint32_t n);
-  /// The same tokens without learned sinks.
+  /// A model with the same tokens but without learned sinks.
   [[nodiscard]] Model without_sinks() const;
-  /// `[tokens, Hkv, d]` and `[tokens, Hkv, dv]`, to change.
+  /// The keys `[tokens, Hkv, d]`, and below the values `[tokens, Hkv, dv]`, to be changed.
   std::vector<float>& keys(uint32_t layer) { return layers_[layer].k; }
   std::vector<float>& values(uint32_t layer) { return layers_[layer].v; }
   [[nodiscard]] uint32_t tokens(uint32_t layer) const;
 
-  /// Attention of q `[Hq, d]` over the tokens for which `use(token)`, of a sliding layer the newest of these; returns o and
-  /// fills lse.
+  /// Attends by q `[Hq, d]` over the tokens for which `use(token)` is true, in a sliding layer over the newest of
+  /// these; returns o and fills lse.
   template <class Use>
   std::vector<double> attend(uint32_t layer, const std::vector<float>& q, std::vector<double>& lse,
                              Use use) const {
@@ -141,7 +141,7 @@ class Model {
   std::vector<Layer> layers_;
 };
 
-/// Sizes and tensors of one shape.
+/// The sizes and tensors of one shape.
 struct Shape {
   explicit Shape(const keyhole_engine_config& c)
       : hq(c.q_heads),
@@ -149,7 +149,7 @@ struct Shape {
         d(c.head_dim),
         dv(c.value_dim != 0 ? c.value_dim : c.head_dim),
         values_in_keys(c.values_in_keys != 0) {}
-  /// Of a layer that may have heads of its own.
+  /// The shape of a layer that may have heads of its own.
   Shape(const keyhole_engine_config& c, uint32_t layer) : Shape(c) {
     if (c.layer_configs == nullptr) return;
     const keyhole_layer_config& own = c.layer_configs[layer];
@@ -164,7 +164,7 @@ struct Shape {
   [[nodiscard]] size_t v(uint32_t n) const { return static_cast<size_t>(n * hkv * dv); }
   [[nodiscard]] size_t q(uint32_t n) const { return static_cast<size_t>(n * hq * d); }
   [[nodiscard]] size_t o(uint32_t n) const { return static_cast<size_t>(n * hq * dv); }
-  /// Values of tokens with these keys: random, or where the model has them there the keys' first components.
+  /// Values for tokens with these keys: random, or, where the model has values in keys, the keys' first components.
   template <class Random>
   [[nodiscard]] std::vector<float> values_of(const std::vector<float>& k, Random& numbers) const {
     const size_t rows = k.size() / static_cast<size_t>(d), width = static_cast<size_t>(dv);
@@ -176,13 +176,13 @@ struct Shape {
     }
     return v;
   }
-  /// What calls take of values.
+  /// The value tensor that calls take.
   [[nodiscard]] const keyhole_tensor* given(const keyhole_tensor& v) const {
     return values_in_keys ? nullptr : &v;
   }
 };
 
-/// Appends n random tokens to a layer of both.
+/// Appends n random tokens to a layer of both session and model.
 void prefill_both(keyhole_session* s, Model& model, const Shape& shape, uint32_t layer, uint32_t n,
                   Numbers& numbers);
 
@@ -193,7 +193,7 @@ struct Answer {
 Answer attend_only(keyhole_session* s, const Shape& shape, uint32_t layer,
                    const std::vector<float>& q);
 
-/// |values| <= 4 and n tokens: fp32 accumulation keeps 1e-4 with room to spare.
+/// Compares with the truth. With |values| <= 4 and n tokens, fp32 accumulation keeps 1e-4 with room to spare.
 void expect_near(const Answer& seen, const std::vector<double>& o, const std::vector<double>& lse,
                  double tolerance = 1e-4);
 

@@ -1,4 +1,5 @@
-// keyhole_attend_offloaded, keyhole_attend_tokens and keyhole_search_tokens beside the double-precision model of a session.
+// keyhole_attend_offloaded, keyhole_attend_tokens and keyhole_search_tokens beside the double-precision model of a
+// session.
 #pragma once
 
 #include <algorithm>
@@ -35,14 +36,14 @@ inline bool is_offloaded(const keyhole_layer_tokens& t, uint32_t token) {
   return token >= t.sink && token < t.total - t.window;
 }
 
-/// What attention to every offloaded token is; fills lse.
+/// Attention to every offloaded token, by the model; fills lse.
 inline std::vector<double> offloaded_truth(keyhole_session* s, const Model& model, uint32_t layer,
                                            const std::vector<float>& q, std::vector<double>& lse) {
   const keyhole_layer_tokens t = layer_tokens(s, layer);
   return model.attend(layer, q, lse, [&](uint32_t id) { return is_offloaded(t, id); });
 }
 
-/// Of a session whose budget reads every key.
+/// Checks a session whose budget reads every key.
 inline void expect_offloaded_exact(keyhole_session* s, const Model& model,
                                    const keyhole_engine_config& ec, uint32_t layer,
                                    const std::vector<float>& q) {
@@ -52,7 +53,7 @@ inline void expect_offloaded_exact(keyhole_session* s, const Model& model,
   expect_near(a, o, lse);
 }
 
-/// Random tokens of every KV head, in random order; now and then none, or all.
+/// Attends random tokens of every KV head, in random order; now and then none, or all.
 inline void expect_tokens_exact(keyhole_session* s, const Model& model,
                                 const keyhole_engine_config& ec, uint32_t layer, Numbers& numbers) {
   const Shape shape(ec);
@@ -95,8 +96,8 @@ inline void expect_tokens_exact(keyhole_session* s, const Model& model,
   }
 }
 
-/// What a search returns is distinct, offloaded, scored right and in order; and no pending token that belongs among the
-/// best is missing. Returns the share of the true best that it has found.
+/// Checks that what a search returns is distinct, offloaded, scored right and in order, and that no pending token
+/// that belongs among the best is missing. Returns the share of the true best that it has found.
 inline double expect_search_sound(keyhole_session* s, const Model& model,
                                   const keyhole_engine_config& ec, uint32_t layer, uint32_t top_k,
                                   Numbers& numbers) {

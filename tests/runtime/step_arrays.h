@@ -52,7 +52,7 @@ class StepRows {
     }
     return tail_.get();
   }
-  /// All rows through an index.
+  /// The work of attending all rows through an index.
   [[nodiscard]] runtime::HeadWork work(const std::string& spec,
                                        const runtime::SearchParams& search) const {
     runtime::HeadWork work;

@@ -1,4 +1,4 @@
-// What a session's offloaded tokens become in int8, worked out by a quantiser of the tests' own.
+// A session's offloaded tokens after rounding to int8, computed by a quantiser of the tests' own.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ inline float rounded_to(float x, keyhole_dtype dtype) {
   return dtype == KEYHOLE_BF16 ? nearest_bf16(x) : cpu::f16_to_f32(cpu::f32_to_f16(x));
 }
 
-/// Tokens [first, first + 256) of `[tokens, width]`: each channel becomes whole multiples of its scale.
+/// Quantises tokens [first, first + 256) of `[tokens, width]`: each channel becomes whole multiples of its scale.
 inline void quantise(std::vector<float>& x, size_t first, size_t width) {
   for (size_t j = 0; j < width; ++j) {
     float most = 0.0F;
@@ -39,13 +39,13 @@ inline void quantise(std::vector<float>& x, size_t first, size_t width) {
   }
 }
 
-/// The model of a sequence, with what int8 has made of its tokens where these are kept so.
+/// The model of a sequence, with its tokens as int8 leaves them where they are kept so.
 class StoredModel : public Model {
  public:
   explicit StoredModel(const keyhole_engine_config& c, keyhole_kv_host how = KEYHOLE_KV_HOST_SAME)
       : Model(c), c_(c), how_(how), rows_(c.layers, 0) {}
 
-  /// After a call that has appended tokens, or taken some away.
+  /// Follows the session; called after a call that has appended tokens, or taken some away.
   void follow(const keyhole_session* s) {
     if (how_ != KEYHOLE_KV_HOST_INT8) return;
     for (uint32_t l = 0; l < c_.layers; ++l) {
@@ -56,7 +56,7 @@ class StoredModel : public Model {
         for (uint32_t row = rows_[l]; row < now; row += kInt8Block) {
           quantise(*x, t.sink + row, width());
         }
-        // What is left of a block is in the window again, in the dtype of K and V.
+        // The rest of a block is in the window again, in the dtype of K and V.
         for (size_t i = (size_t{t.sink} + now) * width();
              i < std::min((size_t{t.sink} + rows_[l]) * width(), x->size()); ++i) {
           (*x)[i] = rounded_to((*x)[i], c_.kv_dtype);

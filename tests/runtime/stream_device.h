@@ -1,6 +1,6 @@
-// A device with streams that needs no GPU: a thread takes one launch after the other, as a stream does, and host memory
-// is its memory. What it computes is the definition, in double precision or by the host device; what it signals is
-// what gpu/step.h says. Faults can be planted.
+// A device with streams that needs no GPU: a thread runs one launch after the other, as a stream does, and host
+// memory is its memory. It computes by the definition, in double precision or by the host device, and signals as
+// gpu/step.h says. Faults can be planted.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@
 
 namespace keyhole::test {
 
-/// What a device may refuse.
+/// The kinds of calls that a device may refuse.
 enum class DeviceCall {
   memory,  ///< to take device memory
   pinned,  ///< to pin host memory
@@ -31,7 +31,7 @@ enum class DeviceCall {
 };
 
 struct FakeFaults {
-  /// Called before each of them, and may throw what the device would.
+  /// Called before each of them; may throw what the device would.
   std::function<void(DeviceCall)> on_call = [](DeviceCall) {};
   std::atomic<bool> loses_queries{false};  ///< q never arrives
   std::atomic<bool> stalls{
@@ -41,24 +41,24 @@ struct FakeFaults {
   uint32_t timeout_ms = 2000;                ///< of waits on the device
   std::atomic<uint64_t> steps_of_tokens{0};  ///< of several tokens each
   std::atomic<bool> fails_together{false};   ///< steps of several sessions cannot be launched
-  /// How many steps each launch of a group had, of all devices; by the threads that call.
+  /// How many steps each launch of a group had, over all devices; written by the threads that call.
   std::vector<uint32_t> launches_of_groups;
-  /// Called by threads that wait for the queries of a step, while they do: to hold them up.
+  /// Called by threads that wait for the queries of a step, to hold them up.
   std::function<void()> on_await = [] {};
   std::atomic<uint64_t> answers_kept{
       0};  ///< steps that were enqueued or captured to leave an answer for the host
-  /// Called with an answer before it is written, o `[q_heads, head_dim]` and lse `[q_heads]`: to make it wrong.
+  /// Called with an answer before it is written, o `[q_heads, head_dim]` and lse `[q_heads]`, to make it wrong.
   std::function<void(uint32_t layer, uint32_t sequence, float* o, float* lse)> on_answer =
       [](uint32_t, uint32_t, float*, float*) {};
 };
 
-/// Steps that wait for one another: of one kind, as all of a FakeStream's sessions are.
+/// Steps that wait for one another, of one kind, as all sessions of a FakeStream are.
 class FakeStepGroup final : public gpu::StepGroup {
  public:
   static constexpr uint32_t kMost = 4;  ///< of a launch
 
   explicit FakeStepGroup(FakeFaults& faults) : faults_(&faults) {}
-  /// push: what pushes the step to its stream.
+  /// Adds a step. push: pushes it to its stream.
   void add(std::function<void()> push) { steps_.push_back(std::move(push)); }
   [[nodiscard]] uint32_t count() const override { return static_cast<uint32_t>(steps_.size()); }
   void launch(std::span<std::exception_ptr> errors) noexcept override;
@@ -75,7 +75,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   ~FakeDevice() override { stream_->wait(); }
   [[nodiscard]] const gpu::ResidentShape& shape() const { return shape_; }
 
-  // Resident: both copies alike.
+  // Resident, whose calls change both copies alike:
   void append_sink(uint32_t l, const std::byte* k, const std::byte* v, uint32_t n) override;
   void append_window(uint32_t l, const std::byte* k, const std::byte* v, uint32_t n) override;
   void evict(uint32_t l, std::byte* k, std::byte* v, uint32_t n) override;
@@ -91,7 +91,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   void read(uint32_t l, std::byte* k, std::byte* v) const override { host_.read(l, k, v); }
   gpu::StreamSteps* stream_steps() override { return this; }
 
-  // StreamSteps.
+  // StreamSteps:
   void begin(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
              const gpu::DeviceRows* v, const gpu::OnDevice& tokens, gpu::Stream) override;
   void end(uint32_t layer, const gpu::DeviceRows& out, float* lse, gpu::Stream) override;
@@ -120,7 +120,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   Status failure(std::string& text) override;
   uint64_t wait_nanoseconds() const override { return 0; }
   uint64_t merges() const override { return merges_.load(); }
-  /// As of a wait of its codes that ended in vain.
+  /// Notes a failure, as a wait of its codes does that ended in vain.
   void note_failure(Status status, const std::string& text);
 
  private:
@@ -154,7 +154,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
 
   [[nodiscard]] size_t token_bytes() const;
   void command() const { faults_->on_call(DeviceCall::command); }
-  /// A step is about to be enqueued, or cannot be.
+  /// Counts a step that is about to be enqueued, or cannot be.
   void count_begun();
   static bool reached(uint32_t value, uint32_t wanted);
   static bool wait_for(const std::atomic<uint32_t>& flag, uint32_t wanted, uint64_t timeout_us,
@@ -163,13 +163,13 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
                    const std::byte* tv, std::byte* k, std::byte* v);
   void keep(runtime::HostDevice& device, uint32_t layer, uint32_t of,
             std::span<const uint32_t> kept) const;
-  /// Heads of a token in fp32, without gaps.
+  /// Reads the heads of a token in fp32, without gaps.
   void read_token(const gpu::DeviceTokens& from, uint32_t token, uint32_t heads, float* to) const;
   void run_tokens(uint32_t layer, const gpu::ManyTokens& t, FakeCodes& codes);
   void run_first_half(const Launch& launch);
-  /// Until the layer's newest published step no longer reads K and V.
+  /// Waits until the layer's newest published step no longer reads K and V.
   void wait_idle(uint32_t layer) const;
-  /// Until the host has acknowledged the layer's last step.
+  /// Waits until the host has acknowledged the layer's last step.
   bool await_host(const Layer& l);
   void note_timeout();
   void run_second_half(uint32_t layer, const gpu::DeviceRows& out, float* lse);

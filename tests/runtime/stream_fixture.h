@@ -19,7 +19,7 @@
 
 namespace keyhole::test {
 
-/// An engine whose device has streams. slides: and takes steps of sliding layers.
+/// An engine whose device has streams. slides: it also takes steps of sliding layers.
 struct StreamEngine {
   explicit StreamEngine(keyhole_engine_config c,
                         uint32_t timeout_ms = unless_sanitized(2000, 20000), bool slides = true);
@@ -60,7 +60,7 @@ class StreamTest : public testing::Test {
   keyhole_status enqueue(keyhole_session* s, uint32_t layer, const Token& t,
                          std::vector<float>& out, float* lse, bool halves = false);
 
-  /// Decodes the same tokens in both sessions; outputs agree.
+  /// Decodes the same tokens in both sessions; the outputs must agree.
   void compare(keyhole_session* host, keyhole_session* stream, uint32_t tokens, double tolerance);
 
   keyhole_engine_config engine_config_ = small_engine(3);

@@ -1,4 +1,4 @@
-// Several new tokens with tensors in device memory, in sessions on the test's device.
+// Turns of several new tokens with tensors in device memory, in sessions on the test's device.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ class StreamTurns : public StreamCodes, public testing::WithParamInterface<TurnW
     return c;
   }
   StoredModel model() { return StoredModel(engine_config_, GetParam().kept); }
-  /// As they are stored.
+  /// The numbers x as they are stored.
   std::vector<float> stored(std::vector<float> x) const {
     for (float& e : x) e = rounded_to(e, GetParam().dtype);
     return x;
@@ -63,7 +63,7 @@ class StreamTurns : public StreamCodes, public testing::WithParamInterface<TurnW
                          o = on_device(t.out, {t.n, hq(), d()});
     return keyhole_extend(s, layer, &q, &k, &v, mask, &o, t.lse.data());
   }
-  /// The model has the turn's tokens as its newest.
+  /// Checks the turn, when the model has its tokens as its newest.
   void expect_turn(const Model& model, uint32_t layer, const Turn& t, const uint64_t* mask) {
     const uint32_t before = model.tokens(layer) - t.n;
     const auto width = static_cast<size_t>(hq() * d()), heads = static_cast<size_t>(hq());
@@ -89,7 +89,8 @@ class StreamTurns : public StreamCodes, public testing::WithParamInterface<TurnW
       ASSERT_OK(enqueue_turn(s, l, turns[l], mask));
     ASSERT_OK(keyhole_session_synchronize(s));
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
-      // Answers are about what there was when they were made: rows that leave the window meanwhile become int8 later.
+      // Answers are about the tokens as they were when the answers were made: rows that leave the window meanwhile
+      // become int8 later.
       StoredModel before = m;
       before.append(l, turns[l].k, turns[l].v);
       if (GetParam().kept == KEYHOLE_KV_HOST_SAME) expect_turn(before, l, turns[l], mask);
@@ -98,7 +99,7 @@ class StreamTurns : public StreamCodes, public testing::WithParamInterface<TurnW
     }
     m.follow(s);
   }
-  /// The newest n tokens become those at `path`.
+  /// Keeps, of the newest n tokens, those at `path`.
   void keep(StoredModel& m, uint32_t n, const std::vector<uint32_t>& path) {
     const auto token = static_cast<size_t>(hkv() * d());
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {

@@ -3,6 +3,7 @@
 #include <keyhole/keyhole.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <new>
 #include <string>
@@ -45,7 +46,7 @@ void add_commands(CLI::App& keyhole) {
 
 int report(const std::string& text, ExitCode code) {
   const Style style = style_of(stderr);
-  // What is wrong with the command line is so on all ranks.
+  // An error of the command line is the same on all ranks.
   if (code == kExitFailure) report_of_rank(text);
   std::fprintf(stderr, "keyhole: %s %s\n", tinted("error:", Tint::red, style).c_str(),
                text.c_str());
@@ -121,6 +122,10 @@ int run_program(int argc, char** argv) {
   handle_interrupts();
   const int code = run(argc, argv);
   leave_ranks(code);
+  if (blas_threads_lack_memory()) {  // exit() would wait for them
+    std::fflush(nullptr);
+    std::_Exit(code);
+  }
   return code;
 }
 

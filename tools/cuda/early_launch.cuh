@@ -1,14 +1,14 @@
-// Products of one token follow each other by the microsecond: each kernel is started before the one in front of it in the
-// stream has ended (programmatic dependent launch, compute capability 9.0 or newer), asks for its weights, which nothing
-// writes, and only then waits for what the kernels in front of it write.
+// Programmatic dependent launch (compute capability 9.0 or newer) for the products of one token, which follow each
+// other by the microsecond: each kernel is started before the one in front of it in the stream has ended, asks for
+// its weights, which nothing writes, and only then waits for the writes of the kernels in front of it.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 namespace keyhole::tools {
 
-/// In every block of a kernel launched by early_launch(), before it reads what other kernels write or writes anything: waits
-/// until the kernels in front of it have ended.
+/// Waits until the kernels in front have ended. Every block of a kernel launched by early_launch() calls it before it
+/// reads what other kernels write, or writes anything.
 __device__ inline void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -22,7 +22,7 @@ __device__ inline void start_next_kernel() {
 #endif
 }
 
-/// 16 bytes that are read once: they shall not push the vector out of the L1 cache.
+/// Loads 16 bytes that are read once and shall not push the vector out of the L1 cache.
 __device__ inline uint4 load_once(const uint4* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -41,7 +41,7 @@ inline cudaError_t starts_early(bool& early) {
   return status;
 }
 
-/// kernel<<<grid, block, shared, stream>>>(arguments...), early where the device can.
+/// Launches kernel<<<grid, block, shared, stream>>>(arguments...), early where the device can.
 template <class... Parameters, class... Arguments>
 cudaError_t early_launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
                          cudaStream_t stream, const Arguments&... arguments) {

@@ -1,11 +1,12 @@
 // Rows of a weight matrix times one vector, two rows a warp, at the speed of memory.
 //
-// What is under way decides the speed: 8 times 16 bytes of each row are asked for at once by every lane, so two blocks of 8
-// warps, which is how many a multiprocessor shall have, ask for 128 KB; 4.8 TB/s times some 700 ns of latency are 26 KB for
-// each of an H200's 132. They are asked for before the kernel in front has ended (tools/cuda/early_launch.cuh), so that memory
-// does not rest between two products. Over the four products of a layer of Llama-3-8B: 4.12 TB/s, 98 % of what a copy moves;
-// without the early start 3.93. Smaller blocks, and more of them side by side, are slower (3.3 to 3.9 TB/s): early blocks of
-// the next product then share a multiprocessor with those of this one.
+// The number of bytes under way decides the speed. Every lane asks for 8 times 16 bytes of each row at once, so two
+// blocks of 8 warps, the number that a multiprocessor shall have, ask for 128 KB; 4.8 TB/s times some 700 ns of
+// latency are 26 KB for each of an H200's 132. They are asked for before the kernel in front has ended
+// (tools/cuda/early_launch.cuh), so that memory does not rest between two products. Over the four products of a layer
+// of Llama-3-8B that gives 4.12 TB/s, 98 % of a copy's speed; without the early start 3.93. Smaller blocks, and more
+// of them side by side, are slower (3.3 to 3.9 TB/s), because early blocks of the next product then share a
+// multiprocessor with those of this one.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,8 +18,8 @@
 
 namespace keyhole::tools {
 
-/// Where numbers 4 i .. 4 i + 3 of a vector of n lie in shared memory, in quads: of every 8 numbers the first four, then the
-/// other four of every 8, so that neighbouring lanes find theirs in different banks.
+/// Where numbers 4 i .. 4 i + 3 of a vector of n lie in shared memory, in quads: first the first four of every 8
+/// numbers, then the other four of every 8, so that neighbouring lanes find theirs in different banks.
 __device__ inline uint32_t place_of_quad(uint32_t i, uint32_t n) { return i % 2 * (n / 8) + i / 2; }
 
 /// Adds 8 products; the weights are 16 bytes of bf16, the upper halves of fp32 numbers.
@@ -35,7 +36,8 @@ __device__ inline float dot8(const uint4& w, const float4& x, const float4& y, f
   return fmaf(high(w.w), y.w, sum);
 }
 
-/// Two rows of a matrix in bf16, columns a multiple of 8, on their way to a warp. All of a warp's lanes call.
+/// Two rows of a matrix in bf16, columns a multiple of 8, on their way to a warp. All lanes of the warp call its
+/// functions.
 class RowPair {
  public:
   __device__ RowPair(const __nv_bfloat16* base, uint2 rows, uint32_t columns)
@@ -45,7 +47,7 @@ class RowPair {
     load();
   }
 
-  /// sum += the rows times the vector x in shared memory, see place_of_quad(); each lane's part.
+  /// Adds each lane's part of the rows times the vector x in shared memory, see place_of_quad(), to `sum`.
   __device__ void multiply(const float4* x, float2& sum) {
     for (;;) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// What is the same with and without CUDA.
+// The code that is the same with and without CUDA.
 #include "tools/cuda/token_stream.h"
 
 namespace keyhole::tools {

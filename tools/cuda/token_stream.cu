@@ -230,7 +230,7 @@ class CudaTokenStream final : public TokenStream {
   }
 
   void tick(const Event& event) {
-    // In a graph an event is recorded for those outside only where that is said.
+    // Inside a graph an event is recorded for observers outside only with this flag.
     must(cudaEventRecordWithFlags(event.get(), stream_.get,
                                   capturing_ ? cudaEventRecordExternal : cudaEventRecordDefault),
          "recording an event");

@@ -1,4 +1,4 @@
-// One answer of a model, token by token: sampled, decoded to text, ended by what ends it.
+// One answer of a model, token by token: sampled, decoded to text, and ended by a Stops.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace keyhole::tools {
 
-/// What ends an answer.
+/// The conditions that end an answer.
 struct Stops {
   uint32_t most_tokens = 64;
   std::vector<uint32_t> end_tokens;  ///< of the model; empty: none
@@ -26,34 +26,34 @@ enum class StopReason : uint8_t {
   end_token,
   text,
 };
-/// "length", "end-token", "text", "none".
+/// The reason as text: "length", "end-token", "text", "none".
 [[nodiscard]] const char* to_text(StopReason reason);
 
-/// Borrows the sequence, the sampler and the tokenizer. The sequence has logits, and is one token behind the answer: its last
-/// token is taken by whatever goes on from there.
+/// Generates an answer. Borrows the sequence, the sampler and the tokenizer. The sequence has logits, and stays one
+/// token behind the answer: whatever goes on from there takes the last token.
 class Generator {
  public:
-  /// `tokenizer` null: tokens without text. `follows`: the text goes on from one before (DecodeState::in_text()), rather
-  /// than being one of its own.
+  /// `tokenizer` null: tokens without text. `follows`: the text continues one before it (DecodeState::in_text()),
+  /// rather than being one of its own.
   Generator(Sequence& sequence, Sampler& sampler, const Tokenizer* tokenizer, Stops stops,
             DecodeState follows = {});
 
   struct Piece {
     uint32_t token = 0;
-    /// What can be shown now: whole UTF-8 characters, no end token, nothing of a stop text. With the last token all that
-    /// is left, but for a character that the end cut off.
+    /// Text that can be shown now: whole UTF-8 characters, no end token, nothing of a stop text. With the last token
+    /// it is all that is left, without a character that the end cut off.
     std::string text;
   };
-  /// Takes the former token and samples the next; nothing after the one that ended the answer. Throws what the decoder
-  /// and the sampler throw.
+  /// Takes the former token and samples the next; returns nothing after the token that ended the answer. Throws what
+  /// the decoder and the sampler throw.
   [[nodiscard]] std::optional<Piece> next();
-  /// Ends the answer early. Returns the text that was held back, but for half a character.
+  /// Ends the answer early. Returns the text that was held back, without a half character.
   [[nodiscard]] std::string give_up();
 
   [[nodiscard]] StopReason reason() const { return reason_; }
-  /// All so far, the end token included.
+  /// All tokens so far, including the end token.
   [[nodiscard]] const std::vector<uint32_t>& tokens() const { return tokens_; }
-  /// The texts of all pieces.
+  /// The texts of all pieces together.
   [[nodiscard]] const std::string& text() const { return text_; }
 
  private:

@@ -1,4 +1,4 @@
-// Which model and vocabulary a session was made with: what K and V mean.
+// The identity of the model and vocabulary that a session was made with, which says what K and V mean.
 #pragma once
 
 #include <filesystem>
@@ -12,8 +12,8 @@ struct ModelIdentity {
   std::string vocabulary;  ///< of tokenizer.json; "none" where the folder has none
 };
 
-/// Of a model folder. Of weights it reads what their files begin with (names, shapes and dtypes), how long they are, and
-/// 64 places of 4 KiB of each, so that it takes milliseconds: any training changes what is there. Throws
+/// Identifies a model folder. Of weights it reads the beginnings of the files (names, shapes and dtypes), their
+/// lengths, and 64 places of 4 KiB of each, so that it takes milliseconds; any training changes these places. Throws
 /// std::runtime_error that names a file that cannot be read.
 [[nodiscard]] ModelIdentity identify_model(const std::filesystem::path& folder);
 

@@ -1,4 +1,4 @@
-// Which token comes next: the choice among a step's logits.
+// Chooses the next token from a step's logits.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,13 @@
 
 namespace keyhole::tools {
 
-/// The filters work one after another in the order of the fields, as in Hugging Face transformers: each sees the
-/// probabilities that the former ones left, which are made to add up to 1 again. (llama.cpp applies the temperature last,
-/// so that its top-p and min-p look at other numbers.)
+/// The options of sampling. The filters work one after another in the order of the fields, as in Hugging Face
+/// transformers: each sees the probabilities that the former ones left, which are made to add up to 1 again.
+/// (llama.cpp applies the temperature last, so that its top-p and min-p see other numbers.)
 struct SamplingOptions {
   /// Logits of tokens that the context holds are divided by it where positive and multiplied where negative; 1: none.
   double repetition_penalty = 1.0;
-  /// Logits are divided by it; 0: the most likely token, whatever the filters below say.
+  /// Logits are divided by it. 0: the most likely token is chosen, whatever the filters below say.
   double temperature = 0.0;
   uint32_t top_k = 0;  ///< the k most likely tokens stay; 0: all
   double top_p =
@@ -25,14 +25,14 @@ struct SamplingOptions {
   uint64_t seed = 1;
 
   [[nodiscard]] bool greedy() const { return temperature == 0.0; }
-  /// "greedy", or "temperature 0.8, top-k 40, seed 1": what is in effect.
+  /// The options in effect as text: "greedy", or "temperature 0.8, top-k 40, seed 1".
   [[nodiscard]] std::string text() const;
 };
 
 /// Empty where all values are allowed, else "temperature is -1, allowed: ...", of the first that is not.
 [[nodiscard]] std::string refusal(const SamplingOptions& options);
 
-/// Where a Sampler's random numbers stand.
+/// The position of a Sampler's random numbers.
 struct SamplerState {
   uint64_t seed = 0;
   uint64_t draws = 0;
@@ -49,32 +49,33 @@ class Sampler {
     uint32_t token = 0;
     double probability = 0.0;
   };
-  /// What next() draws from: the tokens that the filters leave, most likely first, of equal ones the lower id first; their
-  /// probabilities add up to 1. Greedy: one token. Valid until the next call. Throws as next() does.
+  /// The tokens from which next() draws: those that the filters leave, most likely first, of equally likely ones the
+  /// lower id first; their probabilities add up to 1. Greedy: one token. Valid until the next call. Throws as next()
+  /// does.
   [[nodiscard]] std::span<const Candidate> candidates(std::span<const float> logits);
 
-  /// The next token. Throws std::runtime_error for logits that are empty, NaN or +inf, or all -inf (-inf alone is a token
-  /// that never comes), and names the first such token.
+  /// The next token. Throws std::runtime_error for logits that are empty, NaN or +inf, or all -inf (-inf alone is a
+  /// token that never comes), and names the first such token.
   [[nodiscard]] uint32_t next(std::span<const float> logits);
 
-  /// Tells of tokens that are in the context now, prompt and answers, for the repetition penalty.
+  /// Takes in tokens that are in the context now, prompt and answers, for the repetition penalty.
   void saw(std::span<const uint32_t> tokens);
-  /// The context is empty again. Draws go on where they were.
+  /// Takes in that the context is empty again. Draws go on where they were.
   void forget();
 
-  /// How many numbers were drawn, and behind how many the next one comes: a session that goes on in another run draws what it
-  /// would have drawn in the first.
+  /// The seed and the number of draws so far, so that a session that goes on in another run draws what it would have
+  /// drawn in this one.
   [[nodiscard]] SamplerState state() const { return {options_.seed, draws_}; }
-  /// Goes on behind the draws of `state`, where its seed is that of the options; else nothing changes.
+  /// Goes on behind the draws of `state` if its seed is that of the options; otherwise changes nothing.
   void go_on(const SamplerState& state);
 
  private:
-  /// A number from [0, 1) in steps of 2^-53.
+  /// Draws a number from [0, 1) in steps of 2^-53.
   double uniform();
   /// The logits with the penalty, checked.
   std::span<const float> penalised(std::span<const float> logits);
-  /// Fills candidates_ with what the filters leave and returns the sum of their weights, which stand in place of
-  /// probabilities. Their order is the same everywhere.
+  /// Fills candidates_ with the tokens that the filters leave, with weights in place of probabilities, and returns
+  /// the sum of the weights. Their order is the same on every machine.
   double filter(std::span<const float> logits);
   void keep_share(double share);
 

@@ -24,7 +24,8 @@ using nlohmann::json;
 
 constexpr int kVersion = 1;
 
-/// Files are made for their owner alone while it lives. Of the whole process: what other threads create then is, too.
+/// While one lives, files are made for their owner alone. It holds for the whole process, including what other
+/// threads create then.
 class ForOwnerAlone {
  public:
   ForOwnerAlone() : before_(umask(077)) {}
@@ -116,7 +117,8 @@ uint64_t whole_number(const json& value, const std::string& what, const fs::path
                            ", allowed: a whole number from 0");
 }
 
-/// Draws are made again one by one, some hundred million in a second: what a file may ask for is bounded.
+/// Draws are made again one by one, some hundred million in a second, so the number that a file may ask for is
+/// bounded.
 SamplerState take_sampler(const json& value, const fs::path& path) {
   constexpr uint64_t kMostDraws = uint64_t{1} << 32U;
   const auto number = [&](const char* name) {

@@ -1,8 +1,9 @@
-// A decoded prompt on disk: the library's session file, and beside it whose tokens it holds.
+// A decoded prompt on disk: the library's session file, and beside it the tokens that it holds.
 //
-// PATH is a JSON file: the token ids, the model's identity, and which of PATH.kv0 and PATH.kv1 holds K, V and indexes. A save
-// writes the one that the old PATH does not name, replaces PATH, and removes the other, so that PATH leads to a whole session
-// whenever the machine stops. All are for their owner alone (mode 0600): they hold what was said.
+// PATH is a JSON file: the token ids, the model's identity, and which of PATH.kv0 and PATH.kv1 holds K, V and
+// indexes. A save writes the one that the old PATH does not name, replaces PATH, and removes the other, so that PATH
+// leads to a whole session whenever the machine stops. All are for their owner alone (mode 0600): they hold what was
+// said.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +23,11 @@ struct SavedSession {
   ModelIdentity identity;
   std::string kv_dtype;          ///< "f16", "bf16" or "f32": the engine's
   std::vector<uint32_t> tokens;  ///< of the conversation
-  /// So many of them are in the session; the others, at most a few, were sampled last and are to be taken yet.
+  /// The number of tokens in the session. The others, at most a few, were sampled last and are still to be taken.
   uint32_t taken = 0;
-  /// Decoder::rope_tokens() of what is in the session; nothing: a file that does not say so, of an older version.
+  /// Decoder::rope_tokens() of the content of the session; nothing in files of older versions.
   std::optional<uint64_t> rope_tokens;
-  /// Where the random numbers of sampled answers stand; no draws: no answer was sampled.
+  /// The position of the random numbers of sampled answers; no draws: no answer was sampled.
   SamplerState sampler;
   std::filesystem::path kv;  ///< the library's file; of read_session() alone
 };
@@ -34,12 +35,12 @@ struct SavedSession {
 /// What the library is told of a session: the model by both fingerprints, and the tokens that were taken.
 [[nodiscard]] KeyholeCache::Contents contents_of(const SavedSession& session);
 
-/// Throws std::system_error where save_session() could not write PATH now: a folder, a device or a pipe, or what may not be
-/// written. Ask before the work that is to be saved.
+/// Throws std::system_error where save_session() could not write PATH now: a folder, a device or a pipe, or a path
+/// without permission. Call it before the work that is to be saved.
 void check_session_path(const std::filesystem::path& path);
 
-/// Links are followed: the session lies beside what PATH leads to.
-/// Throws LibraryError or std::exception with the name of the file that cannot be written. The old PATH is as it was then.
+/// Saves. Links are followed: the session lies beside the file that PATH leads to. Throws LibraryError or
+/// std::exception with the name of the file that cannot be written; then the old PATH is unchanged.
 void save_session(const std::filesystem::path& path, KeyholeCache& cache,
                   const SavedSession& session);
 

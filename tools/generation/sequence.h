@@ -1,4 +1,4 @@
-// A decoder and the tokens that it has taken: where a prompt goes on from what is there already.
+// A decoder and the tokens that it has taken, so that a prompt can go on from what is there already.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace keyhole::tools {
 
-/// Borrows the decoder, which nothing else moves meanwhile. One thread at a time.
+/// The sequence. Borrows the decoder, which nothing else moves meanwhile. One thread at a time.
 class Sequence {
  public:
-  /// `taken`: what the decoder's cache holds already, of a session that was loaded. decoder.tokens() of them.
+  /// `taken`: the decoder.tokens() tokens that the decoder's cache holds already, of a loaded session.
   explicit Sequence(Decoder& decoder, std::vector<uint32_t> taken = {});
 
-  /// What bring_to() did.
+  /// The work of a bring_to().
   struct Work {
     size_t reused = 0;     ///< tokens that were there and stayed
     size_t forgotten = 0;  ///< tokens that were there and went
@@ -24,32 +24,35 @@ class Sequence {
     size_t stepped = 0;    ///< tokens taken behind those, by steps or several at once
     double seconds = 0.0;
   };
-  /// Makes `tokens` (at least one) the sequence: keeps the longest beginning that both have, forgets the rest, and takes
-  /// what is missing. Decoders prefill a whole prompt or nothing, so that this goes by steps, or by as many tokens as the
-  /// decoder takes at once, unless to forget all and to prefill is less work, the decoder cannot go back so far, or the longer
-  /// sequence is turned otherwise (Decoder::turns_otherwise). logits() are there afterwards: the last token is taken
-  /// again where nothing else is missing. Where `progress` or the decoder throws, the sequence is what has been taken.
+  /// Makes `tokens` (at least one) the sequence: keeps the longest common beginning, forgets the rest, and takes what
+  /// is missing. Decoders prefill a whole prompt or nothing, so missing tokens are taken by steps, or as many at once
+  /// as the decoder takes. A whole prefill replaces that where it is less work, where the decoder cannot go back so
+  /// far, or where the longer sequence is turned otherwise (Decoder::turns_otherwise). logits() are there afterwards:
+  /// the last token is taken again where nothing else is missing. Where `progress` or the decoder throws, the
+  /// sequence is what has been taken.
   Work bring_to(std::span<const uint32_t> tokens, const PrefillProgress& progress = {});
 
-  /// Takes all tokens anew where LongRoPE's frequencies change between two lengths of a growing sequence: it calls
-  /// bring_to() with them, and does what its caller does behind a prefill. Without it bring_to() is called, which is enough
-  /// where there is no index.
+  /// Takes all tokens anew where LongRoPE's frequencies change between two lengths of a growing sequence. It calls
+  /// bring_to() with them, and does what its caller does behind a prefill. Without it bring_to() is called, which is
+  /// enough where there is no index.
   using TakeAnew = std::function<void(std::span<const uint32_t> all)>;
   void set_take_anew(TakeAnew take_anew) { take_anew_ = std::move(take_anew); }
 
-  /// Appends a token; returns the logits that follow it. Where the longer sequence turns otherwise, all tokens are taken anew.
+  /// Appends a token; returns the logits that follow it. Where the longer sequence turns otherwise, all tokens are
+  /// taken anew.
   std::span<const float> step(uint32_t token) { return extend({&token, 1}); }
-  /// The same with several, no more than the decoder takes at once.
+  /// Appends several tokens like step(), at most as many as the decoder takes at once.
   std::span<const float> extend(std::span<const uint32_t> tokens);
-  /// What follows the last token, `[vocab]`; empty where no token has been taken since the beginning or forget().
+  /// The logits that follow the last token, `[vocab]`; empty where no token has been taken since the beginning or
+  /// forget().
   [[nodiscard]] std::span<const float> logits() const { return logits_; }
-  /// What the cache holds.
+  /// The tokens that the cache holds.
   [[nodiscard]] const std::vector<uint32_t>& tokens() const { return tokens_; }
-  /// Forgets all tokens from `tokens` on; logits() are gone where there were any.
+  /// Forgets all tokens from `tokens` on; there are no logits() then, if any were forgotten.
   void truncate(size_t tokens);
 
  private:
-  /// Goes back; false where the decoder cannot, or nothing would be left.
+  /// Goes back; returns false where the decoder cannot, or where nothing would be left.
   bool can_go_back_to(size_t tokens);
   void prefill(std::span<const uint32_t> tokens, const PrefillProgress& progress);
 

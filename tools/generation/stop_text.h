@@ -9,15 +9,15 @@ namespace keyhole::tools {
 
 class StopText {
  public:
-  /// Empty texts are left out.
+  /// Searches for these texts; empty ones are left out.
   explicit StopText(std::vector<std::string> stops);
 
-  /// Takes the next piece of text and returns what can be shown: all before the first stop text, which itself is never
-  /// shown, without an end that more text may make the beginning of one.
+  /// Takes the next piece of text and returns what can be shown: the text before the first stop text, which itself is
+  /// never shown, without an end that could become a stop text with more text.
   [[nodiscard]] std::string push(std::string_view text);
-  /// A stop text has come: nothing more will be shown.
+  /// Whether a stop text has come: nothing more will be shown.
   [[nodiscard]] bool found() const { return found_; }
-  /// What was held back, as no more text comes.
+  /// Returns the text that was held back, when no more comes.
   [[nodiscard]] std::string finish();
 
  private:

@@ -1,7 +1,8 @@
-// Results of searches in the HDF5 layout of ann-benchmarks and VIBE: what one way of searching answered to every query.
+// Results of searches in the HDF5 layout of ann-benchmarks and VIBE: the answers of one way of searching to every
+// query.
 //
-//   attributes   algo, name, dataset, distance (texts); count, build_time (s), best_search_time (s), index_size (kB of 1024
-//                bytes), candidates
+//   attributes   algo, name, dataset, distance (texts); count, build_time (s), best_search_time (s), index_size (kB
+//                of 1024 bytes), candidates
 //   times        [rows]         seconds of each query
 //   neighbors    [rows, count]  places of keys among the data set's `train`, the best first; -1 where there were fewer
 //   distances    [rows, count]  of those, infinite where there were fewer; optional
@@ -34,14 +35,14 @@ struct AnnResult {
   [[nodiscard]] size_t rows() const { return seconds.size(); }
 };
 
-/// All results of a file. Throws std::runtime_error that names the file and what is wrong; where HDF5 was left out of the
-/// build, a text that says so.
+/// Reads all results of a file. Throws std::runtime_error that names the file and what is wrong; in a build without
+/// HDF5, a text that says so.
 [[nodiscard]] std::vector<AnnResult> read_ann_results(const std::filesystem::path& path);
 
-/// Writes a new file that takes the name of `path`, whose folder exists. Throws as above.
+/// Writes a new file that takes the name of `path`, whose folder exists. Throws as read_ann_results().
 void write_ann_result(const std::filesystem::path& path, const AnnResult& result);
 
-/// Throws as the two above do in a build without HDF5.
+/// Throws, in a build without HDF5, as the two above do.
 void check_has_hdf5(const std::string& option);
 
 }  // namespace keyhole::tools

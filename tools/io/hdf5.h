@@ -1,5 +1,5 @@
-// What readers and writers of HDF5 share. Through the C library, whose errors are read rather than printed. Empty in a build
-// without HDF5.
+// What readers and writers of HDF5 share. They use the C library, whose errors are read rather than printed. Empty in
+// a build without HDF5.
 #pragma once
 #ifdef KEYHOLE_HDF5
 
@@ -24,7 +24,7 @@ class Hdf5Handle {
   herr_t (*close_)(hid_t);
 };
 
-/// The library prints errors by default; silences it while one lives.
+/// Keeps HDF5 from printing errors, as it does by default, while one lives.
 class Hdf5Silence {
  public:
   Hdf5Silence() {
@@ -40,8 +40,9 @@ class Hdf5Silence {
   void* data_ = nullptr;
 };
 
-/// A small file may claim any shape. Chunked data that was never written reads as zeros, so what is stored bounds what an
-/// honest dataset holds; 1000 allows for compression.
+/// Whether a dataset claims more than it can hold, because a small file may claim any shape. Chunked data that was
+/// never written reads as zeros, so the stored bytes bound what an honest dataset holds; a factor of 1000 allows for
+/// compression.
 [[nodiscard]] inline bool hdf5_claims_too_much(hid_t dataset, hsize_t claimed_bytes) {
   return claimed_bytes / 1000 > H5Dget_storage_size(dataset);
 }

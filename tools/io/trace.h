@@ -4,9 +4,8 @@
 //
 //     layer.L.kv.H.keys               [n, d]     F16, BF16 or F32, after RoPE; row i is token i
 //     layer.L.kv.H.values             [n, d]     the same dtype
-//     layer.L.kv.H.queries            [m, g, d]  F16, BF16 or F32, after RoPE: the decode-time
-//     queries layer.L.kv.H.training_queries   [t, g, d]  the same, of earlier tokens; absent where
-//     t = 0
+//     layer.L.kv.H.queries            [m, g, d]  F16, BF16 or F32, after RoPE: the decode-time queries
+//     layer.L.kv.H.training_queries   [t, g, d]  the same, of earlier tokens; absent where t = 0
 //
 // and for all of them together
 //
@@ -17,8 +16,8 @@
 // j. A query at position p attends to the tokens 0..p. The metadata (strings) hold the shape and
 // the origin: see TraceInfo; "keyhole_trace" is the format's version, 1.
 //
-// Sets of vectors (ann-benchmarks and VIBE HDF5, fbin, fvecs) are read as the trace of one head
-// with g = 1 whose queries all come after the last key: tools/io/vector_trace.h.
+// Sets of vectors (ann-benchmarks and VIBE HDF5, fbin, fvecs) are read as the trace of one head with g = 1 whose
+// queries all come after the last key: tools/io/vector_trace.h.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +32,7 @@
 
 namespace keyhole::tools {
 
-/// RoPE as the model applied it, in the words of config.json.
+/// The RoPE that the model applied, in the words of config.json.
 struct TraceRope {
   float theta = 0.0F;                                     ///< base; 0: no RoPE
   std::string scaling = "none";                           ///< none, linear or llama3
@@ -42,7 +41,7 @@ struct TraceRope {
   uint32_t original_context = 0;                          ///< llama3
 };
 
-/// What a trace says of itself. Metadata keys equal the field names ("rope_" before TraceRope's).
+/// The description that a trace holds of itself. Metadata keys equal the field names ("rope_" before TraceRope's).
 struct TraceInfo {
   uint32_t q_heads = 0;   ///< of the model
   uint32_t kv_heads = 0;  ///< of the model; every recorded layer holds all of them
@@ -60,7 +59,7 @@ struct TraceInfo {
   [[nodiscard]] uint32_t group() const { return q_heads / kv_heads; }
 };
 
-/// One KV head: views that live as long as their Trace.
+/// One KV head, as views that live as long as their Trace.
 struct TraceHead {
   uint32_t layer = 0;
   uint32_t kv_head = 0;
@@ -77,8 +76,7 @@ class Trace {
   /// Opens a trace file. Throws std::runtime_error that names the file and what is wrong with it.
   [[nodiscard]] static Trace open(const std::filesystem::path& path);
 
-  /// A trace of one head in memory (sets of vectors). Throws as open() does; `name` begins its
-  /// texts.
+  /// Makes a trace of one head in memory (sets of vectors). Throws as open() does; `name` begins its texts.
   struct Vectors {
     uint32_t dim = 0;
     std::vector<float> keys;      ///< `[n, dim]`
@@ -91,7 +89,7 @@ class Trace {
   [[nodiscard]] const TraceInfo& info() const;
   [[nodiscard]] const std::vector<TraceHead>& heads() const;  ///< by layer, then KV head
   [[nodiscard]] std::span<const uint32_t> query_positions() const;
-  /// Empty in sets of vectors even where there are training queries: their positions are unknown.
+  /// The training positions; empty in sets of vectors, whose training queries have unknown positions.
   [[nodiscard]] std::span<const uint32_t> training_positions() const;
 
  private:
@@ -123,12 +121,12 @@ class TraceWriter {
   TraceWriter(const std::filesystem::path& path, TraceInfo info, Options options);
   ~TraceWriter();
 
-  /// The next head in the order of TraceInfo::layers, and within a layer of KV heads.
+  /// Writes the next head, in the order of TraceInfo::layers and within a layer of KV heads.
   ///   keys, values       n rows of d floats
-  ///   queries            m rows of g*d floats: the group's query heads side by side, as in Q `[m,
-  ///   Hq, d]` training_queries   t rows of g*d floats
-  /// Throws for a row count that differs from the declared one, and for a value that is not finite
-  /// or overflows the file's type.
+  ///   queries            m rows of g*d floats: the group's query heads side by side, as in Q `[m, Hq, d]`
+  ///   training_queries   t rows of g*d floats
+  /// Throws for a row count that differs from the declared one, and for a value that is not finite or overflows the
+  /// file's type.
   void write_head(const StridedRows& keys, const StridedRows& values, const StridedRows& queries,
                   const StridedRows& training_queries);
   void finish();  ///< throws if heads are missing

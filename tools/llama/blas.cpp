@@ -26,24 +26,32 @@ bool is_before_avx(std::string_view family) {
 
 int as_int(size_t n) { return static_cast<int>(n); }
 
-/// OpenBLAS takes a buffer for each thread in its first product, and asks for one again and again where the system refuses
-/// (0.3.21: 128 MiB of address space, of which little is touched). So the system is asked here, once for each number of threads.
+/// Address space that OpenBLAS takes for each thread, of which little is touched (0.3.21).
+constexpr size_t kBufferBytes = (size_t{128} << 20U) + (size_t{1} << 16U);
+
+/// Whether the system gives so much address space.
+bool has_room(size_t bytes) {
+  void* const room =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room == MAP_FAILED) return false;
+  munmap(room, bytes);
+  return true;
+}
+
+/// OpenBLAS takes a buffer for each thread in its first product, and asks for one again and again where the system refuses.
+/// So the system is asked here, once for each number of threads.
 void check_room_for_buffers(unsigned threads) {
-  constexpr size_t kBufferBytes = (size_t{128} << 20U) + (size_t{1} << 16U);
   static std::atomic<unsigned> checked{0};
   const unsigned before = checked.load(std::memory_order_relaxed);
   if (threads <= before) return;
   const size_t bytes = kBufferBytes * (threads - before);
-  void* const room =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (room == MAP_FAILED) {
+  if (!has_room(bytes)) {
     throw std::runtime_error("the matrix products of " + std::to_string(threads) +
                              (threads == 1 ? " thread" : " threads") + " need " +
                              std::to_string(bytes >> 20U) +
                              " MiB of address space, which the system refuses (ulimit -v says how "
                              "much it allows); allowed: more of it, or fewer --threads");
   }
-  munmap(room, bytes);
   checked.store(threads, std::memory_order_relaxed);
 }
 
@@ -73,6 +81,8 @@ void gemm_tn(size_t m, size_t n, size_t k, const float* a, size_t lda, const flo
   cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, as_int(m), as_int(n), as_int(k), 1.0F, a,
               as_int(lda), b, as_int(ldb), beta, c, as_int(ldc));
 }
+
+bool blas_threads_lack_memory() { return !has_room(kBufferBytes); }
 
 std::string blas_kernels() { return openblas_get_corename(); }
 

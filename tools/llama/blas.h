@@ -1,4 +1,4 @@
-// OpenBLAS as this decoder needs it: single-threaded products from several threads of a Team.
+// OpenBLAS as this decoder needs it: single-threaded products that several threads of a Team call side by side.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@ namespace keyhole::tools {
 /// other users of OpenBLAS in this process.
 class SingleThreadedBlas {
  public:
-  /// `threads` of them at once. Throws std::runtime_error where there is no room for what OpenBLAS takes for each: it would
-  /// not fail but try for ever.
+  /// Allows `threads` at once. Throws std::runtime_error where there is no room for the memory that OpenBLAS takes
+  /// for each, because it would not fail but try for ever.
   explicit SingleThreadedBlas(unsigned threads);
   ~SingleThreadedBlas();
   SingleThreadedBlas(const SingleThreadedBlas&) = delete;
@@ -22,16 +22,20 @@ class SingleThreadedBlas {
   int former_;
 };
 
-/// C `[m, n]` = A `[m, k]` x B^T, B `[n, k]`; + beta * C. Row-major, distances of rows in elements.
+/// Computes C `[m, n]` = A `[m, k]` x B^T + beta * C, B `[n, k]`. Row-major, distances of rows in elements.
 void gemm_nt(size_t m, size_t n, size_t k, const float* a, size_t lda, const float* b, size_t ldb,
              float beta, float* c, size_t ldc);
-/// C `[m, n]` = A `[m, k]` x B `[k, n]`; + beta * C.
+/// Computes C `[m, n]` = A `[m, k]` x B `[k, n]` + beta * C.
 void gemm_nn(size_t m, size_t n, size_t k, const float* a, size_t lda, const float* b, size_t ldb,
              float beta, float* c, size_t ldc);
 
-/// C `[m, n]` = A^T x B, A `[k, m]`, B `[k, n]`; + beta * C.
+/// Computes C `[m, n]` = A^T x B + beta * C, A `[k, m]`, B `[k, n]`.
 void gemm_tn(size_t m, size_t n, size_t k, const float* a, size_t lda, const float* b, size_t ldb,
              float beta, float* c, size_t ldc);
+
+/// Whether a thread of OpenBLAS would find no address space for its buffer now. Such a thread, which OpenBLAS may have made
+/// when it was loaded, asks for ever, and OpenBLAS waits for it when the program ends: exit() would not return.
+[[nodiscard]] bool blas_threads_lack_memory();
 
 /// The kernel family that OpenBLAS chose, e.g. "SkylakeX".
 [[nodiscard]] std::string blas_kernels();

@@ -20,15 +20,15 @@ struct AttentionShape {
   [[nodiscard]] uint32_t group() const { return q_heads / kv_heads; }
 };
 
-/// Attention of tokens [first_query, tokens) to themselves and all tokens before them, or with a window w > 0 to the w - 1
-/// before them (token i to j with i - j < w). Tiles of queries x keys by single-threaded sgemm with an online softmax between the two
-/// products (FlashAttention's scheme), spread over the team; tiles above the diagonal or before the window are not
-/// computed.
+/// Attention of tokens [first_query, tokens) to themselves and all tokens before them, or with a window w > 0 to the
+/// w - 1 before them (token i to j with i - j < w). Tiles of queries x keys by single-threaded sgemm with an online
+/// softmax between the two products (FlashAttention's scheme), spread over the team; tiles above the diagonal or before
+/// the window are not computed.
 ///   q    `[tokens, Hq, d]`, whose rows from first_query on are replaced by the output
 ///   k, v `[tokens, Hkv, d]`
-/// All after RoPE. SingleThreadedBlas must be alive. `on_cells` (may be empty) is called from the calling
-/// thread now and then with the number of (query token, key) cells finished since the last call, for all
-/// heads; over a call they add up to causal_cells().
+/// All after RoPE. SingleThreadedBlas must be alive. `on_cells` (may be empty) is called on the calling thread now and
+/// then with the number of (query token, key) cells finished since the last call, for all heads; over a call they add
+/// up to causal_cells().
 class CausalAttention {
  public:
   CausalAttention(const AttentionShape& shape, Team& team);
@@ -49,7 +49,8 @@ class CausalAttention {
   std::vector<Scratch> scratch_;  // one per member of the team
 };
 
-/// Cells of the causal triangle below the rows [first_query, tokens); with a window at most so many of each row.
+/// Number of cells of the causal triangle below the rows [first_query, tokens); with a window at most that many of
+/// each row.
 [[nodiscard]] size_t causal_cells(size_t tokens, size_t first_query, size_t window = 0);
 
 }  // namespace keyhole::tools

@@ -94,7 +94,7 @@ void Checkpoint::read_index(const fs::path& path) {
     }
     home_[name] = home;
   }
-  // What the index does not name would be left out without a word.
+  // Tensors that the index does not name would be left out silently.
   for (const auto& [shard, open] : files_) {
     for (const auto& entry : open->tensors()) {
       const auto home = home_.find(entry.first);

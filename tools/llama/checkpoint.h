@@ -12,21 +12,22 @@
 
 namespace keyhole::tools {
 
-/// Opens model.safetensors, or every shard that model.safetensors.index.json names. Files are mapped: of gigabytes of
-/// weights nothing is read but headers. Throws std::runtime_error, which names the file and the tensor, for a file that is
-/// absent or corrupt, and for an index that names a tensor in a shard that does not hold it.
+/// The files of the model: model.safetensors, or every shard that model.safetensors.index.json names. They are
+/// mapped, so of gigabytes of weights only headers are read. Throws std::runtime_error, which names the file and the
+/// tensor, for a file that is absent or corrupt, and for an index that names a tensor in a shard that does not hold
+/// it.
 class Checkpoint {
  public:
   explicit Checkpoint(const std::filesystem::path& folder);
 
   [[nodiscard]] bool contains(const std::string& name) const { return home_.count(name) != 0; }
 
-  /// The tensor, which lives as long as this object. Throws std::runtime_error where it is missing or has another shape than
-  /// `shape`, or is not of F32, F16 or BF16.
+  /// Takes a tensor, which lives as long as this object. Throws std::runtime_error where it is missing, has another
+  /// shape than `shape`, or is not of F32, F16 or BF16.
   const TensorView& take(const std::string& name, const std::vector<size_t>& shape);
 
-  /// Throws where a tensor was not taken: weights that are ignored would silently give wrong text. `harmless` says which
-  /// may be, by their names.
+  /// Throws where a tensor was not taken, because ignored weights would silently give wrong text. `harmless` says by
+  /// name which may be ignored.
   template <class Harmless>
   void refuse_leftovers(const Harmless& harmless) const {
     for (const auto& [name, file] : home_) {

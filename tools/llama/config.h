@@ -1,4 +1,4 @@
-// What a model computes, as data: the config.json of a Hugging Face folder, validated field by field.
+// The description of what a model computes: the config.json of a Hugging Face folder, validated field by field.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,9 @@ namespace keyhole::tools {
 
 enum class Activation { silu, gelu_tanh };
 
-/// A decoder with RMSNorm, grouped-query attention with rotate-half RoPE and a gated MLP. The families that are built in
-/// (llama, mistral, qwen2, qwen3, gemma2, gemma3, phi3) differ by what is set here, and run through one forward pass.
+/// A decoder with RMSNorm, grouped-query attention with rotate-half RoPE and a gated MLP. The families that are built
+/// in (llama, mistral, qwen2, qwen3, gemma2, gemma3, phi3) differ by what is set here, and run through one forward
+/// pass.
 struct LlamaConfig {
   std::string model_type;  ///< "llama", "qwen3", ...; of a model with pictures that of its text
   uint32_t vocab_size = 0;
@@ -35,12 +36,12 @@ struct LlamaConfig {
   std::optional<uint32_t> bos_token;
   std::vector<uint32_t> eos_tokens;
 
-  /// Of each layer: it attends to so many last tokens, itself included; 0: to all. Windows that are as long as the longest
-  /// context count as 0.
+  /// `[layers]` the number of last tokens that a layer attends to, itself included; 0: all. Windows as long as the
+  /// longest context count as 0.
   std::vector<uint32_t> windows;
   double attention_scale = 0.0;    ///< logit = scale * q.k
   double attention_softcap = 0.0;  ///< c > 0: logit = c * tanh(scale * q.k / c)
-  double final_softcap = 0.0;      ///< the same of the output's logits
+  double final_softcap = 0.0;      ///< the same for the output's logits
   double embedding_scale = 1.0;    ///< the embedding's rows are multiplied by it
   Activation activation = Activation::silu;
   bool norm_adds_one = false;  ///< files hold the norms' weights less 1
@@ -66,16 +67,16 @@ struct LlamaConfig {
   [[nodiscard]] const RopeSettings& rope_of(uint32_t layer) const {
     return slides(layer) ? sliding_rope : rope;
   }
-  /// Layers that attend to all tokens, whose K and V Keyhole holds.
+  /// Number of layers that attend to all tokens; Keyhole holds their K and V.
   [[nodiscard]] uint32_t full_layers() const;
-  /// The place of each layer among those; of a sliding one nothing.
+  /// The place of each layer among those that attend to all tokens; nothing for a sliding one.
   [[nodiscard]] std::vector<std::optional<uint32_t>> places_among_full() const;
 };
 
-/// Throws std::runtime_error that names `source`, the field, the value seen and the values allowed.
+/// Parses a config. Throws std::runtime_error that names `source`, the field, the value seen and the values allowed.
 [[nodiscard]] LlamaConfig parse_llama_config(std::string_view json_text, const std::string& source);
 
-/// Reads `path` and parses it; throws as above, or says that the file cannot be read.
+/// Reads and parses the file `path`. Throws as parse_llama_config(), or says that the file cannot be read.
 [[nodiscard]] LlamaConfig load_llama_config(const std::filesystem::path& path);
 
 }  // namespace keyhole::tools

@@ -9,10 +9,10 @@
 
 namespace keyhole::tools {
 
-/// "0.5", "1e+06".
+/// A number for error texts: "0.5", "1e+06".
 [[nodiscard]] std::string shown(double value);
 
-/// One JSON object, borrowed. Errors are std::runtime_error: "SOURCE: FIELD is SEEN; allowed: ...".
+/// The fields of one JSON object, borrowed. Errors are std::runtime_error: "SOURCE: FIELD is SEEN; allowed: ...".
 class Fields {
  public:
   Fields(const nlohmann::json& object, std::string source);
@@ -26,12 +26,12 @@ class Fields {
   [[nodiscard]] const nlohmann::json* find(const std::string& field) const;
   /// Names of all fields that are there and not null.
   [[nodiscard]] std::vector<std::string> names() const;
-  /// find() of what has to be an object.
+  /// The field, which has to be an object if it is there.
   [[nodiscard]] std::optional<Fields> object(const std::string& field) const;
 
   [[nodiscard]] double number(const std::string& field, double low, double high,
                               std::optional<double> fallback = {}) const;
-  /// From 1 to `high`.
+  /// The field as a number from 1 to `high`.
   [[nodiscard]] uint32_t count(const std::string& field, uint32_t high,
                                std::optional<uint32_t> fallback = {}) const;
   [[nodiscard]] bool flag(const std::string& field, bool fallback) const;

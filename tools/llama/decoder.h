@@ -1,4 +1,4 @@
-// Decoding with a model whose KV cache is Keyhole's: what every decoder can do, wherever it computes.
+// Decoding with a model whose KV cache is Keyhole's: the interface of every decoder, wherever it computes.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,9 @@ struct StepTimes {
   [[nodiscard]] double total() const { return attention + projections + mlp + logits; }
 };
 
-/// What a cache holds when a decoder begins: so many tokens, whose RoPE frequencies a sequence of `rope_tokens` has
-/// (Decoder::rope_tokens()). Those of one prompt where only their number is given.
+/// The content of a cache when a decoder begins: `count` tokens, with the RoPE frequencies of a sequence of
+/// `rope_tokens` tokens (Decoder::rope_tokens()). Where only the number of tokens is given, the frequencies are those
+/// of one prompt.
 struct HeldTokens {
   uint32_t count = 0;
   size_t rope_tokens = 0;
@@ -30,7 +31,7 @@ struct HeldTokens {
   HeldTokens(uint32_t tokens, size_t rope) : count(tokens), rope_tokens(rope) {}
 };
 
-/// One sequence: a prompt, then a token at a time. A step allocates nothing.
+/// Decodes one sequence: a prompt, then a token at a time. A step allocates nothing.
 class Decoder {
  public:
   virtual ~Decoder() = default;
@@ -44,35 +45,38 @@ class Decoder {
   /// Appends one token; returns the logits `[vocab]` of the next, valid until the next call.
   virtual std::span<const float> step(uint32_t token) = 0;
 
-  /// Appends tokens as steps do, up to tokens_at_once() of them; returns the logits that follow the last. Neither hook nor
-  /// times() hear of those that go together. Where it throws, as many tokens are there as tokens() says.
+  /// Appends tokens as steps do, up to tokens_at_once() of them; returns the logits that follow the last. The hook is
+  /// not called for tokens taken together, and times() does not count them. Where it throws, tokens() says how many
+  /// tokens are there.
   virtual std::span<const float> extend(std::span<const uint32_t> tokens);
-  /// How many tokens extend() takes together rather than one after the other; 1: there is nothing to gain.
+  /// The number of tokens that extend() takes together rather than one after the other; 1: taking more would gain
+  /// nothing.
   [[nodiscard]] virtual size_t tokens_at_once() const { return 1; }
-  /// That many from now on, at least 1; more take more memory while extend() lasts. Decoders that gain nothing do not follow.
+  /// Sets that number, at least 1; more take more memory while extend() lasts. Decoders for which nothing is gained
+  /// ignore it.
   virtual void take_at_once(size_t /*tokens*/) {}
 
-  /// About how many tokens of a prefill take the time of `tokens` tokens behind those that there are. A step takes that of
-  /// 16 at least, as it reads every weight for one token: of the bundled model on 2 cores some 10, of an 8B on a GPU 50 and
-  /// more.
+  /// About how many tokens of a prefill take the time of `tokens` tokens behind those that are there. A step takes
+  /// that of at least 16, because it reads every weight for one token: some 10 for the bundled model on 2 cores, 50
+  /// and more for an 8B model on a GPU.
   static constexpr size_t kPrefilledTokensPerStep = 16;
   [[nodiscard]] virtual size_t worth_in_prefill(size_t tokens) const {
     return tokens * kPrefilledTokensPerStep;
   }
 
-  /// Forgets all tokens from `tokens` on, so that another continuation can follow. Throws std::runtime_error where layers
-  /// with a sliding window cannot go back so far (kWindowSlack).
+  /// Forgets all tokens from `tokens` on, so that another continuation can follow. Throws std::runtime_error where
+  /// layers with a sliding window cannot go back so far (kWindowSlack).
   virtual void truncate(uint32_t tokens) = 0;
 
   /// Number of tokens so far: the position of the next.
   [[nodiscard]] virtual uint32_t tokens() const = 0;
 
-  /// The length of a sequence by which RoPE's frequencies for the tokens that there are were chosen: that of the prompt, or
+  /// The length of a sequence by which RoPE's frequencies for the present tokens were chosen: that of the prompt, or
   /// of the longer sequence that was cut back. It matters to LongRoPE alone.
   [[nodiscard]] virtual size_t rope_tokens() const { return tokens(); }
-  /// Whether a sequence of `tokens` tokens has other frequencies than those that there are: LongRoPE's, on the other side
-  /// of the original context. Keys of both do not go together: truncate(0) and prefill() take all anew, as transformers
-  /// does. A step or extend() past that end throws std::runtime_error.
+  /// Whether a sequence of `tokens` tokens has other frequencies than the present one: LongRoPE's, on the other side
+  /// of the original context. Keys of both do not go together: truncate(0) and prefill() take all anew, as
+  /// transformers does. A step or extend() past that end throws std::runtime_error.
   [[nodiscard]] virtual bool turns_otherwise(size_t /*tokens*/) const { return false; }
 
   /// Called in each step after the attention of each layer that is Keyhole's with its queries and output, `[Hq, d]`, in

@@ -1,4 +1,4 @@
-// The families of models that the decoder knows, as a table: what their config.json leaves unsaid.
+// The families of models that the decoder knows, as a table of what their config.json does not say.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct Family {
   Sliding sliding = Sliding::none;
   uint32_t pattern = 0;  ///< n of Sliding::pattern
 
-  // What config.json may leave out; 0: it may not.
+  // Values for fields that config.json may leave out; 0: it may not.
   uint32_t vocab_size = 0;
   uint32_t q_heads = 0;
   uint32_t kv_heads = 0;  ///< 0: as many as query heads
@@ -48,9 +48,9 @@ struct Family {
   bool tied_output = false;
 };
 
-/// The family of that name, or nullptr.
+/// The family of that model_type, or nullptr.
 [[nodiscard]] const Family* find_family(const std::string& model_type);
-/// `"llama", "mistral", ...` for messages.
+/// The families for error texts: `"llama", "mistral", ...`.
 [[nodiscard]] std::string family_names();
 
 }  // namespace keyhole::tools

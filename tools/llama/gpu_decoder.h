@@ -9,12 +9,12 @@
 
 namespace keyhole::tools {
 
-/// With a cache on the same GPU a step is enqueued whole, attention included, mostly as a CUDA graph, and waited for
-/// once. With a cache on the host, or a hook, q, k and v of each layer come to the host and the output goes back: some
-/// 20 us a layer.
+/// Decodes on a GPU. With a cache on the same GPU a whole step is enqueued, attention included, mostly as a CUDA
+/// graph, and waited for once. With a cache on the host, or a hook, q, k and v of each layer come to the host and the
+/// output goes back: some 20 us a layer.
 class GpuDecoder final : public Decoder {
  public:
-  /// Borrows both.
+  /// Borrows the model and the cache.
   GpuDecoder(const GpuModel& model, KeyholeCache& cache, HeldTokens held = {});
   ~GpuDecoder() override;
 
@@ -22,8 +22,8 @@ class GpuDecoder final : public Decoder {
   std::span<const float> prefill(std::span<const uint32_t> tokens,
                                  const PrefillProgress& progress) override;
   std::span<const float> step(uint32_t token) override;
-  /// Products of all tokens together, so that the weights are read once; attention through the cache, token by token. With
-  /// a hook by steps.
+  /// Computes the products of all tokens together, so that the weights are read once, and attention through the
+  /// cache, token by token. With a hook it goes by steps.
   std::span<const float> extend(std::span<const uint32_t> tokens) override;
   [[nodiscard]] size_t tokens_at_once() const override;
   void take_at_once(size_t tokens) override;
@@ -32,7 +32,8 @@ class GpuDecoder final : public Decoder {
   [[nodiscard]] size_t rope_tokens() const override;
   [[nodiscard]] bool turns_otherwise(size_t tokens) const override;
   void set_attention_hook(AttentionHook hook) override;
-  /// Projections, MLP and logits by the GPU's clock in every 8th step; attention is the rest of the wall time.
+  /// Times of projections, MLP and logits by the GPU's clock in every 8th step; attention is the rest of the wall
+  /// time.
   [[nodiscard]] const StepTimes& times() const override;
   void reset_times() override;
 

@@ -1,4 +1,5 @@
-// Attention of one query head of a prompt on a GPU, by any pattern. No CUDA in this header; without it the constructor throws.
+// Attention of one query head of a prompt on a GPU, by any pattern. No CUDA in this header; in a build without CUDA
+// the constructor throws.
 #pragma once
 
 #include <keyhole/prefill.h>
@@ -9,7 +10,8 @@
 
 namespace keyhole::tools {
 
-/// One query head of a prompt on the host, in fp32, after RoPE: `[tokens, head_dim]`, widths in elements between tokens.
+/// The rows of one query head of a prompt on the host, in fp32, after RoPE: `[tokens, head_dim]`, widths in elements
+/// between tokens.
 struct HeadRows {
   const float* q = nullptr;
   const float* k = nullptr;
@@ -18,7 +20,7 @@ struct HeadRows {
   size_t tokens = 0;
 };
 
-/// One head after the other, in fp16. Throws std::runtime_error: what CUDA says.
+/// Attends one head after the other, in fp16. Throws std::runtime_error with CUDA's text.
 class GpuHead {
  public:
   explicit GpuHead(uint32_t dim);
@@ -26,10 +28,10 @@ class GpuHead {
   GpuHead(const GpuHead&) = delete;
   GpuHead& operator=(const GpuHead&) = delete;
 
-  /// Brings its rows to the GPU, and waits for all other work there.
+  /// Copies the head's rows to the GPU, and waits for all other work there.
   void take(const HeadRows& head);
-  /// Attends by the prompt, which is of an engine of one such head on the GPU; out `[tokens, dim]`, lse `[tokens]` in host memory.
-  /// Returns the GPU's seconds. Throws LibraryError.
+  /// Attends by `prompt`, which is of an engine of one such head on the GPU; out `[tokens, dim]`, lse `[tokens]` in
+  /// host memory. Returns the GPU's seconds. Throws LibraryError.
   double attend(keyhole_prompt* prompt, float* out, float* lse);
 
  private:

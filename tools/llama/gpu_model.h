@@ -1,5 +1,5 @@
-// A Llama's weights on a GPU, and running prompts there. No CUDA in this header; where the build has none, or the
-// machine, gpu_refusal() says so and the constructor throws the same.
+// A Llama's weights on a GPU, and running prompts there. No CUDA in this header. Where the build or the machine has
+// none, gpu_refusal() says so and the constructor throws the same.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,8 @@ namespace keyhole::tools {
 /// Throws LibraryError where the library takes no such pattern for prompts of the model.
 void check_prefill_pattern(const LlamaConfig& config, const std::string& pattern);
 
-/// Weights as bf16 where that loses nothing, else as sums of two bf16. Immutable: several decoders may share one.
+/// The weights, as bf16 where that loses nothing, else as sums of two bf16. Immutable: several decoders may share
+/// one.
 class GpuModel {
  public:
   /// Borrows the model. Throws std::runtime_error: gpu_refusal(), or what CUDA says (no memory).
@@ -32,32 +33,33 @@ class GpuModel {
   GpuModel& operator=(const GpuModel&) = delete;
 
   [[nodiscard]] const LlamaModel& host() const { return model_; }
-  /// e.g. "NVIDIA H200".
+  /// The name of the GPU, e.g. "NVIDIA H200".
   [[nodiscard]] const std::string& device_name() const { return device_name_; }
 
   /// Takes note of how much of the card's memory is in use, by this program and others. Any thread.
   void note_memory() const noexcept;
-  /// The most that was noted, bytes: after loading, at each layer of a prompt, and at one step of 64.
+  /// The most bytes that were noted: after loading, at each layer of a prompt, and at one step of 64.
   [[nodiscard]] uint64_t memory_peak() const { return memory_peak_; }
 
-  /// What the queries of prompts of more than 4096 tokens attend, as keyhole_prompt_create() takes it; "dense" at first. Before
-  /// prompts.
+  /// Sets which keys the queries of prompts of more than 4096 tokens attend, as keyhole_prompt_create() takes it;
+  /// "dense" at first. Call it before prompts.
   void set_prefill_pattern(std::string pattern) { prefill_pattern_ = std::move(pattern); }
   [[nodiscard]] const std::string& prefill_pattern() const { return prefill_pattern_; }
-  /// Tokens whose activations are there at once, and whose queries choose what they attend; 0, as at first: as many as
-  /// 1 GiB has room for, 8192 at most.
+  /// Sets how many tokens have their activations in memory at once; their queries together choose what they attend.
+  /// 0, as at first: as many as 1 GiB has room for, 8192 at most.
   void set_prefill_chunk(size_t chunk) { prefill_chunk_ = chunk; }
   [[nodiscard]] size_t prefill_chunk() const { return prefill_chunk_; }
-  /// Of the blocks of tokens that the queries of the last prompt saw, the share that they attended. Any thread.
+  /// Notes the share of the blocks seen by the queries of the last prompt that they attended. Any thread.
   void note_prefill_share(double share) const noexcept { prefill_share_ = share; }
   [[nodiscard]] double prefill_share() const { return prefill_share_; }
 
-  /// Of a layer's outputs, by token and query head: relative errors beside dense attention to the same q, k and v.
+  /// The relative errors of a layer's outputs, by token and query head, against dense attention to the same q, k and
+  /// v.
   struct PrefillErrors {
     uint32_t layer = 0;
     double median = 0.0, p95 = 0.0;
   };
-  /// Attention of prompts is computed a second time, densely, and compared. Off at first. Before prompts.
+  /// Makes prompts compute their attention a second time, densely, to compare. Off at first. Call it before prompts.
   void check_prefill(bool checks = true) { checks_prefill_ = checks; }
   [[nodiscard]] bool checks_prefill() const { return checks_prefill_; }
   void note_prefill_errors(std::vector<PrefillErrors> errors) const {
@@ -80,16 +82,16 @@ class GpuModel {
   mutable std::vector<PrefillErrors> prefill_errors_;
 };
 
-/// Who takes q, K and V of a prompt where they are.
+/// The receiver of q, K and V of a prompt in device memory.
 struct DeviceSink {
   ElementType type = ElementType::f32;  ///< that k and v are wanted in: f32, f16 or bf16
-  /// Called as a LayerSink. The chunk is there, and may change as soon as the call returns.
+  /// Called like a LayerSink. The chunk is complete, and may change as soon as the call returns.
   std::function<void(const DeviceLayerChunk&)> take;
 };
 
-/// As prefill() of prefill.h, computed on the GPU: the same logits but for rounding (attention in fp16 with fp32
-/// sums, products of numbers with 16 bits), and the same hand-over to `sink`, while the GPU goes on. times: written, by the GPU's
-/// clock, of the hand-over by the host's; null: not wanted.
+/// Computes prefill() of prefill.h on the GPU: the same logits up to rounding (attention in fp16 with fp32 sums,
+/// products of numbers with 16 bits), and the same hand-over to `sink`, while the GPU goes on. times: written, by the
+/// GPU's clock, for the hand-over by the host's; null: not wanted.
 ///
 /// Hidden states of all tokens, RoPE's table and one layer's K and V (fp16) lie on the card, beside the activations
 /// of a chunk of tokens: of 128k tokens of a model with 384 hidden and 2 KV heads of 128 elements, 0.8 GB.
@@ -98,7 +100,8 @@ struct DeviceSink {
                                              const LayerSink& sink,
                                              const PrefillProgress& progress = {},
                                              PrefillTimes* times = nullptr);
-/// The same for a sink on the GPU: a third to a half of the bytes, which leave the card at most once.
+/// gpu_prefill() for a sink on the GPU: it takes a third to a half of the bytes, and they leave the card at most
+/// once.
 [[nodiscard]] std::vector<float> gpu_prefill_to_device(const GpuModel& model,
                                                        std::span<const uint32_t> tokens,
                                                        const DeviceSink& sink,

@@ -26,7 +26,7 @@ size_t chunk_tokens(const LlamaConfig& config, size_t n) {
   return std::min(n, std::clamp<size_t>(fitting, 128, kLongestChunk));
 }
 
-/// Of all kinds of layers together.
+/// Pairs of all kinds of layers together.
 size_t rope_pairs(const LlamaConfig& config) {
   const bool slides = config.full_layers() < config.layers;
   return config.rope.dims / 2 + (slides ? config.sliding_rope.dims / 2 : 0);
@@ -59,7 +59,8 @@ uint64_t GpuChunkSizes::device_bytes() const {
 
 GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, size_t export_bytes,
                                   std::string_view pattern, size_t wanted_chunk) {
-  // As keyhole_prompt_attend() says: of 16 tiles of queries at least, a list and 8 samples of each block of 64 tokens.
+  // What keyhole_prompt_attend() says: for at least 16 tiles of queries, a list and 8 samples of each block of 64
+  // tokens.
   constexpr size_t kListBytes = size_t{160} << 20U;
   const size_t least_lists =
       size_t{16} * (8 * sizeof(float) + 2) * config.q_heads * (tokens / 64 + 1);

@@ -1,5 +1,5 @@
-// How much memory a model takes on a GPU beside its session: the sizes that the code allocates by, known before anything of the
-// model is read. No CUDA here.
+// The memory that a model takes on a GPU beside its session: the sizes by which the code allocates, known before
+// anything of the model is read. No CUDA here.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace keyhole::tools {
 
-/// Device memory that an allocation of `bytes` takes from the card: cudaMalloc gives 512 bytes at a time, large ones in pages
-/// of 2 MiB.
+/// The device memory that an allocation of `bytes` takes from the card: cudaMalloc gives 512 bytes at a time, and
+/// large ones in pages of 2 MiB.
 [[nodiscard]] uint64_t on_card(uint64_t bytes);
 
 /// Device memory that products of matrices may use beside their arrays, in bytes.
@@ -24,7 +24,7 @@ struct GpuChunkSizes {
   size_t wide = 0;   ///< float `[chunk, qkv]`, `[chunk, gate and up]` or `[chunk, hidden]`
   size_t normed = 0, attended = 0, inner = 0;  ///< two __nv_bfloat16 each, `[chunk, ...]`
 
-  /// With the products' workspace.
+  /// Bytes of all of them, with the products' workspace.
   [[nodiscard]] uint64_t device_bytes() const;
 };
 [[nodiscard]] GpuChunkSizes gpu_chunk_sizes(const LlamaConfig& config, size_t tokens);
@@ -45,30 +45,31 @@ struct GpuPrefillSizes {
 
   [[nodiscard]] uint64_t device_bytes() const;
 };
-/// Attention of a prompt of so many tokens, or of any of a model in fp32, is computed as in fp32: with operands of two fp16. It
-/// takes three times as long as with one, but of so short a prompt a tenth of all.
+/// Attention of prompts up to this many tokens, and of all prompts of a model in fp32, is computed as in fp32, with
+/// operands of two fp16. It takes three times as long as with one, but for so short a prompt that is a tenth of the
+/// whole.
 inline constexpr size_t kFineTokens = 4096;
 
-/// Of a prompt of `tokens` tokens; a sink takes q, K and V of every layer in numbers of `export_bytes` bytes: 4 or 2, or 0
-/// without one. Chunks are the same for all of them.
-/// pattern: of the prompt's attention, as the library takes it; others than "dense" have operands of one fp16, and lists of
-/// blocks. chunk: GpuModel::set_prefill_chunk().
+/// The sizes for a prompt of `tokens` tokens. A sink takes q, K and V of every layer in numbers of `export_bytes`
+/// bytes: 4 or 2, or 0 without a sink. Chunks are the same for all of them.
+/// pattern: that of the prompt's attention, as the library takes it; others than "dense" have operands of one fp16, and
+/// lists of blocks. chunk: GpuModel::set_prefill_chunk().
 [[nodiscard]] GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens,
                                                 size_t export_bytes, std::string_view pattern,
                                                 size_t chunk = 0);
 
-/// Tokens that a GpuDecoder takes at once behind those that there are: enough that the weights, and the offloaded keys and
-/// values, are read seldom, few enough that a person who interrupts waits but a moment.
+/// Number of tokens that a GpuDecoder takes at once behind those that are there: enough that the weights, and the
+/// offloaded keys and values, are read seldom, and few enough that a person who interrupts waits only a moment.
 inline constexpr size_t kGpuTokensAtOnce = 512;
-/// Device memory that this takes while it lasts.
+/// Bytes of device memory that taking so many tokens needs while it lasts.
 [[nodiscard]] uint64_t gpu_extension_bytes(const LlamaConfig& config);
 
-/// Device memory of a GpuDecoder's buffers for one token.
+/// Bytes of device memory of a GpuDecoder's buffers for one token.
 [[nodiscard]] uint64_t gpu_step_bytes(const LlamaConfig& config);
 
-/// Device memory of a GpuModel, from the headers of the folder's safetensors files: 2 bytes a number of a bf16 matrix, 4 of
-/// others (sums of two bf16; 2 where all of them happen to be bf16 numbers, which only reading them shows), 4 of vectors;
-/// nothing of what is not run (weights.h: stays_in_file()).
+/// Bytes of device memory of a GpuModel, from the headers of the folder's safetensors files: 2 a number of a bf16
+/// matrix, 4 of others (sums of two bf16; 2 where all of them happen to be bf16 numbers, which only reading them
+/// shows), 4 of vectors; nothing for parts that are not run (weights.h: stays_in_file()).
 /// Throws std::runtime_error for a folder whose files are missing or broken.
 [[nodiscard]] uint64_t gpu_weight_bytes(const std::filesystem::path& folder,
                                         const LlamaConfig& config);

@@ -1,4 +1,4 @@
-// What a build without CUDA has of the GPU decoder: a clear answer.
+// The GPU decoder in a build without CUDA: a clear answer.
 #include <stdexcept>
 
 #include "tools/llama/gpu_decoder.h"

@@ -139,7 +139,7 @@ size_t HostDecoder::tokens_at_once() const { return hook_ ? 1 : at_once_; }
 
 size_t HostDecoder::worth_in_prefill(size_t tokens) const {
   if (tokens < kFewestHostTokens || tokens_at_once() == 1) return Decoder::worth_in_prefill(tokens);
-  // The same products. A layer's matrices are turned into fp32 for every 256 tokens, not once.
+  // The products are the same; but a layer's matrices are converted to fp32 for every 256 tokens, not once.
   return 2 * tokens;
 }
 

@@ -14,7 +14,7 @@ namespace keyhole::tools {
 
 class HostDecoder final : public Decoder {
  public:
-  /// Borrows all three. hooks: of prompts to come.
+  /// Borrows the model, the cache and the team. hooks: those of prompts to come.
   HostDecoder(const LlamaModel& model, KeyholeCache& cache, Team& team, HeldTokens held = {},
               PrefillHooks hooks = {});
 

@@ -43,7 +43,7 @@ class Extension {
       matrices_.convert(weights, team_);
       project(weights, config_.slides(layer) ? sliding : full);
       cache_.extend({layer, before_, n_, q_.data(), k_.data(), v_.data()}, attended_.data());
-      // Of the last layer, nothing but the last token's output is ever read.
+      // Of the last layer only the last token's output is ever read.
       output_and_mlp(weights, layer + 1 == config_.layers ? n_ - 1 : 0);
     }
     std::vector<float> logits(config_.vocab_size);

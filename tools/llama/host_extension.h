@@ -1,4 +1,4 @@
-// Several tokens at once behind those that the cache has, on the CPU: a later turn of a chat.
+// Takes several tokens at once behind those that the cache has, on the CPU: a later turn of a chat.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@
 
 namespace keyhole::tools {
 
-/// Tokens that are taken together: enough that a layer's matrices, which are read and turned into fp32 once for all of them,
-/// cost little beside the products.
+/// Number of tokens taken together: enough that reading a layer's matrices and converting them to fp32, once for all
+/// of the tokens, costs little beside the products.
 inline constexpr size_t kHostTokensAtOnce = 256;
-/// Of fewer tokens each is a step of its own: it reads a matrix as it lies in its file.
+/// Fewer tokens than this are taken by steps, which read matrices as they lie in their files.
 inline constexpr size_t kFewestHostTokens = 8;
 
-/// Takes `tokens` behind the `before` that the cache has, and returns the logits that follow the last. The ropes are those
-/// of full and of sliding layers. Where it throws, layers may hold some of the tokens.
+/// Takes `tokens` behind the `before` that the cache has, and returns the logits that follow the last. The ropes are
+/// those of full and of sliding layers. Where it throws, layers may hold some of the tokens.
 [[nodiscard]] std::vector<float> host_extend(const LlamaModel& model, KeyholeCache& cache,
                                              Team& team, std::span<const uint32_t> tokens,
                                              uint32_t before, const Rope& full,

@@ -18,7 +18,8 @@ keyhole_dtype kv_dtype_of(const LlamaConfig& model) {
 
 namespace {
 
-// By this much longer than the ranks wait for each other does a session wait for the device, in whose stream their gathers are.
+// A session waits for the device, in whose stream the ranks' gathers are, by this much longer than the ranks wait for
+// each other.
 constexpr uint32_t kBeyondRanksMs = 10000;
 
 /// RoPE's fields, the same in an engine and in a layer.
@@ -147,8 +148,8 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
   keyhole_engine_config made;
   keyhole_engine_config_init(&made);
   check(keyhole_engine_get_config(cache.engine_.get(), &made));
-  // A format works on host memory, which the rows of a step then come through.
-  // So do ranks whose transport gathers host memory alone.
+  // A format works on host memory, so the rows of a step come through it. The same holds for ranks whose transport
+  // gathers host memory alone.
   cache.on_device_ = made.device == KEYHOLE_DEVICE_CUDA && !cache.format_ &&
                      (options.ranks.communicator == nullptr || options.ranks.on_device);
   return cache;

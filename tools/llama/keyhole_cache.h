@@ -1,13 +1,12 @@
-// Everything that a decoder says to Keyhole, in one place: the file to read before embedding the
-// library.
+// Everything that a decoder says to Keyhole, in one place. Read this file before embedding the library.
 //
 // A decoder without Keyhole keeps a KV cache: it appends each token's K and V, and attends to all
 // of them with each query. KeyholeCache has the same two verbs, prefill and attend; behind them a
 // keyhole_session keeps sink and window resident and finds the rest through an index.
 //
-// Layers that attend to a sliding window only (Mistral, Gemma) have nothing to find. The session's first layers are the others,
-// counted from 0; sliding ones follow them. Layers are named by their number in the model here; by that of the session in
-// dense_layers, classifiers and budgets, which go to the library as they are.
+// Layers that attend only to a sliding window (Mistral, Gemma) have nothing to search. The session's first layers are
+// the others, counted from 0; sliding ones follow them. Here layers are named by their number in the model; in
+// dense_layers, classifiers and budgets, which go to the library as they are, by that of the session.
 #pragma once
 
 #include <keyhole/parallel.h>
@@ -26,19 +25,20 @@
 
 namespace keyhole::tools {
 
-/// A number for a row of the table of settings.
+/// A value for a number of the table of settings.
 struct SettingValue {
   const Setting* setting = nullptr;
   double value = 0.0;
 };
 
-/// Ranks that have one cache together; all make the same calls.
+/// The ranks that have one cache together; all make the same calls.
 struct CacheRanks {
   keyhole_communicator* communicator = nullptr;  ///< null: there is one
-  /// Each holds its share of the heads, and gets those of the others with every answer; else its share of the tokens.
+  /// Whether each rank holds its share of the heads, and gets those of the others with every answer; otherwise it
+  /// holds its share of the tokens.
   bool by_heads = false;
   uint32_t block = 0;  ///< of shares of tokens, see keyhole_engine_config.context_block
-  /// The communicator gathers device memory in the order of a stream.
+  /// Whether the communicator gathers device memory in the order of a stream.
   bool on_device = false;
   uint32_t timeout_ms = 0;  ///< of the communicator
 };
@@ -54,9 +54,9 @@ struct KeyholeCacheOptions {
   keyhole_mode mode = KEYHOLE_MODE_INDEXED;
   std::optional<keyhole_dtype> kv_dtype;  ///< absent: that of the model
   keyhole_kv_host kv_host = KEYHOLE_KV_HOST_SAME;
-  /// K and V pass through this format as they enter the cache, so that attention sees what a cache in that format would
-  /// give back. Keyhole itself stores them in kv_dtype (f32 adds no rounding of its own). Steps come through host memory,
-  /// also where sink and window lie on a GPU: on_device() is false.
+  /// K and V pass through this format as they enter the cache, so that attention sees what a cache in that format
+  /// would give back. Keyhole itself stores them in kv_dtype (f32 adds no rounding of its own). Steps then come
+  /// through host memory, even where sink and window lie on a GPU: on_device() is false.
   std::optional<KvFormat> kv_format;
   uint32_t threads = 0;                         ///< the library's workers; 0: its default
   keyhole_device device = KEYHOLE_DEVICE_HOST;  ///< where sink and window lie
@@ -75,38 +75,37 @@ struct KeyholeCacheOptions {
 /// Puts the values into a struct of their table.
 void apply_settings(const std::vector<SettingValue>& values, void* config);
 
-/// Tokens behind a sliding window that are kept for truncate().
+/// Number of tokens behind a sliding window that are kept for truncate().
 inline constexpr uint32_t kWindowSlack = 4096;
 
-/// The KV cache of one sequence. Throws LibraryError with the library's own text. One thread at a
-/// time.
+/// The KV cache of one sequence. Throws LibraryError with the library's own text. One thread at a time.
 class KeyholeCache {
  public:
   KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& options);
-  /// What a saved cache is of, for the library to check: the model's id and the tokens that it holds.
+  /// The content of a saved cache, for the library to check: the model's id and the tokens that it holds.
   struct Contents {
     std::string model;
     std::vector<int32_t> tokens;
   };
-  /// The cache that save() wrote to `path`. Of the options the engine's hold: kv_dtype, threads, device, classifiers; all
-  /// others are the saved ones. kv_format is not allowed. Other contents than these are refused; null: any.
+  /// Loads the cache that save() wrote to `path`. Of the options only the engine's count: kv_dtype, threads, device,
+  /// classifiers; all others are the saved ones. kv_format is not allowed. Other contents than these are refused;
+  /// null: any are taken.
   [[nodiscard]] static KeyholeCache load(const LlamaConfig& model,
                                          const KeyholeCacheOptions& options,
                                          const std::string& path,
                                          const Contents* contents = nullptr);
-  /// Whether this process is to write what belongs to the cache beside it.
+  /// Whether this process shall write the files that accompany the cache.
   [[nodiscard]] bool writes() const { return writes_; }
-  /// Writes tokens, indexes and settings to `path` by keyhole_save(); and what they are, where it is known.
+  /// Writes tokens, indexes and settings to `path` by keyhole_save(), with their contents where they are known.
   void save(const std::string& path, const Contents* contents = nullptr) const;
   /// The session's settings in effect. Its texts and layers are valid until the next call that changes them.
   [[nodiscard]] keyhole_session_config config() const;
 
-  /// Appends a chunk of the prompt to one layer. Its queries guide index types that learn from
-  /// them.
+  /// Appends a chunk of the prompt to one layer. Its queries guide index types that learn from them.
   void prefill(const LayerChunk& chunk);
-  /// The same from device memory, where on_device(). The chunk is there, and its type is kv_type().
+  /// Appends a chunk from device memory, where on_device(). The chunk is complete, and its type is kv_type().
   void prefill(const DeviceLayerChunk& chunk);
-  /// Wall time of those calls.
+  /// Seconds of wall time of the calls of prefill().
   [[nodiscard]] double prefill_seconds() const { return prefill_seconds_; }
   /// Brings what the prefill appended into the index. `progress` may be null.
   void build(keyhole_progress_fn progress, void* user);
@@ -114,56 +113,57 @@ class KeyholeCache {
   /// One layer of one decoding step: appends k and v `[Hkv, d]`, attends with q `[Hq, d]`, writes
   /// out `[Hq, d]`; all fp32 after RoPE.
   void attend(uint32_t layer, const float* q, const float* k, const float* v, float* out);
-  /// The same for several tokens, each of which attends to those before it: out `[tokens, Hq, d]`.
+  /// attend() for several tokens, each of which attends to those before it: out `[tokens, Hq, d]`.
   void extend(const LayerChunk& chunk, float* out);
-  /// By which pattern such calls attend from now on, see keyhole_session_set_extend_pattern;
-  /// empty: none. Of all of them the blocks of tokens that were attended.
+  /// Sets the pattern by which such calls attend from now on, see keyhole_session_set_extend_pattern; empty: none.
+  /// extend_blocks() counts the blocks of tokens that all of them attended.
   void set_extend_pattern(const std::string& pattern);
   [[nodiscard]] PromptBlocks extend_blocks() const;
   /// Attends again without appending.
   void attend(uint32_t layer, const float* q, float* out);
 
-  /// What K and V are stored in: f32, f16 or bf16.
+  /// The type in which K and V are stored: f32, f16 or bf16.
   [[nodiscard]] ElementType kv_type() const { return kv_type_; }
-  /// Whether sink and window lie on a GPU and steps may come from there. If so, a step may be enqueued on a stream of it (a
-  /// cudaStream_t; null: the default one): arrays as of attend(), but in device memory. synchronize() waits for all that was
-  /// enqueued, and throws what went wrong with it.
+  /// Whether sink and window lie on a GPU, so that steps may come from there. Then a step may be enqueued on a stream
+  /// of it (a cudaStream_t; null: the default one), with arrays as in attend(), but in device memory. synchronize()
+  /// waits for all that was enqueued, and throws its errors.
   [[nodiscard]] bool on_device() const { return on_device_; }
   void use_stream(void* stream);
-  /// room: as large as out, in device memory, where shares_heads(); else it may be null.
+  /// room: device memory as large as out, where shares_heads(); otherwise it may be null.
   void enqueue_attend(uint32_t layer, const float* q, const float* k, const float* v, float* out,
                       float* room);
-  /// Whether ranks share the heads: then the other ranks' answers come with this one's, and several tokens are not enqueued at once.
+  /// Whether ranks share the heads. Then the other ranks' answers come with this one's, and several tokens are not
+  /// enqueued at once.
   [[nodiscard]] bool shares_heads() const { return heads_of_ranks_ != nullptr; }
-  /// Where shares_heads(), on all ranks: throws where one has failed (why: this one's reason) or does not come, and then nothing on
-  /// the stream waits for it any more.
+  /// Call it on all ranks where shares_heads(): throws where one of them has failed (why: this rank's reason) or does
+  /// not come; then nothing on the stream waits for it any more.
   void meet_ranks(const std::exception* why = nullptr);
-  /// The same for n tokens behind those there are, each of which attends to those before it: q, out `[n, Hq, d]`, k, v
-  /// `[n, Hkv, d]`.
+  /// enqueue_attend() for n tokens behind those that are there, each of which attends to those before it: q, out `[n,
+  /// Hq, d]`, k, v `[n, Hkv, d]`.
   void enqueue_extend(uint32_t layer, uint32_t n, const float* q, const float* k, const float* v,
                       float* out);
   void synchronize();
-  /// Whether steps on the stream may be captured in a graph; announce() comes before each launch of
-  /// it. False where the session has changed since: the steps are to be captured again, after synchronize().
+  /// Whether steps on the stream may be captured in a graph. announce() comes before each launch of it, and returns
+  /// false where the session has changed since: then the steps must be captured again, after synchronize().
   [[nodiscard]] bool can_be_captured() const;
   [[nodiscard]] bool announce();
 
-  /// Forgets all tokens from `tokens` on. Throws std::runtime_error, and changes nothing, where a sliding window would begin
-  /// before what is kept (kWindowSlack tokens behind it).
+  /// Forgets all tokens from `tokens` on. Throws std::runtime_error, and changes nothing, where a sliding window
+  /// would begin before the kept tokens (kWindowSlack behind it).
   void truncate(uint32_t tokens);
 
-  /// Other ways to attend to the same tokens; set_index wants a build() before the index is used.
+  /// Change how the same tokens are attended. set_index() needs a build() before the index is used.
   void set_index(const std::string& spec);
   void set_mode(keyhole_mode mode, uint32_t top_k);
   void set_attend(keyhole_attend_mode attend, float min_weight);
-  /// For every head. A tail or target wants a build() where the heads had none before.
+  /// Sets the budget of every head. A tail or target needs a build() where the heads had none before.
   void set_budget(const keyhole_budget& budget);
 
-  /// A copy of the sequence that goes on by itself.
+  /// Copies the sequence; the copy goes on by itself.
   [[nodiscard]] KeyholeCache fork() const;
 
   [[nodiscard]] keyhole_statistics statistics() const;
-  /// Whether steps are audited, and what that has found; waits for audits under way.
+  /// Whether steps are audited; audit() gives the findings, and waits for audits under way.
   [[nodiscard]] bool audited() const { return audited_; }
   [[nodiscard]] keyhole_audit audit() const;
   void reset_statistics();
@@ -171,25 +171,26 @@ class KeyholeCache {
 
  private:
   KeyholeCache() = default;
-  /// Without a session yet.
+  /// Makes a cache that has no session yet.
   static KeyholeCache with_engine(const LlamaConfig& model, const KeyholeCacheOptions& options);
   void append(uint32_t layer, const keyhole_tensor& k, const keyhole_tensor& v,
               const keyhole_tensor& q);
   [[nodiscard]] keyhole_tensor heads(const float* data, uint32_t heads,
                                      keyhole_memory memory = KEYHOLE_HOST) const;
-  /// `count` numbers as kv_format gives them back: `data` itself without one, else in `room`.
+  /// The `count` numbers as kv_format gives them back: `data` itself without a format, otherwise in `room`.
   const float* stored(const float* data, size_t count, std::vector<float>& room) const;
 
-  /// Heads [first, first + own) of rows of `heads` heads, for n tokens.
+  /// Describes heads [first, first + own) of rows of `heads` heads, for n tokens.
   [[nodiscard]] keyhole_tensor own_rows(const void* data, uint32_t heads, uint32_t own,
                                         size_t tokens, keyhole_memory memory = KEYHOLE_HOST,
                                         keyhole_dtype dtype = KEYHOLE_F32) const;
-  /// Where the own heads' answers to n tokens go: `out`, or what gather_heads() then puts there with those of the others.
+  /// Where the own heads' answers to n tokens are written: `out`, or memory from which gather_heads() puts them there
+  /// with the others'.
   [[nodiscard]] float* own_out(float* out, size_t tokens);
   void gather_heads(float* out, size_t tokens);
 
   uint32_t q_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
-  // By heads: the session has some of them.
+  // The ranks that share the heads, where the session has only some of them.
   keyhole_communicator* heads_of_ranks_ = nullptr;  ///< null: it has all
   uint32_t own_q_heads_ = 0, own_kv_heads_ = 0;
   std::vector<float> own_out_, all_out_;
@@ -206,8 +207,7 @@ class KeyholeCache {
   Session session_;
 };
 
-/// The dtype of a model's K and V: F32, F16 or BF16 as its config.json says, F16 where it says none
-/// of these.
+/// The dtype of a model's K and V: F32, F16 or BF16 as its config.json says, F16 where it says something else.
 [[nodiscard]] keyhole_dtype kv_dtype_of(const LlamaConfig& model);
 
 /// The engine's shape fields, kv_dtype, scale and soft-cap for a model, and RoPE where the library knows how to undo it
@@ -215,8 +215,8 @@ class KeyholeCache {
 /// model that has none, one that stays empty.
 [[nodiscard]] keyhole_engine_config engine_config(const LlamaConfig& model);
 
-/// Gives the config of engine_config() the sliding layers as well, behind the others, in the order of the model. The structs of
-/// all layers, to which it points then.
+/// Adds the sliding layers to the config of engine_config(), behind the others, in the order of the model. Returns
+/// the structs of all layers, to which the config then points.
 [[nodiscard]] std::vector<keyhole_layer_config> add_sliding_layers(const LlamaConfig& model,
                                                                    keyhole_engine_config& config);
 

@@ -1,4 +1,4 @@
-// What a step and a prompt do alike with the rows of a layer, family by family as its LlamaConfig says.
+// The arithmetic on the rows of a layer that a step and a prompt share, family by family as the LlamaConfig says.
 #pragma once
 
 #include "tools/llama/rope.h"
@@ -7,13 +7,13 @@
 
 namespace keyhole::tools {
 
-/// The rows' loops of one model. Borrows the config.
+/// Loops over rows for one model. Borrows the config.
 class LayerMath {
  public:
   explicit LayerMath(const LlamaConfig& config)
       : config_(config), eps_(static_cast<float>(config.rms_norm_eps)) {}
 
-  /// One row of the embedding, `[hidden]`.
+  /// Writes one row of the embedding, `[hidden]`.
   void embed(const Matrix& embedding, uint32_t token, float* out) const {
     embedding.rows_to_f32(token, token + 1, out);
     if (config_.embedding_scale != 1.0) {
@@ -21,13 +21,13 @@ class LayerMath {
     }
   }
 
-  /// out = norm of x, both `[hidden]`; out may be x.
+  /// Writes out = norm of x, both `[hidden]`; out may be x.
   void normalise(const std::vector<float>& weight, const float* x, float* out) const {
     rms_norm(x, weight.data(), weight.size(), eps_, out);
   }
 
-  /// From the product with W_qkv to what attention takes: bias, norms of heads, RoPE. q, k and v lie one behind the
-  /// other.
+  /// Turns the product with W_qkv into what attention takes: bias, norms of heads, RoPE. q, k and v lie one behind
+  /// the other.
   void finish_qkv(const LayerWeights& weights, const Rope& rope, const float* cosines,
                   const float* sines, float* qkv) const {
     add_bias(weights.qkv_bias, qkv);
@@ -38,7 +38,7 @@ class LayerMath {
     rope.rotate(k, config_.kv_heads, cosines, sines);
   }
 
-  /// hidden += update `[hidden]`, the product with W_o or W_down, behind its bias and norm.
+  /// Computes hidden += update `[hidden]`, the product with W_o or W_down, after its bias and norm.
   void add_update(const std::vector<float>& bias, const std::vector<float>& norm, float* update,
                   float* hidden) const {
     add_bias(bias, update);
@@ -46,7 +46,8 @@ class LayerMath {
     add(update, config_.hidden_size, hidden);
   }
 
-  /// out = activation(gate) * up, `[intermediate]`; out may be gate_up, where gate and up lie one behind the other.
+  /// Computes out = activation(gate) * up, `[intermediate]`; out may be gate_up, where gate and up lie one behind the
+  /// other.
   void activate(const LayerWeights& weights, float* gate_up, float* out) const {
     add_bias(weights.gate_up_bias, gate_up);
     const size_t inner = config_.intermediate_size;
@@ -57,7 +58,7 @@ class LayerMath {
     }
   }
 
-  /// `[vocab]`, in place.
+  /// Finishes logits `[vocab]` in place.
   void finish_logits(float* logits) const {
     if (config_.final_softcap > 0.0) {
       soft_cap(static_cast<float>(config_.final_softcap), config_.vocab_size, logits);

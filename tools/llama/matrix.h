@@ -9,7 +9,8 @@
 
 namespace keyhole::tools {
 
-/// Rows of a matrix that lie one after the other: mostly a tensor of a mapped file. Borrowed; aligned to its numbers.
+/// Rows of a matrix that lie one after the other, mostly in a tensor of a mapped file. Borrowed; aligned to its
+/// numbers.
 struct MatrixPart {
   size_t rows = 0;
   ElementType type = ElementType::f32;  ///< f32, f16 or bf16
@@ -24,11 +25,11 @@ struct Matrix {
   std::vector<MatrixPart> parts;
 
   [[nodiscard]] size_t bytes() const;
-  /// fp32 of rows [first, last), `[last - first, cols]`; exact.
+  /// Converts rows [first, last) to fp32, `[last - first, cols]`; exact.
   void rows_to_f32(size_t first, size_t last, float* out) const;
 };
 
-/// y = W x, spread over the team; x `[cols]`, y `[rows]`.
+/// Computes y = W x, spread over the team; x `[cols]`, y `[rows]`.
 void multiply(const Matrix& matrix, const float* x, Team& team, float* y);
 
 }  // namespace keyhole::tools

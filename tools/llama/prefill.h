@@ -11,8 +11,8 @@
 
 namespace keyhole::tools {
 
-/// Keys, values and queries of consecutive tokens of one layer, after RoPE, dense and row-major.
-/// Borrowed: valid during the call that hands it over.
+/// Keys, values and queries of consecutive tokens of one layer, after RoPE, dense and row-major. Borrowed: valid
+/// during the call that hands them over.
 struct LayerChunk {
   uint32_t layer = 0;
   size_t first_token = 0;
@@ -22,7 +22,7 @@ struct LayerChunk {
   const float* v = nullptr;  ///< `[tokens, Hkv, d]`
 };
 
-/// The same in the memory of a GPU, for a cache that lies there, too.
+/// A LayerChunk in the memory of a GPU, for a cache that lies there, too.
 struct DeviceLayerChunk {
   uint32_t layer = 0;
   size_t first_token = 0;
@@ -38,21 +38,22 @@ using LayerSink = std::function<void(const LayerChunk&)>;
 /// Called on the calling thread with the share of the work that is done, 0..1, rising.
 using PrefillProgress = std::function<void(double fraction)>;
 
-/// What attends in place of exact attention: q `[tokens - first, Hq, d]` of the tokens from `first` up to `tokens` becomes their
-/// output; k and v are of all `tokens`. Called layer by layer, tokens in rising order. Not asked for sliding layers, nor for the last layer, which attends one token.
+/// Attends in place of exact attention: q `[tokens - first, Hq, d]` of the tokens from `first` up to `tokens` becomes
+/// their output; k and v are of all `tokens`. Called layer by layer, tokens in rising order; not for sliding layers,
+/// nor for the last layer, where only one token attends.
 using PromptAttend = std::function<void(uint32_t layer, size_t first, size_t tokens, float* q,
                                         const float* k, const float* v)>;
-/// Blocks of 64 tokens that queries have attended, and that they saw.
+/// Numbers of blocks of 64 tokens that queries have attended, and that they saw.
 struct PromptBlocks {
   uint64_t attended = 0, seen = 0;
 
-  /// 1 where nothing was chosen.
+  /// The attended share of the blocks; 1 where nothing was chosen.
   [[nodiscard]] double share() const {
     return seen == 0 ? 1.0 : static_cast<double>(attended) / static_cast<double>(seen);
   }
 };
 
-/// Seconds of a prompt's stages.
+/// The seconds of a prompt's stages.
 struct PrefillTimes {
   double weights = 0;      ///< to fp32
   double projections = 0;  ///< embedding, norms, q, k and v, RoPE
@@ -79,7 +80,7 @@ struct PrefillHooks {
                                          const PrefillProgress& progress = {},
                                          const PrefillHooks& hooks = {});
 
-/// Throws if a token is not in the vocabulary; names its place and the size of the vocabulary.
+/// Throws if a token is not in the vocabulary; the text names its place and the size of the vocabulary.
 void check_tokens(const LlamaConfig& config, std::span<const uint32_t> tokens);
 
 }  // namespace keyhole::tools

@@ -1,4 +1,4 @@
-// Weights brought from the disk into memory by several threads, before they are needed.
+// Brings weights from the disk into memory by several threads, before they are needed.
 #pragma once
 
 #include <cstdint>

@@ -12,15 +12,15 @@ namespace keyhole::tools {
 
 class Rope {
  public:
-  /// That of the layers that attend to all tokens.
+  /// RoPE of the layers that attend to all tokens.
   explicit Rope(const LlamaConfig& config) : Rope(config.head_dim, config.rope) {}
   /// `rope_tokens`, the length of a sequence, chooses between LongRoPE's frequencies.
   Rope(uint32_t head_dim, const RopeSettings& settings, size_t rope_tokens = 0);
-  /// Of whole heads.
+  /// RoPE of whole heads.
   Rope(uint32_t head_dim, double theta, const RopeScaling& scaling)
       : Rope(head_dim, RopeSettings{theta, scaling, head_dim}) {}
 
-  /// Radians per token of each pair: d/2 of whole heads.
+  /// Radians per token of each pair: d/2 pairs where whole heads are turned.
   [[nodiscard]] const std::vector<double>& frequencies() const { return frequencies_; }
   [[nodiscard]] size_t pairs() const { return frequencies_.size(); }
 
@@ -28,7 +28,7 @@ class Rope {
   /// position 131072 an fp32 product is wrong by up to 0.008 rad in the fastest pair.
   void angles(uint32_t position, float* cosines, float* sines) const;
 
-  /// The position from which these frequencies are not the model's: LongRoPE's short factors end with the original
+  /// The position from which on these frequencies are not the model's: LongRoPE's short factors end with the original
   /// context.
   [[nodiscard]] size_t end() const { return end_; }
 
@@ -42,14 +42,14 @@ class Rope {
   std::vector<double> frequencies_;
 };
 
-/// Whether a sequence of `tokens` tokens has other frequencies in some layer than one of `rope_tokens`: LongRoPE's, where
-/// the original context lies between the two.
+/// Whether a sequence of `tokens` tokens has other frequencies in some layer than one of `rope_tokens`: LongRoPE's
+/// differ where the original context lies between the two.
 [[nodiscard]] bool turns_otherwise(const LlamaConfig& config, size_t rope_tokens, size_t tokens);
-/// Whether there are lengths between which it does.
+/// Whether there are lengths between which turns_otherwise() is true.
 [[nodiscard]] bool has_longrope(const LlamaConfig& config);
 
-/// Throws std::runtime_error where a sequence of `tokens` tokens passes `end`, a Rope's end(): every key before it would
-/// have to be turned anew.
+/// Throws std::runtime_error where a sequence of `tokens` tokens passes `end`, a Rope's end(): every key before it
+/// would have to be turned anew.
 void check_rope_end(size_t tokens, size_t end);
 
 }  // namespace keyhole::tools

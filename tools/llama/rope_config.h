@@ -21,14 +21,14 @@ struct RopeScaling {
   double beta_slow = 1.0;   ///< yarn: turns below which they are slowed down by the factor
   bool whole_pairs = true;  ///< yarn: the borders between the two are rounded outwards
   double attention_factor = 1.0;  ///< yarn, longrope: what cos and sin are multiplied by
-  /// longrope: each pair is slowed down by its own factor; another one where the prompt is longer than the original
-  /// context. As many as pairs.
+  /// longrope: the factor by which each pair is slowed down, in prompts up to the original context and in longer
+  /// ones. As many as pairs.
   std::vector<double> short_factors, long_factors;
 
   bool operator==(const RopeScaling&) const = default;
 };
 
-/// RoPE of a layer.
+/// The RoPE settings of a layer.
 struct RopeSettings {
   double theta = 10000.0;
   RopeScaling scaling;
@@ -37,7 +37,7 @@ struct RopeSettings {
   bool operator==(const RopeSettings&) const = default;
 };
 
-/// What a family says of RoPE.
+/// The rules of a family for RoPE.
 struct RopeRules {
   double theta = 10000.0;      ///< where config.json gives none
   double sliding_theta = 0.0;  ///< > 0: sliding layers have a RoPE of their own, without scaling
@@ -51,7 +51,8 @@ struct RopeRules {
 struct Ropes {
   RopeSettings full;     ///< of layers that attend to all tokens
   RopeSettings sliding;  ///< of those with a sliding window
-  /// Fields of the scaling that nothing reads, each once: other programs may, and then compute something else.
+  /// Fields of the scaling that nothing here reads, each once: other programs may read them, and then compute
+  /// something else.
   std::vector<std::string> unread;
 };
 

@@ -17,8 +17,8 @@ namespace keyhole::tools {
 
 class Team {
  public:
-  /// As many threads in all as given, the caller's included; 0: as many as the machine has cores.
-  /// At most 64: what Debian's OpenBLAS serves at once.
+  /// Starts threads; `threads` counts all of them, the caller's included; 0: as many as the machine has cores. At
+  /// most 64, which Debian's OpenBLAS serves at once.
   explicit Team(unsigned threads = 0);
   ~Team();
   Team(const Team&) = delete;
@@ -26,10 +26,10 @@ class Team {
 
   [[nodiscard]] unsigned size() const { return static_cast<unsigned>(threads_.size()) + 1; }
 
-  /// body(item, member) for every item in [0, count), each once, in rising order of their start;
-  /// member < size() tells scratch space apart; member 0 is the caller. Returns when all are done. One
-  /// caller at a time. body may throw on member 0 only (a progress callback that gives up): the items
-  /// that no thread has begun are then left out.
+  /// Calls body(item, member) for every item in [0, count), each once, in rising order of their start, and returns
+  /// when all are done. member < size() tells scratch space apart; member 0 is the caller. One caller at a time. body
+  /// may throw on member 0 only (a progress callback that gives up): items that no thread has begun are then left
+  /// out.
   template <class Body>
   void for_each(size_t count, Body&& body) {
     using Plain = std::remove_reference_t<Body>;
@@ -56,7 +56,7 @@ class Team {
   Work work_;
   std::atomic<size_t> next_{0};     // first item that no thread has taken
   std::atomic<uint32_t> round_{0};  // raised when work_ is new: what idle workers wait on
-  // Workers inside the current round, and kClosed when no more may enter.
+  // Number of workers inside the current round, and kClosed when no more may enter.
   std::atomic<uint32_t> inside_{kClosed};
   std::atomic<bool> stop_{false};
   std::vector<std::thread> threads_;

@@ -213,8 +213,8 @@ __attribute__((target("avx,f16c"))) void widen_by_f16c(const Float16* x, size_t 
 
 using Widen = void (*)(const Float16*, size_t, float*);
 
-/// The processor's own conversion of fp16, which all with AVX2 have and GCC 12 does not make of portable vectors. By integers it
-/// takes a dozen instructions for a vector, more than all else of a product.
+/// The processor's own conversion of fp16, which all processors with AVX2 have; GCC 12 does not use it for portable
+/// vectors. Converting by integers takes a dozen instructions for a vector, more than the rest of a product.
 Widen best_widen() {
 #ifdef KEYHOLE_F16C
   if (__builtin_cpu_supports("avx") && __builtin_cpu_supports("f16c")) return widen_by_f16c;

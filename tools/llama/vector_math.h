@@ -1,4 +1,4 @@
-// The decoder's own loops over arrays: everything of a model that is not a large matrix product.
+// The decoder's own loops over arrays: all arithmetic of a model that is not a large matrix product.
 //
 // Each function is compiled for AVX-512, AVX2 and the baseline, and the machine's best is chosen when the
 // program is loaded. Results may differ in the last bits between the three.
@@ -20,22 +20,22 @@ struct Float16 {
 /// out[i] = fp32(x[i]), `[n]`; exact.
 void to_f32(const BFloat16* x, size_t n, float* out);
 void to_f32(const Float16* x, size_t n, float* out);
-/// What that is where the processor has no conversion of its own (F16C).
+/// The same conversion for processors without an instruction for it (F16C).
 void to_f32_by_integers(const Float16* x, size_t n, float* out);
 
 /// out = x / sqrt(mean(x^2) + eps) * weight, all `[n]`; out may be x.
 void rms_norm(const float* x, const float* weight, size_t n, float eps, float* out);
 
-/// y[i] = W[i] . x for rows [first, last) of W, row-major with `cols` columns.
+/// Computes y[i] = W[i] . x for rows [first, last) of W, row-major with `cols` columns.
 void matrix_vector(const float* matrix, size_t cols, const float* x, size_t first, size_t last,
                    float* y);
-/// The same for a matrix of 16 bits a number: half the memory traffic, which is what limits this product.
+/// matrix_vector() for matrices of 16 bits a number: half the memory traffic, which limits this product.
 void matrix_vector(const BFloat16* matrix, size_t cols, const float* x, size_t first, size_t last,
                    float* y);
 void matrix_vector(const Float16* matrix, size_t cols, const float* x, size_t first, size_t last,
                    float* y);
 
-/// y += sum of factors[i] * row i of W, for `rows` rows of `cols` columns; y `[cols]`.
+/// Computes y += sum of factors[i] * row i of W, for `rows` rows of `cols` columns; y `[cols]`.
 void add_rows(const float* matrix, size_t cols, const float* factors, size_t rows, float* y);
 void add_rows(const BFloat16* matrix, size_t cols, const float* factors, size_t rows, float* y);
 void add_rows(const Float16* matrix, size_t cols, const float* factors, size_t rows, float* y);
@@ -63,8 +63,8 @@ void add(const float* x, size_t n, float* y);
 /// y *= factor, `[n]`.
 void scale(float factor, size_t n, float* y);
 
-/// exp of each of `[n]`, in place: what the functions above use. Relative error below 3e-7 + 1e-7 * |x|
-/// over [-87, 87]; outside, the value at the nearer end.
+/// Replaces each x of `[n]` by exp(x), as the functions above compute it. Relative error below 3e-7 + 1e-7 * |x| over
+/// [-87, 87]; outside, the value at the nearer end.
 void exp_in_place(float* x, size_t n);
 
 }  // namespace keyhole::tools

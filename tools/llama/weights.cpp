@@ -116,7 +116,7 @@ LayerWeights load_layer(Loader& loader, const LlamaConfig& config, const std::st
   }
   weights.output = matrix(loader, config.q_width(), output);
   if (config.output_bias) weights.output_bias = biases(loader, output);
-  // Where attention's output has a norm of its own, that has the name which is the MLP's elsewhere.
+  // Where attention's output has a norm of its own, that norm has the name which elsewhere is the MLP's.
   if (config.output_norms) {
     weights.output_norm = norm("post_attention_layernorm", hidden);
     weights.mlp_norm = norm("pre_feedforward_layernorm", hidden);

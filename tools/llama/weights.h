@@ -13,7 +13,7 @@
 
 namespace keyhole::tools {
 
-/// Vectors and matrices of a layer; vectors are empty where the family has none.
+/// Vectors and matrices of a layer. A vector is empty where the family has none.
 struct LayerWeights {
   std::vector<float> attention_norm;  ///< `[hidden]`
   Matrix qkv;  ///< `[(Hq + 2*Hkv)*d, hidden]`: q, k, v rows one below the other
@@ -30,8 +30,8 @@ struct LayerWeights {
   std::vector<float> mlp_output_norm;  ///< `[hidden]`: of the MLP's output
 };
 
-/// A model in memory: vectors in fp32 (norms as what they multiply by), matrices as they lie in the mapped files, which live as long as the model does
-/// and must not be changed meanwhile.
+/// A model in memory. Vectors are fp32 (norms as factors); matrices lie in the mapped files, which live as long as
+/// the model does and must not be changed meanwhile.
 struct LlamaModel {
   LlamaConfig config;
   Matrix embedding;  ///< `[vocab, hidden]`
@@ -39,14 +39,14 @@ struct LlamaModel {
   std::vector<float> final_norm;            ///< `[hidden]`
   Matrix lm_head;                           ///< `[vocab, hidden]`; empty if tied
   std::shared_ptr<const Checkpoint> files;  ///< what the matrices point into
-  /// Tensors that begin at an address that is no multiple of their numbers' size, which old files may have.
+  /// Copies of tensors that begin at an address that is no multiple of their numbers' size, which old files may have.
   std::vector<std::shared_ptr<const std::vector<std::byte>>> aligned;
 
   [[nodiscard]] const Matrix& output_projection() const {
     return config.tied_output ? embedding : lm_head;
   }
 
-  /// visit(matrix) for each, in the order in which a step reads them.
+  /// Calls visit(matrix) for each, in the order in which a step reads them.
   template <class Visit>
   void for_each_matrix(const Visit& visit) const {
     visit(embedding);
@@ -66,7 +66,7 @@ struct LlamaModel {
 /// would silently give wrong text).
 [[nodiscard]] LlamaModel load_llama(const std::filesystem::path& folder);
 
-/// Whether a tensor may be left in its file: it follows from what is read, or is of a part that is not run.
+/// Whether a tensor may be left in its file: it follows from what is read, or belongs to a part that is not run.
 [[nodiscard]] bool stays_in_file(const std::string& name, const LlamaConfig& config);
 
 }  // namespace keyhole::tools

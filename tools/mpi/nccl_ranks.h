@@ -1,4 +1,4 @@
-// The ranks of mpirun over NCCL: what they gather then lies in the memory of their GPUs, in the order of a stream.
+// The ranks of mpirun over NCCL: they gather in the memory of their GPUs, in the order of a stream.
 #pragma once
 
 #include <keyhole/parallel.h>
@@ -10,7 +10,7 @@
 
 namespace keyhole::tools {
 
-/// What each rank tells the others of itself: plain bytes.
+/// What each rank tells the others about itself, as plain bytes.
 struct NcclReadiness {
   std::array<unsigned char, 16> gpu{};  ///< which it is, of all in the world
   uint8_t wants = 0;                    ///< its sessions lie on a CUDA device
@@ -18,12 +18,13 @@ struct NcclReadiness {
   std::array<char, 110> lacks{};        ///< "": nothing
 };
 
-/// Of this rank, whose first GPU it uses. Loads NCCL where it is wanted.
+/// The readiness of this rank, on the first GPU that it uses. Loads NCCL where it is wanted.
 [[nodiscard]] NcclReadiness nccl_readiness(bool wants);
-/// Why these ranks do not use NCCL; "": they can. Of none that wants it: "no rank has a GPU".
+/// Why these ranks do not use NCCL; "": they can. If none wants it: "no rank has a GPU".
 [[nodiscard]] std::string nccl_obstacle(std::span<const NcclReadiness> ranks);
-/// A communicator of the same ranks as `over`, all of which are ready; the caller destroys it. Collective; like ncclCommInitRank it
-/// waits without an end for a rank that is lost meanwhile. Throws std::runtime_error where NCCL fails.
+/// Makes a communicator of the same ranks as `over`, all of which are ready; the caller destroys it. Collective; like
+/// ncclCommInitRank it waits without end for a rank that is lost meanwhile. Throws std::runtime_error where NCCL
+/// fails.
 [[nodiscard]] keyhole_communicator* make_nccl_ranks(keyhole_communicator* over,
                                                     const keyhole_communicator_config& config);
 

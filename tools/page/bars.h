@@ -1,4 +1,4 @@
-// Bars of parts on top of each other, e.g. the stages of a step.
+// Bars of stacked parts, e.g. the stages of a step.
 #pragma once
 
 #include <string>

@@ -1,8 +1,9 @@
-// Curves: what several ways cost and are worth, as panels of SVG with one legend.
+// Curves: costs and quality of several ways, as panels of SVG with one legend.
 //
-// Drawn here and not by a library of charts: what Debian has (libjs-chart.js, libjs-dygraphs, libjs-jquery-flot, libjs-d3,
-// libjs-vega; no uPlot) draws with a script in the reader's browser, most on a canvas, takes 120 to 500 kB in every page,
-// and shows nothing where scripts are off. These panels are SVG as they stand; a script of a few kB adds hover and toggles.
+// They are drawn here, without a library of charts. The libraries that Debian has (libjs-chart.js, libjs-dygraphs,
+// libjs-jquery-flot, libjs-d3, libjs-vega; no uPlot) draw with a script in the reader's browser, most on a canvas,
+// take 120 to 500 kB in every page, and show nothing where scripts are off. These panels are SVG as they stand; a
+// script of a few kB adds hover and toggles.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -23,7 +24,7 @@ struct Curves {
     size_t series = 0;
     std::string text;  ///< what it is, e.g. "ivf:probe=16, topk:100"
   };
-  /// The same points by other figures, e.g. of one head.
+  /// The same points with other figures, e.g. of one head.
   struct View {
     std::string name;
     std::vector<std::vector<double>> values;  ///< by point, then quantity; NaN: unknown
@@ -41,11 +42,12 @@ struct Curves {
   size_t series_of(const std::string& group, const std::string& kind);
 };
 
-/// Every panel as a <figure> of its own, and the legend; with what the page's script needs to show other views.
+/// Draws every panel as a <figure> of its own, and the legend, with the data by which the page's script shows other
+/// views.
 [[nodiscard]] std::string curves_html(const Curves& curves);
 
-/// One SVG file: the panels side by side, `columns` in a row, above a legend of one line for each series. Whole colours
-/// on white, without style sheets.
+/// Draws one SVG file: the panels, `columns` in a row, above a legend of one line for each series. Whole colours on
+/// white, without style sheets.
 [[nodiscard]] std::string curves_svg(const Curves& curves, const std::string& title,
                                      size_t columns);
 

@@ -15,7 +15,7 @@ std::vector<bool> pareto_front(std::span<const double> costs, std::span<const do
     return costs[a] != costs[b] ? costs[a] < costs[b] : losses[a] < losses[b];
   });
   std::vector<bool> out(costs.size(), false);
-  // By growing cost: on the front is what loses less than all before it, and what equals such a point.
+  // Goes by growing cost: a point is on the front if it loses less than all before it, or equals such a point.
   double least = std::numeric_limits<double>::infinity();
   double cost_of_least = -std::numeric_limits<double>::infinity();
   for (const size_t i : order) {

@@ -6,8 +6,8 @@
 
 namespace keyhole::tools {
 
-/// Which points no other one beats: none has less of one figure and at most as much of the other. Of both figures less
-/// is better; NaN is on no front. Both of the same size.
+/// The points that no other one beats, that is, none has less of one figure and at most as much of the other. Less is
+/// better in both figures; NaN is on no front. Both spans have the same size.
 [[nodiscard]] std::vector<bool> pareto_front(std::span<const double> costs,
                                              std::span<const double> losses);
 

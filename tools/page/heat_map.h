@@ -14,18 +14,18 @@ struct HeatMap {
   std::string field;  ///< its name in the JSON result
   std::string column_title = "KV head";
   std::vector<std::string> rows, columns;
-  /// By row, then column. NaN: unknown, drawn as an empty cell.
+  /// The figures by row, then column. NaN: unknown, drawn as an empty cell.
   std::vector<double> values;
   Scale scale = Scale::linear;
   double limit = 0;  ///< as Quantity::limit
-  /// Where it is not empty, the values are places in this list, and the cells are coloured by it.
+  /// If not empty, values are places in this list, and cells are coloured by them.
   std::vector<std::string> names;
 
   /// Gives a cell a name, which is added to the list where it is new.
   void set_name(size_t cell, const std::string& name);
 };
 
-/// Maps side by side, each a <figure> of its own.
+/// Draws maps side by side, each as a <figure> of its own.
 [[nodiscard]] std::string heat_maps_html(const std::vector<HeatMap>& maps);
 
 }  // namespace keyhole::tools

@@ -1,4 +1,4 @@
-// Text and numbers in HTML and SVG. All that comes from users or files passes through escaped() or json_in_page().
+// Text and numbers in HTML and SVG. All texts of users or files pass through escaped() or json_in_page().
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -11,13 +11,13 @@ namespace keyhole::tools {
 /// control characters other than line ends and tabs replaced by U+FFFD, which XML cannot hold otherwise.
 [[nodiscard]] std::string escaped(std::string_view text);
 
-/// ` name="value"`, escaped.
+/// An attribute ` name="value"`, escaped.
 [[nodiscard]] std::string attribute(std::string_view name, std::string_view value);
 
-/// A coordinate: two decimals.
+/// A coordinate with two decimals.
 [[nodiscard]] std::string coordinate(double x);
 
-/// A value in full: read back, it is the same double.
+/// A value in full: read back, it gives the same double.
 [[nodiscard]] std::string exact_number(double value);
 
 /// JSON for a <script> element: nothing in it ends that element, whatever its strings hold. NaN becomes null.

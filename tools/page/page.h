@@ -1,5 +1,5 @@
-// One HTML page with results: it holds all that it needs, asks no network, follows the reader's light or dark colours, and
-// says the same without scripts, which add hover, toggles and other views.
+// One HTML page with results. It holds all that it needs, asks no network, follows the reader's light or dark
+// colours, and says the same without scripts, which add hover, toggles and other views.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -25,19 +25,19 @@ struct PageTable {
 
 class Page {
  public:
-  /// All text is escaped here.
+  /// All text given to a page is escaped by it.
   explicit Page(std::string title);
 
-  /// A line below the title, e.g. the machine.
+  /// Adds a line below the title, e.g. the machine.
   void fact(const std::string& name, const std::string& text);
-  /// Begins a section; what follows belongs to it.
+  /// Begins a section, to which what follows belongs.
   void section(const std::string& title, const std::string& note = "");
   void paragraph(const std::string& text);
   void add(const Curves& curves);
   void add(const std::vector<HeatMap>& maps);
   void add(const Bars& bars);
   void add(const PageTable& table);
-  /// Text as it was typed, e.g. a command.
+  /// Adds text as it was typed, e.g. a command.
   void verbatim(const std::string& text);
 
   /// The whole file. `result`: the JSON result, which the page carries along and offers for saving.

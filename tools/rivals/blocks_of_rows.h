@@ -15,8 +15,8 @@ struct BlocksOfRows {
 
   [[nodiscard]] size_t count() const { return (rows + size - 1) / size; }
 
-  /// The rows of the blocks of the largest scores `[count]`: as many whole blocks as hold `budget` rows, at least one. Sets
-  /// `out`; `order` is working memory.
+  /// Sets `out` to the rows of the blocks of the largest scores `[count]`: as many whole blocks as hold `budget`
+  /// rows, at least one. `order` is working memory.
   void best(const std::vector<float>& scores, size_t budget, std::vector<uint32_t>& order,
             std::vector<uint32_t>& out) const {
     const size_t wanted = std::clamp<size_t>(budget / size, 1, count());
@@ -24,7 +24,7 @@ struct BlocksOfRows {
     order.resize(count());
     std::iota(order.begin(), order.end(), 0U);
     if (taken < count()) {
-      // Of equal scores the earlier block, so that the choice is the same everywhere.
+      // Of equal scores the earlier block is taken, so that the choice is the same everywhere.
       std::nth_element(order.begin(), order.begin() + static_cast<ptrdiff_t>(taken), order.end(),
                        [&](uint32_t a, uint32_t b) {
                          return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;

@@ -12,7 +12,7 @@
 
 namespace keyhole::tools {
 
-/// While one lives, Faiss uses so many threads when the calling thread calls it.
+/// While one lives, Faiss uses this many threads when the calling thread calls it.
 class FaissThreads {
  public:
   explicit FaissThreads(unsigned threads);
@@ -24,10 +24,10 @@ class FaissThreads {
   int former_;
 };
 
-/// What the index takes when it is saved, which is what it holds.
+/// The size of the index when it is saved, which is what it holds in memory.
 [[nodiscard]] uint64_t faiss_bytes(const faiss::Index& index);
 
-/// One search of one query head with one thread: the ids of at most k rows, best first, into `ids`.
+/// One search of one query head with one thread: writes the ids of at most k rows, best first, to `ids`.
 class FaissSearch {
  public:
   void run(const faiss::Index& index, const float* query, size_t k, std::vector<uint32_t>& ids);
@@ -40,7 +40,7 @@ class FaissSearch {
 /// Trains an empty index on all keys, and adds them.
 void faiss_fill(faiss::IndexIVF& index, const RivalData& data);
 
-/// `lists` of a spec, 0 chosen by the number of keys.
+/// The parameter `lists` of a spec; 0 is replaced by a choice by the number of keys.
 [[nodiscard]] size_t faiss_lists(int64_t lists, size_t rows);
 /// Throws UsageError where there are fewer keys than lists.
 void check_faiss_lists(int64_t lists, size_t rows);

@@ -60,8 +60,8 @@ class FaissHnsw : public Rival {
       std::copy_n(queries + j * dim_, dim_, query_.begin());
       search_.run(*index_, query_.data(), k, answer.heads[j].rows);
     }
-    // Of the lowest layer, which is nearly all. Each scored key was behind one link; links to keys that had been seen are
-    // not counted by Faiss, nor here.
+    // Figures are those of the lowest layer, which is nearly all. Each scored key was behind one link; Faiss does not
+    // count links to keys that had been seen, so they do not count here.
     answer.keys_scored = scored_so_far(faiss::hnsw_stats) - before;
     answer.bytes_read = answer.keys_scored * (width_ * sizeof(float) + sizeof(int32_t));
   }

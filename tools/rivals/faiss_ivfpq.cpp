@@ -64,8 +64,8 @@ class FaissIvfPq : public Rival {
   [[nodiscard]] uint64_t bytes() const override { return bytes_; }
 
  private:
-  // Keeps the k rows of the largest exact scores; returns how many were scored in vain. Those that are kept are attended,
-  // and counted there.
+  // Keeps the k rows of the largest exact scores; returns how many others were scored. Rows that are kept are
+  // attended, and counted there.
   size_t rank_again(const float* query, size_t k, std::vector<uint32_t>& rows) {
     if (rows.size() <= k) return 0;
     ranked_.clear();

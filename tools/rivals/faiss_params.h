@@ -1,4 +1,4 @@
-// The parameters of Faiss's rivals: the same where the library is there and where it is not.
+// The parameters of Faiss's rivals, which are the same in builds with and without the library.
 #pragma once
 
 #include "tools/rivals/params.h"

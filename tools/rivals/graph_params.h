@@ -1,4 +1,4 @@
-// The parameters of HNSW graphs, the same for every library that builds them.
+// The parameters of HNSW graphs, which are the same for every library that builds them.
 #pragma once
 
 #include "tools/rivals/params.h"

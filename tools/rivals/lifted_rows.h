@@ -1,4 +1,4 @@
-// Keys with a coordinate more, so that all have the same length.
+// Keys with one more coordinate, by which all get the same length.
 #pragma once
 
 #include <algorithm>
@@ -8,10 +8,10 @@
 
 namespace keyhole::tools {
 
-/// `[rows, d + 1]`: key k becomes (k, sqrt(longest^2 - |k|^2)). A query (q, 0) has the same inner products with these as with the
-/// keys, and among vectors of one length the largest inner product is the least distance: a graph can be built on them
-/// (Bachrach et al., 2014). By raw inner products the nearest neighbour of nearly every key is one of the few longest, and
-/// what is left of a graph then cannot be walked.
+/// Returns `[rows, d + 1]`: key k becomes (k, sqrt(longest^2 - |k|^2)). A query (q, 0) has the same inner products
+/// with these as with the keys, and among vectors of one length the largest inner product is the least distance, so
+/// that a graph can be built on them (Bachrach et al., 2014). By raw inner products the nearest neighbour of nearly
+/// every key is one of the few longest, and the remaining graph cannot be walked.
 [[nodiscard]] inline std::vector<float> lifted_rows(const float* keys, size_t rows, size_t dim) {
   std::vector<double> squares(rows);
   double longest = 0;

@@ -1,18 +1,17 @@
 // pages: the best pages of consecutive keys by an upper bound of their scores, attended exactly, as in Quest.
 //
-// Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", ICML 2024 (arXiv 2406.10774). Of each
-// page of `size` consecutive tokens the least and the largest value of every channel of its keys are kept. No key of the
-// page can score above sum over channels of max(q * least, q * largest); each head takes the pages of the largest such
-// bounds until its budget is full. As everywhere in compare, the union of what the heads of a group take is attended by all
-// of them.
+// Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", ICML 2024 (arXiv 2406.10774).
+// For each page of `size` consecutive tokens the least and the largest value of every channel of its keys are kept.
+// No key of the page can score above the sum over channels of max(q * least, q * largest); each head takes the pages
+// of the largest such bounds until its budget is full. As everywhere in compare, all heads of a group attend the
+// union of what they take.
 #pragma once
 
 #include "tools/rivals/rival.h"
 
 namespace keyhole::tools {
 
-/// The bounds alone. Least and largest values are stored in the type of the keys, which they are values of: nothing is
-/// rounded.
+/// The bounds alone. Least and largest values are stored in the type of the keys, so that nothing is rounded.
 class PageBounds {
  public:
   PageBounds() = default;
@@ -22,7 +21,8 @@ class PageBounds {
   [[nodiscard]] size_t dim() const { return dim_; }
   [[nodiscard]] size_t pages() const { return least_.rows(); }
   [[nodiscard]] uint64_t bytes() const { return least_.bytes() + largest_.bytes(); }
-  /// out[p] is at least q . k for every key k of page p, but for rounding in fp32; query `[d]`, out `[pages]`.
+  /// Writes out[p], which is at least q . k for every key k of page p, up to rounding in fp32; query `[d]`, out
+  /// `[pages]`.
   void of(const float* query, float* out);
 
  private:

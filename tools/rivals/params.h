@@ -1,6 +1,6 @@
-// The text form of a rival, "name:parameter=value,...", and the table by which each rival declares its parameters:
-// parsing, error texts and help read that table. Index types of the library have one of their own (index/spec.h), which
-// tools do not see.
+// The text form of a rival, "name:parameter=value,...", and the table in which each rival declares its parameters:
+// parsing, error texts and help read that table. Index types of the library have a table of their own (index/spec.h),
+// which tools do not see.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ class Rival;
 class RivalSpec;
 struct RivalShape;
 
-/// When a parameter's value matters: what only a search reads is swept without building again.
+/// When a parameter's value matters. Parameters that only a search reads are swept without building again.
 enum class RivalStage { build, search };
 
 /// One parameter; values are integers.
@@ -34,21 +34,24 @@ struct RivalType {
   std::span<const RivalParam> params;
   /// The package that the command was built without; null where the rival can be built.
   const char* needs = nullptr;
-  /// Whether a search is asked for k keys of each head, as --attend topk:K says; else a budget of its own decides.
+  /// Whether a search is asked for k keys of each head, as --attend topk:K says; otherwise a budget of its own
+  /// decides.
   bool asks_for_k = false;
-  /// Throws UsageError where the spec cannot be built over keys of this shape, e.g. more lists than keys. Null: always can.
+  /// Throws UsageError where the spec cannot be built over keys of this shape, e.g. with more lists than keys. Null:
+  /// it always can.
   void (*check)(const RivalSpec& spec, const RivalShape& shape) = nullptr;
-  /// Null where `needs` is not.
+  /// Makes the rival. Null where `needs` is not.
   std::unique_ptr<Rival> (*make)(const RivalSpec& spec) = nullptr;
 };
 
 /// A parsed spec: a rival and one value per declared parameter, in the order of its table.
 class RivalSpec {
  public:
-  /// Throws UsageError that names what is unknown, repeated, malformed, out of range or not built in, and what is allowed.
+  /// Parses a spec. Throws UsageError that names what is unknown, repeated, malformed, out of range or not built in,
+  /// and what is allowed.
   static RivalSpec parse(const std::string& text, std::span<const RivalType* const> types);
 
-  /// All defaults.
+  /// A spec with all parameters at their defaults.
   explicit RivalSpec(const RivalType& type);
 
   [[nodiscard]] const RivalType& type() const { return *type_; }
@@ -56,7 +59,7 @@ class RivalSpec {
   /// A value by its place in the table, as a size.
   [[nodiscard]] size_t size(size_t param) const { return static_cast<size_t>(values_[param]); }
 
-  /// Whether what was built by `other` serves this spec: they differ at most in what searches read.
+  /// Whether a rival built by `other` serves this spec, too: they differ at most in parameters that searches read.
   [[nodiscard]] bool built_alike(const RivalSpec& other) const;
   /// The whole spec, every parameter written out: parse(text()) gives the same values.
   [[nodiscard]] std::string text() const;

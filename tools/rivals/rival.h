@@ -1,8 +1,8 @@
-// What compare asks of a rival: to be built over the offloaded keys of one KV head, and to say for the query heads of one
-// step which rows they attend, with which weights.
+// The interface of a rival for compare: it is built over the offloaded keys of one KV head, and says for the query
+// heads of one step which rows they attend, with which weights.
 //
-// Rivals are other people's ways of finding or approximating attention over offloaded keys, written from their papers or
-// called in their libraries. They are here to be compared with, and nowhere else: no index type, no session has them.
+// Rivals are other people's ways of finding or approximating attention over offloaded keys, written from their papers
+// or called in their libraries. They are only here to be compared with: no index type and no session has them.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace keyhole::tools {
 
-/// What is known before anything is built.
+/// The facts that are known before anything is built.
 struct RivalShape {
   size_t rows = 0;  ///< offloaded keys
   size_t dim = 0;
@@ -23,7 +23,7 @@ struct RivalShape {
   size_t training_rows = 0;  ///< queries that may guide a build
 };
 
-/// What a rival is built over. Borrowed during build() only, but for `stored`, which outlives the rival.
+/// The data that a rival is built over. Borrowed during build() only, except `stored`, which outlives the rival.
 struct RivalData {
   RivalShape shape;
   const float* keys = nullptr;      ///< `[rows, d]`, exactly as they are stored
@@ -35,10 +35,10 @@ struct RivalData {
   unsigned threads = 1;                ///< that the build may use
 };
 
-/// What one query head attends.
+/// The rows that one query head attends.
 struct RivalRows {
   std::vector<uint32_t> rows;  ///< each once, in any order
-  /// log of each row's weight in sums of exp(logit); empty: all weights are 1.
+  /// The logarithm of each row's weight in sums of exp(logit); empty: all weights are 1.
   std::vector<float> log_weights;
 
   void clear() {
@@ -50,11 +50,12 @@ struct RivalRows {
 /// The answer to one step, reused from step to step.
 struct RivalAnswer {
   std::vector<RivalRows> heads;  ///< `[g]`
-  /// Each head attends its own rows. False: all heads attend the union of all rows, as an index of the library does.
+  /// Whether each head attends its own rows. False: all heads attend the union of all rows, as with an index of the
+  /// library.
   bool own_rows = false;
-  /// (key, query head) pairs whose score was computed. 0: those that are attended.
+  /// Number of (key, query head) pairs whose score was computed. 0: those that are attended.
   uint64_t keys_scored = 0;
-  /// That the search loaded; what is attended is counted by the step.
+  /// Bytes that the search loaded; the step counts what is attended.
   uint64_t bytes_read = 0;
 
   void reset(size_t group) {
@@ -73,14 +74,14 @@ class Rival {
   Rival(const Rival&) = delete;
   Rival& operator=(const Rival&) = delete;
 
-  /// Once. Throws std::exception where the rival's library fails.
+  /// Builds, once. Throws std::exception where the rival's library fails.
   virtual void build(const RivalData& data) = 0;
-  /// Search parameters of a spec that is built_alike() with the one that the rival was made of.
+  /// Takes the search parameters of a spec that is built_alike() with the one that the rival was made of.
   virtual void set_spec(const RivalSpec& spec) = 0;
-  /// Rows for the heads of one step. queries `[g, d]`; k: keys wanted per head, of rivals that ask for them. `answer` was
-  /// reset to g heads.
+  /// Finds rows for the heads of one step. queries `[g, d]`; k: keys wanted per head, for rivals that ask for them.
+  /// `answer` was reset to g heads.
   virtual void search(const float* queries, size_t group, size_t k, RivalAnswer& answer) = 0;
-  /// Held beside K and V.
+  /// Bytes held beside K and V.
   [[nodiscard]] virtual uint64_t bytes() const = 0;
 };
 

@@ -1,4 +1,4 @@
-// All rivals that compare knows.
+// The table of all rivals that compare knows.
 #pragma once
 
 #include <memory>
@@ -8,10 +8,10 @@
 
 namespace keyhole::tools {
 
-/// In the order of the help; those that this build lacks are there with RivalType::needs.
+/// All rivals in the order of the help; those that this build lacks have RivalType::needs.
 [[nodiscard]] std::span<const RivalType* const> rival_types();
 
-// Each in its own file.
+// The declarations, each in the file of its rival.
 extern const RivalType kFaissIvf, kFaissIvfPq, kFaissHnsw;
 extern const RivalType kHnswlib;
 extern const RivalType kLshSampling;

@@ -9,15 +9,15 @@
 
 namespace keyhole::tools {
 
-/// Buffers and the call of one group search with attention. One thread at a time; allocates nothing once warm, but for what
-/// the rival itself allocates.
+/// The buffers and the call of one group search with attention. One thread at a time; once warm, nothing allocates
+/// except the rival itself.
 class RivalStep {
  public:
   /// `rival` is built over `stored`; both outlive the object. k: keys that a search is asked for per head.
   RivalStep(Rival& rival, const StoredRows& stored, const RivalShape& shape, LogitRule rule,
             size_t k);
 
-  /// queries `[g, d]`.
+  /// Runs a step with queries `[g, d]`.
   void run(const float* queries);
 
   /// Rows that head j attended; valid until the next run.

@@ -12,11 +12,11 @@
 
 namespace keyhole::tools {
 
-/// Rows of one matrix `[rows, d]` in f32, f16 or bf16. Reading is for any number of threads.
+/// Rows of one matrix `[rows, d]` in f32, f16 or bf16. Any number of threads may read.
 class StoredMatrix {
  public:
   StoredMatrix() = default;
-  /// Rounds `rows` rows of d numbers to the type; throws std::runtime_error for any other type.
+  /// Rounds `rows` rows of d numbers to the type. Throws std::runtime_error for any other type.
   StoredMatrix(ElementType type, const float* numbers, size_t rows, size_t dim);
 
   [[nodiscard]] ElementType type() const { return type_; }
@@ -24,9 +24,9 @@ class StoredMatrix {
   [[nodiscard]] size_t row_bytes() const { return row_bytes_; }
   [[nodiscard]] uint64_t bytes() const;
 
-  /// out `[d]`, exactly what is stored.
+  /// Writes row `row` to out `[d]`, exactly as it is stored.
   void read(size_t row, float* out) const;
-  /// out[i] = row (first + i) . x, for the rows [first, last).
+  /// Writes out[i] = row (first + i) . x for the rows [first, last).
   void products(const float* x, size_t first, size_t last, float* out) const;
 
  private:
@@ -39,7 +39,7 @@ struct StoredRows {
   StoredMatrix keys, values;  ///< `[rows, d]` both
 };
 
-/// How logits follow from inner products, as TraceInfo says it.
+/// The rule by which logits follow from inner products, as in TraceInfo.
 struct LogitRule {
   float scale = 1;
   float softcap = 0;  ///< > 0: capped
@@ -51,8 +51,8 @@ class RowAttention {
   RowAttention(const StoredRows& stored, size_t dim, LogitRule rule)
       : stored_(stored), dim_(dim), rule_(rule) {}
 
-  /// o `[heads, d]` = sum of w_i exp(logit_i) v_i / sum of w_i exp(logit_i), lse `[heads]` = log of the latter sum; 0 and -inf
-  /// without rows. log_weights `[rows]` of all heads, or empty: w = 1.
+  /// Writes o `[heads, d]` = sum of w_i exp(logit_i) v_i / sum of w_i exp(logit_i), and lse `[heads]` = log of the
+  /// latter sum; 0 and -inf without rows. log_weights `[rows]` for all heads, or empty: w = 1.
   void attend(const float* queries, size_t heads, std::span<const uint32_t> rows,
               std::span<const float> log_weights, float* o, float* lse);
 

@@ -1,7 +1,7 @@
 // Eigen as the classifier's training uses it: row-major matrices over plain arrays.
 #pragma once
 
-// Products are OpenBLAS's, whose kernels fit the machine; Eigen's own would be those of plain x86-64.
+// Products are those of OpenBLAS, whose kernels fit the machine; Eigen's own would be those of plain x86-64.
 #define EIGEN_USE_BLAS
 #include <Eigen/Dense>
 #include <cstddef>
@@ -31,8 +31,8 @@ inline auto as_row(const std::vector<float>& data) {
   return Eigen::Map<const RowVector>(data.data(), static_cast<Eigen::Index>(data.size()));
 }
 
-/// The sum of every column. Row by row, as the numbers lie in memory: Eigen's colwise() goes down a few columns at
-/// a time, whose rows of 4 KiB all fall into the same sets of the cache.
+/// The sum of every column, added row by row, as the numbers lie in memory: Eigen's colwise() goes down a few columns
+/// at a time, whose rows of 4 KiB all fall into the same sets of the cache.
 template <class Rows>
 RowVector column_sums(const Rows& rows) {
   RowVector sums = RowVector::Zero(rows.cols());
@@ -40,7 +40,7 @@ RowVector column_sums(const Rows& rows) {
   return sums;
 }
 
-/// log softmax of every row, in place.
+/// Replaces every row by its log softmax.
 template <class Logits>
 void log_softmax(Logits&& z) {
   z.colwise() -= z.rowwise().maxCoeff().eval();

@@ -1,5 +1,5 @@
-// Partitions of keys whose RoPE is undone: spherical k-means over the keys of many prompts. A key belongs
-// to the partition of largest x . c + offset; the offset takes the keys' common mean out (see train).
+// Partitions of keys whose RoPE is undone: spherical k-means over the keys of many prompts. A key belongs to the
+// partition of largest x . c + offset; the offset subtracts the keys' common mean (see train_partitions()).
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ struct PartitionTraining {
 [[nodiscard]] Partitions train_partitions(const float* points, size_t n, size_t dim,
                                           const PartitionTraining& training);
 
-/// The partition of each of the points `[n, d]`; of equals the first.
+/// The partition of each of the points `[n, d]`; of equally near ones the first.
 [[nodiscard]] std::vector<uint32_t> partition_of(const Partitions& partitions, const float* points,
                                                  size_t n);
 

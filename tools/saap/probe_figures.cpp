@@ -79,7 +79,7 @@ class Probing {
     }
   }
 
-  // As `ivf` does: the sum over heads of exp of the score, standardised over the partitions.
+  // Ranks as `ivf` does: by the sum over heads of exp of the score, standardised over the partitions.
   void rank_by_centroids(size_t i) {
     std::fill(rank_.begin(), rank_.end(), 0.0);
     for (size_t j = i; j < i + prompt_.group; ++j) {

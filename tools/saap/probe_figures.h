@@ -8,8 +8,8 @@
 
 namespace keyhole::tools {
 
-/// The partitions that hold `share` of the keys: which share of the long-range attention lies in them, mean
-/// over the late queries weighted by how much of it each has. A group's heads choose together.
+/// Figures for probing the partitions that hold `share` of the keys: the share of the long-range attention that lies
+/// in them, as the mean over the late queries weighted by how much of it each has. A group's heads choose together.
 struct ProbeFigures {
   double share = 0;
   double classifier = 0;  ///< chosen by the classifier's attention per key, as `saap` does

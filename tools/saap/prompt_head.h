@@ -1,4 +1,4 @@
-// What one KV head of one recorded prompt teaches: where the attention of its queries goes, by partition.
+// The training data of one KV head of one recorded prompt: where the attention of its queries goes, by partition.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace keyhole::tools {
 
-/// Which keys count. Sink and window are attended exactly, so only pairs with the key in
-/// [sink, position + 1 - window) are learned from ("long-range pairs", Saap section 4).
+/// The keys that count. Sink and window are attended exactly, so only pairs with the key in [sink, position + 1 -
+/// window) are learned from ("long-range pairs", Saap section 4).
 struct LongRange {
   size_t sink = 128;
   size_t window = 512;
@@ -20,7 +20,7 @@ struct LongRange {
 /// Stands for ln 0 among PromptHead::log_sizes: e^-30 of a partition's attention is nothing.
 inline constexpr float kLogOfNone = -30.0F;
 
-/// Rows are queries: position after position, and the g heads of the group within a position.
+/// The training data. Rows are queries: position after position, and the g heads of the group within a position.
 struct PromptHead {
   size_t dim = 0, group = 0;
   std::vector<float> queries;  ///< `[rows, d]`, RoPE undone
@@ -32,15 +32,15 @@ struct PromptHead {
   std::vector<uint32_t> sizes;  ///< `[C]`: long-range keys of the last position in each partition
 
   [[nodiscard]] size_t rows() const { return mass.size(); }
-  /// log_sizes of rows [first, first + n), `[n, C]`.
+  /// The log_sizes of rows [first, first + n), `[n, C]`.
   [[nodiscard]] std::vector<float> priors(size_t first, size_t n) const;
 };
 
-/// Keys [begin, end) of a head with RoPE undone, `[end - begin, d]`.
+/// Returns keys [begin, end) of a head with RoPE undone, `[end - begin, d]`.
 [[nodiscard]] std::vector<float> unroped_keys(const TraceInfo& info, const TraceHead& head,
                                               size_t begin, size_t end);
 
-/// The targets of all recorded queries, decode-time and training ones alike. On one thread.
+/// Computes the targets of all recorded queries, decode-time and training ones alike. On one thread.
 [[nodiscard]] PromptHead attend_by_partition(const Trace& trace, const TraceHead& head,
                                              const Partitions& partitions, const LongRange& range);
 

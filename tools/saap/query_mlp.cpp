@@ -88,7 +88,7 @@ double QueryMlp::loss_and_slope(const MlpBatch& batch) {
   return loss;
 }
 
-// From slope_ at the hidden layer's output to the gradients of gamma, beta and w1.
+// Computes the gradients of gamma, beta and w1 from slope_ at the hidden layer's output.
 void QueryMlp::backward_hidden() {
   auto gamma = as_row(gradient_.gamma);
   auto beta = as_row(gradient_.beta);

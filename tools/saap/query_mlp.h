@@ -1,5 +1,5 @@
-// The query classifier in training: x `[d]` -> W1 -> batch norm -> ReLU -> W2 + b2 -> softmax over the
-// partitions (Saap section 4 and 6.1). Trained with Adam on KL(target || softmax).
+// The query classifier in training: x `[d]` -> W1 -> batch norm -> ReLU -> W2 + b2 -> softmax over the partitions
+// (Saap section 4 and 6.1), by Adam on KL(target || softmax).
 #pragma once
 
 #include <cstddef>
@@ -22,24 +22,24 @@ struct MlpBatch {
 
 class QueryMlp {
  public:
-  /// One array of every trained number, in this order; gradients have the same form.
+  /// All trained numbers, one array for each; gradients have the same form.
   struct Parameters {
     std::vector<float> w1, gamma, beta, w2, b2, w3;
   };
 
-  /// Random start, but for w3, which starts as `linear` `[outputs, dim]`. Inputs are standardised with the
-  /// mean and deviation of `sample` `[n, dim]` first.
+  /// Starts from random numbers, except w3, which starts as `linear` `[outputs, dim]`. Inputs are first standardised
+  /// with the mean and deviation of `sample` `[n, dim]`.
   QueryMlp(const MlpShape& shape, const std::vector<float>& linear, const float* sample, size_t n,
            uint64_t seed);
 
-  /// The loss in training mode (the batch's own mean and variance), its gradient in gradient(), and the
-  /// running mean and variance updated. size >= 2.
+  /// Computes the loss in training mode (with the batch's own mean and variance) and returns it, writes its gradient
+  /// to gradient(), and updates the running mean and variance. size >= 2.
   double learn(const MlpBatch& batch);
   [[nodiscard]] const Parameters& gradient() const { return gradient_; }
   [[nodiscard]] Parameters& parameters() { return parameters_; }
   [[nodiscard]] const MlpShape& shape() const { return shape_; }
 
-  /// One step of Adam (beta 0.9 and 0.999) along the gradient, with weights decoupled-decayed.
+  /// Takes one step of Adam (beta 0.9 and 0.999) along the gradient, with decoupled decay of the weights.
   void adam_step(float rate, float decay);
 
   [[nodiscard]] FoldedMlp fold() const;
@@ -58,7 +58,7 @@ class QueryMlp {
   Moments moments_[6];
   uint64_t steps_ = 0;
   RowVector running_mean_, running_variance_;  // `[hidden]`
-  // Working memory of one batch of n.
+  // The working memory of one batch of n.
   Matrix x_;             // `[n, dim]`, standardised
   Matrix normal_;        // `[n, hidden]` after batch norm, before gamma and beta
   Matrix hidden_;        // `[n, hidden]` after ReLU

@@ -1,4 +1,4 @@
-// Trains what Saap needs for one KV head: partitions of the keys and the query classifier over them.
+// Trains what Saap needs for one KV head: partitions of the keys, and the query classifier over them.
 #pragma once
 
 #include <functional>
@@ -37,11 +37,11 @@ struct SaapHead {
   std::vector<ProbeFigures> figures;
 };
 
-/// Called with the share done; returns false to give up, upon which train_head returns an unfinished head.
+/// Called with the share done. Returns false to give up; train_head() then returns an unfinished head.
 using TrainingProgress = std::function<bool(double)>;
 
-/// Head number `head` of every trace (Trace::heads()). Random numbers depend on seed alone. On one thread,
-/// BLAS apart.
+/// Trains head number `head` of every trace (Trace::heads()). Random numbers depend on the seed alone. Runs on one
+/// thread, except for BLAS.
 [[nodiscard]] SaapHead train_head(std::span<const Trace> train, std::span<const Trace> validate,
                                   size_t head, const SaapTraining& training,
                                   const TrainingProgress& progress);

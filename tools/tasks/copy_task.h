@@ -8,12 +8,12 @@
 
 namespace keyhole::tools {
 
-/// Bytes of a passage.
+/// Number of bytes of a passage.
 inline constexpr size_t kCopyBytes = 160;
-/// As many of them say which passage it is, as in the prompts that the bundled model was trained on: `<<` and 24 bytes of
-/// an earlier passage, continued to `>>`. Before they are there, nobody can know.
+/// Number of these bytes that say which passage it is, as in the prompts that the bundled model was trained on: `<<`
+/// and 24 bytes of an earlier passage, continued to `>>`. Without them nobody can know.
 inline constexpr size_t kCopyCueBytes = 24;
-/// What a passage is asked for by.
+/// The text that asks for a passage.
 inline constexpr std::string_view kCopyPrompt = "\n<<";
 
 struct CopyTaskOptions {
@@ -23,8 +23,8 @@ struct CopyTaskOptions {
   std::string_view haystack;  ///< the prose, begun at a random place; at least context_bytes
 };
 
-/// A needle is found once; here every byte has a place of its own in the context, and the next byte's place is the one
-/// behind it. So this asks for attention that stays sharp for a whole passage.
+/// One passage. A needle is found once; here every byte has a place of its own in the context, and the next byte's
+/// place follows it. So this asks for attention that stays sharp for a whole passage.
 struct CopyPassage {
   size_t place = 0;  ///< of its first byte in the context
   std::string text;
@@ -35,12 +35,12 @@ struct CopyTask {
   std::vector<CopyPassage> passages;  ///< in random order
 };
 
-/// Most passages of a context of this size: they take half of it at most.
+/// The most passages of a context of this size: they take half of it at most.
 [[nodiscard]] size_t max_copy_passages(size_t context_bytes);
 
-/// Passages lie anywhere, do not overlap, and no cue occurs a second time in the context. The same options give the same
-/// task on every platform. Throws UsageError for more passages than max_copy_passages, and for prose that is shorter
-/// than the context or repeats itself so much that there are not so many cues.
+/// Makes the task. Passages lie anywhere and do not overlap, and no cue occurs a second time in the context. The same
+/// options give the same task on every platform. Throws UsageError for more passages than max_copy_passages, and for
+/// prose that is shorter than the context or repeats itself so much that there are not enough cues.
 [[nodiscard]] CopyTask make_copy_task(const CopyTaskOptions& options);
 
 }  // namespace keyhole::tools

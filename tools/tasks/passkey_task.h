@@ -8,9 +8,9 @@
 
 namespace keyhole::tools {
 
-/// `[The pass key of NAME is DIGITS.]` on lines of their own between stretches of prose; names have 4 to
-/// 7 lower-case letters and are all different, numbers 5 to 7 digits. Asked by a line
-/// `[Question: what is the pass key of NAME? Answer: `, answered by `DIGITS.]`.
+/// The options. `[The pass key of NAME is DIGITS.]` stands on lines of their own between stretches of prose; names
+/// have 4 to 7 lower-case letters and are all different, numbers have 5 to 7 digits. A question is the line
+/// `[Question: what is the pass key of NAME? Answer: `; its answer is `DIGITS.]`.
 struct PasskeyTaskOptions {
   size_t context_bytes = 0;  ///< exactly
   size_t questions = 1;      ///< one pass key is hidden for each
@@ -18,13 +18,13 @@ struct PasskeyTaskOptions {
   std::string_view haystack;  ///< the prose; begun at a random place, repeated if it is too short
 };
 
-/// Longest prompt of a question in bytes.
+/// The longest prompt of a question in bytes.
 inline constexpr size_t kMaxPasskeyQuestionBytes = 53;
 
-/// Most pass keys that a context of this size takes: one in 256 bytes, so that prose prevails.
+/// The most pass keys of a context of this size: one in 256 bytes, so that prose prevails.
 [[nodiscard]] size_t max_passkeys(size_t context_bytes);
 
-/// The same options give the same task on every platform. Throws UsageError for more questions than
+/// Makes the task. The same options give the same task on every platform. Throws UsageError for more questions than
 /// max_passkeys and for a haystack that is empty.
 [[nodiscard]] Task make_passkey_task(const PasskeyTaskOptions& options);
 

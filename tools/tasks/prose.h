@@ -1,4 +1,4 @@
-// A text without end, read from a place on: what facts are hidden in.
+// A text without end, read from a given place on, in which facts are hidden.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace keyhole::tools {
 
 class Prose {
  public:
-  /// `text` is not empty and lives longer.
+  /// Reads `text`, which is not empty and lives longer, from byte `start` on.
   Prose(std::string_view text, size_t start) : text_(text), at_(start) {}
 
   void append(size_t bytes, std::string& out) {
@@ -27,7 +27,7 @@ class Prose {
   size_t at_;
 };
 
-/// `bytes` of prose with each sentence behind as many of its bytes as its place says; places ascend.
+/// Returns `bytes` of prose into which each sentence is put behind as many bytes as its place says; places ascend.
 [[nodiscard]] inline std::string hidden_in_prose(Prose prose, size_t bytes,
                                                  const std::vector<std::string>& sentences,
                                                  const std::vector<size_t>& places) {

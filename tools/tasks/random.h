@@ -18,7 +18,7 @@ class Random {
     return z ^ (z >> 31);
   }
 
-  /// Uniform in [0, bound), bound > 0: values of the incomplete last round are drawn again.
+  /// A number uniform in [0, bound), bound > 0: values of the incomplete last round are drawn again.
   uint64_t below(uint64_t bound) {
     const uint64_t unfair = (0 - bound) % bound;  // 2^64 mod bound
     uint64_t value = next();

@@ -8,7 +8,7 @@
 
 namespace keyhole::tools {
 
-/// What is asked.
+/// The kind of question.
 enum class RulerKind : uint8_t {
   needles,  ///< all of the kRulerNeedles numbers that a name has, each in a sentence of its own in prose
   variables,  ///< all variables of a chain of kRulerChain assignments (`VAR A = 12345`, `VAR B = VAR A`, ...), in prose
@@ -27,12 +27,13 @@ struct RulerTaskOptions {
       haystack;  ///< the prose, begun at a random place, repeated if it is too short; of words: none
 };
 
-/// Most questions of a context of this size: one in 1024 bytes.
+/// The most questions of a context of this size: one in 1024 bytes.
 [[nodiscard]] size_t max_ruler_questions(size_t context_bytes);
 
-/// An answer is free text that contains all of a question's values; `answer` is empty. A frequent word occurs at least
-/// twice as often as any other of its list. The same options give the same task on every platform. Throws UsageError
-/// for more questions than max_ruler_questions, and for a haystack that is empty where prose is needed.
+/// Makes the task. An answer is free text that contains all of a question's values; `answer` is empty. A frequent
+/// word occurs at least twice as often as any other of its list. The same options give the same task on every
+/// platform. Throws UsageError for more questions than max_ruler_questions, and for a haystack that is empty where
+/// prose is needed.
 [[nodiscard]] Task make_ruler_task(const RulerTaskOptions& options);
 
 }  // namespace keyhole::tools

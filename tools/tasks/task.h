@@ -6,8 +6,8 @@
 
 namespace keyhole::tools {
 
-/// Asked by appending `prompt` to the context; answered by continuing with exactly `answer`, which ends
-/// with a character that occurs nowhere else in it, or with a free text where `answer` is empty.
+/// A question, asked by appending `prompt` to the context. It is answered by continuing with exactly `answer`, which
+/// ends with a character that occurs nowhere else in it, or with a free text where `answer` is empty.
 struct Question {
   std::string prompt;
   std::string answer;

@@ -5,7 +5,7 @@
 
 namespace keyhole::tools {
 
-/// RFC 4180: quotes around everything that needs them, quotes inside doubled.
+/// A cell by RFC 4180: in quotes where it needs them, with quotes inside doubled.
 [[nodiscard]] inline std::string csv_text(const std::string& text) {
   if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
   std::string out = "\"";

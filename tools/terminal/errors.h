@@ -12,7 +12,7 @@ enum ExitCode : int {
   kExitInterrupted = 130,  ///< SIGINT, as shells report it; of other signals 128 and their number
 };
 
-/// The command line asks for something that cannot be: exit code 2.
+/// Thrown where the command line asks for something impossible: exit code 2.
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -14,7 +14,7 @@ int wake[2] = {-1, -1};  // a pipe, written by the handler
 
 extern "C" void note_interrupt(int number) {
   const int error = errno;
-  // Whoever is asked to end must not go on because of a Ctrl-C.
+  // A process that was asked to end must not go on because of a Ctrl-C.
   if (noted == 0 || noted == SIGINT) noted = number;
   // A full pipe is readable as well.
   if (wake[1] >= 0 && write(wake[1], "", 1) < 0) {

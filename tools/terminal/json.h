@@ -11,10 +11,10 @@ namespace keyhole::tools {
 /// Throws std::runtime_error that names the file.
 void write_json(const std::filesystem::path& path, const nlohmann::ordered_json& value);
 
-/// The same for any text, e.g. CSV.
+/// Writes any text, e.g. CSV, like write_json().
 void write_text(const std::filesystem::path& path, const std::string& text);
 
-/// Throws as the two above would if they were to write `path` now. Ask before hours of work begin.
+/// Throws as the two functions above would if they were to write `path` now. Call it before hours of work begin.
 void check_writable(const std::filesystem::path& path);
 
 }  // namespace keyhole::tools

@@ -1,4 +1,4 @@
-// Lines of a terminal or a pipe, and Ctrl-C while they are waited for.
+// Reads lines of a terminal or a pipe, with Ctrl-C while it waits for them.
 #pragma once
 
 #include <string>
@@ -15,8 +15,8 @@ class LineReader {
     end,          ///< Ctrl-D, or the end of the pipe
     interrupted,  ///< what had been typed is gone; see forget_interrupt()
   };
-  /// Waits for the next line and puts it, without its line end, in `line`. What follows the last line end of a pipe is a
-  /// line as well. Throws std::runtime_error where the descriptor cannot be read.
+  /// Waits for the next line and puts it, without its line end, in `line`. The text behind the last line end of a
+  /// pipe is a line as well. Throws std::runtime_error where the descriptor cannot be read.
   [[nodiscard]] Event read(std::string& line);
 
  private:

@@ -19,7 +19,7 @@ struct Machine {
 [[nodiscard]] Machine describe_machine(const std::string& simd_level);
 
 [[nodiscard]] nlohmann::ordered_json to_json(const Machine& machine);
-/// One line for a terminal.
+/// The machine in one line for a terminal.
 [[nodiscard]] std::string to_text(const Machine& machine);
 
 }  // namespace keyhole::tools

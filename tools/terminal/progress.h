@@ -7,8 +7,8 @@
 
 namespace keyhole::tools {
 
-/// Shows nothing in the first two seconds and nothing at all unless stderr is a terminal; redraws
-/// at most ten times a second; removes itself when it is destroyed. Any thread may call it.
+/// A progress bar. It shows nothing in the first two seconds and nothing at all unless stderr is a terminal; it
+/// redraws at most ten times a second and removes itself when it is destroyed. Any thread may call it.
 class Progress {
  public:
   explicit Progress(std::string title);
@@ -16,9 +16,9 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// `fraction` of the work is done, 0..1.
+  /// Shows that `fraction` of the work is done, 0..1.
   void update(double fraction);
-  /// The same with another title, e.g. the part that is being worked on.
+  /// update() with another title, e.g. the part that is being worked on.
   void update(double fraction, const std::string& title);
 
  private:
@@ -33,7 +33,7 @@ class Progress {
   bool visible_ = false;
 };
 
-/// The bar as text, at most `columns` wide: title, bar, percent, time left (once it can be told).
+/// The bar as text, at most `columns` wide: title, bar, percent, time left (once it is known).
 [[nodiscard]] std::string progress_line(const std::string& title, double fraction,
                                         double elapsed_seconds, size_t columns, bool unicode);
 

@@ -12,7 +12,7 @@ namespace keyhole::tools {
 
 void open_missing_streams() {
   for (int descriptor = 0; descriptor < 3; ++descriptor) {
-    // The lowest number that is free is the one that is closed. Only reading: a write is to fail.
+    // The lowest free number is the closed one. It is opened for reading only, so that a write fails.
     if (fcntl(descriptor, F_GETFD) < 0 && errno == EBADF) (void)open("/dev/null", O_RDONLY);
   }
 }
@@ -20,7 +20,7 @@ void open_missing_streams() {
 void check_output_arrived() {
   errno = 0;
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return;
-  // What failed before was reported to whoever wrote it, and its errno is gone.
+  // An earlier failure was reported to whoever wrote, and its errno is gone.
   const std::string why = errno != 0 ? std::string(": ") + std::strerror(errno) : "";
   throw std::runtime_error("standard output: not all could be written" + why);
 }

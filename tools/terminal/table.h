@@ -8,7 +8,7 @@
 
 namespace keyhole::tools {
 
-/// Rows under a heading, every column as wide as its widest cell. Cells may be tinted.
+/// A table of rows under a heading, every column as wide as its widest cell. Cells may be tinted.
 class Table {
  public:
   enum class Align { left, right };
@@ -18,7 +18,7 @@ class Table {
   };
 
   explicit Table(std::vector<Column> columns);
-  /// One cell for each column. Throws std::invalid_argument for another number.
+  /// Adds a row with one cell for each column. Throws std::invalid_argument for another number of cells.
   void add_row(std::vector<std::string> cells);
   /// The whole table, every line ending in '\n' and none in spaces.
   [[nodiscard]] std::string text(const Style& style) const;

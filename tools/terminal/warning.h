@@ -1,11 +1,11 @@
-// What a person should know although the work goes on.
+// Warnings: what a person should know although the work goes on.
 #pragma once
 
 #include <string>
 
 namespace keyhole::tools {
 
-/// "keyhole: warning: TEXT" on stderr, as errors are shown.
+/// Prints "keyhole: warning: TEXT" on stderr, as errors are shown.
 void warn(const std::string& text);
 
 }  // namespace keyhole::tools

@@ -71,7 +71,7 @@ AddedTokens::AddedTokens(const std::optional<JsonPart>& list, const Bpe& model,
                       item.flag("single_word", false), item.flag("lstrip", false),
                       item.flag("rstrip", false)});
     size_ = std::max(size_, id.number() + 1);
-    // What Hugging Face's library takes for normalized where a file does not say.
+    // The default of Hugging Face's library for "normalized".
     if (item.flag("normalized", !added_.back().special)) {
       as_normalized_.add(normalizer != nullptr ? normalizer->normalize(text) : text,
                          added_.size() - 1);
@@ -94,7 +94,7 @@ std::vector<TextPiece> AddedTokens::cut(std::string_view text, bool normalized, 
       at = kept->end;
       continue;
     }
-    // No token reaches into what was said: the letters that complete one are the speaker's.
+    // No token reaches into what was said, because the letters that would complete it are the speaker's.
     const size_t limit = kept == literal.end() ? text.size() : kept->begin;
     size_t bytes = 0;
     const auto which = finder.find(text.substr(0, limit), at, bytes);

@@ -1,4 +1,4 @@
-// added_tokens of tokenizer.json: tokens that are found in the text before anything else looks at it.
+// added_tokens of tokenizer.json: tokens that are searched for in the text before anything else looks at it.
 #pragma once
 
 #include <array>
@@ -16,32 +16,33 @@
 
 namespace keyhole::tools {
 
-/// A piece of a text: a token, or text that has none yet.
+/// A piece of a text: a token, or text that has not become tokens yet.
 struct TextPiece {
   TextRange range;
   std::optional<uint32_t> token;
 };
 
-/// Immutable.
+/// The added tokens. Immutable.
 class AddedTokens {
  public:
-  /// `list` is absent where there are none. Tokens whose ids the model has no row for (`rows`) are left out: some
-  /// vocabularies have tokens for images that their text models lack. Throws std::runtime_error with the place of what
-  /// is wrong.
+  /// Reads `list`, which is absent where there are none. Tokens whose ids the model has no row for (`rows`) are left
+  /// out: some vocabularies have tokens for images that their text models lack. Throws std::runtime_error with the
+  /// place of what is wrong.
   AddedTokens(const std::optional<JsonPart>& list, const Bpe& model, const Normalizer* normalizer,
               uint32_t rows);
 
-  /// `text` cut at the tokens that are looked for in it as it is, or in what the normalizer made of it. Special ones
-  /// only where `specials` says so. None touches `literal`: some models' marks of turns are not listed as special.
+  /// Cuts `text` at the tokens that are searched for in the text itself or, if `normalized`, in the normalizer's
+  /// result. Special ones count only where `specials` says so. No token may touch `literal`, because some models'
+  /// marks of turns are not listed as special.
   [[nodiscard]] std::vector<TextPiece> cut(std::string_view text, bool normalized,
                                            Specials specials,
                                            std::span<const TextRange> literal) const;
 
-  /// Whether there are tokens that are looked for in what the normalizer makes.
+  /// Whether there are tokens that are searched for in the normalizer's result.
   [[nodiscard]] bool has_normalized() const { return !as_normalized_.of_text.empty(); }
 
   [[nodiscard]] std::optional<uint32_t> id(std::string_view token) const;
-  /// nullptr for ids that are no added token.
+  /// The text of a token; nullptr for ids that are no added token.
   [[nodiscard]] const std::string* token(uint32_t id) const;
   [[nodiscard]] bool is_special(uint32_t id) const;
   /// One more than the largest id; 0 without tokens.
@@ -53,7 +54,7 @@ class AddedTokens {
     std::string text;
     bool special = false, single_word = false, strips_left = false, strips_right = false;
   };
-  /// Texts to look for, the longest of those that begin at a place first.
+  /// The texts to search for; of those that begin at one place the longest counts.
   struct Finder {
     std::unordered_map<std::string, size_t> of_text;
     std::array<std::vector<size_t>, 256> lengths;  // by first byte, longest first

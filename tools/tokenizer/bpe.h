@@ -1,5 +1,5 @@
-// Byte pair encoding (Sennrich, Haddow, Birch 2016): words to tokens by merging pairs in the order of the vocabulary's
-// merges.
+// Byte pair encoding (Sennrich, Haddow, Birch 2016): turns words into tokens by merging pairs in the order of the
+// vocabulary's merges.
 #pragma once
 
 #include <cstdint>
@@ -14,23 +14,23 @@
 
 namespace keyhole::tools {
 
-/// model of tokenizer.json, of type BPE. Immutable.
+/// The model of tokenizer.json, of type BPE. Immutable.
 class Bpe {
  public:
-  /// `rows` is the number of the model's tokens: ids are below. Throws std::runtime_error with the place of what is
-  /// wrong or not built in (dropout, prefixes of continued words, suffixes of ended ones).
+  /// `rows` is the number of the model's tokens: ids are below it. Throws std::runtime_error with the place of what
+  /// is wrong or not built in (dropout, prefixes of continued words, suffixes of ended ones).
   Bpe(const JsonPart& part, uint32_t rows);
 
-  /// What words became, for as long as one text is encoded: most words come again.
+  /// The tokens of words so far, kept while one text is encoded, because most words come again.
   using Cache = std::unordered_map<std::string, std::vector<uint32_t>>;
 
-  /// Appends the tokens of `word`, valid UTF-8. A character without a token becomes its bytes' tokens, where the
-  /// vocabulary falls back to bytes, else the unknown token; where there is none it is lost, as it is in Hugging
-  /// Face's library.
+  /// Appends the tokens of `word`, valid UTF-8. A character without a token becomes the tokens of its bytes, where
+  /// the vocabulary falls back to bytes, else the unknown token; where there is none it is lost, as in Hugging Face's
+  /// library.
   void encode(const std::string& word, Cache& cache, std::vector<uint32_t>& tokens) const;
 
   [[nodiscard]] std::optional<uint32_t> id(std::string_view token) const;
-  /// Empty for ids that it lacks.
+  /// The text of a token; empty for ids that the vocabulary lacks.
   [[nodiscard]] const std::string& token(uint32_t id) const;
   /// One more than the largest id.
   [[nodiscard]] uint32_t size() const { return static_cast<uint32_t>(tokens_.size()); }
@@ -39,7 +39,7 @@ class Bpe {
   struct Merge {
     uint32_t rank = 0, result = 0;
   };
-  /// Merges by pair, in one flat table: a lookup is one or two cache lines.
+  /// The merges by pair, in one flat table: a lookup is one or two cache lines.
   class Merges {
    public:
     void reserve(size_t count);

@@ -7,11 +7,12 @@
 
 namespace keyhole::tools {
 
-/// Every byte as its character: '!' to '~' and most of Latin-1 stand for themselves, the others are U+0100 on.
+/// Replaces every byte by its character: '!' to '~' and most of Latin-1 stand for themselves, the others become
+/// U+0100 and following.
 [[nodiscard]] std::string bytes_to_characters(std::string_view bytes);
 
-/// The bytes that a token of such a vocabulary stands for; a token with other characters is its own text, as added
-/// ones are.
+/// Returns the bytes that a token of such a vocabulary stands for. A token with other characters, as added ones may
+/// have, is its own text.
 [[nodiscard]] std::string characters_to_bytes(std::string_view token);
 
 }  // namespace keyhole::tools

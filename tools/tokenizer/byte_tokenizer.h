@@ -5,7 +5,7 @@
 
 namespace keyhole::tools {
 
-/// token = value of the byte, 256 = BOS ("<s>"), 257 = EOS ("</s>").
+/// A token is the value of a byte, 256 = BOS ("<s>") or 257 = EOS ("</s>").
 class ByteTokenizer final : public Tokenizer {
  public:
   static constexpr uint32_t kBos = 256;
@@ -13,14 +13,14 @@ class ByteTokenizer final : public Tokenizer {
 
   /// True for a vocabulary of bytes: BOS 256, EOS 257 and at most 512 rows.
   [[nodiscard]] static bool fits(const ModelTokens& model);
-  /// `model` fits.
+  /// `model` must be one that fits().
   explicit ByteTokenizer(const ModelTokens& model);
 
-  /// A token per byte, whatever `specials` says: no text means BOS or EOS.
+  /// One token per byte, whatever `specials` says, because no text means BOS or EOS.
   [[nodiscard]] std::vector<uint32_t> encode(
       std::string_view text, Specials specials = Specials::as_text,
       std::span<const TextRange> literal = {}) const override;
-  /// BOS, then a token per byte.
+  /// BOS, then one token per byte.
   [[nodiscard]] std::vector<uint32_t> encode_prompt(
       std::string_view text, Specials specials = Specials::as_text) const override;
   void decode_next(uint32_t token, DecodeState& state, std::string& bytes) const override;

@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What stands for the first turn where only the second one is wanted: nothing that a template strips or parses.
+// The first user's text where only the second turn is wanted: a template neither strips nor parses any of it.
 constexpr std::string_view kFirstUser = "a first question";
 constexpr std::string_view kFirstAnswer = "the answer to it";
 

@@ -1,4 +1,4 @@
-// decoder of tokenizer.json: how a token becomes text again.
+// The decoder of tokenizer.json: how a token becomes text again.
 #pragma once
 
 #include <string>
@@ -9,15 +9,15 @@
 
 namespace keyhole::tools {
 
-/// Decoders of whole texts are done token by token here, which gives the same text: what cannot be done so is refused.
-/// Bytes that form no UTF-8 stay as they are, where Hugging Face's library has U+FFFD. Immutable.
+/// Runs the decoders of whole texts token by token, which gives the same text; those that cannot be run so are
+/// refused. Bytes that form no UTF-8 stay as they are, where Hugging Face's library gives U+FFFD. Immutable.
 class DecoderChain {
  public:
-  /// ByteLevel, ByteFallback, Fuse, Metaspace, Replace of a text, Strip, Sequence. Throws std::runtime_error that
-  /// names another type, or an order that needs the whole text, and its place.
+  /// Takes ByteLevel, ByteFallback, Fuse, Metaspace, Replace of a text, Strip, Sequence. Throws std::runtime_error
+  /// that names another type, or an order that needs the whole text, and its place.
   explicit DecoderChain(const JsonPart& part);
 
-  /// Appends the bytes of a token that is written `token`.
+  /// Appends the bytes of the token that is written `token`.
   void decode(const std::string& token, DecodeState& state, std::string& bytes) const;
 
  private:

@@ -1,4 +1,4 @@
-// What the small files beside tokenizer.json say of BOS and end tokens.
+// BOS and end tokens as the small files beside tokenizer.json give them.
 #include <algorithm>
 
 #include "runtime/files/json.h"
@@ -10,7 +10,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// The file's object; nothing where it is not there.
+/// Reads the file's object; nothing where there is no file.
 std::optional<json> read_if_there(const fs::path& path) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) return std::nullopt;

@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Without what an object or an array holds: that may be the whole file.
+/// Shows a value without the contents of an object or array, which may be the whole file.
 std::string shown(const json& value) {
   if (value.is_object()) return "an object";
   if (value.is_array()) return "an array";

@@ -8,7 +8,7 @@
 namespace keyhole::tools {
 namespace {
 
-/// One that a function does.
+/// A normalizer that calls a function.
 template <class Function>
 class By final : public Normalizer {
  public:

@@ -1,4 +1,4 @@
-// normalizer of tokenizer.json: how a text is written anew before it is cut.
+// The normalizer of tokenizer.json: how a text is rewritten before it is cut.
 #pragma once
 
 #include <memory>
@@ -8,22 +8,22 @@
 
 namespace keyhole::tools {
 
-/// Immutable.
+/// A normalizer. Immutable.
 class Normalizer {
  public:
   virtual ~Normalizer() = default;
-  /// `text` is valid UTF-8, and so is the result.
+  /// Normalizes `text`; it is valid UTF-8, and so is the result.
   [[nodiscard]] virtual std::string normalize(std::string text) const = 0;
 };
 
-/// NFC, NFD, NFKC, NFKD, Lowercase, StripAccents, Replace, Prepend, Strip, Sequence. Throws std::runtime_error that
-/// names another type and its place.
+/// Makes NFC, NFD, NFKC, NFKD, Lowercase, StripAccents, Replace, Prepend, Strip, Sequence. Throws std::runtime_error
+/// that names another type and its place.
 [[nodiscard]] std::unique_ptr<const Normalizer> make_normalizer(const JsonPart& part,
                                                                 int depth = 0);
 
-/// Sequences may hold sequences so deep.
+/// How deep sequences may hold sequences.
 inline constexpr int kMaxSequenceDepth = 8;
-/// Parts of a sequence.
+/// The most parts of a sequence.
 inline constexpr size_t kMaxSequenceParts = 256;
 
 }  // namespace keyhole::tools

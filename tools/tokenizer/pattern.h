@@ -1,4 +1,4 @@
-// The patterns of tokenizer.json: a text or a regular expression, and how a text is cut at them.
+// The patterns of tokenizer.json: a text or a regular expression, and how a text is cut at its matches.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace keyhole::tools {
 
-/// {"String": "..."} or {"Regex": "..."}.
+/// A pattern, {"String": "..."} or {"Regex": "..."}.
 class Pattern {
  public:
   explicit Pattern(const JsonPart& part);
@@ -27,7 +27,7 @@ class Pattern {
   std::variant<std::string, Regex> what_;
 };
 
-/// What becomes of the matches, as Hugging Face's SplitDelimiterBehavior has it.
+/// The treatment of matches, as in Hugging Face's SplitDelimiterBehavior.
 enum class SplitBehavior : uint8_t {
   removed,
   isolated,
@@ -35,11 +35,11 @@ enum class SplitBehavior : uint8_t {
   merged_with_next,
   contiguous,
 };
-/// "Removed", "Isolated", ...
+/// Reads a behavior: "Removed", "Isolated", ...
 [[nodiscard]] SplitBehavior split_behavior(const JsonPart& part);
 
-/// The pieces of a text of `bytes` bytes between and at `matches`; `invert` takes what lies between for the matches.
-/// None is empty.
+/// The pieces of a text of `bytes` bytes between and at `matches`, none of them empty; `invert` takes what lies
+/// between matches for the matches.
 [[nodiscard]] std::vector<TextRange> split_at(size_t bytes, const std::vector<TextRange>& matches,
                                               SplitBehavior behavior, bool invert);
 

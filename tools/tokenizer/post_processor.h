@@ -1,4 +1,4 @@
-// post_processor of tokenizer.json: what is put around a text.
+// The post_processor of tokenizer.json: the tokens around a text.
 #pragma once
 
 #include "tools/tokenizer/json_part.h"
@@ -6,8 +6,8 @@
 
 namespace keyhole::tools {
 
-/// TemplateProcessing, ByteLevel, Sequence; ids are below `rows`. Throws std::runtime_error that names another type
-/// and its place.
+/// Reads TemplateProcessing, ByteLevel, Sequence; ids are below `rows`. Throws std::runtime_error that names another
+/// type and its place.
 [[nodiscard]] PromptFrame read_post_processor(const JsonPart& part, uint32_t rows, int depth = 0);
 
 }  // namespace keyhole::tools

@@ -23,7 +23,7 @@ void append_pieces(const Word& word, const std::vector<TextRange>& ranges, std::
   }
 }
 
-/// Cut at the matches of a function.
+/// A pre-tokenizer that cuts at the matches of a function.
 class Cut final : public PreTokenizer {
  public:
   using Matches = std::function<std::vector<TextRange>(std::string_view)>;

@@ -1,4 +1,4 @@
-// pre_tokenizer of tokenizer.json: how a text is cut into words, within which tokens are formed.
+// The pre_tokenizer of tokenizer.json: how a text is cut into words, within which tokens are formed.
 #pragma once
 
 #include <memory>
@@ -14,20 +14,20 @@ struct Word {
   bool first = false;  ///< begins the whole text: no token, added ones included, stands before it
 };
 
-/// Immutable.
+/// A pre-tokenizer. Immutable.
 class PreTokenizer {
  public:
   virtual ~PreTokenizer() = default;
-  /// Every word cut into words, none of them empty. Words are valid UTF-8.
+  /// Cuts every word into words, none of them empty. Words are valid UTF-8.
   [[nodiscard]] virtual std::vector<Word> cut(std::vector<Word> words) const = 0;
 };
 
-/// ByteLevel, Split, Digits, Punctuation, Metaspace, Whitespace, WhitespaceSplit, Sequence. Throws std::runtime_error
-/// that names another type and its place.
+/// Makes ByteLevel, Split, Digits, Punctuation, Metaspace, Whitespace, WhitespaceSplit, Sequence. Throws
+/// std::runtime_error that names another type and its place.
 [[nodiscard]] std::unique_ptr<const PreTokenizer> make_pre_tokenizer(const JsonPart& part,
                                                                      int depth = 0);
 
-/// "always", "first" or "never" of a Metaspace, whose older form is add_prefix_space.
+/// The scheme of a Metaspace, "always", "first" or "never"; its older form is add_prefix_space.
 enum class PrependScheme : uint8_t { always, first, never };
 [[nodiscard]] PrependScheme prepend_scheme(const JsonPart& part);
 

@@ -1,4 +1,4 @@
-// Regular expressions of tokenizer.json. The only file that knows PCRE2 is regex.cpp.
+// Regular expressions of tokenizer.json. Only regex.cpp knows PCRE2.
 #pragma once
 
 #include <functional>
@@ -12,12 +12,12 @@ namespace keyhole::tools {
 /// be rewritten. Immutable: any number of threads may search with it.
 class Regex {
  public:
-  /// Throws std::runtime_error that begins with `place` for what is no expression, or means something else to PCRE2.
+  /// Compiles. Throws std::runtime_error that begins with `place` for a malformed expression, or one that means
+  /// something else to PCRE2.
   Regex(std::string_view pattern, const std::string& place);
 
-  /// Calls `found(begin, end)` with the byte range of each match in `text`, valid UTF-8, left to right;
-  /// matches may be empty. Throws std::runtime_error
-  /// where the search takes too many steps.
+  /// Calls `found(begin, end)` with the byte range of each match in `text`, valid UTF-8, left to right; matches may
+  /// be empty. Throws std::runtime_error where the search takes too many steps.
   void each_match(std::string_view text, const std::function<void(size_t, size_t)>& found) const;
 
  private:

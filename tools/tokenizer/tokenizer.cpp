@@ -17,7 +17,7 @@ std::string Tokenizer::decode(std::span<const uint32_t> tokens) const {
 
 std::vector<uint32_t> Tokenizer::encode_inside(std::string_view text, Specials specials) const {
   if (text.empty()) return {};
-  // Behind a text that stands apart from what follows, the following tokens are those of its inside.
+  // Behind a text that stands apart from what follows, the following tokens are those inside a text.
   for (const std::string before : {"\n", ".", "|", "a"}) {
     const std::vector<uint32_t> alone = encode(before, specials);
     std::vector<uint32_t> both = encode(before + std::string(text), specials);

@@ -1,4 +1,5 @@
-// Text and tokens: what every vocabulary can do, token by token decoding, and the choice of a model folder's tokenizer.
+// Text and tokens: the interface of every vocabulary, decoding token by token, and the choice of a model folder's
+// tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 
 namespace keyhole::tools {
 
-/// What a tokenizer is told about the model: its config.json's fields.
+/// The fields of a model's config.json that a tokenizer needs.
 struct ModelTokens {
   uint32_t vocab_size = 0;           ///< rows of the embedding: token ids are below
   std::optional<uint32_t> bos;       ///< bos_token_id
@@ -30,12 +31,12 @@ struct TextRange {
   size_t begin = 0, end = 0;
 };
 
-/// Where a decoder stands in the text that it makes, see Tokenizer::decode_next().
+/// The place of a decoder in the text that it makes, see Tokenizer::decode_next().
 struct DecodeState {
   bool inside = false;    ///< tokens came before: the next one is not the first
   uint32_t stripped = 0;  ///< bytes taken from the beginning of the text
   bool strips = true;     ///< still at that beginning
-  /// Of what continues a text: the space before its first word stays.
+  /// The state for a text that continues another: the space before its first word stays.
   [[nodiscard]] static DecodeState in_text() { return {.inside = true, .strips = false}; }
 };
 
@@ -48,20 +49,20 @@ class Tokenizer {
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  /// The tokens of `text`, with nothing put in front or behind. Any bytes are text: what is not UTF-8 becomes U+FFFD,
-  /// but where every byte is a token. A character without a token becomes the unknown token, and is lost where there is
-  /// none. `literal`, ascending and without overlap, is text alone: no added token is made of it or of a part of it, special or
-  /// not. Throws where an expression of the vocabulary's file takes too many steps.
+  /// Returns the tokens of `text`, with nothing put in front or behind. Any bytes are text: what is not UTF-8 becomes
+  /// U+FFFD, except where every byte is a token. A character without a token becomes the unknown token, and is lost
+  /// where there is none. `literal`, ascending and without overlap, is only text: neither it nor a part of it becomes
+  /// an added token, special or not. Throws where an expression of the vocabulary's file takes too many steps.
   [[nodiscard]] virtual std::vector<uint32_t> encode(
       std::string_view text, Specials specials = Specials::as_text,
       std::span<const TextRange> literal = {}) const = 0;
 
-  /// The same with what the vocabulary puts around a prompt: BOS in front, in most.
+  /// encode() with the tokens that the vocabulary puts around a prompt: in most, BOS in front.
   [[nodiscard]] virtual std::vector<uint32_t> encode_prompt(
       std::string_view text, Specials specials = Specials::as_text) const = 0;
 
-  /// The tokens of a text that continues another one: without the space that some vocabularies put before a text's
-  /// first word, where that can be told. Throws as encode() does.
+  /// Returns the tokens of a text that continues another one: without the space that some vocabularies put before a
+  /// text's first word, where that can be told. Throws as encode() does.
   [[nodiscard]] std::vector<uint32_t> encode_inside(std::string_view text,
                                                     Specials specials = Specials::as_text) const;
 
@@ -72,22 +73,23 @@ class Tokenizer {
   /// The bytes of `tokens` as a text of their own.
   [[nodiscard]] std::string decode(std::span<const uint32_t> tokens) const;
 
-  /// The id of the token that is written so, special ones as "<|eot_id|>"; nothing where there is none.
+  /// The id of the token of that text, of special ones such as "<|eot_id|>", too; nothing where there is none.
   [[nodiscard]] virtual std::optional<uint32_t> token_id(std::string_view token) const = 0;
-  /// How a token is written in the vocabulary; empty for ids that it lacks. For messages, not for text: see decode().
+  /// The text of a token in the vocabulary, for messages; empty for ids that it lacks. For text see decode().
   [[nodiscard]] virtual std::string token_text(uint32_t token) const = 0;
-  /// Whether it stands for no text.
+  /// Whether the token stands for no text.
   [[nodiscard]] virtual bool is_special(uint32_t token) const = 0;
 
-  /// Ids are below; not all need have a token.
+  /// The number that all ids are below; not every id need have a token.
   [[nodiscard]] virtual uint32_t vocab_size() const = 0;
-  /// What ends an answer, ascending: of config.json, generation_config.json and tokenizer_config.json together.
+  /// The tokens that end an answer, ascending: those of config.json, generation_config.json and tokenizer_config.json
+  /// together.
   [[nodiscard]] virtual const std::vector<uint32_t>& end_tokens() const = 0;
   [[nodiscard]] bool ends(uint32_t token) const;
 };
 
-/// Text from tokens as they come, never half a UTF-8 character. Bytes that cannot become a character are given as they
-/// are.
+/// Makes text of tokens as they come, never half a UTF-8 character. Bytes that cannot become a character are given as
+/// they are.
 class StreamDecoder {
  public:
   /// `state`: DecodeState() for a text of its own, as an answer is; in_text() for one that continues a prompt. The
@@ -95,9 +97,9 @@ class StreamDecoder {
   explicit StreamDecoder(const Tokenizer& tokenizer, DecodeState state = {})
       : tokenizer_(&tokenizer), state_(state) {}
 
-  /// The characters that are complete with this token; may be empty.
+  /// Returns the characters that are complete with this token; may be empty.
   [[nodiscard]] std::string push(uint32_t token);
-  /// What is left at the end: the bytes of a character that was cut off.
+  /// Returns what is left at the end: the bytes of a character that was cut off.
   [[nodiscard]] std::string finish();
 
  private:
@@ -106,16 +108,16 @@ class StreamDecoder {
   std::string held_;
 };
 
-/// Bytes of the beginning of `bytes` that end with a whole character, or in bytes that cannot become one: all but the
-/// at most 3 last ones that more bytes may complete.
+/// The number of bytes up to the last whole character of `bytes`: all except the at most 3 last ones that more bytes
+/// may complete. Bytes that cannot become a character count as whole.
 [[nodiscard]] size_t complete_utf8(std::string_view bytes);
 
-/// The tokenizer of a model folder: its tokenizer.json, else bytes where the vocabulary is one of bytes. nullptr where
-/// it is neither. Throws std::runtime_error for a file that is broken, or asks for what is not known here, and names
-/// it.
+/// Finds the tokenizer of a model folder: that of its tokenizer.json, else bytes where the vocabulary is one of
+/// bytes, else nullptr. Throws std::runtime_error that names a file that is broken, or asks for what is not known
+/// here.
 [[nodiscard]] std::unique_ptr<const Tokenizer> find_tokenizer(const std::filesystem::path& folder,
                                                               const ModelTokens& model);
-/// The same; where there is none throws std::runtime_error that says what to do.
+/// find_tokenizer() that throws std::runtime_error, which says what to do, where there is none.
 [[nodiscard]] std::unique_ptr<const Tokenizer> load_tokenizer(const std::filesystem::path& folder,
                                                               const ModelTokens& model);
 

@@ -31,7 +31,7 @@ std::string repaired(std::string_view text, std::span<const TextRange> ranges,
   return out + to_utf8(text.substr(at));
 }
 
-/// What of `ranges` lies in `piece`, counted from its beginning.
+/// The parts of `ranges` that lie in `piece`, counted from its beginning.
 std::vector<TextRange> ranges_within(std::span<const TextRange> ranges, const TextRange& piece) {
   std::vector<TextRange> out;
   for (const TextRange& range : ranges) {
@@ -41,8 +41,9 @@ std::vector<TextRange> ranges_within(std::span<const TextRange> ranges, const Te
   return out;
 }
 
-/// Where ranges of `text` are in `normal`, what became of it: as far as the text before an end gives the beginning of `normal`. Where
-/// it does not (a letter and its accent on both sides of the end), all of `normal`.
+/// Finds where ranges of `text` are in `normal`, its normalized form. It works as long as the text before an end
+/// gives the beginning of `normal`; where it does not (a letter and its accent on both sides of the end), the range
+/// is all of `normal`.
 std::vector<TextRange> normalized_ranges(const Normalizer& normalizer, const std::string& text,
                                          const std::string& normal,
                                          std::span<const TextRange> ranges) {

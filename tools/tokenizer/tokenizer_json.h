@@ -13,13 +13,13 @@
 
 namespace keyhole::tools {
 
-/// What stands around a prompt: BOS in front, in most.
+/// The tokens around a prompt: in most, BOS in front.
 struct PromptFrame {
   std::vector<uint32_t> before, after;
 };
 
-/// A text becomes tokens in the library's order: added tokens are found, the rest is normalized, cut into words, and
-/// merged.
+/// Turns a text into tokens in the order of Hugging Face's library: added tokens are found, the rest is normalized,
+/// cut into words, and merged.
 class JsonTokenizer final : public Tokenizer {
  public:
   /// `root` is the file's object, with the file's name as its place. Throws std::runtime_error with the place of what
@@ -40,7 +40,7 @@ class JsonTokenizer final : public Tokenizer {
   }
   [[nodiscard]] const std::vector<uint32_t>& end_tokens() const override { return end_tokens_; }
 
-  /// What the file's post-processor puts around a prompt; the folder's other files may change it.
+  /// The tokens that the file's post-processor puts around a prompt; the folder's other files may change it.
   [[nodiscard]] const PromptFrame& frame() const { return frame_; }
   void set_frame(PromptFrame frame) { frame_ = std::move(frame); }
   void add_end_token(uint32_t token);
@@ -55,8 +55,8 @@ class JsonTokenizer final : public Tokenizer {
   std::vector<uint32_t> end_tokens_;
 };
 
-/// The tokenizer of a folder with a tokenizer.json, with what tokenizer_config.json, special_tokens_map.json and
-/// generation_config.json say of BOS and end tokens. Throws as above, naming the file.
+/// Loads the tokenizer of a folder with a tokenizer.json. BOS and end tokens follow tokenizer_config.json,
+/// special_tokens_map.json and generation_config.json. Throws as the constructor does, naming the file.
 [[nodiscard]] std::unique_ptr<const Tokenizer> load_tokenizer_json(
     const std::filesystem::path& folder, const ModelTokens& model);
 

@@ -1,19 +1,20 @@
-// The pass over all codes of a layer. A warp has a run of pairs of tiles, 32 rows each, of which every warp has as many,
-// or one more or less, whatever the number of blocks:
+// The pass over all codes of a layer. Each warp has a run of pairs of tiles, 32 rows a pair; all warps have the same
+// number of pairs, give or take one, whatever the number of blocks:
 //
 //   logits   gpu/cuda/codes/queries.cuh
-//   weights  2^(logit - m), m a running maximum that moves only where a logit passes it by 2^6, so that a tile costs no
-//            reduction; weight times value factor in fp16, of up to 4 heads with what that lost (ValueSums)
+//   weights  2^(logit - m), m a running maximum that moves only where a logit passes it by 2^6, so that a tile costs
+//            no reduction; weight times value factor in fp16, for up to 4 heads with its rounding error (ValueSums)
 //   values   the codes in the mantissas of fp16 numbers 1 + u/4 or 1 + u/16 (one shift and mask for two codes, one mask
-//            alone where they lie right), m16n8k16; the ones' part comes off at the end
+//            alone where they lie right), m16n8k16; the part of the ones is subtracted at the end
 //
-// LAUNCHED AHEAD of the end of the kernel before it, a block asks for its first pairs at once: an encoding of codes is always
-// followed by a kernel that writes their number (Codes::encode()) and waits for it, so codes are never on their way when this
-// kernel starts. Their number may be: it is read again when all before has ended, with the queries and the resident tokens.
+// LAUNCHED AHEAD of the end of the kernel before it, a block asks for its first pairs at once. That is safe: an
+// encoding of codes is always followed by a kernel that waits for it and writes the number of codes
+// (Codes::encode()), so no codes are still being written when this kernel starts. Their number may be: it is read
+// again when all before has ended, with the queries and the resident tokens.
 //
-// LATENCY. A tile is a chain: products, exponentials, products; a multiprocessor has 16 warps, and each issues in order. So both
-// tiles of a pair and all heads go through it side by side, with one branch (whether a maximum moves) for all of them: a
-// branch for each tile and 4 heads let every one wait for the one before.
+// LATENCY. A tile is a chain of products, exponentials, products; a multiprocessor has 16 warps, and each issues in
+// order. So both tiles of a pair and all heads go through the chain side by side, with one branch (whether a maximum
+// moves) for all of them: with a branch for each tile and 4 heads, every one would wait for the one before.
 //
 // FLOOR. 70.5 bytes a row at 2/2 and d = 128: 74 MB for 128k tokens of 8 KV heads, 18 us at 4 TB/s.
 #pragma once
@@ -27,7 +28,7 @@ namespace keyhole::gpu::codes {
 
 constexpr float kHeadroom = 6.0F;  // log2: by how much a logit may pass the running maximum
 
-/// Values' codes as fp16 numbers 1 + u / unit. Registers with an odd number, which are components 8 and more of a
+/// Value codes as fp16 numbers 1 + u / unit. Registers with an odd number, which hold components 8 and more of a
 /// product's 16, have another unit where that saves a shift.
 template <int kBits>
 struct ValueUnits;
@@ -53,16 +54,16 @@ __device__ inline uint32_t value_register(const uint32_t (&words)[kWords], int r
   const int left = Units::left(reg % kPer);
   const uint32_t word = words[reg / kPer];
   const uint32_t moved = left >= 0 ? word << left : word >> -left;
-  // One instruction, (moved & mask) | ones, as long as `ones` is in a register.
+  // This is one instruction, (moved & mask) | ones, as long as `ones` is in a register.
   return (moved & (reg % 2 == 0 ? Units::kEvenMask : Units::kOddMask)) | ones;
 }
 
-/// Sums of weighted values by products of 8 columns: a warp's lane has components 16 m + lane/4 and 8 more of head 4 t +
-/// lane % 4, for all t and m.
+/// Sums of weighted values by products of 8 columns: a warp's lane has components 16 m + lane/4 and 16 m + lane/4 + 8
+/// of head 4 t + lane % 4, for all t and m.
 ///
-/// 4 heads fill the columns with their weights in fp16 and what that lost. Of more heads two tiles share the columns, with
-/// weights in fp16 alone (2^-12 of each, no more than what rounding to fp16 does to an output), for half the products and
-/// registers.
+/// With 4 heads the columns hold their weights in fp16 and the rounding errors of these. With more heads two tiles
+/// share the columns, with weights in fp16 alone (errors of 2^-12 of each, no more than rounding an output to fp16
+/// causes), for half the products and registers.
 template <int kDim, int kHeadTiles>
 struct ValueSums {
   static constexpr bool kShares = kHeadTiles > 1;
@@ -70,8 +71,8 @@ struct ValueSums {
   static constexpr int kProducts = kDim / 16;  ///< 16 components each
   using Products = float[kColumns][kProducts][4];
 
-  /// The b registers of a tile's weights w, of rows lane/4 (x) and lane/4 + 8 (y), which are added to `sums` as the products
-  /// have them.
+  /// Makes the b registers of a tile's weights w, of rows lane/4 (x) and lane/4 + 8 (y), and adds the weights to
+  /// `sums` as the products have them.
   __device__ static void take_weights(const float2 (&w)[kHeadTiles], float (&sums)[kHeadTiles],
                                       uint32_t (&b)[kColumns][2]) {
 #pragma unroll
@@ -100,7 +101,7 @@ struct ValueSums {
       }
     }
   }
-  /// x, y: of the two components.
+  /// Adds x and y to the two components that a lane has of a product.
   __device__ static void add(Products& acc, int t, int m, float x, float y) {
     float* to = acc[kShares ? t / 2 : t][m] + (kShares ? t % 2 : 0);
     to[0] += x;
@@ -115,8 +116,9 @@ struct ValueSums {
   }
 };
 
-/// Asks for the means and the noise of a block, by a warp. They are one load of every lane, and the next needs them at once:
-/// from memory it would stand still for half a microsecond, twice for every 8 pairs.
+/// Prefetches the means and the noise of a block into L2, by a warp. Every lane loads a part of them, and the next
+/// pair needs them at once: coming from memory they would stop the warp for half a microsecond, twice for every 8
+/// pairs.
 template <size_t kBegin, size_t kEnd>
 __device__ inline void prefetch_means(const std::byte* block, int lane) {
   constexpr size_t kLine = 128;
@@ -124,23 +126,23 @@ __device__ inline void prefetch_means(const std::byte* block, int lane) {
   if (at < kEnd) asm volatile("prefetch.global.L2 [%0];" ::"l"(block + at));
 }
 
-/// Rows of the warps' states, four heads at a time; takes the place of the rings. A row is longer than it needs to be: the
-/// four heads of a warp then lie in different banks.
+/// The states of the warps, four heads at a time; they take the place of the rings. A row is longer than its
+/// contents, so that the four heads of a warp lie in different banks.
 template <int kDim>
 struct WarpStates {
   float o[kAttendWarps<kDim>][4][kDim + 8];
 };
 
-/// Thread blocks that share a multiprocessor. One of 16 warps in the place of two of 8 takes 2 us more at 128k: its warps wait
-/// for memory, and compute, at the same times. Those of 256 components have half as many warps, and three of them have the
-/// shared memory where codes are small.
+/// How many thread blocks share a multiprocessor. One block of 16 warps in place of two of 8 takes 2 us more at 128k:
+/// its warps wait for memory, and compute, at the same times. Blocks for 256 components have half as many warps, and
+/// where codes are small there is shared memory for three of them.
 template <int kDim, int kBits, int kHeadTiles>
 constexpr int attend_occupancy() {
   if (kDim > 128) return kHeadTiles == 1 && kBits == 2 ? 3 : 2;
   return kHeadTiles <= 2 ? 2 : 1;
 }
 
-/// Shared memory that attend_kernel() declares, in bytes.
+/// Bytes of shared memory that attend_kernel() declares.
 template <int kDim, int kBits, int kHeadTiles>
 constexpr size_t attend_fixed() {
   return sizeof(SharedQueries<kDim, kBits, kHeadTiles>) +
@@ -148,7 +150,8 @@ constexpr size_t attend_fixed() {
          2 * sizeof(float[kAttendWarps<kDim>][4 * kHeadTiles]);
 }
 
-/// Whether a group's heads may be several thread blocks', by blockIdx.z: where those of 16 heads have no registers.
+/// Whether the heads of a group may be divided among several thread blocks, by blockIdx.z: there are no registers for
+/// 16 heads of that dimension.
 template <int kDim>
 constexpr bool kDividesGroup = kDim > 128;
 
@@ -161,14 +164,15 @@ struct GridSplit {
   __device__ static uint32_t kv_head() { return blockIdx.y; }
   __device__ static uint32_t number() { return blockIdx.x; }
   __device__ static uint32_t count() { return gridDim.x; }
-  /// Among the states that are merged.
+  /// The split's place among the states that are merged.
   __device__ static uint32_t place() { return blockIdx.x; }
-  /// Blocks of codes that all splits attend.
+  /// The first of the blocks of codes that all splits attend together.
   __device__ static uint32_t first_block() { return 0; }
   __device__ static uint32_t end_block(const CodesParams& s) { return __ldcv(s.block_count); }
 };
 
-/// heads: of steps over the same codes, with the same stages and logits. split: that this thread block is.
+/// Attends the split of this thread block. heads: those of steps over the same codes, with the same stages and
+/// logits.
 template <int kDim, int kBits, int kHeadTiles, class Heads, class Split>
 __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   constexpr CodeShape kShape{kDim, kBits, kBits};
@@ -195,7 +199,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
                 size_t{Ring::Pair::kBytes} * static_cast<uint32_t>(warp * s.stages),
             s.stages, base, s.block_stride);
   uint32_t end_block, first, end, ahead = 0;
-  // Pairs have numbers in the order in which they are attended.
+  // pair_of(i): the number of the i-th pair in the order in which pairs are attended.
   const auto pair_of = [&](uint32_t i) {
     if constexpr (Split::kFinds)
       return split.pair(i);
@@ -247,7 +251,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     queries.prepare(heads, raw_queries, resident.rows);
     __syncthreads();
   }
-  // Of head lane % 4 of tile lane / 4.
+  // The lane works out the weight of head lane % 4 of tile lane / 4.
   const int own_tile = min(lane / 4, kHeadTiles - 1);
   const bool has_maxima = lane < kHeads && heads.has(static_cast<uint32_t>(lane)) &&
                           heads.step(own_tile).exact_rows != 0;
@@ -265,11 +269,11 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     else
       return 0;
   }();
-  // A row that is left out has a logit of -inf, and with it a whole tile may.
+  // A row that is left out has a logit of -inf, and so may a whole tile.
   const auto base_of = [](float top) { return Split::kFinds ? finite_base(top) : top; };
 
-  // Two fp16 ones. The compiler must not know them: masking and joining a constant would take two instructions, not
-  // one. A group is never as large as that.
+  // `ones` is two fp16 ones. The compiler must not know its value, because masking and joining a constant would take
+  // two instructions instead of one; a group is never as large as 2^16.
   const uint32_t ones = 0x3C003C00U + (s.group >> 16U);
 
   const float cap = s.logits.softcap * kLog2E;
@@ -319,7 +323,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
       } else {
         tile_logits<kDim, kBits, kHeadTiles>(tiles, q, head, noise, cap, middle, logits);
       }
-      // One question for both tiles and all heads: no instruction is moved across it.
+      // One vote serves both tiles and all heads, because no instruction is moved across it.
       float largest[kHeadTiles];
       bool moves = false;
 #pragma unroll
@@ -379,7 +383,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
         if (has_maxima) maxima[size_t{at} * heads.maxima()] = best;
       }
     }
-    // The mean value of the block, for all that its rows weigh.
+    // The mean value of the block counts with all that the block's rows weigh.
     const auto* value_mean = reinterpret_cast<const __half*>(block + kShape.value_mean_at());
 #pragma unroll
     for (int t = 0; t < kHeadTiles; ++t) {
@@ -400,7 +404,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     sign = split.sign();
   }
 
-  // The warps' states, summed in a fixed order, four heads at a time.
+  // The states of the warps are summed in a fixed order, four heads at a time.
   auto& states = *reinterpret_cast<WarpStates<kDim>*>(memory);
   __syncthreads();  // no warp reads its ring any more
 #pragma unroll

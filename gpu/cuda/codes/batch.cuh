@@ -1,14 +1,17 @@
-// Steps of several sessions in one launch of each kernel: a step of a short sequence alone leaves most of the device idle.
+// Steps of several sessions in one launch of each kernel: a step of a short sequence alone leaves most of the device
+// idle.
 //
-// The pass has as many thread blocks as the device has room for, and its members share them by what they have to read: the
-// largest number of blocks of codes that a thread block gets is as small as it can be. Thread blocks work that out for themselves, from the
-// counts of codes on the device: a graph stays balanced while its sequences grow, or become others.
+// The pass has as many thread blocks as the device has room for. Its members share them by what they have to read, so
+// that the largest number of blocks of codes per thread block is as small as possible. Thread blocks compute the
+// division themselves from the counts of codes on the device: so a graph stays balanced while its sequences grow, or
+// become others.
 //
-// CASCADE. Copies of a session have codes in common. A pass in front of the members' own attends them for up to 16 heads at once: for 4
-// members with groups of 4 it takes 1.7 times as long as for one. Each member then has the rest of its codes, and its resident
-// tokens, in thread blocks of its own; the states of both passes are merged as those of one are.
+// CASCADE. Copies of a session have codes in common. A pass in front of the members' own passes attends these for up
+// to 16 heads at once: for 4 members with groups of 4 it takes 1.7 times as long as for one. Each member then attends
+// the rest of its codes, and its resident tokens, in thread blocks of its own; the states of both passes are merged
+// like those of one.
 //
-// Kernels for compute capability 9.0 or newer alone: elsewhere steps go one after the other.
+// The kernels need compute capability 9.0 or newer; elsewhere steps go one after the other.
 #pragma once
 
 #include "gpu/cuda/codes/attend.cuh"
@@ -18,11 +21,11 @@
 
 namespace keyhole::gpu::codes {
 
-/// How many thread blocks of `all` each lane gets for its cost, `most` at most: as many as make the largest cost of a thread
-/// block as small as it can be. None for a cost of 0. By a whole warp.
+/// How many of `all` thread blocks each lane's work gets, by its cost: at most `most`, none for a cost of 0, and such
+/// that the largest cost per thread block is as small as possible. Called by a whole warp.
 __device__ inline uint32_t divided(uint32_t cost, uint32_t most, uint32_t all) {
   const auto blocks = [&](uint32_t bound) {
-    // Rounded as IEEE says: what divides leaves no rest.
+    // The division is rounded as IEEE says, so that where it comes out even there is no remainder.
     const float parts = ceilf(__fdiv_rn(static_cast<float>(cost), static_cast<float>(bound)));
     return min(static_cast<uint32_t>(parts), most);
   };
@@ -38,14 +41,14 @@ __device__ inline uint32_t divided(uint32_t cost, uint32_t most, uint32_t all) {
   return blocks(high);
 }
 
-/// What a lane's member has of both passes, the same in all warps of all kernels. By a whole warp.
+/// What the member of a lane has of both passes; the same in all warps of all kernels. Computed by a whole warp.
 struct Division {
   uint32_t count = 0;   ///< blocks of codes,
-  uint32_t common = 0;  ///< of which the family's are the first
-  uint32_t family = 0;  ///< thread blocks of a KV head, of its family
-  uint32_t own = 0;     ///< and its own
+  uint32_t common = 0;  ///< of which the first are the family's
+  uint32_t family = 0;  ///< thread blocks of a KV head of the member's family
+  uint32_t own = 0;     ///< thread blocks of a KV head of its own
 
-  /// As lane `from` has it.
+  /// The division of lane `from`.
   [[nodiscard]] __device__ Division of(uint32_t from) const {
     const int lane = static_cast<int>(from);
     return {__shfl_sync(kWholeWarp, count, lane), __shfl_sync(kWholeWarp, common, lane),
@@ -60,7 +63,7 @@ __device__ inline Division divide(const BatchParams& batch) {
   Division d;
   d.count = is_member ? __ldcv(s.block_count) : 0;
   if (batch.family_count != 0) {
-    // Lanes of families first: what their members have in common.
+    // First for the lanes of families: what their members have in common.
     const uint32_t shared =
         is_member && s.family_count != nullptr ? min(__ldcv(s.family_count), d.count) : 0;
     const Family& family = batch.families[lane < batch.family_count ? lane : 0];
@@ -70,7 +73,7 @@ __device__ inline Division divide(const BatchParams& batch) {
       const uint32_t member = family.members[i < family.count ? i : 0];
       const uint32_t of = __shfl_sync(kWholeWarp, shared, static_cast<int>(member));
       common = i == 0 ? of : min(common, of);
-      // The members' own thread blocks have a place for their states, too.
+      // The states of the members' own thread blocks also need places.
       most = min(most, batch.steps[member].splits / 2);
     }
     if (lane >= batch.family_count || most == 0) common = 0;
@@ -87,7 +90,8 @@ __device__ inline Division divide(const BatchParams& batch) {
   return d;
 }
 
-/// The sum of lanes 0 .. own, and which of them thread block `block` is of: how many sums do not reach beyond it.
+/// Where thread block `block` falls when the lanes' blocks are laid out one lane after the other: the number of sums
+/// over lanes 0 .. own that do not reach beyond it.
 struct Placed {
   uint32_t lane, first;  ///< the lane, and its first thread block
 };
@@ -123,7 +127,7 @@ struct JointSplits {
   [[nodiscard]] __device__ uint32_t of(const CodesParams&) const { return count; }
 };
 
-/// The heads of a family's members, each of which has `tiles` tiles of 4.
+/// The heads of the members of a family; each member has `tiles` tiles of 4.
 struct FamilyHeads {
   const BatchParams& batch;
   const Family& family;
@@ -171,7 +175,7 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
                                   attend_occupancy<kDim, kBits, kHeadTiles>())
     attend_batch_kernel(const __grid_constant__ BatchParams batch) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  // Codes are not asked for ahead of this: whose they are is known when counts are.
+  // No codes are asked for before this point: only the counts say whose codes a thread block reads.
   wait_for_kernels_before();
   const Division d = divide(batch);
   const Placed at = place(d.own, blockIdx.x);
@@ -183,12 +187,12 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
 #endif
 }
 
-// Many clusters are there at once: as many thread blocks of a multiprocessor as have registers without spilling any.
+// Many clusters run at once: as many thread blocks per multiprocessor as have registers without spilling.
 template <int kDim, int kBits, int kHeadTiles>
 __global__ void __launch_bounds__(kFinishThreads, kDim* kHeadTiles <= 128 ? 3 : 2)
     finish_batch_kernel(const __grid_constant__ BatchParams batch) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  // Counts are older than the pass.
+  // The counts are older than the pass.
   const Division d = divide(batch).of(blockIdx.y);
   finish<kDim, kBits, kHeadTiles>(batch.steps[blockIdx.y], JointSplits{d.family + d.own});
 #endif

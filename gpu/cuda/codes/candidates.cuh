@@ -1,13 +1,13 @@
-// Rows that may be among this step's heaviest: their order, the bound that they reach, and the list of those that do. What
-// the choice by a cluster (gpu/cuda/codes/choose.cuh) and the one by a single thread block have in common; `Choice` is the
-// shared memory of either.
+// Rows that may be among this step's heaviest: their order, the bound that they reach, and the list of those that
+// reach it. Both choices use it, that by a cluster (gpu/cuda/codes/choose.cuh) and that by a single thread block;
+// `Choice` is the shared memory of either.
 #pragma once
 
 #include "gpu/cuda/codes/queries.cuh"
 
 namespace keyhole::gpu::codes {
 
-/// Integers in the order of floats; 0 is below all.
+/// Maps floats to integers of the same order; 0 is below all.
 __device__ inline uint32_t rising(float x) {
   const uint32_t bits = __float_as_uint(x);
   return bits ^ ((bits >> 31U) != 0 ? 0xFFFFFFFFU : 0x80000000U);
@@ -18,7 +18,8 @@ __device__ inline uint64_t order_of(float weight, uint32_t row) {
 }
 __device__ inline uint32_t row_of(uint64_t order) { return ~static_cast<uint32_t>(order); }
 
-/// What a group of rows weighs at most in any head: x, its largest logits, less the heads' log-sum-exp, base 2.
+/// The most that a group of rows weighs in any head: the largest of x, its largest logits, less the heads'
+/// log-sum-exp, base 2.
 template <int kHeadTiles>
 __device__ inline float group_weight(const float4 (&x)[kHeadTiles], const float* lse,
                                      uint32_t heads) {
@@ -34,8 +35,8 @@ __device__ inline float group_weight(const float4 (&x)[kHeadTiles], const float*
   return best;
 }
 
-/// The wanted-th largest of the first kCount of c.shares, or 0: all rows of that weight reach it. By kThreads threads; a
-/// barrier follows.
+/// The wanted-th largest of the first kCount of c.shares, or 0: all rows of that weight reach it. By kThreads
+/// threads; the caller adds a barrier.
 template <uint32_t kCount, uint32_t kThreads, class Choice>
 __device__ inline void find_least(Choice& c, uint32_t wanted) {
   constexpr uint32_t kEach = kThreads / kCount;  // threads for a share
@@ -58,7 +59,8 @@ __device__ inline void find_least(Choice& c, uint32_t wanted) {
   if (larger < wanted && wanted <= larger + equal) c.least = uint64_t{mine} << 32U;
 }
 
-/// Lists the rows of a group that reach c.least, by a warp, and their logits: as far as there is space, but counts all.
+/// Lists the rows of a group that reach c.least, and their logits, by a warp. Lists as many as there is space for,
+/// but counts all.
 template <int kDim, int kBits, int kHeadTiles, class Choice>
 __device__ inline void list_rows(const CodesParams& s, uint32_t kv_head, uint32_t group,
                                  const SharedQueries<kDim, kBits, kHeadTiles>& queries,
@@ -105,7 +107,7 @@ __device__ inline void list_rows(const CodesParams& s, uint32_t kv_head, uint32_
     }
   }
   const uint64_t least = c.least;
-  constexpr uint32_t kLeaders = 0x11111111U;  // of the 4 lanes of a row
+  constexpr uint32_t kLeaders = 0x11111111U;  // the first of the 4 lanes of each row
   uint32_t masks[2][2], count = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -133,8 +135,9 @@ __device__ inline void list_rows(const CodesParams& s, uint32_t kv_head, uint32_
   }
 }
 
-/// Of the `all` candidates in `listed`, which is aligned to 16 and has a 0 behind the last, the `wanted` that come first go to
-/// c.chosen, in their order, and place_of() of their numbers to c.places. By kThreads threads, between barriers.
+/// Sorts out the `wanted` first of the `all` candidates in `listed`, which is aligned to 16 and has a 0 behind the
+/// last: they go to c.chosen in their order, and place_of(number) of each to c.places. By kThreads threads, between
+/// barriers.
 template <uint32_t kThreads, class Choice, class PlaceOf>
 __device__ inline void rank_all(Choice& c, const uint64_t* listed, uint32_t all, uint32_t wanted,
                                 const PlaceOf& place_of) {

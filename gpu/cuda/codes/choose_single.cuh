@@ -1,9 +1,9 @@
-// The choice of this step's heaviest rows of a KV head, by one thread block: as gpu/cuda/codes/choose.cuh has it, whose
-// order, bound and list these are, with barriers of the block in place of the cluster's.
+// The choice of this step's heaviest rows of a KV head by one thread block. Order, bound and list are those of
+// gpu/cuda/codes/choose.cuh; barriers of the block take the place of the cluster's.
 //
-// What groups of rows weigh is worked out again in each of the passes over them (two, unless the list overflows) and stored
-// nowhere: a float for every 32 rows would be 128 KiB at 1M tokens, and the maxima lie in the L2 cache (64 KiB a KV head at
-// 128k tokens and 4 heads: about a microsecond for one multiprocessor).
+// The weights of groups of rows are computed again in each pass over them (two passes, unless the list overflows) and
+// stored nowhere: a float for every 32 rows would be 128 KiB at 1M tokens, and the maxima lie in the L2 cache (64 KiB
+// a KV head at 128k tokens and 4 heads: about a microsecond for one multiprocessor).
 #pragma once
 
 #include "gpu/cuda/codes/candidates.cuh"
@@ -30,11 +30,11 @@ struct SingleChoice {
   uint32_t found;        ///< of `chosen`
   uint64_t least;
   uint64_t chosen[kMostDeviceRows];
-  uint16_t places[kMostDeviceRows];  ///< in `listed`, of `chosen`
+  uint16_t places[kMostDeviceRows];  ///< place in `listed` of each of `chosen`
 };
 
-/// take(group, weight) for this thread's groups. Groups side by side go to threads side by side, groups at a distance of a
-/// power of two to different ones: heavy rows are near each other, or at regular distances.
+/// Calls take(group, weight) for this thread's groups. Neighbouring groups go to neighbouring threads, and groups at
+/// a distance of a power of two to different threads, because heavy rows are near each other or at regular distances.
 template <int kHeadTiles, class Take>
 __device__ inline void for_groups(const float* maxima, uint32_t group_count, const float* lse,
                                   uint32_t heads, const Take& take) {
@@ -63,12 +63,12 @@ __device__ inline void for_groups(const float* maxima, uint32_t group_count, con
   }
 }
 
-/// Leaves in c.listed's first `all` the candidates, the `wanted` that come first of them in c.chosen, in their order.
+/// Leaves the candidates in the first `all` of c.listed, and the `wanted` first of them in c.chosen, in their order.
 template <int kHeads>
 __device__ inline void rank_candidates(SingleChoice<kHeads>& c, uint32_t all, uint32_t wanted) {
   if (threadIdx.x == 0) {
     c.listed[all] = 0;  // the other of a pair
-    // All that are wanted, unless logits differ from those that left the maxima.
+    // All wanted rows are found, unless logits differ from those that left the maxima.
     c.found = min(all, wanted);
   }
   __syncthreads();
@@ -76,8 +76,8 @@ __device__ inline void rank_candidates(SingleChoice<kHeads>& c, uint32_t all, ui
   __syncthreads();
 }
 
-/// Leaves the `wanted` (1 or more) heaviest rows of group_count (1 or more) groups in c.chosen, c.found of them, and their
-/// logits; lse: of the heads, base 2. By the whole thread block, which has no barrier to add before or after.
+/// Leaves the `wanted` (1 or more) heaviest rows of group_count (1 or more) groups in c.chosen, c.found of them, and
+/// their logits. lse: of the heads, base 2. By the whole thread block; the caller needs no barrier before or after.
 template <int kDim, int kBits, int kHeadTiles>
 __device__ inline void choose_rows(const CodesParams& s, uint32_t kv_head, const float* maxima,
                                    uint32_t group_count, uint32_t wanted,
@@ -90,7 +90,7 @@ __device__ inline void choose_rows(const CodesParams& s, uint32_t kv_head, const
   uint32_t largest = 0;
   for_groups<kHeadTiles>(maxima, group_count, lse, s.group,
                          [&](uint32_t, float weight) { largest = max(largest, rising(weight)); });
-  // Threads of a share lie in four warps, 91 groups apart.
+  // The threads of a share lie in four warps, 91 groups apart.
   const uint32_t part = threadIdx.x / kSingleShares;
   atomicMax(&c.shares[(threadIdx.x + 37 * part) % kSingleShares], largest);
   __syncthreads();
@@ -99,7 +99,7 @@ __device__ inline void choose_rows(const CodesParams& s, uint32_t kv_head, const
   while (true) {
     const uint64_t least = c.least;
     for_groups<kHeadTiles>(maxima, group_count, lse, s.group, [&](uint32_t group, float weight) {
-      // Of the rows of a group the first could be the one.
+      // If not even the first row of the group could reach the bound, none can.
       if (order_of(weight, group * kMaximumRows) < least) return;
       const uint32_t slot = atomicAdd(&c.group_count, 1U);
       if (slot < kMostSingleGroups) c.groups[slot] = group;
@@ -113,8 +113,8 @@ __device__ inline void choose_rows(const CodesParams& s, uint32_t kv_head, const
     const bool over = c.group_count > kMostSingleGroups || c.row_count > Choice::kListed;
     rank_candidates(c, min(c.row_count, Choice::kListed), wanted);
     if (!over) return;
-    // Many equal weights, or heavy rows side by side: the last of the first few is a better bound, which those that were
-    // not listed must reach, too.
+    // There are many equal weights, or heavy rows side by side. The last of the first few is then a better bound,
+    // which the rows that were not listed must reach, too.
     if (threadIdx.x == 0) {
       c.group_count = c.row_count = 0;
       c.least = c.chosen[wanted - 1];

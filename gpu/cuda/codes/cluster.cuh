@@ -1,4 +1,4 @@
-// The thread blocks of a cluster: their barrier and their shared memory (compute capability 9.0).
+// Barrier and shared memory of the thread blocks of a cluster (compute capability 9.0).
 #pragma once
 
 #include <cooperative_groups.h>
@@ -7,11 +7,11 @@
 
 namespace keyhole::gpu::codes {
 
-/// Two halves of a barrier over all threads of the cluster; writes before the first are visible after the second.
+/// The two halves of a barrier over all threads of the cluster; writes before the first are visible after the second.
 __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-/// The first half where nothing that was written before need be visible: without the wait for this thread's writes.
+/// The first half without the wait for this thread's writes, for where no earlier write need be visible.
 __device__ inline void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -23,7 +23,7 @@ __device__ inline void cluster_barrier() {
   cluster_wait();
 }
 
-/// The same variable in the shared memory of block `rank`.
+/// The same variable in the shared memory of the cluster's block `rank`.
 template <class T>
 __device__ inline T* in_block(T* mine, uint32_t rank) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900

@@ -98,7 +98,7 @@ cudaError_t prepare_attend(CodesStep& step, const Kernels& kernels, int device, 
   const BatchKernels batch = batch_kernels_of(step.shape, step.group);
   for (const void* kernel : {kernels.attend, batch.attend}) {
     if (kernel == nullptr || status != cudaSuccess) continue;
-    // Both declare the same.
+    // Both kernels declare the same shared memory.
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   per_block - fixed);
   }
@@ -162,7 +162,7 @@ size_t shared_bytes(const CodesStep& step, const Kernels& kernels) {
   return std::max(kernels.finish_shared + turns * kFinishThreads * sizeof(float),
                   kernels.settle_shared);
 }
-/// And with that.
+/// shared_bytes() plus what the kernel declares.
 cudaError_t all_shared_bytes(const CodesStep& step, const Kernels& kernels, size_t& bytes) {
   cudaFuncAttributes attributes{};
   const cudaError_t status =
@@ -267,7 +267,8 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   if (status != cudaSuccess) return status;
   // One thread block has more than 99 KiB for groups above 8 with d = 256.
   if (least > static_cast<size_t>(most)) return cudaErrorNotSupported;
-  // All that there is, not what this step needs: the limit is the function's, and steps of other capacities share it.
+  // Allows all shared memory that there is, not what this step needs: the limit belongs to the function, and steps of
+  // other capacities share it.
   const auto allow = [&](const void* kernel) {
     cudaFuncAttributes attributes{};
     const cudaError_t failed = cudaFuncGetAttributes(&attributes, kernel);
@@ -316,7 +317,8 @@ cudaError_t settle_codes(const CodesStep& step, cudaStream_t stream) {
   codes::lay_out(step, kernels, params);
   const codes::SettleKernel kernel = codes::settle_kernel_of(step.shape);
   void* arguments[] = {&params};
-  // Not ahead of the end of the kernel before it: a kernel that follows such a one at once takes 4 us more then.
+  // It is not launched ahead of the end of the kernel before it: a kernel that follows one so launched would take 4
+  // us more.
   return launch_ahead(kernel.settle, dim3(step.processors), dim3(kernel.warps * 32), kernel.shared,
                       stream, arguments, false);
 }

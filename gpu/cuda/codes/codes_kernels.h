@@ -1,8 +1,8 @@
-// Attention of one layer's step over codes that lie on the device (cpu/code_layout.h): attend_codes() is one pass over all
-// codes, finish_codes() reads the heaviest rows exactly and merges everything, resident tokens too.
+// Attention of one layer's step over codes that lie on the device (cpu/code_layout.h): attend_codes() is one pass
+// over all codes, finish_codes() reads the heaviest rows exactly and merges everything, resident tokens too.
 //
-// Instantiated for any group, head dimensions of 64, 80, 96, 128 and 256, and 2 or 4 bits, as many of values as of keys. Other
-// shapes give cudaErrorInvalidValue, see codes_have_kernels().
+// Kernels exist for any group, head dimensions of 64, 80, 96, 128 and 256, and 2 or 4 bits, as many for values as for
+// keys. Other shapes give cudaErrorInvalidValue, see codes_have_kernels().
 //
 // settle_codes() takes a second look where codes could not tell which rows weigh, if finish_codes() has not.
 //
@@ -26,13 +26,13 @@
 
 namespace keyhole::gpu {
 
-/// Rows of one maximum that attend_codes() leaves.
+/// attend_codes() leaves one maximum for so many rows.
 inline constexpr uint32_t kMaximumRows = 32;
-/// Steps of one launch.
+/// The most steps of one launch.
 inline constexpr uint32_t kMostJointSteps = 16;
 
-/// What a step asks of its heads' doubt, and where that lies (gpu/code_doubt.h). Steps of one stream can share all
-/// but figures.
+/// The state of doubt of a step's heads, and where it lies (gpu/code_doubt.h). Steps of one stream can share all but
+/// `figures`.
 struct CodesDoubt {
   DoubtBoard* board = nullptr;     ///< null: nothing is asked, and no kernel takes a second look
   uint32_t* list = nullptr;        ///< `[kv_heads]`
@@ -40,7 +40,7 @@ struct CodesDoubt {
   float* queries = nullptr;        ///< `[kv_heads, group, dim]`
   const CodeFigures* figures = nullptr;  ///< `[kv_heads]`
 };
-/// In memory of DoubtLayout::bytes, aligned to 16 and zero at first.
+/// Divides memory of DoubtLayout::bytes, aligned to 16 and zero at first.
 [[nodiscard]] inline CodesDoubt doubt_in(std::byte* memory, const DoubtLayout& layout,
                                          const CodeFigures* figures) {
   return {reinterpret_cast<DoubtBoard*>(memory), reinterpret_cast<uint32_t*>(memory + layout.list),
@@ -48,32 +48,33 @@ struct CodesDoubt {
           reinterpret_cast<float*>(memory + layout.queries), figures};
 }
 
-/// One step of one layer. All pointers are to memory that the device can read: its own, unless said.
+/// One step of one layer. All pointers are to memory that the device can read: its own, unless stated otherwise.
 struct CodesStep {
   CodeShape shape;
   uint32_t kv_heads = 0;
   uint32_t group =
       0;  ///< query heads of a KV head, 1..16; of several tokens all of theirs, token by token
-  uint32_t tokens = 1;          ///< that the step is of; divides `group`
+  uint32_t tokens = 1;          ///< tokens of the step; divides `group`
   uint32_t block_capacity = 0;  ///< blocks of 256 rows that a KV head has space for
   uint32_t splits = 0;          ///< thread blocks of a KV head, see code_splits()
   uint32_t fill =
       0;  ///< thread blocks of a KV head that fill the device, see code_fill(); of step_codes() alone
   LogitParams logits;
-  /// Which kernel finish_codes() is: a cluster of thread blocks per KV head (compute capability 9.0 or newer), or one thread
-  /// block; prepare_codes() takes back what the device cannot do.
+  /// Whether finish_codes() runs a cluster of thread blocks per KV head (compute capability 9.0 or newer) or one
+  /// thread block. prepare_codes() clears it where the device cannot run clusters.
   bool cluster = true;
-  /// Pairs of tiles, 32 rows each, that a warp of attend_codes() has under way or at hand, 2 or 3: prepare_codes() says how
-  /// many the device has shared memory for.
+  /// Pairs of tiles, 32 rows each, that a warp of attend_codes() has under way or at hand, 2 or 3; prepare_codes()
+  /// sets the number for which the device has shared memory.
   int stages = 2;
-  /// Whether families of steps have kernels here: prepare_codes() says so.
+  /// Whether families of steps have kernels for this shape; set by prepare_codes().
   bool shares = false;
-  uint32_t processors = 1;  ///< of the device: prepare_codes() says so
+  uint32_t processors = 1;  ///< of the device; set by prepare_codes()
 
   const uint32_t* block_count =
       nullptr;  ///< one number, <= block_capacity, the same for all KV heads; 0: no codes yet
-  /// Steps of one launch with the same `family` (not null) have the same codes, balance and logits in as many blocks as the
-  /// smallest of their `family_count` says: these are attended for several of them at once.
+  /// Steps of one launch with the same `family` (not null) have the same codes, balance and logits in their first
+  /// blocks, as many as the smallest of their `family_count`: these blocks are attended for several of the steps at
+  /// once.
   const void* family = nullptr;
   const uint32_t* family_count = nullptr;  ///< as block_count
   const std::byte* blocks =
@@ -84,26 +85,28 @@ struct CodesStep {
   const float* value_scale = nullptr;  ///< `[kv_heads]`
   InputRows q;                         ///< `[tokens, kv_heads * group / tokens, dim]`
 
-  /// The `exact_rows` (0..kMostDeviceRows) rows of a KV head with the largest weight in any head of its group are read from
-  /// `keys` and `values` and attended exactly, in place of their codes. Pinned host memory, or the device's: row i of KV
-  /// head h at h * kv_head_stride + i * row_stride; rows `[dim]` of `dtype`, aligned to 16 bytes.
+  /// The `exact_rows` (0..kMostDeviceRows) rows of a KV head with the largest weight in any head of its group are
+  /// read from `keys` and `values` and attended exactly, in place of their codes. The memory is pinned host memory or
+  /// the device's: row i of KV head h at h * kv_head_stride + i * row_stride; rows `[dim]` of `dtype`, aligned to 16
+  /// bytes.
   uint32_t exact_rows = 0;
   DType dtype = DType::f16;
   const std::byte* keys = nullptr;
   const std::byte* values = nullptr;
   size_t kv_head_stride = 0;  ///< bytes
   size_t row_stride = 0;      ///< bytes
-  /// Or the host reads them, and `keys` and `values` are not used.
+  /// How the host reads the exact rows instead; then `keys` and `values` are not used.
   HostRows host_rows;
-  /// Of rows of dtype i8: the device's copy of their scales, `[block_capacity, kv_heads, 2, dim]` bf16; else null.
+  /// The device's copy of the scales of rows of dtype i8, `[block_capacity, kv_heads, 2, dim]` bf16; else null.
   const uint16_t* row_scales = nullptr;
 
-  /// Sink and window, in one of two ways, or neither. Attended in the same pass: `resident` says where they lie (its ring, kv,
-  /// states, k, v and their dtype); where it counts, finish_codes() publishes q, k and v, once the host has taken those
-  /// of the step before, and takes the new token in.
+  /// Sink and window come in one of two ways, or not at all. The first: they are attended in the same pass.
+  /// `resident` says where they lie (its ring, kv, states, k, v and their dtype). Where it counts, finish_codes()
+  /// publishes q, k and v, once the host has taken those of the step before, and takes the new token in.
   bool has_resident = false;
   StepParams resident;
-  /// Or their state, to merge with, lse in natural log; null: none. A kernel before on the stream has written it.
+  /// The second way: their state, to be merged, with lse in natural log; null: none. An earlier kernel on the stream
+  /// has written it.
   const float* resident_o = nullptr;    ///< `[kv_heads * group, dim]`
   const float* resident_lse = nullptr;  ///< `[kv_heads * group]`
 
@@ -111,7 +114,8 @@ struct CodesStep {
 
   const float* sinks = nullptr;  ///< `[kv_heads * group]` learned sinks, natural log; null: none
 
-  /// Of codes_work_bytes(), aligned to 16; its contents before do not matter. Steps of one stream can share it.
+  /// Work space of codes_work_bytes(), aligned to 16, whose contents before do not matter. Steps of one stream can
+  /// share it.
   std::byte* work = nullptr;
 
   OutputRows out;        ///< as q
@@ -120,46 +124,48 @@ struct CodesStep {
       nullptr;  ///< `[kv_heads, exact_rows]`, the rows read exactly, in no order; null: not wanted
 };
 
-/// Whether kernels for the shape exist.
+/// Whether kernels exist for the shape.
 [[nodiscard]] bool codes_have_kernels(const CodeShape& shape, uint32_t group);
 
-/// Thread blocks per KV head that fill `multiprocessors`, which have so many bytes of shared memory each.
+/// The number of thread blocks per KV head that fill `multiprocessors` of so many bytes of shared memory each.
 [[nodiscard]] uint32_t code_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
                                  uint32_t multiprocessors,
                                  size_t shared_of_multiprocessor = SIZE_MAX);
-/// Those of a step, no more than code_fill(): as many as have something to do with `block_capacity` blocks of codes and
-/// `resident_capacity` resident tokens.
+/// The number of thread blocks per KV head of a step, at most code_fill(): as many as have work with `block_capacity`
+/// blocks of codes and `resident_capacity` resident tokens.
 [[nodiscard]] uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
                                    uint32_t block_capacity, uint32_t multiprocessors,
                                    size_t shared_of_multiprocessor = SIZE_MAX,
                                    uint32_t resident_capacity = 0);
 
-/// Bytes of CodesStep::work: from the shape, kv_heads, group, block_capacity and splits.
+/// The bytes of CodesStep::work. They depend on the shape, kv_heads, group, block_capacity and splits.
 [[nodiscard]] size_t codes_work_bytes(const CodesStep& step);
 
-/// Before the first step on device `device`, the current one, of steps of this shape, group, block_capacity and
-/// `cluster`: chooses the kernel (step.cluster) and the number of stages, and lets both kernels have all of the device's
-/// shared memory, once for all steps of all sessions. A cluster that needs more (compute capability 12.0 gives 99 KiB) is
-/// not wanted; one thread block does for groups above 8 with d = 256 alone. needs: gets the bytes of shared memory that the
-/// largest thread block takes.
-/// cudaErrorInvalidValue: no kernels for the shape; cudaErrorNotSupported: the device has too little shared memory for it.
+/// Call before the first step on device `device`, the current one, of steps of this shape, group, block_capacity and
+/// `cluster`. Chooses the kernel (step.cluster) and the number of stages, and lets both kernels have all of the
+/// device's shared memory, once for all steps of all sessions. Where a cluster needs more than there is (compute
+/// capability 12.0 gives 99 KiB) it takes one thread block, which needs more than that only for groups above 8 with d
+/// = 256. needs: gets the bytes of shared memory of the largest thread block. Returns cudaErrorInvalidValue where
+/// there are no kernels for the shape, and cudaErrorNotSupported where the device has too little shared memory for
+/// it.
 [[nodiscard]] cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs = nullptr);
 
-/// Enqueues the pass over the codes, and over resident tokens. `ahead`: it is set up before the kernel in front of it on the
-/// stream has ended (gpu/cuda/common/launch.h; compute capability 9.0 or newer), and waits for that kernel's end.
+/// Enqueues the pass over the codes and over resident tokens. `ahead`: the kernel is set up before the kernel in
+/// front of it on the stream has ended, and waits for that end (gpu/cuda/common/launch.h; compute capability 9.0 or
+/// newer).
 [[nodiscard]] cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead);
 
-/// Enqueues what follows it: the choice of this step's heaviest rows, their exact attention, and the merge. `ahead`:
-/// likewise, directly after attend_codes() on the stream.
+/// Enqueues the choice of this step's heaviest rows, their exact attention, and the merge. `ahead`: as in
+/// attend_codes(), which must stand directly before it on the stream.
 [[nodiscard]] cudaError_t finish_codes(const CodesStep& step, cudaStream_t stream, bool ahead);
 
-/// Enqueues the second look at codes that could not tell which rows weigh, after finish_codes(): nothing without
-/// `doubt`, where no row is read exactly, and where a cluster of thread blocks has taken that look itself
+/// Enqueues the second look at codes that could not tell which rows weigh, after finish_codes(). Enqueues nothing
+/// without `doubt`, where no row is read exactly, and where a cluster of thread blocks takes that look itself
 /// (CodesStep::cluster).
 [[nodiscard]] cudaError_t settle_codes(const CodesStep& step, cudaStream_t stream);
 
-/// What steps that go in one launch have in common. Codes, lengths, capacities, tensors, exact rows and work spaces are each
-/// step's own.
+/// What the steps of one launch must have in common. Codes, lengths, capacities, tensors, exact rows and work spaces
+/// are each step's own.
 struct CodesKind {
   const void* attend = nullptr;  ///< the kernel; null: the step goes alone
   uint32_t kv_heads = 0, clusters = 0, fill = 0;
@@ -167,13 +173,13 @@ struct CodesKind {
 
   bool operator==(const CodesKind&) const = default;
 };
-/// Of a step that is prepared. Joined are 64 or 128 components, groups of up to 8, by
-/// kernels of clusters, with rows that the device reads and without a resident state.
+/// The kind of a prepared step. Steps with 64 or 128 components and groups of up to 8 can be joined, by kernels of
+/// clusters, where the device reads the exact rows and there is no resident state.
 [[nodiscard]] CodesKind codes_kind(const CodesStep& step);
 
-/// Enqueues all kernels for 1 to kMostJointSteps steps of one kind, each with a work space of its own. Of several
-/// steps one has 1 to `splits` thread blocks per KV head, which depends on what the others have to read: its result
-/// may differ by rounding from that of attend_codes() and finish_codes().
+/// Enqueues all kernels for 1 to kMostJointSteps steps of one kind, each with a work space of its own. With several
+/// steps, one has 1 to `splits` thread blocks per KV head, depending on what the others have to read: its result may
+/// differ by rounding from that of attend_codes() and finish_codes().
 [[nodiscard]] cudaError_t step_codes(std::span<const CodesStep> steps, cudaStream_t stream,
                                      bool ahead);
 

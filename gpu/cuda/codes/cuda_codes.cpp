@@ -55,7 +55,7 @@ struct CudaCodes::Impl {
     size_t rows_stride = 0;
     uint32_t count = 0;       ///< blocks, after all that was enqueued
     uint32_t slot = kNoSlot;  ///< its place among the layers that there is memory for
-    /// The same for copies that have the first `shared` blocks in common; null: none has.
+    /// The same pointer in all copies that have the first `shared` blocks in common; null: there are no such copies.
     std::shared_ptr<const char> family;
     uint32_t shared = 0;
     bool is_used = false;  ///< something was enqueued that reads its balance
@@ -135,7 +135,7 @@ struct CudaCodes::Impl {
   Layer& layer_at(uint32_t layer) {
     return const_cast<Layer&>(std::as_const(*this).layer_at(layer));
   }
-  /// The layer, which has memory from now on.
+  /// Gives the layer a slot of memory where it has none, and returns it.
   Layer& name_layer(uint32_t layer) {
     check_layer(layer);
     Layer& l = layers[layer];
@@ -174,7 +174,7 @@ struct CudaCodes::Impl {
   [[nodiscard]] CodeFigures* figures(uint32_t layer) const {
     return memory.as<CodeFigures>(layout.figures) + size_t{layers[layer].slot} * shape.kv_heads;
   }
-  /// Of Layer::shared.
+  /// The device's copy of Layer::shared.
   [[nodiscard]] uint32_t* device_shared(uint32_t layer) const { return device_count(layer) + 1; }
 
   /// What depends on the number of a step's tokens.
@@ -185,7 +185,7 @@ struct CudaCodes::Impl {
     bool shares = false;
     uint32_t processors = 1;
   };
-  /// Adds the variant of so many tokens, one more than there are.
+  /// Adds the variant for `tokens` tokens, which are one more than the last variant has.
   cudaError_t prepare(uint32_t tokens, size_t* needs) {
     Variant& v = variants.emplace_back();
     const auto processors =
@@ -210,7 +210,7 @@ struct CudaCodes::Impl {
   [[nodiscard]] DoubtLayout doubt_layout() const {
     return {shape.kv_heads, size_t{group()} * most_step_tokens(group()), shape.code.dim};
   }
-  /// What all steps of so many tokens have in common.
+  /// The part of a CodesStep that all steps of this many tokens share.
   [[nodiscard]] CodesStep step_sizes(uint32_t tokens) const {
     const Variant& v = variants[tokens - 1];
     CodesStep s;
@@ -227,7 +227,7 @@ struct CudaCodes::Impl {
     s.processors = v.processors;
     s.block_stride = layout.block_stride;
     s.head_stride = layout.head_stride;
-    // What the host reads has places for one token's.
+    // Where the host reads the exact rows there are places for those of one token.
     s.exact_rows = shape.rows_by_host ? shape.exact_rows
                                       : std::min(shape.exact_rows * tokens, kMostDeviceRows);
     s.dtype = shape.dtype;
@@ -270,7 +270,7 @@ struct CudaCodes::Impl {
     check(attend_codes(s, stream_of(stream), ahead), "attending codes");
     finish(s, stream);
   }
-  /// What follows the pass.
+  /// Enqueues what follows the pass.
   void finish(const CodesStep& s, Stream stream) const {
     check(finish_codes(s, stream_of(stream), ahead), "merging codes");
     check(settle_codes(s, stream_of(stream)), "a second look at codes");
@@ -283,7 +283,7 @@ struct CudaCodes::Impl {
     layers[layer].shared = shared;
     launch_set_count(device_shared(layer), shared, stream_of(stream));
   }
-  /// Blocks from `first` on are not those of the family any more.
+  /// Takes the blocks from `first` on out of the family.
   void leave_family(uint32_t layer, uint32_t first, Stream stream) {
     if (first < layers[layer].shared) set_family(layer, layers[layer].family, first, stream);
   }
@@ -293,7 +293,7 @@ struct CudaCodes::Impl {
         cudaMemsetAsync(figures(layer), 0, shape.kv_heads * sizeof(CodeFigures), stream_of(stream)),
         "clearing figures of codes");
   }
-  /// Enqueues the layer's new count, and marks the place in the stream for those that wait for it here.
+  /// Enqueues the layer's new count, and marks the place in the stream for those that wait for it.
   void set_count(uint32_t layer, uint32_t count, Stream stream) {
     launch_set_count(device_count(layer), count, stream_of(stream));
     layers[layer].count = count;
@@ -312,14 +312,15 @@ struct CudaCodes::Impl {
   uint32_t slots = 0;             // that are taken
   std::vector<Variant> variants;  // of 1, 2, ... tokens
   bool ahead = false;             // kernels start before those in front of them have ended
-  /// Device memory that is taken, or is about to be: the account learns of it.
+  /// Tells the account of device memory that is taken, or is about to be.
   void account_for(size_t now) {
     if (now > claimed && account.claim) account.claim(now - claimed);
     if (now < claimed && account.release) account.release(claimed - now);
     claimed = now;
   }
   [[nodiscard]] size_t bytes() const { return layout.others_bytes + coded->held_bytes(); }
-  /// Bytes [begin, end) of the blocks are about to be written: what others share is exchanged for memory of their own.
+  /// Called before bytes [begin, end) of the blocks are written: exchanges memory that others share for memory of
+  /// their own.
   void own_blocks(size_t begin, size_t end) {
     if (coded->owns(begin, end)) return;
     account_for(claimed + coded->missing_bytes(begin, end));
@@ -506,7 +507,7 @@ void CudaCodes::copy_layer(uint32_t layer, Codes& from) {
     copy(m.row_scales(layer), f.row_scales(layer),
          source.count * heads * 2 * dim * sizeof(uint16_t));
   }
-  // A family that has most of the blocks in common is joined; else the two are a new one.
+  // Joins a family that has most of the blocks in common; otherwise the two become a new one.
   if (source.family == nullptr || source.shared < source.count / 2) {
     f.set_family(layer, std::make_shared<const char>(), source.count, m.own->get());
   }
@@ -519,7 +520,7 @@ void CudaCodes::complete() {
   Impl& m = *impl_;
   const DeviceScope scope(m.ordinal);
   const BesideCapture beside;
-  // Layer by layer: what copies have brought is not exchanged.
+  // Goes layer by layer; memory that copies have brought is not exchanged.
   const size_t stride = m.layout.layer_stride;
   std::vector<size_t> ends(coded_layers(m.shape));
   for (const Impl::Layer& l : m.layers) {

@@ -1,4 +1,4 @@
-// A Codes in the memory of a CUDA device: what a Resident of the same session enqueues of it.
+// Codes in the memory of a CUDA device, and how a Resident of the same session enqueues steps over them.
 #pragma once
 
 #include <functional>
@@ -15,9 +15,9 @@ struct StepParams;  // gpu/cuda/resident/step_params.h
 
 class CudaCodes final : public Codes {
  public:
-  /// In the memory of device `ordinal`. Throws Error: unsupported, invalid_argument, out_of_device_memory, device_error.
-  /// waits: of steps for rows that the host reads.
-  /// resident_tokens: that a layer of the session has at most, which steps attend, too.
+  /// Codes in the memory of device `ordinal`. waits: how steps wait for rows that the host reads. resident_tokens:
+  /// the most resident tokens of a layer of the session, which steps attend, too. Throws Error: unsupported,
+  /// invalid_argument, out_of_device_memory, device_error.
   explicit CudaCodes(const CodesShape& shape, int ordinal = 0, const RowWaits& waits = {},
                      uint32_t resident_tokens = 0);
   ~CudaCodes() override;
@@ -38,27 +38,30 @@ class CudaCodes final : public Codes {
   [[nodiscard]] size_t bytes() const override;
   [[nodiscard]] CodesDoubts doubts() const override;
 
-  /// Learns of device memory that is about to be taken, and may throw Error(out_of_device_memory), and of memory that is given
-  /// back.
+  /// Learns of device memory before it is taken, when it may throw Error(out_of_device_memory), and of memory that is
+  /// given back.
   struct Account {
     std::function<void(size_t)> claim;
     std::function<void(size_t)> release;
   };
-  /// claimed: of what it has, what the account knows of already. In the end all is released.
+  /// Sets the account. claimed: bytes of the present memory that the account knows of already. In the end all is
+  /// released.
   void set_account(Account account, size_t claimed);
 
-  /// Enqueues a whole step: the pass over the layer's codes and resident tokens, what follows it, and, where `resident`
-  /// counts, what it says of publishing and of the new token. out: `[q_heads, head_dim]`; lse: `[q_heads]` or null. group: a
-  /// CudaStepGroup that it is added to, if it can go with other steps; null: it is enqueued.
+  /// Enqueues a whole step: the pass over the layer's codes and resident tokens, what follows it, and, where
+  /// `resident` counts, publishing and taking the new token in as it says. out: `[q_heads, head_dim]`; lse:
+  /// `[q_heads]` or null. group: a CudaStepGroup to which the step is added if it can go with others; null: it is
+  /// enqueued.
   void step(uint32_t layer, const DeviceRows& q, const StepParams& resident, const DeviceRows& out,
             float* lse, Stream stream, StepGroup* group = nullptr);
-  /// The same of resident.tokens tokens, whose q `resident` has, at once.
+  /// step() for resident.tokens tokens at once, whose q `resident` has.
   void step_tokens(uint32_t layer, const StepParams& resident, const OutputRows& out, float* lse,
                    Stream stream, StepGroup* group = nullptr);
-  /// Or in halves: the pass over the layer's codes alone,
+  /// The first half of a step: enqueues the pass over the layer's codes alone.
   void attend(uint32_t layer, const DeviceRows& q, Stream stream);
-  /// and, after attend() of the same layer and q: the choice and reading of the exact rows, and the merge of all
-  /// with the resident state (o `[q_heads, head_dim]`, lse `[q_heads]`, device memory) to out and lse (null: not wanted).
+  /// The second half, after attend() of the same layer and q: the choice and reading of the exact rows, and the merge
+  /// of all with the resident state (o `[q_heads, head_dim]`, lse `[q_heads]`, device memory) to out and lse (null:
+  /// not wanted).
   void finish(uint32_t layer, const DeviceRows& q, const float* resident_o,
               const float* resident_lse, const DeviceRows& out, float* lse, Stream stream);
 

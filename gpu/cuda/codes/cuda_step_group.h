@@ -10,10 +10,10 @@ namespace keyhole::gpu {
 
 class CudaStepGroup final : public StepGroup {
  public:
-  /// For so many steps at most: adding them allocates nothing.
+  /// Has room for up to `most` steps, so that adding them allocates nothing.
   CudaStepGroup(int ordinal, uint32_t most);
 
-  /// A step that may go with others; false: it goes alone, and was not added.
+  /// Adds a step that may go with others. Returns false if it goes alone and was not added.
   [[nodiscard]] bool add(const CodesStep& step, cudaStream_t stream, bool ahead);
   [[nodiscard]] uint32_t count() const override { return static_cast<uint32_t>(steps_.size()); }
   void launch(std::span<std::exception_ptr> errors) noexcept override;
@@ -30,9 +30,9 @@ class CudaStepGroup final : public StepGroup {
 
   int ordinal_;
   std::vector<CodesStep> steps_;
-  std::vector<Place> places_;     ///< of each
+  std::vector<Place> places_;     ///< of each step
   std::vector<uint32_t> kinds_;   ///< number of the first step with the same place
-  std::vector<CodesStep> joint_;  ///< of one launch
+  std::vector<CodesStep> joint_;  ///< the steps of one launch
 };
 
 }  // namespace keyhole::gpu

@@ -1,7 +1,7 @@
-// Whether codes could tell which rows of a head weigh: asked when its chosen rows have been read, by the warp that
-// merges them. Of KV heads of which one head is in doubt a cluster takes a second look itself
-// (gpu/cuda/codes/settle_head.cuh). Else they are put on the step's board (gpu/code_doubt.h), from where the next
-// kernel takes them up (gpu/cuda/codes/settle.cuh).
+// Doubt: whether codes could tell which rows of a head weigh. It is asked when the head's chosen rows have been read,
+// by the warp that merges them. If one head of a KV head is in doubt, a cluster takes the second look itself
+// (gpu/cuda/codes/settle_head.cuh); without clusters the KV head is put on the step's board (gpu/code_doubt.h), from
+// where the next kernel takes it up (gpu/cuda/codes/settle.cuh).
 #pragma once
 
 #include "cpu/code_doubt.h"
@@ -9,7 +9,7 @@
 
 namespace keyhole::gpu::codes {
 
-/// What a head's state was merged from, base 2: largest logits (top), and sums of weights 2^(logit - top).
+/// The parts that a head's state was merged from, base 2: largest logits (top), and sums of weights 2^(logit - top).
 struct HeadSums {
   float top, total;  ///< of codes and resident tokens, the sum without the rows that were read
   float coded_sum;   ///< of the rows that were read, by their codes, relative to top
@@ -18,13 +18,13 @@ struct HeadSums {
   float resident_lse;            ///< of a state that was merged with, natural; -inf: none
 };
 
-/// The weight of a row that order_of() was given.
+/// The weight of a row, from the number that order_of() made.
 __device__ inline float weight_of(uint64_t order) {
   const auto rising_bits = static_cast<uint32_t>(order >> 32U);
   return __uint_as_float(rising_bits ^ ((rising_bits >> 31U) != 0 ? 0x80000000U : 0xFFFFFFFFU));
 }
 
-/// The rows that the step has chosen for a KV head, by one thread block of the head.
+/// Notes the rows that the step has chosen for a KV head; by one thread block of the head.
 __device__ inline void note_chosen(const CodesParams& s, uint32_t kv_head, const uint64_t* chosen,
                                    uint32_t count) {
   DoubtRecord& record = s.doubt.records[kv_head];
@@ -32,7 +32,7 @@ __device__ inline void note_chosen(const CodesParams& s, uint32_t kv_head, const
   if (threadIdx.x == 0) record.chosen_count = count;
 }
 
-/// The step may write its output where its queries are. By threads first, first + step, ..
+/// Saves the queries, because the step may write its output where they are. By threads first, first + step, ..
 template <int kDim>
 __device__ inline void save_queries(const CodesParams& s, uint32_t kv_head, const float* q,
                                     uint32_t first, uint32_t step) {
@@ -41,12 +41,13 @@ __device__ inline void save_queries(const CodesParams& s, uint32_t kv_head, cons
   for (uint32_t i = first; i < quads; i += step) to[i] = reinterpret_cast<const float4*>(q)[i];
 }
 
-/// The bound that a row's logit by code, and what it may be off by, pass where the row may weigh: base 2, before a
+/// The bound that a row's logit by code plus its possible error passes if the row may weigh: base 2, before a
 /// soft-cap. lse: base 2.
 __device__ inline float doubt_bound(const CodesParams& s, float lse) {
   return uncapped_logit(lse - doubt_limits(s.shape).light * kLog2E, s.logits.softcap * kLog2E);
 }
-/// What a row's logit may be off by, before a soft-cap. noise: HeadConstants::noise; of_row: the row's f^2 noise.
+/// The largest error of a row's logit that is thought possible, before a soft-cap. noise: HeadConstants::noise;
+/// of_row: the row's f^2 noise.
 __device__ inline float doubt_reach(float noise, float of_row) {
   return kDoubtDeviations * sqrtf(2.0F * kLog2E * noise * of_row);
 }
@@ -56,16 +57,17 @@ __device__ inline float least_weight(const CodesParams& s, float lse, float far)
   const float deviation = far / kDoubtDeviations;
   const float bias = fminf(deviation * deviation / (2.0F * kLog2E), kMostNoiseBias * kLog2E);
   const float least = capped_logit(doubt_bound(s, lse) - far, s.logits.softcap * kLog2E) - bias;
-  return least - 0.01F - 1e-5F * fabsf(least);  // what rounding may have taken from a weight
+  return least - 0.01F - 1e-5F * fabsf(least);  // rounding may have taken this from a weight
 }
 
-/// What the encoder knows of a KV head's rows: older than the pass.
+/// The encoder's figures of a KV head's rows. They are older than the pass.
 __device__ inline CodeFigures figures_of(const CodesParams& s, uint32_t kv_head) {
   return s.doubt.board == nullptr ? CodeFigures{} : s.doubt.figures[kv_head];
 }
 
-/// The head by all that is known of it, base 2: kDoubted, kRounded of DoubtRecord. noise: HeadConstants::noise. Not
-/// inlined: it is not called for most heads, and instructions that run once come from memory.
+/// Whether a head is in doubt, from all that is known of it, base 2: kDoubted, kRounded of DoubtRecord, or neither.
+/// noise: HeadConstants::noise. Not inlined: it is not called for most heads, and instructions that run once come
+/// from memory.
 __device__ __noinline__ inline uint32_t doubts_of(const CodesParams& s, const HeadSums& sums,
                                                   float cut, float noise, uint32_t rows,
                                                   const CodeFigures& figures) {
@@ -77,7 +79,7 @@ __device__ __noinline__ inline uint32_t doubts_of(const CodesParams& s, const He
     const float other = sums.resident_lse * kLog2E, largest = fmaxf(lse, other);
     lse = largest + log2f(exp2f(lse - largest) + exp2f(other - largest));
   }
-  // What all codes weigh, less the rows that were read.
+  // The weight of all codes without the rows that were read.
   const float unread =
       exp2f(sums.codes_lse - base) - fmaxf(sums.coded_sum, 0.0F) * exp2f(top - base);
   HeadDoubt head;
@@ -101,18 +103,18 @@ __device__ __noinline__ inline uint32_t doubts_of(const CodesParams& s, const He
   return reasons;
 }
 
-/// What is known of a head in the end, in all lanes.
+/// The result of the question about a head, in all lanes.
 struct HeadAsked {
   uint32_t reasons;  ///< kDoubted, kRounded of DoubtRecord, or neither
   float lse;         ///< of all rows and resident tokens, base 2
 };
 
-/// Asks about a head, by a whole warp, with the sums of its first lane. cut: the weight of the last of the `rows`
-/// rows that were read, less codes_lse.
+/// Asks whether a head is in doubt, by a whole warp, with the sums of its first lane. cut: the weight of the last of
+/// the `rows` rows that were read, less codes_lse.
 template <int kDim, int kBits>
 __device__ inline HeadAsked ask_doubt(const CodesParams& s, const HeadSums& sums, float cut,
                                       float noise, uint32_t rows, const CodeFigures& figures) {
-  // Most heads are those of is_in_doubt() whose variance is known, and so small that there is none; a soft-cap makes
+  // Settles most heads at once: those whose variance is known (is_in_doubt()) and small enough; a soft-cap only makes
   // it smaller.
   const DoubtLimits limits = doubt_limits({kDim, kBits, kBits});
   const float top = finite_base(sums.top), base = fmaxf(top, sums.exact_top);
@@ -132,14 +134,14 @@ __device__ inline HeadAsked ask_doubt(const CodesParams& s, const HeadSums& sums
   const bool is_quiet = t <= kKnownVariance && kLeastKept * codes * inverse < 0.99F &&
                         (24.0F * heaviest < 0.99F * (unread - 0.15F) ||
                          error < 0.99F * limits.error * limits.error * square);
-  // Other lanes may know less of the rows that were read.
+  // Lane 0 decides, as other lanes may know less of the rows that were read.
   HeadAsked asked{0, __shfl_sync(kWholeWarp, base + __log2f(all), 0)};
   if (__shfl_sync(kWholeWarp, is_quiet ? 1 : 0, 0) != 0) return asked;
   asked.reasons = __shfl_sync(kWholeWarp, doubts_of(s, sums, cut, noise, rows, figures), 0);
   return asked;
 }
 
-/// Notes what was asked about number `h` of a KV head's group, and puts the KV head on the board if that is in doubt,
+/// Notes the result for number `h` of a KV head's group, and puts the KV head on the board if that head is in doubt;
 /// by a whole warp. q: `[group, dim]` queries as they came, times scale log2(e).
 template <int kDim>
 __device__ inline void put_on_board(const CodesParams& s, uint32_t kv_head, uint32_t h,

@@ -28,7 +28,7 @@ constexpr uint32_t kEncodeWarps = 16;
 constexpr uint32_t kEncodeThreads = kEncodeWarps * 32;
 constexpr uint32_t kMostOfLane = kMaxDeviceHeadDim / 32;  // components of a row
 
-/// fp16 as files have it: beyond its range the largest number, not infinity, and `fits` becomes false.
+/// fp16 as in files: numbers beyond its range become the largest number, not infinity, and `fits` becomes false.
 __device__ __half to_half(float x, bool& fits) {
   constexpr float kLargest = 65504.0F;
   if (!(fabsf(x) <= kLargest)) {
@@ -38,7 +38,7 @@ __device__ __half to_half(float x, bool& fits) {
   return __float2half_rn(x);
 }
 
-/// What is larger after the balance is beyond fp16 by far; the square of a row of them is finite.
+/// Bounds x. Larger numbers after the balance are beyond fp16 by far; the square of a row of bounded ones is finite.
 __device__ float bounded(float x) {
   constexpr float kLargest = 1e15F;
   return x < -kLargest ? -kLargest : kLargest < x ? kLargest : x;
@@ -66,7 +66,7 @@ __device__ void rotate_row(float* row, uint32_t dim, uint32_t lane) {
   }
 }
 
-/// What a row of residuals has become.
+/// The result of encoding a row of residuals.
 struct CodedRow {
   float square;      ///< <r, r>
   float product;     ///< <r, level>
@@ -154,7 +154,8 @@ __device__ void pack_values(const CodeShape& shape, const std::byte* codes, uint
   }
 }
 
-/// Of keys: the block's noise, to `out`, and what the encoder keeps of its rows. fits: all of it. By one thread.
+/// Writes, for keys, the block's noise to `out`, and what the encoder keeps of its rows. fits: whether fp16 holds all
+/// of it. By one thread.
 __device__ void put_noise(const EncodeParams& p, const EncodeShared& shared, uint32_t head,
                           bool fits, float* out) {
   float noise = 0.0F, widest = 0.0F, squares = 0.0F;
@@ -176,8 +177,8 @@ __device__ void put_noise(const EncodeParams& p, const EncodeShared& shared, uin
   atomicAdd(&figures.blocks, 1U);
 }
 
-/// The thread block of the block's keys, or of its values, is done. The second of the two notes it where either has
-/// numbers that fp16 cannot hold. By the thread that has written what there is of the noise.
+/// Counts the thread block of the block's keys, or of its values, as done. The second of the two notes whether either
+/// has numbers that fp16 cannot hold. By the thread that has written the noise.
 __device__ void close_block(const EncodeParams& p, uint32_t head, uint32_t block, bool fits,
                             float* noise) {
   if (p.arrivals == nullptr) return;
@@ -281,7 +282,7 @@ __global__ void __launch_bounds__(kEncodeThreads)
       const uint32_t j = lane + 32 * i;
       x[i] = j < dim ? mine[j] - shared.means[j] : 0.0F;
     }
-    // Its place among the staged rows is this row's own, which all lanes have read.
+    // The codes go to this row's own place among the staged rows, which all lanes have read.
     const CodedRow coded =
         code_row(x, dim, bits, lane, reinterpret_cast<uint8_t*>(rows + row * pitch));
     if (lane != 0) continue;
@@ -328,7 +329,8 @@ EncodeLauncher::EncodeLauncher(const CodeShape& shape, DType dtype)
   const size_t staged = sizeof(EncodeShared) + size_t{kCodeBlock} * row_bytes_;
   staged_ = staged <= static_cast<size_t>(most);
   shared_bytes_ = staged_ ? staged : sizeof(EncodeShared) + size_t{kCodeBlock} * shape.dim;
-  // All that there is, not what this shape needs: the limit is the function's, and sessions of other shapes share it.
+  // Allows all shared memory that there is, not what this shape needs: the limit belongs to the function, and
+  // sessions of other shapes share it.
   check(cudaFuncSetAttribute(encode_blocks, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
         "shared memory of the kernel that encodes");
 }

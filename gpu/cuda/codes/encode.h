@@ -1,5 +1,5 @@
-// Encoding of blocks of K and V on the device, straight from pinned host memory: the bits of encode_block() of
-// index/scan/kv_codes.h.
+// Encoding of blocks of K and V on the device, straight from pinned host memory. The bits equal those of
+// encode_block() of index/scan/kv_codes.h.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,12 +10,12 @@
 
 namespace keyhole::gpu {
 
-/// Blocks [first, first + count) of all KV heads of a layer. Pointers are the device's.
+/// What to encode: blocks [first, first + count) of all KV heads of a layer. Pointers are the device's.
 struct EncodeParams {
   CodeShape shape;
   DType dtype = DType::f16;
   bool staged = true;      ///< set by EncodeLauncher
-  uint32_t row_bytes = 0;  ///< likewise
+  uint32_t row_bytes = 0;  ///< set by EncodeLauncher
   uint32_t kv_heads = 0;
   uint32_t first = 0;
   uint32_t count = 0;
@@ -23,7 +23,7 @@ struct EncodeParams {
       nullptr;  ///< row i of KV head h at h * rows_stride + i * dim * size of dtype
   const std::byte* values = nullptr;
   size_t rows_stride = 0;
-  /// Of rows of dtype i8, `[blocks, kv_heads, 2, dim]` bf16, and where the device's copy of them goes.
+  /// The scales of rows of dtype i8, `[blocks, kv_heads, 2, dim]` bf16, and where the device's copy of them goes.
   const uint16_t* row_scales = nullptr;
   uint16_t* row_scales_out = nullptr;
   const float* key_scale = nullptr;    ///< `[kv_heads, dim]`
@@ -31,7 +31,7 @@ struct EncodeParams {
   std::byte* blocks = nullptr;  ///< block b of KV head h at b * block_stride + h * head_stride
   size_t block_stride = 0;
   size_t head_stride = 0;
-  /// Zero between launches, `[blocks, kv_heads]`; null: where fp16 cannot hold values, blocks do not say so.
+  /// Counters `[blocks, kv_heads]`, zero between launches. Null: blocks whose values fp16 cannot hold do not say so.
   uint32_t* arrivals = nullptr;
   CodeFigures* figures =
       nullptr;  ///< `[kv_heads]`, which these blocks are added to; null: not kept
@@ -39,7 +39,7 @@ struct EncodeParams {
 
 class EncodeLauncher {
  public:
-  /// Of the current device. Throws Error(device_error).
+  /// Chooses kernels of the current device. Throws Error(device_error).
   EncodeLauncher(const CodeShape& shape, DType dtype);
   void launch(EncodeParams params, cudaStream_t stream) const;
 
@@ -49,7 +49,7 @@ class EncodeLauncher {
   size_t shared_bytes_ = 0;
 };
 
-/// Enqueues *count = value.
+/// Enqueues the write *count = value.
 void launch_set_count(uint32_t* count, uint32_t value, cudaStream_t stream);
 
 }  // namespace keyhole::gpu

@@ -32,7 +32,7 @@ void encode_copied(const EncodeLauncher& launcher, const EncodeParams& params, s
     piece.values = values - begin;
     piece.rows_stride = head_bytes;
     if (params.row_scales != nullptr) {
-      // Straight to where the device keeps them, and from there to the same place.
+      // The scales go straight to where the device keeps them, and are read from there.
       copy(params.row_scales_out + first * block_scales, params.row_scales + first * block_scales,
            piece.count * block_scales * sizeof(uint16_t));
       piece.row_scales = params.row_scales_out;

@@ -1,4 +1,4 @@
-// Encoding of rows in memory that is not pinned: by way of a piece of device memory, some blocks at a time.
+// Encoding of rows in memory that is not pinned: they pass through a piece of device memory, some blocks at a time.
 #pragma once
 
 #include "gpu/cuda/codes/encode.h"
@@ -11,8 +11,8 @@ struct CopiedRows {
   uint32_t blocks = 0;  ///< 1 or more
 };
 
-/// Enqueues what launcher.launch(params) does, where params.keys, values and row_scales are pageable memory of the host. May
-/// wait for what was enqueued before. The bits are the same. Throws Error(device_error).
+/// Enqueues launcher.launch(params) where params.keys, values and row_scales are pageable memory of the host; the
+/// bits are the same. May wait for what was enqueued before. Throws Error(device_error).
 void encode_copied(const EncodeLauncher& launcher, const EncodeParams& params, size_t row_bytes,
                    const CopiedRows& copied, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// The heaviest rows: read where they lie, attended exactly and by their codes.
+// The heaviest rows: read from where they lie, attended exactly and by their codes.
 #pragma once
 
 #include "gpu/cuda/codes/host_rows.cuh"
@@ -7,7 +7,7 @@
 
 namespace keyhole::gpu::codes {
 
-/// Components 4 quad .. 4 quad + 3 of a row's value as its code has it.
+/// Decodes components 4 quad .. 4 quad + 3 of a row's value from its code.
 template <int kDim, int kBits>
 __device__ inline float4 coded_value(const std::byte* block, uint32_t row, int quad) {
   constexpr CodeShape kShape{kDim, kBits, kBits};
@@ -28,7 +28,7 @@ __device__ inline float4 coded_value(const std::byte* block, uint32_t row, int q
   return {x[0], x[1], x[2], x[3]};
 }
 
-/// Shared memory of kRows rows, one of a warp each: values and logits (base 2) both ways.
+/// Shared memory of kRows rows, one for each warp: values and logits (base 2), both exact and by code.
 template <int kDim, int kHeads, uint32_t kRows>
 struct RowShared {
   alignas(16) float exact_values[kRows][kDim];
@@ -37,13 +37,13 @@ struct RowShared {
   float coded_logits[kRows][kHeads];
 };
 
-/// A row as it lies in memory, a lane's quads of K and of V; zeros in lanes beyond the head dimension.
+/// A row as it lies in memory: a lane's quads of K and of V; zeros in lanes beyond the head dimension.
 template <int kDim>
 struct RawRow {
   static constexpr uint32_t kQuads = kLaneQuads<kDim>;
   RawQuad key[kQuads] = {}, value[kQuads] = {};
 
-  /// number: the row's place among those chosen.
+  /// Loads row `row`. number: its place among the chosen rows.
   __device__ void load(const CodesParams& s, uint32_t kv_head, uint32_t row, uint32_t number) {
     const uint32_t lane = threadIdx.x % 32;
     const size_t at = kv_head * s.kv_head_stride + row * s.row_stride;
@@ -71,8 +71,9 @@ struct RawRow {
   }
 };
 
-/// Leaves a row in place `slot` of `rows`, by a warp: its values both ways, and the heads' logits both ways. number: its
-/// place among the chosen; q: queries as they came; coded: its logits by its code, perhaps in another block's memory.
+/// Leaves a row in place `slot` of `rows`, by a warp: its values and the heads' logits, both exact and by code.
+/// number: its place among the chosen; q: queries as they came; coded: its logits by its code, perhaps in another
+/// block's memory.
 template <int kDim, int kBits, int kHeadTiles, uint32_t kRows>
 __device__ inline void attend_row(const CodesParams& s, uint32_t kv_head, uint32_t number,
                                   uint32_t row, const RawRow<kDim>& raw,
@@ -80,7 +81,7 @@ __device__ inline void attend_row(const CodesParams& s, uint32_t kv_head, uint32
                                   RowShared<kDim, 4 * kHeadTiles, kRows>& rows, uint32_t slot) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool inside = 4 * lane < kDim;
-  // All else that is to be had of the row, while its bytes are on their way.
+  // Does everything else that the row needs while its bytes are on their way.
   if (lane == 0 && s.chosen != nullptr) s.chosen[kv_head * s.exact_rows + number] = row;
   if (inside) {
     const std::byte* block = s.blocks + kv_head * s.head_stride + row / kCodeBlock * s.block_stride;
@@ -124,14 +125,14 @@ __device__ inline void attend_row(const CodesParams& s, uint32_t kv_head, uint32
   }
 }
 
-/// Four components of a head's sums over rows, both ways. Weights by code are 2^(logit - base), exact ones
-/// 2^(logit - exact_max).
+/// Four components of a head's sums over rows, both exact and by code. Weights by code are 2^(logit - base), exact
+/// ones 2^(logit - exact_max).
 struct RowSums {
   float4 coded = {0.0F, 0.0F, 0.0F, 0.0F}, exact = {0.0F, 0.0F, 0.0F, 0.0F};
   float coded_sum = 0.0F, exact_sum = 0.0F;
   float exact_max = kMinusInf;
 
-  /// Adds the first `count` rows, components at .. at+3 of head h.
+  /// Adds components at .. at+3 of head h for the first `count` rows.
   template <int kDim, int kHeads, uint32_t kRows>
   __device__ void add(const RowShared<kDim, kHeads, kRows>& rows, uint32_t count, uint32_t h,
                       uint32_t at, float base) {

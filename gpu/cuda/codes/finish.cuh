@@ -1,14 +1,16 @@
 // What follows the pass over the codes, by a cluster of 8 thread blocks per KV head (compute capability 9.0 or newer;
-// gpu/cuda/codes/finish_single.cuh is for all others):
+// others have gpu/cuda/codes/finish_single.cuh):
 //
 //   weigh    the log-sum-exp of each head, and what each split weighs
 //   choose   this step's N heaviest rows (gpu/cuda/codes/choose.cuh), while the splits' rows are summed up
-//   read     K and V of the N rows, one warp a row, from pinned host memory or the device's, or as the host has read them
+//   read     K and V of the N rows, one warp a row, from pinned host memory or the device's, or as the host has read
+//            them
 //   merge    splits - N rows by their codes + N rows exactly + resident tokens; the blocks have the heads in turn
 //   settle   a second look, where codes could not tell which rows weigh (gpu/cuda/codes/settle_head.cuh)
 //
-// The chain is one of latencies: a trip to memory takes half a microsecond, over the bus two, a barrier of the cluster a
-// quarter. So each phase asks for all that it needs at once, and what one can need is asked for before it is known.
+// The kernel is a chain of latencies: a trip to memory takes half a microsecond, over the bus two, a barrier of the
+// cluster a quarter. So each phase asks for all that it needs at once, and asks for what it may need before it is
+// known.
 #pragma once
 
 #include "gpu/cuda/codes/doubt.cuh"
@@ -20,7 +22,7 @@
 
 namespace keyhole::gpu::codes {
 
-/// Largest weight of any head in each of a thread's groups of rows.
+/// The largest weight of any head in each of a thread's groups of rows.
 template <int kHeadTiles>
 struct GroupMaxima {
   static constexpr uint32_t kBatch = 4 / kHeadTiles;
@@ -49,7 +51,7 @@ struct GroupMaxima {
   }
 };
 
-/// The states of this block's `count` rows go to the blocks that merge the heads.
+/// Sends the states of this block's `count` rows to the blocks that merge the heads.
 template <int kDim, int kBits, int kHeadTiles>
 __device__ inline void send_rows(const CodesParams& s, uint32_t rank, uint32_t count,
                                  FinishShared<kDim, kBits, kHeadTiles>& shared) {
@@ -69,8 +71,8 @@ __device__ inline void send_rows(const CodesParams& s, uint32_t rank, uint32_t c
   }
 }
 
-/// What `sources` blocks have sent of head `h`, by a warp: the codes without the rows that were read, and these.
-/// Returns what asks about doubt need to know.
+/// Merges what `sources` blocks have sent for head `h`, by a warp: the codes without the rows that were read, and
+/// these rows. Returns what the question of doubt needs to know.
 template <int kDim, int kBits, int kHeadTiles>
 __device__ inline HeadSums gather_sent(uint32_t h, uint32_t sources,
                                        const FinishShared<kDim, kBits, kHeadTiles>& shared,
@@ -121,8 +123,8 @@ __device__ inline HeadSums gather_sent(uint32_t h, uint32_t sources,
   return {codes.top, codes.total, coded_sum, exact.top, exact.total, shared.lse[h], kMinusInf};
 }
 
-/// The state of number `h` of a KV head's group, as a second look at listed pairs adds to it, by a warp. row: `[kDim]` in
-/// shared memory, which is overwritten.
+/// Reads the state of number `h` of a KV head's group, to which a second look at listed pairs adds, by a warp. row:
+/// `[kDim]` in shared memory, which is overwritten.
 template <int kDim>
 __device__ inline void leave_state(const CodesParams& s, uint32_t kv_head, uint32_t h,
                                    const PartOfHead<kDim>& codes, PartOfHead<kDim> exact,
@@ -147,8 +149,8 @@ __device__ inline void leave_state(const CodesParams& s, uint32_t kv_head, uint3
   }
 }
 
-/// What the settling of a KV head needs, to its record, by all blocks of its cluster, which know why. True: the
-/// cluster is to settle it; false: where the host reads rows, it is counted.
+/// Writes what the settling of a KV head needs to its record, by all blocks of its cluster, which know the reasons.
+/// Returns true if the cluster is to settle it; where the host reads rows it returns false and counts it.
 template <int kDim, int kBits, int kHeadTiles>
 __device__ inline bool leave_record(const CodesParams& s, uint32_t kv_head, uint32_t rank,
                                     uint32_t reasons, uint32_t chosen,
@@ -171,7 +173,7 @@ __device__ inline bool leave_record(const CodesParams& s, uint32_t kv_head, uint
   return true;
 }
 
-/// splits: that the pass has left of the step.
+/// The kernel's work for one step. splits: how many splits the pass has left.
 template <int kDim, int kBits, int kHeadTiles, class Splits>
 __device__ __forceinline__ void finish(const CodesParams& s, const Splits& splits) {
   using Shared = FinishShared<kDim, kBits, kHeadTiles>;
@@ -192,7 +194,8 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
   cluster_arrive_relaxed();  // waited for before the first write to another block
   let_next_kernel_start();
 
-  // Queries, the number of blocks and the codes are older than the pass over them, so this may run beside it.
+  // Queries, the number of blocks and the codes are older than the pass over them, so reading them may overlap with
+  // it.
   const uint32_t group_count = *s.block_count * kBlockMaxima;
   const uint32_t turns = (group_count + kClusterThreads - 1) / kClusterThreads;
   uint32_t wanted = group_count == 0 ? 0 : s.exact_rows;  // a block has more rows than that
@@ -222,7 +225,7 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
   if (s.resident_o != nullptr && own_head < s.group) {
     resident.load(s, size_t{kv_head} * s.group + own_head);
   }
-  // To the block that merges the head.
+  // Sends a sum to the block that merges the head.
   const auto send_sum = [&](uint32_t h, uint32_t at, float4 sum) {
     float* to = &shared.split_o[h / kFinishBlocks][at];
     *reinterpret_cast<float4*>(in_block(to, h % kFinishBlocks)) = sum;
@@ -255,7 +258,7 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
     const bool few = wanted <= kFewRows;
     send_share(choice, largest, deal.rank, few);
     cluster_arrive();
-    // The splits' sum meanwhile.
+    // Meanwhile the splits are summed.
     sums.add<kDim>(s, kv_head, splits, shared.splits);
     __syncthreads();
     sums.send<kDim>(shared.splits, send_sum);
@@ -271,7 +274,7 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
 #pragma unroll 1
       for (uint32_t turn = 0; turn < turns; ++turn) {
         const uint32_t i = deal.value_of(turn);
-        // Of the rows of a group the first could be the one.
+        // If not even the first row of the group could reach the bound, none can.
         const uint32_t group = deal.group_of(i);
         if (group < group_count && order_of(values[i], group * kMaximumRows) >= least) {
           const uint32_t slot = atomicAdd(&choice.group_count, 1U);
@@ -289,8 +292,8 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
       if (threadIdx.x == 0 && choice.group_count > kMostGroups) choice.row_count = kMostListed + 1;
       cluster_barrier();
       if (!rank_listed(choice, wanted)) break;
-      // Many equal weights, or heavy rows side by side: the last of the first few is a better bound, which those that
-      // were not listed must reach, too.
+      // There are many equal weights, or heavy rows side by side. The last of the first few is then a better bound,
+      // which the rows that were not listed must reach, too.
       cluster_barrier();
       if (threadIdx.x == 0) {
         choice.group_count = choice.row_count = 0;
@@ -338,7 +341,7 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
       }
     }
   }
-  // What the blocks say of their heads is on its way while these are merged.
+  // The reasons of the blocks for doubt travel while these are merged.
   if (asks) cluster_arrive();
   if (merges) {
     merge_head<kDim>(s, kv_head, own_head, codes, exact, value_scale, resident,

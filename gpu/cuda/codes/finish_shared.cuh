@@ -7,11 +7,11 @@
 
 namespace keyhole::gpu::codes {
 
-/// Of a block, rows that it reads exactly.
+/// The most rows that one block reads exactly.
 constexpr uint32_t kRowsOfBlock = kMostDeviceRows / kFinishBlocks;
 static_assert(kRowsOfBlock <= kFinishWarps, "a warp reads a row");
 
-/// Shared memory of the kernel, beside this block's share of the weights of every 32 rows.
+/// Shared memory of the kernel, without this block's share of the weights of every 32 rows.
 template <int kDim, int kBits, int kHeadTiles>
 struct FinishShared {
   static constexpr int kHeads = 4 * kHeadTiles;
@@ -30,7 +30,7 @@ struct FinishShared {
 
   RowShared<kDim, kHeads, kRowsOfBlock> rows;  ///< that this block reads
 
-  // From all blocks of the cluster, of the heads that this block merges.
+  // The splits' sums of the heads that this block merges, from all blocks of the cluster.
   alignas(16) float split_o[kOwn][kDim];
   alignas(16) float coded_o[kFinishBlocks][kOwn][kDim];
   alignas(16) float exact_o[kFinishBlocks][kOwn][kDim];

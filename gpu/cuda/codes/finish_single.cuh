@@ -1,13 +1,13 @@
-// What follows the pass over the codes, by one thread block per KV head: for GPUs without clusters (compute capability 8.0
-// to 8.9), and where a cluster lacks the shared memory. The phases are those of gpu/cuda/codes/finish.cuh:
+// What follows the pass over the codes, by one thread block per KV head: for GPUs without clusters (compute
+// capability 8.0 to 8.9), and where a cluster lacks shared memory. The phases are those of gpu/cuda/codes/finish.cuh:
 //
 //   weigh    the log-sum-exp of each head, and what each split weighs; the splits' sum
 //   choose   this step's N heaviest rows (gpu/cuda/codes/choose_single.cuh)
 //   read     K and V of the N rows, all asked for at once, one row a warp at a time, which then are added up
 //   merge    splits - N rows by their codes + N rows exactly + resident tokens, one head a warp
 //
-// MEMORY. Nothing here grows with the number of blocks: the largest shape takes 92 of the 99 KiB that the least of these
-// GPUs gives to a thread block (8.6 and 8.9), so there is no capacity that does not fit.
+// MEMORY. Nothing here grows with the number of blocks: the largest shape takes 92 of the 99 KiB that the least of
+// these GPUs gives to a thread block (8.6 and 8.9), so there is no capacity that does not fit.
 #pragma once
 
 #include "gpu/cuda/codes/choose_single.cuh"
@@ -22,7 +22,7 @@ namespace keyhole::gpu::codes {
 
 constexpr size_t kLeastOptIn = size_t{99} << 10U;  ///< bytes of shared memory, of 8.6 and 8.9
 
-/// Exact rows in shared memory: one of each warp, or of every other.
+/// How many exact rows are in shared memory at once: one for each warp, or for every other.
 template <int kDim>
 constexpr uint32_t kRowsAtOnce = kDim <= 128 ? kSingleWarps : kSingleWarps / 2;
 
@@ -58,7 +58,8 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
     return;
   }
 
-  // Queries, the number of blocks and the codes are older than the pass over them, so this may run beside it.
+  // Queries, the number of blocks and the codes are older than the pass over them, so reading them may overlap with
+  // it.
   const uint32_t group_count = *s.block_count * kBlockMaxima;
   uint32_t wanted = group_count == 0 ? 0 : s.exact_rows;  // a block has more rows than that
   RawQueries<kDim, Shared::kHeads, static_cast<int>(kSingleWarps)> raw_queries;
@@ -71,13 +72,13 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   wait_for_kernels_before();
 
   // ---- weigh
-  // Of a part of the columns at a time, where there are more of them than threads.
+  // Works on a part of the columns at a time where there are more columns than threads.
   constexpr uint32_t kParts = (Shared::kHeads * kDim / 4 + kSingleThreads - 1) / kSingleThreads;
   SplitSums<kParts, kSingleThreads> sums;
   sums.template load<kDim>(s, kv_head, AllSplits{}, 0);
   const bool merges = warp < s.group;
   ResidentHead<kDim> resident;
-  // Asked for ahead, where there are registers to keep it in.
+  // The resident state is asked for ahead where there are registers to keep it in.
   const auto load_resident = [&] {
     if (s.resident_o != nullptr && merges) resident.load(s, size_t{kv_head} * s.group + warp);
   };
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
 
   // ---- read
   constexpr uint32_t kRounds = (kMostDeviceRows + kSingleWarps - 1) / kSingleWarps;
-  // Rounds whose rows are under way at once, as far as there are registers.
+  // How many rounds have their rows under way at once, as far as there are registers.
   constexpr uint32_t kAhead = kDim <= 128 ? kRounds : 1;
   constexpr uint32_t kAtOnce = kRowsAtOnce<kDim>;
   if (s.host_rows.requests != nullptr) {
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   // ---- merge
   if (!merges) return;
   if (kDim > 128) load_resident();
-  // Lanes beyond the head dimension added no row up: their sums of weights are not used.
+  // Lanes beyond the head dimension add no row: their sums of weights are not used.
   const bool inside = 4 * lane < kDim;
   PartOfHead<kDim> codes{shared.top[warp], shared.total[warp] - of_rows[0].coded_sum, {}};
   PartOfHead<kDim> exact{of_rows[0].exact_max, of_rows[0].exact_sum, {}};

@@ -1,8 +1,8 @@
-// Asking the host for the rows that a step has chosen, and reading them where it has put them.
+// How a step asks the host for the rows that it has chosen, and reads them where the host has put them.
 //
-// A request is words that each hold the step's number beside what they say, so that the host sees when all have come, in
-// whatever order, and no fence over the bus is needed before the last. The answer is a flag as every other of the host's: what
-// lies where the rows are put is read after it.
+// A request is a number of words, each of which holds the step's number beside its content. So the host sees when all
+// have come, in whatever order, and no fence over the bus is needed before the last. The answer is a flag like all
+// others of the host: the rows are read after it.
 #pragma once
 
 #include "gpu/cuda/codes/candidates.cuh"
@@ -11,9 +11,10 @@
 
 namespace keyhole::gpu::codes {
 
-/// Asks for the `found` rows chosen for a KV head, by the thread block of rank 0, and waits until they are there; with none,
-/// asks and does not wait. Where they will not come it notes that, and makes `top`, the heads' largest logits, NaN, and so
-/// all that is worked out with them. By the whole thread block. Not inlined: that took registers of steps that ask nobody.
+/// Asks for the `found` rows chosen for a KV head, by the thread block of rank 0, and waits until they are there;
+/// with none it asks and does not wait. Where they will not come it notes that and makes `top`, the heads' largest
+/// logits, NaN, and with them all results. By the whole thread block. Not inlined: that took registers of steps that
+/// ask nobody.
 __device__ __noinline__ inline void ask_host(const CodesParams& s, uint32_t kv_head,
                                              const uint64_t* chosen, uint32_t found, uint32_t rank,
                                              float* top) {
@@ -48,12 +49,13 @@ __device__ __noinline__ inline void ask_host(const CodesParams& s, uint32_t kv_h
   __syncthreads();
 }
 
-/// The step has asked: once all thread blocks of the KV head have gone through ask_host(), by one of them.
+/// Counts the step as one that has asked. Called by one thread block once all thread blocks of the KV head have gone
+/// through ask_host().
 __device__ inline void count_host_step(const CodesParams& s, uint32_t kv_head) {
   if (s.host_rows.requests != nullptr && threadIdx.x == 0) s.host_rows.steps[kv_head] += 1;
 }
 
-/// K of the row in place `number` among those chosen for a KV head; V lies behind it.
+/// K of the row in place `number` among those chosen for a KV head; its V lies behind it.
 __device__ inline const std::byte* host_row(const CodesParams& s, uint32_t kv_head,
                                             uint32_t number) {
   return s.host_rows.rows + (size_t{kv_head} * s.exact_rows + number) * 2 * s.host_rows.row_bytes;

@@ -1,5 +1,5 @@
-// What a step is told of rows that the host reads for it (Codes::serve_rows()): where it asks for them, and where they are
-// put. Pointers are the device's.
+// Parameters of a step whose exact rows the host reads (Codes::serve_rows()): where it asks for them, and where they
+// are put. Pointers are the device's.
 #pragma once
 
 #include <cstddef>
@@ -25,10 +25,10 @@ struct HostRows {
   uint32_t request_words = 0;
   uint32_t row_bytes = 0;
   RowWaits waits;
-  uint32_t layer = 0;  ///< of this step
+  uint32_t layer = 0;  ///< layer of this step
 };
 
-/// In a request, of a place among the exact rows that has none: there are fewer.
+/// The row number in a request for places beyond the last exact row.
 inline constexpr uint32_t kNoRow = ~0U;
 
 }  // namespace keyhole::gpu

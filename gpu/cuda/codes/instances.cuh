@@ -1,4 +1,5 @@
-// The kernels of one head dimension, instances_<dimension>.cu: the dimensions have about as many each.
+// Instantiates the kernels of one head dimension, for instances_<dimension>.cu: the dimensions have about as many
+// each.
 #pragma once
 
 #include "gpu/cuda/codes/attend.cuh"
@@ -7,7 +8,8 @@
 
 namespace keyhole::gpu::codes {
 
-/// kAttendTiles: tiles of 4 heads that a thread block of the pass has registers for; others of the group are other blocks'.
+/// kAttendTiles: tiles of 4 heads that a thread block of the pass has registers for; other blocks have the others of
+/// the group.
 template <int kDim, int kBits, int kHeadTiles, int kAttendTiles = kHeadTiles>
 Kernels kernels() {
   static_assert(kHeadTiles % kAttendTiles == 0);

@@ -1,12 +1,12 @@
-// A head's state made of what its parts left: the codes without the rows that were read exactly, those rows, resident
-// tokens, and the learned sink. What is NaN stays NaN, in lse, too: a set whose sum of weights is 0, and no other, is empty.
+// Merges the state of a head from its parts: the codes without the rows that were read exactly, those rows, resident
+// tokens, and the learned sink. NaN stays NaN, in lse, too: only a set whose sum of weights is 0 is empty.
 #pragma once
 
 #include "gpu/cuda/codes/queries.cuh"
 
 namespace keyhole::gpu::codes {
 
-/// The resident state of a head that a warp merges, a lane's quads; empty where there is none.
+/// The resident state of a head that a warp merges: a lane's quads; empty where there is none.
 template <int kDim>
 struct ResidentHead {
   float4 o[kLaneQuads<kDim>] = {};
@@ -23,16 +23,16 @@ struct ResidentHead {
   }
 };
 
-/// Sums of weights, and of weights times values, of a set of rows; weights are 2^(logit - top), so a set without rows has
-/// top -inf. o: a lane's quads.
+/// Sums of weights, and of weights times values, over a set of rows. Weights are 2^(logit - top); a set without rows
+/// has top -inf. o: a lane's quads.
 template <int kDim>
 struct PartOfHead {
   float top, total;
   float o[kLaneParts<kDim>];
 };
 
-/// Writes the state of number `h` of a KV head's group, by a warp. codes: o is rotated, values are divided by value_scale; row: `[kDim]`
-/// in shared memory, which is overwritten.
+/// Writes the state of number `h` of a KV head's group, by a warp. codes: o is rotated, values are divided by
+/// value_scale; row: `[kDim]` in shared memory, which is overwritten.
 template <int kDim>
 __device__ inline void merge_head(const CodesParams& s, uint32_t kv_head, uint32_t h,
                                   PartOfHead<kDim> codes, const PartOfHead<kDim>& exact,
@@ -44,7 +44,7 @@ __device__ inline void merge_head(const CodesParams& s, uint32_t kv_head, uint32
   const float base = finite_base(fmaxf(codes.top, exact.top));
   const float keep = exp2_fast(codes.top - base), weight = exp2_fast(exact.top - base);
   const float unit = keep * value_scale;
-  // What is left of the codes' weights where the rows were all of them is rounding.
+  // If the rows that were read were all of them, what is left of the codes' weights is rounding.
   const float total = fmaf(weight, exact.total, (codes.total < 0.0F ? 0.0F : codes.total) * keep);
   const float inverse = total == 0.0F ? 0.0F : __fdividef(1.0F, total);
   float lse = total == 0.0F ? kMinusInf : (base + log2f(total)) * kLn2;
@@ -68,7 +68,7 @@ __device__ inline void merge_head(const CodesParams& s, uint32_t kv_head, uint32
   }
   const QueryHead head = query_head(s, kv_head, h);
   if (s.sinks != nullptr) {
-    // The state (0, sink).
+    // Merges with the learned sink, the state (0, sink).
     const float sink = s.sinks[head.head];
     const float natural = finite_base(fmaxf(lse, sink));
     const float a = natural_weight(lse, natural);

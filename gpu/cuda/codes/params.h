@@ -1,4 +1,4 @@
-// What the kernels of a step over codes are told: the step, and where in its work space its parts lie.
+// Parameters of the kernels of a step over codes: the step, and the parts of its work space.
 #pragma once
 
 #include <vector_types.h>
@@ -10,20 +10,22 @@ namespace keyhole::gpu::codes {
 struct CodesParams : CodesStep {
   float* maxima =
       nullptr;  ///< largest logit, base 2, of every 32 rows `[kv_heads, block_capacity * 8, padded heads]`
-  /// States of the splits, codes and resident tokens, rotated, not divided: `[kv_heads, splits, group, dim]`, and (maximum in
-  /// base 2, sum) `[kv_heads, splits, group]`.
+  /// The states of the splits (codes and resident tokens), rotated and not divided: `[kv_heads, splits, group, dim]`,
+  /// and (maximum in base 2, sum) `[kv_heads, splits, group]`.
   float* part_o = nullptr;
   float2* part_sum = nullptr;
   float* part_lse = nullptr;  ///< of the codes alone, base 2, `[kv_heads, splits, group]`
-  /// A bit for each row that a second look at codes has found, `[kv_heads, parts of the group, block_capacity * 8]`.
+  /// A bit for each row, set where a second look at codes has found it: `[kv_heads, parts of the group,
+  /// block_capacity * 8]`.
   uint32_t* found = nullptr;
 };
 
-/// Maxima of a block.
+/// Number of maxima of a block.
 inline constexpr uint32_t kBlockMaxima = kCodeBlock / kMaximumRows;
 inline constexpr uint32_t kMostSplits = 256;
 inline constexpr int kLeastStages = 2, kMostStages = 3;  ///< of CodesStep::stages
-/// Of a thread block of attend_codes(). Warps of 256 components have the registers and the shared memory of two.
+/// Number of warps of a thread block of attend_codes(). A warp for 256 components has the registers and the shared
+/// memory of two.
 template <int kDim>
 constexpr int kAttendWarps = kDim <= 128 ? 8 : 4;
 
@@ -34,44 +36,45 @@ struct SettleKernel {
   size_t shared = 0;   ///< bytes of shared memory, beside those that it declares
 };
 
-/// Of steps of several sessions in one launch (gpu/cuda/codes/batch.cuh); null where there are none.
+/// The kernels for steps of several sessions in one launch (gpu/cuda/codes/batch.cuh); null where there are none.
 struct BatchKernels {
   const void* attend = nullptr;
   const void* finish = nullptr;
-  /// Of families with 8 and with 16 heads of a KV head; those with groups above 4 have the latter alone.
+  /// The kernels for families with 8 and with 16 heads of a KV head; groups above 4 have the latter alone.
   const void* family[2] = {};
 };
 
 /// The kernels of one shape.
 struct Kernels {
   const void* attend = nullptr;
-  uint32_t attend_warps = 0;  ///< of its thread blocks
+  uint32_t attend_warps = 0;  ///< warps of its thread blocks
   uint32_t attend_heads =
       0;  ///< of a group that a thread block has; others are other blocks' (blockIdx.z)
   int attend_occupancy = 1;      ///< its thread blocks that a multiprocessor has registers for
   size_t attend_fixed = 0;       ///< bytes of shared memory that the kernel declares,
   size_t attend_shared = 0;      ///< and those beside them, at least
   size_t attend_stage = 0;       ///< bytes of one of CodesStep::stages
-  const void* finish = nullptr;  ///< by a cluster
+  const void* finish = nullptr;  ///< the kernel by a cluster
   size_t finish_shared = 0;  ///< bytes, beside a float for every 32 rows of a block of the cluster
-  size_t settle_shared = 0;  ///< bytes that it takes for heads in doubt, in the place of both
-  const void* finish_single = nullptr;  ///< by a thread block
+  size_t settle_shared = 0;  ///< bytes that it takes for heads in doubt, in place of both
+  const void* finish_single = nullptr;  ///< the kernel by one thread block
   size_t single_shared = 0;             ///< bytes
   uint32_t heads =
       0;  ///< of a group with those that are there to fill tiles: as many maxima has every 32 rows
 
-  /// Thread blocks that share a group's heads.
+  /// Number of thread blocks that share a group's heads.
   [[nodiscard]] uint32_t attend_passes() const { return heads / attend_heads; }
 };
 
 [[nodiscard]] SettleKernel settle_kernel_of_2_bits(uint32_t dim);
 [[nodiscard]] SettleKernel settle_kernel_of_4_bits(uint32_t dim);
 
-/// 64 or 128 components, groups of up to 8.
+/// The kernels for 64 or 128 components and groups of up to 8.
 [[nodiscard]] BatchKernels batch_kernels_of_2_bits(uint32_t dim, uint32_t group);
 [[nodiscard]] BatchKernels batch_kernels_of_4_bits(uint32_t dim, uint32_t group);
 
-/// Of so many components, 2 or 4 bits; null of others. Each has its file, so that compilers run side by side.
+/// The kernels for so many components and 2 or 4 bits; null kernels for other bits. Each function has its file, so
+/// that compilers run side by side.
 [[nodiscard]] Kernels kernels_of_64(uint32_t bits, uint32_t group);
 [[nodiscard]] Kernels kernels_of_80(uint32_t bits, uint32_t group);
 [[nodiscard]] Kernels kernels_of_96(uint32_t bits, uint32_t group);

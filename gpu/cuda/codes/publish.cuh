@@ -1,6 +1,6 @@
-// What a step does beside its attention, by thread blocks of their own in the kernel that follows the pass: the host gets q,
-// k and v, the layer takes its new token in. In a kernel of its own in front of the pass it would hold that up by a trip
-// over the bus.
+// What a step does beside its attention: it publishes q, k and v to the host, and the layer takes its new token in.
+// Thread blocks of their own do it in the kernel that follows the pass; a kernel of its own in front of the pass
+// would delay the pass by a trip over the bus.
 #pragma once
 
 #include "gpu/cuda/codes/resident_rows.cuh"
@@ -10,8 +10,8 @@
 
 namespace keyhole::gpu::codes {
 
-/// Rows k and v of a KV head of new token `token`, rounded to `dtype`, to `to_k` and `to_v`, both `[kDim]`, by the thread
-/// block.
+/// Writes the rows k and v of a KV head of new token `token`, rounded to `dtype`, to `to_k` and `to_v`, both
+/// `[kDim]`; by the thread block.
 template <int kDim>
 __device__ inline void copy_new_token(const StepParams& p, uint32_t token, uint32_t head,
                                       DType dtype, void* to_k, void* to_v) {
@@ -58,7 +58,8 @@ __device__ inline void publish_head(const CodesParams& s, uint32_t head) {
   }
 }
 
-/// The layer's state and rows as they are after the step. The pass over the codes, which reads them, has ended.
+/// Writes the layer's state and rows as they are after the step. The pass over the codes, which reads them, has
+/// ended.
 template <int kDim>
 __device__ inline void advance_head(const CodesParams& s, uint32_t head) {
   const StepParams& p = s.resident;
@@ -74,7 +75,8 @@ __device__ inline void advance_head(const CodesParams& s, uint32_t head) {
   if (threadIdx.x == 0) p.states[head] = now;
 }
 
-/// Heads first, first + step, ... by a thread block of a kernel that was launched ahead of the pass's end.
+/// Does both for heads first, first + step, ...; by a thread block of a kernel that was launched ahead of the pass's
+/// end.
 template <int kDim>
 __device__ inline void publish_and_advance(const CodesParams& s, uint32_t first, uint32_t step) {
   for (uint32_t head = first; head < s.kv_heads; head += step) publish_head<kDim>(s, head);

@@ -1,10 +1,11 @@
-// A group's queries as the tensor cores want them, and the logits of a tile of 16 rows by their codes: the same
-// instructions in both kernels of a step, so that both see the same bits.
+// A group's queries as the tensor cores want them, and the logits of a tile of 16 rows by their codes. Both kernels
+// of a step run the same instructions, so that both see the same bits.
 //
-//   scores   <q, u> in integers: keys' codes where they lie in their bytes (a mask, no shift) times q in two 8-bit parts
-//            (15 bits, less where codes lie high), which are two columns of one product m16n8k32: 4 heads fill its 8
-//   logits   scale * log2(e) * (f <q, level> + <q, mean>) - noise, in fp32: a lane has 2 rows of one head. The noise is taken
-//            up to kMostNoiseBias alone, as on the host
+//   scores   <q, u> in integers: keys' codes where they lie in their bytes (a mask, no shift) times q in two 8-bit
+//            parts (15 bits, less where codes lie high), which are two columns of one product m16n8k32: 4 heads fill
+//            its 8
+//   logits   scale * log2(e) * (f <q, level> + <q, mean>) - noise, in fp32: a lane has 2 rows of one head. The noise
+//            is taken up to kMostNoiseBias alone, as on the host
 #pragma once
 
 #include <cuda_fp16.h>
@@ -23,7 +24,7 @@ __device__ inline float exp2_fast(float x) {
   return y;
 }
 
-/// Step `step` of a tile's keys, rows lane/4 + 8 r: u times 2^key_shift(step).
+/// The codes of step `step` of a tile's keys, rows lane/4 + 8 r, as u times 2^key_shift(step).
 template <int kBits, int kWords>
 __device__ inline uint32_t key_register(const uint32_t (&words)[kWords], int step, int r) {
   constexpr int kPer = 8 / kBits;
@@ -61,23 +62,23 @@ __device__ inline void load_words(const std::byte* tile, int lane, uint32_t (&wo
   }
 }
 
-/// A query head of a step: of which token, and which of the model's.
+/// A query head of a step: the token it belongs to, and its number in the model.
 struct QueryHead {
   uint32_t token, head;
 };
-/// Number h of a KV head's group: heads of one token, or of several, token by token.
+/// Query head number h of a KV head's group. A group has the heads of one token, or of several, token by token.
 __device__ inline QueryHead query_head(const CodesParams& s, uint32_t kv_head, uint32_t h) {
   if (s.tokens == 1) return {0, kv_head * s.group + h};
   const uint32_t heads = s.group / s.tokens, token = h / heads;
   return {token, kv_head * heads + h - token * heads};
 }
-/// Where its row begins, in elements.
+/// Where the head's row begins, in elements.
 template <class Rows>
 __device__ inline size_t row_at(const Rows& rows, const QueryHead& q) {
   return q.token * rows.token_stride + q.head * rows.head_stride;
 }
 
-/// What values of a head are divided by; it is 0 where the head has not had a block yet.
+/// The divisor of a head's values; 0 where the head has had no block yet.
 __device__ inline float value_scale_of(const CodesParams& s, uint32_t kv_head) {
   const float scale = s.value_scale[kv_head];
   return scale > 0.0F ? scale : 1.0F;
@@ -94,9 +95,9 @@ __device__ inline float sum_of_head(float x) {
   return x;
 }
 
-/// The sum over a warp of number lane % 4, for all lanes.
+/// The sum over a warp of number lane % 4, returned in all lanes.
 __device__ inline float sum_of_own_head(const float (&sums)[4], int lane) {
-  // Each exchange halves the heads that a lane sums for, until it has its own.
+  // Each exchange halves the number of heads that a lane sums, until only its own is left.
   const bool odd = (lane & 1) != 0;
   const float a =
       (odd ? sums[1] : sums[0]) + __shfl_xor_sync(kWholeWarp, odd ? sums[0] : sums[1], 1);
@@ -106,7 +107,7 @@ __device__ inline float sum_of_own_head(const float (&sums)[4], int lane) {
   return sum_of_head((high ? b : a) + __shfl_xor_sync(kWholeWarp, high ? a : b, 2));
 }
 
-/// One warp rotates a row in shared memory.
+/// Rotates a row in shared memory, or back; by one warp.
 __device__ inline void rotate_in_shared(float* row, uint32_t dim, bool back) {
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t passes = hadamard_passes(dim);
@@ -135,16 +136,16 @@ __device__ inline void rotate_in_shared(float* row, uint32_t dim, bool back) {
   }
 }
 
-/// What a lane has of a row that a warp works on: quads of components, number u is 128 u + 4 lane .. + 3. One up to a
-/// dimension of 128, where lanes may have none.
+/// Number of quads of components that a lane has of a row that a warp works on: quad u is components 128 u + 4 lane
+/// .. + 3. It is one up to a dimension of 128, where some lanes may have none.
 template <int kDim>
 constexpr int kLaneQuads = (kDim + 127) / 128;
-/// Components of a lane.
+/// Number of components of a lane.
 template <int kDim>
 constexpr int kLaneParts = 4 * kLaneQuads<kDim>;
 
-/// One warp rotates a row of which each lane has its quads, or back; `row`: the same in shared memory, for dimensions that
-/// are no power of 2, whose passes overlap.
+/// Rotates a row of which each lane of a warp has its quads, or back. `row` holds the same in shared memory, for
+/// dimensions that are no power of 2, whose passes overlap.
 template <int kDim>
 __device__ inline void rotate_quads(float (&x)[kLaneParts<kDim>], float* row, int lane, bool back) {
   if constexpr ((kDim & (kDim - 1)) != 0) {
@@ -191,7 +192,7 @@ __device__ inline void rotate_quads(float (&x)[kLaneParts<kDim>], float* row, in
   }
 }
 
-/// A lane's quads of a row, times `unit`, to shared memory.
+/// Writes a lane's quads of a row, times `unit`, to shared memory.
 template <int kDim>
 __device__ inline void store_quads(float* row, int lane, const float (&x)[kLaneParts<kDim>],
                                    float unit) {
@@ -208,23 +209,24 @@ __device__ inline void convert_quad(const RawQuad& raw, DType dtype, float* x) {
   for (int i = 0; i < 4; ++i) x[i] = y[i];
 }
 
-/// What all tiles need of a head's query.
+/// The constants of a head's query that all tiles need.
 struct HeadConstants {
   float slope;   ///< of the logit by <q, u>: 2 scale log2(e) * step of q
   float offset;  ///< of the logit at u = 0
   float noise;   ///< 0.5 scale^2 |q'|^2 log2(e)
 };
 
-/// A capped logit, from one in base 2; cap: log2(e) times the soft-cap. `slope`: the derivative.
+/// The capped logit of a logit in base 2. cap: log2(e) times the soft-cap. `slope`: gets the derivative.
 __device__ inline float capped(float logit, float cap, float& slope) {
-  // tanh by an exponential: 2e-7 absolute, and five instructions in the place of fifty.
+  // Computes tanh by an exponential: an error of 2e-7, and five instructions in place of fifty.
   const float e = exp2_fast(2.0F * kLog2E * __fdividef(logit, cap));
   const float t = 1.0F - __fdividef(2.0F, 1.0F + e);
   slope = fmaf(-t, t, 1.0F);
   return cap * t;
 }
 
-/// The heads that a thread block works on: tiles of 4, each of one step. These are of one step, from `first` on in its groups.
+/// The heads that a thread block works on, in tiles of 4. Here all are heads of one step, from `first` on in its
+/// groups.
 struct StepHeads {
   const CodesParams& s;
   uint32_t first = 0, padded = 0;
@@ -232,15 +234,15 @@ struct StepHeads {
   static constexpr bool kHasResident =
       true;  ///< the block attends resident tokens, too, if its step does
   __device__ const CodesParams& step(int) const { return s; }
-  /// In its step's group, the first of a tile.
+  /// The number, in its step's group, of the first head of a tile.
   __device__ uint32_t head(int tile) const { return first + 4 * static_cast<uint32_t>(tile); }
   __device__ bool has(uint32_t h) const { return first + h < s.group; }
-  /// Heads that the maxima of every 32 rows of a step are of.
+  /// Number of heads for which every 32 rows of a step have maxima.
   __device__ uint32_t maxima() const { return padded; }
 };
 
-/// A warp's queries of a group as they lie in memory: of kBlockWarps warps, number w has heads w, w + kBlockWarps, ..
-/// Asked for ahead of all else, as everything needs them.
+/// A warp's queries of a group as they lie in memory: of kBlockWarps warps, warp w has heads w, w + kBlockWarps, ..
+/// They are asked for ahead of all else, because everything needs them.
 template <int kDim, int kHeads, int kBlockWarps>
 struct RawQueries {
   static constexpr int kOwn = (kHeads + kBlockWarps - 1) / kBlockWarps;
@@ -283,8 +285,8 @@ struct SharedQueries {
   alignas(16) float rows[kHeads][kDim];  ///< times scale log2(e)
   HeadConstants constants[kHeads];
 
-  /// By kBlockWarps warps. `as_they_came` `[kHeads][kDim]`: gets the same rows before they are rotated. heads: as load() had
-  /// them, of steps with the same scale.
+  /// Prepares the queries by kBlockWarps warps. `as_they_came` `[kHeads][kDim]` gets the same rows before they are
+  /// rotated. heads: as in load(), of steps with the same scale.
   template <class Heads, int kBlockWarps>
   __device__ void prepare(const Heads& heads, const RawQueries<kDim, kHeads, kBlockWarps>& raw,
                           float (*as_they_came)[kDim]) {
@@ -322,9 +324,10 @@ struct SharedQueries {
       }
       largest = warp_max(largest);
       square = warp_sum(square);
-      // 127 * 128: the high part of 8 bits and 7 bits below it.
+      // The unit for 127 * 128: the high part has 8 bits, and 7 bits are below it.
       const float step = largest > 0.0F ? largest * (1.0F / 16256.0F) : 1.0F;
-      // The same for all quads of a lane: 8 steps of 16 components lie between them, a multiple of those of a word.
+      // The shift is the same for all quads of a lane: 8 steps of 16 components lie between them, a multiple of the
+      // steps of a word.
       const int shift = key_shift<kBits>(lane / 4);
       const float inverse = __fdividef(__int_as_float((127 - shift) << 23), step);
       uint32_t high[kLaneQuads<kDim>] = {}, low[kLaneQuads<kDim>] = {};
@@ -356,7 +359,7 @@ struct SharedQueries {
   }
 };
 
-/// The b registers of the products for a lane, and the constants of its heads 4 t + lane % 4.
+/// Loads the b registers of the products for a lane, and the constants of its heads 4 t + lane % 4.
 template <int kDim, int kBits, int kHeadTiles>
 __device__ inline void load_products(const SharedQueries<kDim, kBits, kHeadTiles>& queries,
                                      int lane, uint32_t (&q)[kHeadTiles][(kDim + 31) / 32][2],
@@ -373,7 +376,7 @@ __device__ inline void load_products(const SharedQueries<kDim, kBits, kHeadTiles
   }
 }
 
-/// <row of head lane % 4, mean>, for all lanes; rows already have the logits' scale.
+/// <row of head lane % 4, mean>, in all lanes; rows already have the logits' scale.
 template <int kDim>
 __device__ inline float mean_logit(const float (*rows)[kDim], const __half* mean, int lane) {
   float sums[4] = {};
@@ -390,7 +393,7 @@ __device__ inline float mean_logit(const float (*rows)[kDim], const __half* mean
 }
 
 /// Products <q, u> of rows lane/4 and lane/4 + 8 of every tile, both parts of them, with heads 4 t + lane % 4. q: the
-/// products' b registers. Products of several tiles wait for one another's results together.
+/// b registers. Several tiles go side by side, so that their products wait for results together.
 template <int kDim, int kBits, int kHeadTiles, class Tile, int kTiles>
 __device__ inline void tile_scores(const Tile (&tiles)[kTiles],
                                    const uint32_t (&q)[kHeadTiles][(kDim + 31) / 32][2],
@@ -412,7 +415,7 @@ __device__ inline void tile_scores(const Tile (&tiles)[kTiles],
   }
 }
 
-/// What f times it is added to the logit of the block's mean; row 0 or 1 of a lane's two.
+/// The number whose product with f is added to the logit of the block's mean. row: 0 or 1 of the lane's two.
 __device__ inline float score_of_row(const int (&scores)[4], int row, const HeadConstants& head) {
   const int whole = scores[2 * row] * 128 + scores[2 * row + 1];
   return fmaf(static_cast<float>(whole), head.slope, head.offset);
@@ -457,7 +460,7 @@ __device__ inline void weigh_scores(const Tile (&tiles)[kTiles],
   }
 }
 
-/// Both at once.
+/// Computes tile_scores() and weigh_scores() at once.
 template <int kDim, int kBits, int kHeadTiles, class Tile, int kTiles>
 __device__ inline void tile_logits(const Tile (&tiles)[kTiles],
                                    const uint32_t (&q)[kHeadTiles][(kDim + 31) / 32][2],
@@ -469,7 +472,7 @@ __device__ inline void tile_logits(const Tile (&tiles)[kTiles],
   weigh_scores<kHeadTiles>(tiles, scores, head, noise, cap, middle, logits);
 }
 
-/// What a lane holds of a tile of 16 rows.
+/// The part of a tile of 16 rows that a lane holds.
 template <int kDim, int kBits>
 struct CodeTile {
   static constexpr CodeShape kShape{kDim, kBits, kBits};
@@ -479,7 +482,7 @@ struct CodeTile {
   uint32_t values[kValueWords];
   __half2 factors[2];  ///< (f, g) of rows lane/4 and lane/4 + 8
 
-  /// Keys and factors alone.
+  /// Loads keys and factors alone.
   __device__ void load_keys(const std::byte* block, int tile, int lane) {
     constexpr size_t kFactorsAt = kShape.factors_at();
     load_words<kKeyWords>(block + size_t{kCodeLanes} * kKeyWords * 4 * tile, lane, keys);

@@ -1,9 +1,10 @@
-// Sink and window, attended in the pass over the codes: each of its thread blocks has an equal share of them, some 20 rows
-// of 640, and leaves their state with its own. As a kernel of their own they take 9 us in front of the pass; here they are
-// done while the first codes are on their way.
+// Sink and window, attended in the pass over the codes: each of its thread blocks has an equal share of them, some 20
+// rows of 640, and leaves their state with its own. A kernel of their own would take 9 us in front of the pass; here
+// they are done while the first codes are on their way.
 //
-// Rows are attended exactly, in fp32. The pass sums values in the rotated space in units of the head's value scale, so the
-// share's sum goes there too: both are linear, and what follows the pass needs to know of no resident tokens.
+// Rows are attended exactly, in fp32. The pass sums values in the rotated space in units of the head's value scale,
+// and the share's sum is brought there, too: both maps are linear, so what follows the pass need not know of resident
+// tokens.
 #pragma once
 
 #include "gpu/cuda/codes/queries.cuh"
@@ -12,21 +13,22 @@
 
 namespace keyhole::gpu::codes {
 
-/// The layer's state with the step's tokens.
+/// The layer's state including the step's tokens.
 __device__ inline RingState after_append(const StepParams& p, const RingState& before) {
   const bool appends = p.k.data != nullptr;
   return p.tokens == 1 || !appends ? after_step(p.ring, before, appends)
                                    : after_tokens(p.ring, before, p.tokens);
 }
 
-/// Rows that a thread block has at hand at once take that many bytes for each component: 32 rows of 16 bits, 16 of 32. Half
-/// as many of 256 components.
+/// Bytes, for each component, of the rows that a thread block has at hand at once: 32 rows of 16 bits or 16 of 32
+/// bits; half as many rows of 256 components.
 template <int kDim>
 constexpr uint32_t kResidentBytes = kDim <= 128 ? 64 : 32;
 
 template <int kDim, int kHeads>
 struct ResidentShared {
-  /// Queries as they came, times scale log2(e); then the share's sums, rotated, divided by the value scale.
+  /// First the queries as they came, times scale log2(e); then the share's sums, rotated and divided by the value
+  /// scale.
   alignas(16) float rows[kHeads][kDim];
   alignas(16) std::byte keys[kResidentBytes<kDim> * kDim];
   alignas(16) std::byte values[kResidentBytes<kDim> * kDim];
@@ -34,7 +36,7 @@ struct ResidentShared {
   float top[kHeads], sum[kHeads];  ///< of the share, base 2
 };
 
-/// Four components of a row in shared memory, `[kDim]` of the session's dtype.
+/// Reads four components of a row in shared memory, `[kDim]` of the session's dtype.
 template <int kDim>
 __device__ inline float4 quad_of(const std::byte* rows, DType dtype, uint32_t row, uint32_t quad) {
   if (dtype == DType::f32) return reinterpret_cast<const float4*>(rows)[row * (kDim / 4) + quad];
@@ -44,8 +46,8 @@ __device__ inline float4 quad_of(const std::byte* rows, DType dtype, uint32_t ro
   return {y[0], y[1], y[2], y[3]};
 }
 
-/// The share of a thread block of attend_codes(). Code that runs once is slow, as each of its instructions comes from
-/// memory: loops are not unrolled here, and rows go to shared memory as they are.
+/// The share of a thread block of attend_codes(). Code that runs once is slow, because each of its instructions comes
+/// from memory: so loops are not unrolled here, and rows go to shared memory as they are.
 template <int kDim, int kHeadTiles>
 class ResidentShare {
  public:
@@ -53,8 +55,7 @@ class ResidentShare {
   static constexpr uint32_t kQuads = kLaneQuads<kDim>;
   using Shared = ResidentShared<kDim, kHeads>;
 
-  /// Asks for the first rows.
-  /// first_head: the group's head that is number 0 here. split: whose share it is.
+  /// Asks for the first rows. first_head: the group's head that is number 0 here. split: whose share it is.
   template <class Split>
   __device__ ResidentShare(const CodesParams& s, uint32_t kv_head, uint32_t first_head,
                            const Split& split, Shared& shared)
@@ -69,7 +70,8 @@ class ResidentShare {
     load();
   }
 
-  /// Once queries are in shared.rows, for which no barrier is needed; leaves the share's state in `shared`.
+  /// Attends the share once queries are in shared.rows, for which the caller needs no barrier; leaves the state in
+  /// `shared`.
   __device__ void attend(float value_scale) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     while (true) {
@@ -109,7 +111,7 @@ class ResidentShare {
     float top = kMinusInf, sum = 0.0F;
   };
 
-  /// Rows next_ .. next_ + count_ - 1, a warp a row.
+  /// Loads rows next_ .. next_ + count_ - 1, each by a warp.
   __device__ void load() {
     const StepParams& p = s_.resident;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -135,7 +137,7 @@ class ResidentShare {
     }
     commit_copies();
   }
-  /// One of the step's own tokens, by a warp.
+  /// Takes one of the step's own tokens, by a warp.
   __device__ void take_new(uint32_t row) {
     const StepParams& p = s_.resident;
 #pragma unroll 1
@@ -170,7 +172,7 @@ class ResidentShare {
         for (int h = 0; h < 4; ++h) {
 #pragma unroll
           for (uint32_t u = 0; u < kQuads; ++u) {
-            // Lanes beyond the head dimension read what is there, times 0.
+            // Lanes beyond the head dimension read what is there, and multiply it by 0.
             const uint32_t at = 4 * lane < kDim ? 128 * u + 4 * lane : 0;
             const float4 q = *reinterpret_cast<const float4*>(&shared_.rows[4 * t + h][at]);
             const float last = u == 0 ? q.w * k[u].w : fmaf(q.w, k[u].w, dots[h]);
@@ -187,7 +189,7 @@ class ResidentShare {
     }
   }
 
-  /// Whether head h here is of a token that attends to resident token number `token`.
+  /// Whether head h here belongs to a token that attends to resident token number `token`.
   __device__ bool sees(uint32_t h, uint32_t token) const {
     const StepParams& p = s_.resident;
     const uint32_t first = state_.tokens() - p.drafts;

@@ -1,7 +1,8 @@
-// Sink and window where a thread block of the pass has hundreds of them, as in a launch of many sessions, each of which has few
-// thread blocks. ResidentShare (gpu/cuda/codes/resident_rows.cuh) takes a few microseconds for every 32 rows, most of which are
-// barriers and trips to memory that wait for one another: little for 20 rows, most of the time for 300. Here a warp has
-// rows of its own, four under way at once, and states are merged at the end.
+// Sink and window for passes whose thread blocks have hundreds of resident rows each, as in a launch of many
+// sessions, each of which has few thread blocks. ResidentShare (gpu/cuda/codes/resident_rows.cuh) takes a few
+// microseconds for every 32 rows, mostly for barriers and trips to memory that wait for one another: little for 20
+// rows, most of the time for 300. Here each warp has rows of its own, four under way at once, and states are merged
+// at the end.
 //
 // The result is that of ResidentShare up to rounding.
 #pragma once
@@ -17,7 +18,7 @@ class ResidentWarps {
   static constexpr uint32_t kHeads = 4 * kHeadTiles;
   using Shared = ResidentShared<kDim, kHeads>;
 
-  /// As ResidentShare.
+  /// Asks for the first rows, as ResidentShare does.
   template <class Split>
   __device__ ResidentWarps(const CodesParams& s, uint32_t kv_head, uint32_t first_head,
                            const Split& split, Shared& shared)
@@ -31,7 +32,7 @@ class ResidentWarps {
     end_ = (split.number() + 1) * tokens_ / split.count();
   }
 
-  /// As ResidentShare.
+  /// Attends the share, as ResidentShare::attend() does.
   __device__ void attend(float value_scale) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     __syncthreads();  // queries are there
@@ -68,7 +69,7 @@ class ResidentWarps {
   /// Whether the lane has components.
   [[nodiscard]] __device__ static bool is_inside() { return 4 * (threadIdx.x % 32) < kDim; }
 
-  /// Rows first, first + kWarps, ...; zeros beyond the share.
+  /// Loads rows first, first + kWarps, ...; zeros beyond the share.
   __device__ void load(uint32_t first, float4 (&k)[kAtOnce], float4 (&v)[kAtOnce]) const {
     const StepParams& p = s_.resident;
     const uint32_t lane = threadIdx.x % 32;
@@ -93,7 +94,7 @@ class ResidentWarps {
     }
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i) {
-      // The step's own tokens are attended as they will be stored.
+      // The step's own tokens are attended in the precision in which they will be stored.
       const bool is_new = first + i * kWarps >= stored_;
       float x[4], y[4];
       convert(raw_k[i], is_new ? p.k.dtype : p.dtype, x);
@@ -107,7 +108,7 @@ class ResidentWarps {
     }
   }
 
-  /// Whether head h here is of a token that attends to resident token number `token`, as ResidentShare has it.
+  /// Whether head h here belongs to a token that attends to resident token number `token`, as in ResidentShare.
   __device__ bool sees(uint32_t h, uint32_t token) const {
     const StepParams& p = s_.resident;
     const uint32_t first = tokens_ - p.drafts;
@@ -116,7 +117,7 @@ class ResidentWarps {
     return (p.sees[own] >> (token - first) & 1U) != 0;
   }
 
-  /// Adds the rows to the sums of the heads of tile t.
+  /// Adds the loaded rows to the sums of the heads of tile t.
   __device__ void add(uint32_t first, int t, const float4 (&k)[kAtOnce], const float4 (&v)[kAtOnce],
                       const float4 (&q)[kHeads], float4 (&o)[kHeads], float& top,
                       float& sum) const {
@@ -160,13 +161,13 @@ class ResidentWarps {
     }
   }
 
-  /// A warp's state of a head in shared memory, `[kDim]`, of one tile at a time.
+  /// A warp's state of a head in shared memory, `[kDim]`, for one tile at a time.
   [[nodiscard]] __device__ float* state_of(uint32_t warp, uint32_t head_of_tile) const {
     std::byte* half = warp < kWarps / 2 ? shared_.keys : shared_.values;
     return reinterpret_cast<float*>(half) + (warp % (kWarps / 2) * 4 + head_of_tile) * kDim;
   }
 
-  /// The share's state of every head, where ResidentShare leaves it.
+  /// Leaves the share's state of every head where ResidentShare leaves it.
   __device__ void merge(float value_scale, const float4 (&o)[kHeads],
                         const float (&top)[kHeadTiles], const float (&sum)[kHeadTiles]) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -1,4 +1,5 @@
-// The host's end of steps whose exact rows the host reads (gpu/cuda/codes/host_rows.h): requests in, rows and answers out.
+// The host's end of steps whose exact rows the host reads (gpu/cuda/codes/host_rows.h): requests in, rows and answers
+// out.
 #pragma once
 
 #include <cstring>
@@ -21,7 +22,8 @@ class RowExchange {
     uint32_t rows = 0;
   };
 
-  /// Of a shape with rows_by_host. steps: device memory, `[kv_heads]`, zero, which lives as long as the exchange is used.
+  /// Memory for a shape with rows_by_host. steps: device memory, `[kv_heads]`, zero, which lives as long as the
+  /// exchange is used.
   RowExchange(const CodesShape& shape, uint32_t* steps)
       : layout_(shape),
         exact_rows_(shape.exact_rows),
@@ -30,7 +32,7 @@ class RowExchange {
         memory_(layout_.bytes),
         served_(shape.kv_heads) {}
 
-  /// What a step of the layer is told.
+  /// The parameters of a step of the layer.
   [[nodiscard]] HostRows params(uint32_t layer, const RowWaits& waits) const {
     HostRows p;
     p.requests = memory_.device<uint64_t>(layout_.requests);
@@ -44,7 +46,7 @@ class RowExchange {
     return p;
   }
 
-  /// Codes::serve_rows(). source(layer): a Source.
+  /// Does Codes::serve_rows(). source(layer) gives a Source.
   template <class F>
   uint32_t serve(uint32_t kv_head, F&& source) {
     const uint64_t* words =
@@ -63,7 +65,7 @@ class RowExchange {
     store_release(line(kv_head)->sequence, step);
     return served = step;
   }
-  /// Codes::give_up_rows().
+  /// Does Codes::give_up_rows().
   void give_up(uint32_t step) {
     for (uint32_t head = 0; head < kv_heads_; ++head) store_release(line(head)->abandoned, step);
   }
@@ -78,7 +80,7 @@ class RowExchange {
   [[nodiscard]] DeliveredLine* line(uint32_t kv_head) const {
     return memory_.as<DeliveredLine>(layout_.answers) + kv_head;
   }
-  /// Rows lie anywhere: all of them are asked for before the first is copied.
+  /// Copies the rows. They lie anywhere in memory, so all of them are prefetched before the first is copied.
   void gather(uint32_t kv_head, const uint32_t* rows, const Source& from) {
     constexpr size_t kCacheLine = 64;
     const size_t bytes = layout_.row_bytes;

@@ -1,16 +1,18 @@
-// What follows a step of which some KV heads are in doubt (gpu/cuda/codes/doubt.cuh), where there are no clusters of
-// thread blocks, which settle their heads themselves (gpu/cuda/codes/settle_head.cuh); with none in doubt the kernel
-// ends at once. In turn, for all parts of all these heads:
+// The kernel after a step that settles KV heads in doubt (gpu/cuda/codes/doubt.cuh), where there are no clusters of
+// thread blocks, which settle their heads themselves (gpu/cuda/codes/settle_head.cuh). With none in doubt it ends at
+// once. Its phases, each for all parts of all these heads:
 //
-//   look     once more at all codes: what might weigh is found, the rest summed up (gpu/cuda/codes/settle_find.cuh)
+//   look     once more at all codes: rows that might weigh are found, the rest is summed up
+//            (gpu/cuda/codes/settle_find.cuh)
 //   read     the rows that were found, wherever they are (gpu/cuda/codes/settle_rows.cuh)
-//   merge    each head; where the log-sum-exp has fallen by a nat, as the codes' errors had made it too large, what
-//            might weigh is more: such a part takes another turn, the last of which reads all rows
+//   merge    each head; where the log-sum-exp has fallen by a nat, because the codes' errors had made it too large,
+//            more rows might weigh: such a part goes through the phases again, the last time reading all rows
 //
-// All thread blocks of the device share each of these: pieces of work have numbers, and a block takes the next one. A
-// block that has nothing to do waits until all pieces are done, which blocks that are there are at; so no block waits
-// for one that has not started. What a piece leaves has its own place, and is added up in an order that depends on
-// nothing but the step and which of its heads are in doubt: the same bits, whoever has done it.
+// All thread blocks of the device share each phase: pieces of work have numbers, and a block takes the next one. A
+// block that finds none left waits until all pieces are done. Pieces are only ever held by blocks that run, so no
+// block waits for one that has not started. The result of a piece has a place of its own, and results are added up in
+// an order that depends on nothing but the step and which of its heads are in doubt: the bits do not depend on which
+// block did the work.
 #pragma once
 
 #include "gpu/cuda/codes/settle_phases.cuh"
@@ -19,7 +21,8 @@
 
 namespace keyhole::gpu::codes {
 
-/// How many splits the rows of a KV head have where so many are in doubt: the step's places for states are theirs.
+/// How many splits the rows of a KV head have when so many are in doubt: they share the places for states that the
+/// step has.
 template <int kDim>
 __device__ inline uint32_t doubt_splits(const CodesParams& s, uint32_t heads) {
   if (heads == 0) return 1;
@@ -37,7 +40,7 @@ struct SettleShared {
   bool is_last;
 };
 
-/// Clears a step's board, by one thread block when all have left.
+/// Clears a step's board; by one thread block when all have left.
 __device__ inline void clear_board(const CodesParams& s, uint32_t heads) {
   DoubtBoard& board = *s.doubt.board;
   for (uint32_t i = threadIdx.x; i < heads; i += blockDim.x) {
@@ -63,8 +66,8 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32, 2)
   if (threadIdx.x == 0) shared.ticket = atomicAdd(&board.next, 1U);
   __syncthreads();
   uint32_t end = 0;  // of the pieces of all phases so far
-  // work(place on the board, number) for all pieces of a phase, `each` for a KV head, by all thread blocks; ends when
-  // all are done.
+  // share(each, work): calls work(place on the board, number) for all pieces of a phase, `each` for a KV head, by all
+  // thread blocks; returns when all are done.
   const auto share = [&](uint32_t each, const auto& work) {
     const uint32_t begin = end;
     end += heads * each;
@@ -87,7 +90,7 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32, 2)
   const auto unit_of = [&](uint32_t place, uint32_t part, uint32_t pass) {
     return DoubtUnit{__ldcg(&s.doubt.list[place]), place * splits, part, pass, splits, false};
   };
-  // Where the host reads rows, heads in doubt are counted alone.
+  // Where the host reads rows, heads in doubt are only counted.
   const uint32_t passes = s.keys == nullptr ? 0 : kDoubtPasses;
 #pragma unroll 1
   for (uint32_t pass = 0; pass < passes; ++pass) {

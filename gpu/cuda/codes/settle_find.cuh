@@ -1,13 +1,13 @@
 // The second look at the codes of a KV head in doubt: the pass of gpu/cuda/codes/attend.cuh, which here finds the
-// rows that may weigh, and leaves a bit for each.
+// rows that may weigh and leaves a bit for each.
 //
-// A row is found if its logit by code and kDoubtDeviations standard deviations of its error reach the log-sum-exp
-// less the limit's `light` in one of the heads, if the step chose it before, or if its block has kUnknownNoise. So
-// what is found depends on nothing but the row, and no list of rows needs space, or an order.
+// A row is found if, in one of the heads, its logit by code plus kDoubtDeviations standard deviations of its error
+// reaches the log-sum-exp less the limit's `light`, if the step chose it before, or if its block has kUnknownNoise.
+// So whether a row is found depends on the row alone, and no list of rows needs space or an order.
 //
-// The pass looks at all rows, and sums up those that are not found. Or it looks at pairs of tiles that are listed
-// (gpu/cuda/codes/settle_list.cuh), as few have a row that can be found: it sums up the rows that are, beside the
-// chosen ones, whose state is then taken away from the one that the step had.
+// The pass looks at all rows and sums up those that are not found. Alternatively it looks at listed pairs of tiles
+// (gpu/cuda/codes/settle_list.cuh), where few pairs have a row that can be found: then it sums up the rows that are
+// found beside the chosen ones, and their state is subtracted from the state that the step had.
 #pragma once
 
 #include "cpu/code_doubt.h"
@@ -18,7 +18,7 @@ namespace keyhole::gpu::codes {
 
 static_assert(kMaximumRows == 32, "a pair of tiles has a word of bits");
 
-/// Parts of a group.
+/// Number of parts of a group.
 __device__ inline uint32_t doubt_parts(const CodesParams& s) {
   return (s.group + kDoubtHeads - 1) / kDoubtHeads;
 }
@@ -30,18 +30,18 @@ struct DoubtUnit {
   uint32_t part;    ///< heads kDoubtHeads * part and those behind it
   uint32_t pass;    ///< of kDoubtPasses
   uint32_t splits;  ///< that its rows are divided into
-  /// The pass looks at listed pairs alone: what its splits leave is added to the state that the step had, which lies
-  /// behind theirs.
+  /// Whether the pass looks at listed pairs alone. What its splits leave is then added to the state that the step
+  /// had, which lies behind theirs.
   bool is_listed;
 
-  /// A bit for each row.
+  /// The words with a bit for each row.
   [[nodiscard]] __device__ uint32_t* found(const CodesParams& s) const {
     return s.found + (size_t{kv_head} * doubt_parts(s) + part) * s.block_capacity * kBlockMaxima;
   }
   [[nodiscard]] __device__ size_t slot(uint32_t split) const { return size_t{first} + split; }
 };
 
-/// Bits 0, 4, .. 28 of a word, side by side.
+/// Gathers bits 0, 4, .. 28 of a word side by side.
 __device__ inline uint32_t every_fourth_bit(uint32_t x) {
   x &= 0x11111111U;
   x = (x | x >> 3U) & 0x03030303U;
@@ -49,7 +49,7 @@ __device__ inline uint32_t every_fourth_bit(uint32_t x) {
   return (x | x >> 12U) & 0xFFU;
 }
 
-/// A warp's.
+/// Finds rows; one object for each warp.
 class RowFinder {
  public:
   __device__ RowFinder(const CodesParams& s, const DoubtUnit& unit, const HeadConstants& constants)
@@ -68,8 +68,8 @@ class RowFinder {
     }
   }
 
-  /// Of the 32 rows of pair number `pair`. scores: of the tiles, and middle: of the block's mean, for the lane's
-  /// head.
+  /// Looks at the 32 rows of pair number `pair`. scores: those of the tiles; middle: that of the block's mean, for
+  /// the lane's head.
   template <class Tile>
   __device__ void find(uint32_t pair, const Tile (&tiles)[2], const int (&scores)[2][1][4],
                        const HeadConstants& head, float noise, float middle,
@@ -84,7 +84,7 @@ class RowFinder {
       const float f = __low2float(factors);
       const float product = fmaf(f, score_of_row(scores[i / 2][0], i % 2, head), middle);
       uint32_t heads = __ballot_sync(kWholeWarp, fmaf(far, f, product) > bound_);
-      // A row's four lanes are side by side.
+      // The four lanes of a row are neighbours.
       heads |= heads >> 1U;
       heads |= heads >> 2U;
       found |= every_fourth_bit(heads) << (8 * i);
@@ -106,7 +106,7 @@ class RowFinder {
     }
   }
 
-  /// Once all pairs were looked at.
+  /// Adds the number of found rows to the record. Called once all pairs were looked at.
   __device__ void count() const {
     if (threadIdx.x % 32 == 0 && count_ != 0) {
       atomicAdd(&record_.found[unit_.part][unit_.pass], count_);
@@ -136,8 +136,8 @@ struct DoubtSplit {
   const CodesParams& step;
   const DoubtUnit& unit;
   uint32_t own;
-  const uint32_t* list = nullptr;  ///< where the unit is listed: the block's own pairs,
-  uint32_t listed = 0;             ///< and how many
+  const uint32_t* list = nullptr;  ///< if the unit is listed, the block's own pairs
+  uint32_t listed = 0;             ///< how many pairs those are
   [[nodiscard]] __device__ uint32_t kv_head() const { return unit.kv_head; }
   [[nodiscard]] __device__ RowFinder finder(const HeadConstants& constants) const {
     return {step, unit, constants};
@@ -149,7 +149,7 @@ struct DoubtSplit {
   [[nodiscard]] __device__ float sign() const { return unit.is_listed ? -1.0F : 1.0F; }
   [[nodiscard]] __device__ uint32_t number() const { return unit.is_listed ? 0 : own; }
   [[nodiscard]] __device__ uint32_t count() const { return unit.is_listed ? 1 : unit.splits; }
-  /// The step as the pass sees it has no splits of its own: places are those among all.
+  /// The step as the pass sees it has no splits of its own, so a place is one among all states.
   [[nodiscard]] __device__ uint32_t place() const { return static_cast<uint32_t>(unit.slot(own)); }
   [[nodiscard]] __device__ static uint32_t first_block() { return 0; }
   [[nodiscard]] __device__ static uint32_t end_block(const CodesParams& s) {
@@ -157,9 +157,9 @@ struct DoubtSplit {
   }
 };
 
-/// What the pass is told in the place of the step, `step`, in shared memory, by the threads that a pass has, between
-/// barriers. Queries are those that were saved. ring: of the resident tokens before the step; null: they have
-/// advanced.
+/// Writes `step`, the parameters of the pass in place of the step's, to shared memory; by the threads that a pass
+/// has, between barriers. The queries are those that were saved. ring: that of the resident tokens before the step;
+/// null: they have advanced.
 template <int kDim>
 __device__ inline void look_again(const CodesParams& s, uint32_t kv_head, RingState* ring,
                                   CodesParams& step) {
@@ -172,7 +172,7 @@ __device__ inline void look_again(const CodesParams& s, uint32_t kv_head, RingSt
   if (threadIdx.x == 0) {
     step.splits = 0;
     step.stages = kLeastStages;
-    // Rows of a KV head lie by the numbers of its group, as query_head() counts them.
+    // The rows of a KV head lie in the order of the numbers in its group, as query_head() counts them.
     const uint32_t heads = s.group / s.tokens;
     float* const rows = s.doubt.queries + size_t{kv_head} * (s.group - heads) * s.shape.dim;
     step.q = {rows, s.shape.dim, DType::f32, size_t{heads} * s.shape.dim};
@@ -187,14 +187,14 @@ __device__ inline void look_again(const CodesParams& s, uint32_t kv_head, RingSt
   __syncthreads();
 }
 
-/// Adds what has become of a KV head in doubt to the sums of all, and clears its record, by one thread when all
-/// others are done.
+/// Adds the outcome of a KV head in doubt to the sums over all and clears its record; by one thread when all others
+/// are done.
 __device__ inline void close_record(const CodesParams& s, uint32_t kv_head) {
   DoubtBoard& board = *s.doubt.board;
   DoubtRecord& record = s.doubt.records[kv_head];
   const uint32_t eighth = __ldcv(s.block_count) * kCodeBlock / 8;
   uint32_t more = 0;
-  // Where the host reads rows heads are counted alone.
+  // Where the host reads rows, heads are only counted.
   bool is_more = s.keys == nullptr && (__ldcg(&record.reasons) & DoubtRecord::kDoubted) != 0;
   bool gives_up = false;
   for (uint32_t part = 0; part < kDoubtParts; ++part) {
@@ -217,7 +217,7 @@ __device__ inline void close_record(const CodesParams& s, uint32_t kv_head) {
   add(board.rows, more);
 }
 
-/// Whether the unit has nothing to do in its pass: the log-sum-exps are what they were in the pass before.
+/// Whether the unit has nothing to do in its pass, because the log-sum-exps are the same as in the pass before.
 __device__ inline bool rests(const CodesParams& s, const DoubtUnit& unit) {
   if (unit.pass == 0) return false;
   return __ldcg(&s.doubt.records[unit.kv_head].falls[unit.part][unit.pass - 1]) == 0;

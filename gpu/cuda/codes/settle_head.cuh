@@ -1,10 +1,10 @@
-// A KV head in doubt is settled by the cluster that has merged it, in the kernel that follows the pass: a kernel
-// behind that one would cost every step 4 us, as the next layer's pass could not be set up while this one ends.
+// A KV head in doubt is settled by the cluster that has merged it, inside the kernel that follows the pass. A kernel
+// behind that one would cost every step 4 us, because the next layer's pass could not be set up while this one ends.
 //
-// Phases and what they leave are those of gpu/cuda/codes/settle.cuh; a barrier of the cluster is between them, and
-// each block has a split of its own. A look is at listed pairs of tiles (gpu/cuda/codes/settle_list.cuh), where these
-// are few and rounding cannot show; else it is at all codes, which takes eight multiprocessors two to three times as
-// long as the pass.
+// The phases and their results are those of gpu/cuda/codes/settle.cuh. A barrier of the cluster separates them, and
+// each block has a split of its own. The look is at listed pairs of tiles (gpu/cuda/codes/settle_list.cuh) where
+// these are few and rounding cannot show; otherwise it is at all codes, which takes eight multiprocessors two to
+// three times as long as the pass.
 #pragma once
 
 #include "gpu/cuda/codes/cluster.cuh"
@@ -13,16 +13,16 @@
 
 namespace keyhole::gpu::codes {
 
-/// Of how many states the cluster leaves one for each thread block of a KV head in doubt; behind them lies the state
-/// that the step had, where there is room for it.
+/// The number of splits of a KV head in doubt: each is a thread block of the cluster, which leaves a state. Behind
+/// these states lies the one that the step had, where there is room for it.
 template <uint32_t kBlocks>
 __device__ inline uint32_t settle_splits(const CodesParams& s) {
   return min(kBlocks, max(s.splits - 1, 1U));
 }
 
-/// By kBlocks thread blocks, of which this one is number `rank`, and of each the threads that a pass has. What look
-/// and merge need is in the head's record. ring: of the resident tokens before the step. Not inlined: it is one for
-/// all kernels of a file, and its registers are not theirs.
+/// Settles the KV head by kBlocks thread blocks, of which this one is number `rank`, and in each by the threads that
+/// a pass has. The head's record has what look and merge need. ring: that of the resident tokens before the step. Not
+/// inlined: there is one copy for all kernels of a file, and its registers are not theirs.
 template <int kDim, int kBits, uint32_t kBlocks>
 __device__ __noinline__ void settle_head(const CodesParams& s, uint32_t kv_head, uint32_t rank,
                                          RingState ring) {
@@ -44,7 +44,8 @@ __device__ __noinline__ void settle_head(const CodesParams& s, uint32_t kv_head,
   const auto is_any = [&](uint32_t reasons) { return (__ldcg(&record.reasons) & reasons) != 0; };
 #pragma unroll 1
   for (uint32_t pass = 0; pass < kDoubtPasses; ++pass) {
-    // Merges say kTakenAway, counts kMany: a barrier is between what a block asks and the next that is said.
+    // Merging sets kTakenAway and counting sets kMany; a barrier lies between a block's reading of one and the
+    // setting of the next.
     is_listed = is_listed && pass + 1 != kDoubtPasses &&
                 !is_any(DoubtRecord::kRounded | DoubtRecord::kTakenAway);
     if (is_listed) {
@@ -58,7 +59,7 @@ __device__ __noinline__ void settle_head(const CodesParams& s, uint32_t kv_head,
       cluster_barrier();
       is_listed = !is_any(DoubtRecord::kMany);
     }
-    // The step's state has the resident tokens.
+    // The step's state already has the resident tokens.
     if (threadIdx.x == 0) step.has_resident = s.has_resident && !is_listed;
     __syncthreads();
 #pragma unroll 1

@@ -1,5 +1,6 @@
-// Pairs of tiles of a KV head in doubt that may have a row which is found: by the maxima of every 32 rows that the
-// pass has left, so that a second look passes over all others. In heads in doubt a few of a hundred have one.
+// Lists the pairs of tiles of a KV head in doubt that may have a row to be found, by the maxima of every 32 rows that
+// the pass has left, so that a second look passes over all others. In heads in doubt a few pairs of a hundred have
+// one.
 #pragma once
 
 #include "gpu/cuda/codes/settle_find.cuh"
@@ -8,10 +9,11 @@ namespace keyhole::gpu::codes {
 
 constexpr uint32_t kMostPairs = 1024;  ///< that a thread block lists
 
-/// Blocks of codes are dealt out to `blocks` thread blocks in turn, to warps in runs.
+/// The pairs of one thread block: blocks of codes are dealt out to `blocks` thread blocks in turn, and to warps in
+/// runs.
 class PairList {
  public:
-  /// part: of the group; rank: of this thread block.
+  /// part: number of the part of the group; rank: number of this thread block.
   __device__ PairList(const CodesParams& s, const DoubtUnit& unit, uint32_t rank, uint32_t blocks)
       : rank_(rank), blocks_(blocks), words_(unit.found(s)) {
     const uint32_t heads = s.group <= 4 ? 4 : s.group <= 8 ? 8 : 16;  // that have maxima
@@ -25,14 +27,14 @@ class PairList {
     for (uint32_t i = 0; i < kDoubtHeads; ++i) {
       const uint32_t h = kDoubtHeads * unit.part + i;
       least[i] = h < s.group ? least_weight(s, __ldcg(&record.lse[h]), __ldcg(&record.far[h]))
-                             : NAN;  // which nothing reaches
+                             : NAN;  // a bound that nothing reaches
     }
     least_ = {least[0], least[1], least[2], least[3]};
     const uint32_t all = __ldcv(s.block_count);
     count_ = all > rank ? (all - rank + blocks - 1) / blocks : 0;
   }
 
-  /// How many pairs there are, by the whole thread block, between barriers. counts: of the warps.
+  /// Counts the pairs, by the whole thread block, between barriers. counts: gets those of each warp.
   template <uint32_t kWarps>
   __device__ uint32_t count(uint32_t (&counts)[kWarps]) const {
     const uint32_t warp = threadIdx.x / 32;
@@ -45,7 +47,7 @@ class PairList {
     for (uint32_t w = 0; w < kWarps; ++w) sum += counts[w];
     return sum;
   }
-  /// Lists them, side by side those of a block of codes, once count() was called; no row of the others is found.
+  /// Lists the pairs, those of a block of codes side by side, after count(). Marks no row of the others as found.
   template <uint32_t kWarps>
   __device__ void list(const uint32_t (&counts)[kWarps], uint32_t* to) const {
     uint32_t at = 0;
@@ -61,7 +63,7 @@ class PairList {
   }
 
  private:
-  /// visit(pair, whether it may have a row that is found) for all pairs of the warp, 32 at once; ~0 for none.
+  /// Calls visit(pair, whether it may have a row to be found) for all pairs of the warp, 32 at once; ~0 for none.
   template <uint32_t kWarps, class Visit>
   __device__ void for_each(const Visit& visit) const {
     constexpr uint32_t kBlocks = 32 / kBlockMaxima;  // at once

@@ -1,5 +1,5 @@
-// The end of a second look at codes: a head's state from those that the splits have left, in the place of the one
-// that the step has written, unless no more rows were found than it had read.
+// The end of a second look at codes: a head's state, made from those that the splits have left, replaces the state
+// that the step has written, unless no more rows were found than the step had read.
 #pragma once
 
 #include "gpu/cuda/codes/merge_head.cuh"
@@ -15,8 +15,8 @@ struct MergeShared {
   float top, total;
 };
 
-/// The splits' sum of a head's quad `quad`, by threads quad, quad + columns, .. of the block, which have splits in
-/// turn; in thread `quad` of the first `columns` after it. By the whole block, between barriers.
+/// Sums a head's quad `quad` over the splits, by threads quad, quad + columns, .. of the block, which take splits in
+/// turn; the sum is in thread `quad` of the first `columns` afterwards. By the whole block, between barriers.
 template <int kDim>
 __device__ inline float4 sum_of_splits(const float4* parts, size_t stride, uint32_t splits,
                                        MergeShared<kDim>& shared) {
@@ -55,8 +55,8 @@ __device__ inline float4 sum_of_splits(const float4* parts, size_t stride, uint3
   return sum;
 }
 
-/// Head h of the KV head's group, by the whole thread block. True in its first thread: the part has another pass, and
-/// none of its heads has said so before.
+/// Merges head h of the KV head's group, by the whole thread block. Returns true in its first thread if the part
+/// needs another pass and none of its heads has said so before.
 template <int kDim>
 __device__ inline bool merge_again(const CodesParams& s, const DoubtUnit& unit, uint32_t h,
                                    MergeShared<kDim>& shared) {
@@ -110,7 +110,7 @@ __device__ inline bool merge_again(const CodesParams& s, const DoubtUnit& unit, 
   merge_head<kDim>(s, unit.kv_head, h, all, none, value_scale_of(s, unit.kv_head), resident,
                    shared.row);
   if (lane != 0) return false;
-  // What is left of the codes may be rounding, below zero, too: that is a fall.
+  // What is left of the codes may be rounding, even below zero: that counts as a fall.
   float lse = finite_base(all.top) + log2f(fmaxf(all.total, 0.0F));
   bool is_rounding = false;
   if (unit.is_listed) {

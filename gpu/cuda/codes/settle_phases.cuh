@@ -1,4 +1,4 @@
-// The phases of a second look at codes, and the shared memory that a thread block has for them in turn.
+// The phases of a second look at codes, and the shared memory of a thread block that they use in turn.
 #pragma once
 
 #include "gpu/cuda/codes/settle_merge.cuh"

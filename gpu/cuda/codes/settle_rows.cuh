@@ -1,5 +1,5 @@
-// The rows that a second look at codes has found: read where they lie and attended exactly, each thread block a share
-// of them by their rank, whose state joins that of the codes in the same split.
+// The rows that a second look at codes has found are read from where they lie and attended exactly. Each thread block
+// has a share of them by their rank, whose state joins that of the codes in the same split.
 #pragma once
 
 #include "gpu/cuda/codes/exact_rows.cuh"
@@ -16,11 +16,11 @@ struct FoundShared {
   alignas(16) float row[kDoubtHeads][kDim];
   float top[kWarps][kDoubtHeads], sum[kWarps][kDoubtHeads];
   uint32_t list[kListed];
-  uint32_t rows[kWarps];  ///< that a warp's words have
+  uint32_t rows[kWarps];  ///< rows in a warp's words
 };
 
 /// Lists the found rows of ranks [first, end), at most kListed of them, between barriers. Threads have equal shares
-/// of the words, in fours; before, own: how many rows are in the shares before this thread's, and in its own.
+/// of the words, in fours. before, own: the number of rows in the shares before this thread's, and in its own.
 template <int kDim>
 __device__ inline void list_found(const uint4* fours, uint32_t begin, uint32_t stop,
                                   uint32_t before, uint32_t own, uint32_t first, uint32_t end,
@@ -41,14 +41,14 @@ __device__ inline void list_found(const uint4* fours, uint32_t begin, uint32_t s
   }
 }
 
-/// A warp's state of exact rows: o of a lane's quads, of four heads; top and sum of head lane % 4.
+/// A warp's state of exact rows for four heads: o in a lane's quads; top and sum of head lane % 4.
 template <int kDim>
 class FoundRows {
  public:
   static constexpr uint32_t kQuads = kLaneQuads<kDim>;
   static constexpr uint32_t kAtOnce = kDim <= 128 ? 4 : 2;  ///< rows that are asked for together
 
-  /// Rows list[0 .. count), at most kAtOnce.
+  /// Adds rows list[0 .. count), at most kAtOnce.
   __device__ void add(const CodesParams& s, uint32_t kv_head, const uint32_t* list, uint32_t count,
                       const float (&q)[kDoubtHeads][kDim]) {
     const int lane = static_cast<int>(threadIdx.x % 32);
@@ -132,8 +132,8 @@ class FoundRows {
   float top_ = kMinusInf, sum_ = 0.0F;
 };
 
-/// The warps' states of head `h` of the part join the split's state of that head, by a warp. The pass sums values
-/// rotated, in units of the head's value scale.
+/// Joins the warps' states of head `h` of the part into the split's state of that head, by a warp. The pass sums
+/// values rotated, in units of the head's value scale.
 template <int kDim>
 __device__ inline void join_split(const CodesParams& s, const DoubtUnit& unit, uint32_t split,
                                   uint32_t h, FoundShared<kDim>& shared) {
@@ -175,7 +175,7 @@ __device__ inline void join_split(const CodesParams& s, const DoubtUnit& unit, u
   if (lane == 0) s.part_sum[slot] = make_float2(top, fmaf(of_coded, coded.y, sum));
 }
 
-/// Reads a split's share of the rows that the pass has found, by the whole thread block.
+/// Reads a split's share of the rows that the pass has found; by the whole thread block.
 template <int kDim>
 __device__ inline void read_found(const CodesParams& s, const DoubtUnit& unit, uint32_t split,
                                   FoundShared<kDim>& shared) {
@@ -194,7 +194,7 @@ __device__ inline void read_found(const CodesParams& s, const DoubtUnit& unit, u
   for (uint32_t i = threadIdx.x; i < kDoubtHeads * kDim; i += kThreads) {
     shared.q[i / kDim][i % kDim] = i / kDim < count ? queries[i] : 0.0F;
   }
-  // How many rows there are in the words before this thread's. A block has 8 words.
+  // The number of rows in the words before this thread's. A block has 8 words.
   const auto* const fours = reinterpret_cast<const uint4*>(unit.found(s));
   const uint32_t four_count = __ldcv(s.block_count) * (kBlockMaxima / 4);
   const uint32_t share = (four_count + kThreads - 1) / kThreads;

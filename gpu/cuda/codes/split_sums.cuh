@@ -1,4 +1,4 @@
-// The states of the pass's splits made one: what each weighs, and their weighted sum.
+// Merges the states of the pass's splits: the weight of each, and their weighted sum.
 #pragma once
 
 #include "gpu/cuda/codes/queries.cuh"
@@ -11,12 +11,12 @@ struct SplitShared {
   float weights[kHeads][kMostSplits];
 };
 
-/// How many splits the pass has left of a step: as many as have a place, in a launch of one step.
+/// The number of splits that the pass has left of a step. In a launch of one step every place has one.
 struct AllSplits {
   __device__ static uint32_t of(const CodesParams& s) { return s.splits; }
 };
 
-/// What each split weighs, and the sum of all weights, of every head, by kThreads threads: to shared.top and total; the
+/// Weighs the splits of every head, by kThreads threads: the weights and their sums go to shared.top and total, the
 /// log-sum-exp of the codes alone to shared.lse. Base 2.
 template <int kHeads, uint32_t kThreads, class Splits, class Shared>
 __device__ inline void weigh_splits(const CodesParams& s, uint32_t kv_head, const Splits& count,
@@ -25,7 +25,7 @@ __device__ inline void weigh_splits(const CodesParams& s, uint32_t kv_head, cons
   for (uint32_t h = threadIdx.x / 32; h < s.group; h += kThreads / 32) {
     const size_t first = size_t{kv_head} * s.splits * s.group + h;
     float* const weights = splits.weights[h];
-    // Two splits of a lane are under way at once: 64 are enough for 4 KV heads and more.
+    // Each lane has two splits under way at once: 64 are enough for 4 KV heads and more.
     float top = kMinusInf, largest = kMinusInf, total = 0.0F, of_codes = 0.0F;
 #pragma unroll 1
     for (uint32_t from = lane; from < count.of(s); from += 64) {
@@ -68,8 +68,8 @@ __device__ inline void weigh_splits(const CodesParams& s, uint32_t kv_head, cons
   }
 }
 
-/// The splits' sum, in two steps between which their weights become known. Each of kBlocks thread blocks
-/// has a part of the group's rows, in columns of 4 components; threads with the same column have splits in turn.
+/// The sum of the splits, in two steps; between them the weights become known. Each of kBlocks thread blocks has a
+/// part of the group's rows, in columns of 4 components; threads with the same column take splits in turn.
 template <uint32_t kBlocks, uint32_t kThreads>
 struct SplitSums {
   static constexpr uint32_t kAhead = 4;
@@ -98,7 +98,7 @@ struct SplitSums {
                                                : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
     }
   }
-  /// Leaves sums for send() in shared.sums.
+  /// Leaves the sums that send() reads in shared.sums.
   template <int kDim, class Splits, int kHeads>
   __device__ void add(const CodesParams& s, uint32_t kv_head, const Splits& count,
                       SplitShared<kHeads, kThreads>& shared) const {
@@ -130,7 +130,7 @@ struct SplitSums {
     }
     shared.sums[threadIdx.x] = sum;
   }
-  /// After a barrier: put(head, component, sum of four) for every column of this block.
+  /// Calls put(head, component, sum of four) for every column of this block; after a barrier.
   template <int kDim, int kHeads, class Put>
   __device__ void send(const SplitShared<kHeads, kThreads>& shared, const Put& put) const {
     if (threadIdx.x >= columns || !inside) return;

@@ -1,9 +1,9 @@
-// Codes on their way from memory to a warp: a ring of pairs of tiles in shared memory, which the warp fills by copies that
-// it does not wait for.
+// Codes on their way from memory to a warp: a ring of pairs of tiles in shared memory, which the warp fills by copies
+// that it does not wait for.
 //
-// WHY. A pass reads each code once, so what limits it is the number of bytes under way: 4 TB/s times a latency of 1 to 1.5 us
-// under load are 4 to 6 MB, 32 to 48 KB for each of 132 multiprocessors. Registers of 16 warps hold one pair ahead, 35 KB
-// at 2 bits and d = 128, which gave 2.6 TB/s; shared memory holds four.
+// WHY. A pass reads each code once, so what limits it is the number of bytes under way: 4 TB/s times a latency of 1
+// to 1.5 us under load are 4 to 6 MB, 32 to 48 KB for each of 132 multiprocessors. Registers of 16 warps hold one
+// pair ahead, 35 KB at 2 bits and d = 128, which gave 2.6 TB/s; shared memory holds four.
 #pragma once
 
 #include "gpu/cuda/codes/queries.cuh"
@@ -23,7 +23,7 @@ struct TilePair {
   static constexpr uint32_t kBytes = kFactorsAt + kFactorBytes;
 };
 
-/// Pieces of 16 bytes of which a lane reads `kPieces` neighbours lie so that 8 lanes find theirs in all banks.
+/// Places pieces of 16 bytes, of which a lane reads `kPieces` neighbours, so that 8 lanes read from different banks.
 template <uint32_t kPieces>
 __device__ inline uint32_t place_of_piece(uint32_t piece) {
   if constexpr (kPieces == 2 || kPieces == 4) return piece ^ ((piece >> 3U) & (kPieces - 1));
@@ -36,7 +36,7 @@ class TileRing {
  public:
   using Pair = TilePair<kDim, kBits>;
 
-  /// memory: the warp's, Pair::kBytes * stages, aligned to 16; stages 2 or 3. blocks: of the KV head.
+  /// memory: the warp's, Pair::kBytes * stages, aligned to 16; stages: 2 or 3; blocks: those of the KV head.
   __device__ TileRing(std::byte* memory, int stages, const std::byte* blocks, size_t block_stride)
       : memory_(memory),
         end_(static_cast<uint32_t>(stages) * Pair::kBytes),
@@ -47,7 +47,7 @@ class TileRing {
     values_to_ = shared_address(memory) + Pair::kValuesAt + 16 * place_of_piece<kValuePieces>(lane);
   }
 
-  /// Asks for pair `pair` of the KV head, or for none. Every call counts as one.
+  /// Asks for pair `pair` of the KV head, or for none where `is_one` is false. Every call counts as one stage.
   __device__ void take_in(bool is_one, uint32_t pair) {
     if (is_one) {
       constexpr CodeShape kShape = Pair::kShape;
@@ -66,7 +66,7 @@ class TileRing {
     commit_copies();
     in_ = next(in_);
   }
-  /// Waits for the oldest pair but for those that wait() was called for; stages - 1 are under way.
+  /// Waits for the oldest pair that wait() has not returned yet; stages - 1 pairs are under way.
   __device__ const std::byte* wait() {
     if (end_ == 2 * Pair::kBytes)
       wait_for_copies<0>();
@@ -77,7 +77,7 @@ class TileRing {
     out_ = next(out_);
     return at;
   }
-  /// Forgets all that it was asked for.
+  /// Forgets all pairs that it was asked for.
   __device__ void restart() {
     wait_for_copies<0>();
     __syncwarp();
@@ -95,7 +95,7 @@ class TileRing {
 
  private:
   static constexpr uint32_t pieces(uint32_t words) { return words % 4 == 0 ? words / 4 : 0; }
-  /// Of 16 bytes, that a lane reads of a tile; 0: its words are no such pieces.
+  /// Number of 16-byte pieces that a lane reads of a tile; 0: its words do not make such pieces.
   static constexpr uint32_t kKeyPieces = pieces(Pair::kShape.key_words());
   static constexpr uint32_t kValuePieces = pieces(Pair::kShape.value_words());
 
@@ -103,7 +103,7 @@ class TileRing {
   static constexpr int kKeyStep = Pair::kKeyBytes, kValueStep = Pair::kValueBytes,
                        kFactorStep = Pair::kFactorBytes;  ///< from pair to pair
 
-  /// The lane's pieces of kBytes: every 32nd, whose places in shared memory lie as far apart.
+  /// Copies the lane's pieces of kBytes: every 32nd piece, whose places in shared memory are as far apart.
   template <uint32_t kBytes>
   __device__ static void copy(uint32_t to, const std::byte* from) {
     static_assert(kBytes % 16 == 0);

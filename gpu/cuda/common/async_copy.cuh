@@ -16,7 +16,8 @@ __device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
                "r"(valid ? 16 : 0)
                : "memory");
 }
-/// The same, and the L2 cache fetches the 128-byte line around it: for rows that are read to their end.
+/// Copies 16 bytes like copy_async(), and lets the L2 cache fetch the 128-byte line around them: for rows that are
+/// read to their end.
 __device__ inline void copy_async_line(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(valid ? 16 : 0)
@@ -38,7 +39,7 @@ template <int pending>
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
-/// For a number known at run time.
+/// The most groups that a wait with a number known at run time may leave under way.
 inline constexpr int kMostPendingCopies = 3;
 __device__ inline void wait_for_copies(int pending) {
   switch (pending) {

@@ -9,8 +9,8 @@
 
 namespace keyhole::gpu {
 
-/// Throws what a failed call was for: Error(out_of_device_memory) where memory was lacking, else Error(device_error).
-/// Clears the thread's last error, so that the next call does not report it again.
+/// Throws an error that says what failed: Error(out_of_device_memory) where memory was lacking, else
+/// Error(device_error). Clears the thread's last error, so that the next call does not report it again.
 [[noreturn]] inline void throw_cuda_error(cudaError_t error, const char* what) {
   (void)cudaGetLastError();
   const Status status =
@@ -23,7 +23,7 @@ inline void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw_cuda_error(error, what);
 }
 
-/// After a launch: its error, if there was one.
+/// Throws the error of the launch before it, if there was one.
 inline void check_launch(const char* what) { check(cudaGetLastError(), what); }
 
 }  // namespace keyhole::gpu

@@ -1,5 +1,5 @@
-// Tiles by the copy engine (cp.async.bulk.tensor, compute capability 9.0 and newer), and the barriers in shared memory by which
-// those who copy and those who compute wait for each other.
+// Copies of tiles by the copy engine (cp.async.bulk.tensor, compute capability 9.0 and newer), and the barriers in
+// shared memory by which the threads that copy and those that compute wait for each other.
 #pragma once
 
 #include <cuda.h>
@@ -10,12 +10,12 @@
 
 namespace keyhole::gpu {
 
-/// A barrier in shared memory; 8 bytes, aligned. A phase ends when all have arrived and all announced bytes have come; waits
-/// name the phase's parity: 0 for the first, 1 for the second, 0 for the third.
+/// A barrier in shared memory; 8 bytes, aligned. A phase ends when all have arrived and all announced bytes have
+/// come. Waits name the phase's parity: 0 for the first, 1 for the second, 0 for the third.
 struct alignas(8) CopyBarrier {
   uint64_t state;
 
-  /// By one thread, before a fence_barriers() and a barrier of the block.
+  /// Initialises the barrier; by one thread, before a fence_barriers() and a barrier of the block.
   __device__ void init(uint32_t arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)),
                  "r"(arrivals)
@@ -47,7 +47,8 @@ __device__ inline void fence_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/// Copies the box of a tensor of three dimensions that begins at (x, y, z) to shared memory; what lies outside becomes zeros.
+/// Copies the box of a tensor of three dimensions that begins at (x, y, z) to shared memory; what lies outside
+/// becomes zeros.
 __device__ inline void copy_box(void* to, const CUtensorMap* map, uint32_t x, uint32_t y,
                                 uint32_t z, CopyBarrier& barrier) {
   asm volatile(

@@ -1,4 +1,4 @@
-// The device that a thread's CUDA calls go to, and what it may do while a graph is recorded.
+// Which device a thread's CUDA calls go to, and what the thread may do while a graph is recorded.
 #pragma once
 
 #include <cuda_runtime_api.h>

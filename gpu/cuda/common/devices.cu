@@ -1,4 +1,4 @@
-// Which GPUs this machine has. A machine without a driver is a normal answer, not an error.
+// Finds the GPUs of this machine. A machine without a driver is a normal answer, not an error.
 #include <cuda_runtime_api.h>
 
 #include "gpu/device.h"

@@ -6,7 +6,7 @@
 
 namespace keyhole::gpu {
 
-/// The function of that name as CUDA 12.0 has it; null: the driver has none. Function: a pointer to it.
+/// The driver's function of that name as of CUDA 12.0; null: the driver has none. Function: a pointer type.
 template <class Function>
 [[nodiscard]] Function driver_function(const char* name) {
   void* function = nullptr;

@@ -31,13 +31,13 @@ __device__ inline float as_float(__nv_bfloat16 x) { return __bfloat162float(x); 
 
 __device__ inline uint16_t bits(__half x) { return __half_as_ushort(x); }
 __device__ inline uint16_t bits(__nv_bfloat16 x) { return __bfloat16_as_ushort(x); }
-/// Two 16-bit numbers in one register, the first in the low half.
+/// Packs two 16-bit numbers into one register, the first in the low half.
 template <class T>
 __device__ inline uint32_t packed(T low, T high) {
   return uint32_t{bits(low)} | (uint32_t{bits(high)} << 16U);
 }
 
-/// Element `at` of an array whose dtype is known at run time.
+/// Loads element `at` of an array whose dtype is known at run time.
 __device__ inline float load_element(const void* data, DType dtype, size_t at) {
   switch (dtype) {
     case DType::f16: return __half2float(static_cast<const __half*>(data)[at]);
@@ -47,11 +47,11 @@ __device__ inline float load_element(const void* data, DType dtype, size_t at) {
 }
 
 /// 4 elements as they lie in memory. Loading and converting are two steps, so that no load waits for another: a trip
-/// to memory takes half a microsecond, and a resident step takes seven.
+/// to memory takes half a microsecond, and a whole resident step seven.
 struct RawQuad {
   uint32_t words[4];
 };
-/// Elements at .. at+3 of an array whose dtype is known at run time; any alignment.
+/// Loads elements at .. at+3 of an array whose dtype is known at run time; any alignment.
 __device__ inline RawQuad load_raw(const void* data, DType dtype, size_t at) {
   RawQuad raw{};
   if (dtype == DType::f32) {
@@ -79,7 +79,7 @@ __device__ inline RawQuad load_raw(const void* data, DType dtype, size_t at) {
   }
   return raw;
 }
-/// The same where the four begin at a multiple of their size: a tenth of the instructions.
+/// load_raw() for four elements that begin at a multiple of their size: a tenth of the instructions.
 __device__ inline RawQuad load_aligned(const void* data, DType dtype, size_t at) {
   if (dtype == DType::f32) {
     const uint4 x = *reinterpret_cast<const uint4*>(static_cast<const uint32_t*>(data) + at);
@@ -98,9 +98,9 @@ __device__ inline void convert(const RawQuad& raw, DType dtype, float (&x)[4]) {
   }
 }
 
-/// Bytes of an element.
+/// Bytes of an element of dtype f32, f16 or bf16.
 __device__ inline size_t element_bytes(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
-/// What is left of 4 numbers that are stored as `dtype`.
+/// Rounds 4 numbers to what remains of them when they are stored as `dtype`.
 __device__ inline void round_elements(DType dtype, float (&x)[4]) {
 #pragma unroll
   for (float& e : x) {

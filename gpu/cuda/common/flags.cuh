@@ -12,13 +12,13 @@
 
 namespace keyhole::gpu {
 
-/// Tells the host: release, system scope. Costs a fence over the bus, about a microsecond.
+/// Tells the host a value: release, system scope. Costs a fence over the bus, about a microsecond.
 __device__ inline void store_release_system(uint32_t* flag, uint32_t value) {
   cuda::atomic_ref<uint32_t, cuda::thread_scope_system>(*flag).store(value,
                                                                      cuda::memory_order_release);
 }
 
-/// Tells the host one word that stands for itself: relaxed, system scope.
+/// Tells the host one word that needs nothing else to be visible: relaxed, system scope.
 __device__ inline void store_relaxed_system(uint64_t* word, uint64_t value) {
   cuda::atomic_ref<uint64_t, cuda::thread_scope_system>(*word).store(value,
                                                                      cuda::memory_order_relaxed);

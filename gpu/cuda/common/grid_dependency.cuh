@@ -1,4 +1,4 @@
-// The device's side of programmatic dependent launch; launch_ahead() of gpu/cuda/common/launch.h is the host's.
+// The device's side of programmatic dependent launch. The host's is launch_ahead() of gpu/cuda/common/launch.h.
 #pragma once
 
 namespace keyhole::gpu {

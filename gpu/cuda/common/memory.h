@@ -35,7 +35,7 @@ class DeviceBuffer {
   }
   [[nodiscard]] size_t bytes() const { return bytes_; }
 
-  /// Zeroes bytes [begin, end), before anything that is enqueued later on any stream.
+  /// Zeroes bytes [begin, end) before anything runs that is enqueued later on any stream.
   void clear(size_t begin, size_t end) {
     if (begin == end) return;
     check(cudaMemset(data() + begin, 0, end - begin), "clearing device memory");
@@ -51,9 +51,9 @@ class DeviceBuffer {
 /// Device memory that grows. Its content is lost when it does.
 class ScratchBuffer {
  public:
-  /// At least `bytes` of the current device's memory. Precondition: nothing that was enqueued still uses the old
-  /// memory. The old memory is freed first, as a device may not hold both. Throws Error(out_of_device_memory); the
-  /// buffer is empty then.
+  /// Makes the buffer at least `bytes` of the current device's memory. Precondition: nothing that was enqueued still
+  /// uses the old memory, which is freed first, because a device may not hold both. Throws
+  /// Error(out_of_device_memory); the buffer is empty then.
   std::byte* reserve(size_t bytes) {
     if (bytes <= memory_.bytes()) return memory_.data();
     memory_ = DeviceBuffer();

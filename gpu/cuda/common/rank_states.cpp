@@ -32,7 +32,7 @@ class CudaRankStates final : public RankStates {
     const DeviceScope scope(ordinal_);
     float* const lse = own_ + size_t{rows} * dim;
     if (what == Nothing::empty) {
-      // Of no state at all the merge is the empty one.
+      // Merging no state at all gives the empty one.
       merge_states({.rows = rows, .dim = dim, .out = own_, .out_lse = lse}, stream);
       return;
     }

@@ -1,4 +1,4 @@
-// Rows of one token, or of several, in device memory, as callers have them: any dtype, heads and tokens at a stride.
+// Rows of one token or several in device memory, as callers have them: any dtype, heads and tokens at a stride.
 #pragma once
 
 #include <cstddef>
@@ -7,20 +7,20 @@
 
 namespace keyhole::gpu {
 
-/// What a kernel reads; data null: none.
+/// Rows that a kernel reads; data null: none.
 struct InputRows {
   const void* data = nullptr;
   size_t head_stride = 0;  ///< elements
   DType dtype = DType::f16;
-  size_t token_stride = 0;  ///< elements; of several tokens
+  size_t token_stride = 0;  ///< elements; where there are several tokens
 };
 
-/// What a kernel writes.
+/// Rows that a kernel writes.
 struct OutputRows {
   void* data = nullptr;
   size_t head_stride = 0;  ///< elements
   DType dtype = DType::f16;
-  size_t token_stride = 0;  ///< elements; of several tokens
+  size_t token_stride = 0;  ///< elements; where there are several tokens
 };
 
 }  // namespace keyhole::gpu

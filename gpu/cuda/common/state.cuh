@@ -26,19 +26,20 @@ inline constexpr float kLn2 = 0.6931471805599453F;
 /// Every weight of an empty set is then 2^-inf = 0.
 __device__ inline float finite_base(float m) { return m == kMinusInf ? 0.0F : m; }
 
-/// m and d of a set. No default values, so that it can lie in shared memory; empty() is the set without tokens.
+/// The numbers m and d of a set. It has no default values, so that it can lie in shared memory; empty() is the set
+/// without tokens.
 struct alignas(8) AttentionState {
   float m;  ///< max x_i
   float d;  ///< sum 2^(x_i - m)
 
   __device__ static AttentionState empty() { return {kMinusInf, 0.0F}; }
-  /// Read from L2: other blocks of the grid wrote it, and L1 does not know.
+  /// Reads a state from L2, because other blocks of the grid wrote it and L1 does not know.
   __device__ static AttentionState from_l2(const AttentionState* at) {
     const float2 x = __ldcg(reinterpret_cast<const float2*>(at));
     return {x.x, x.y};
   }
 
-  /// 2^(x - m): the weight of a logit, or of another set's m, relative to this set.
+  /// 2^(x - m): the weight of a logit x, or of another set's m, relative to this set.
   __device__ float weight(float x) const { return exp2f(x - finite_base(m)); }
 
   /// Makes `higher` (>= m) the new m and returns 2^(old m - m). d and o~ are the caller's to multiply by it.
@@ -48,8 +49,8 @@ struct alignas(8) AttentionState {
     return weight(before);
   }
 
-  /// Takes in another set: m = max(m, o.m), d = d 2^(m_old - m) + o.d 2^(o.m - m). An empty one changes nothing, one whose
-  /// logits are NaN (m passes over them, d does not) makes d NaN.
+  /// Merges another set in: m = max(m, o.m), d = d 2^(m_old - m) + o.d 2^(o.m - m). An empty set changes nothing; a
+  /// set whose logits are NaN (which m passes over, but not d) makes d NaN.
   __device__ void merge(AttentionState o) {
     if (o.m > m) {
       d *= exp2f(m - o.m);
@@ -58,11 +59,11 @@ struct alignas(8) AttentionState {
     if (o.d != 0.0F) d += o.d * exp2f(o.m - m);
   }
 
-  /// 1 / d, which turns o~ into o; 0 for the empty set, whose o is 0.
+  /// 1 / d, the factor that makes o of o~; 0 for the empty set, whose o is 0.
   __device__ float inverse() const { return d == 0.0F ? 0.0F : 1.0F / d; }
-  /// m + log2 d, the logarithm of the sum of weights to base 2. -inf unless d > 0 (so for a NaN, too).
+  /// m + log2 d, the logarithm to base 2 of the sum of weights. -inf unless d > 0, so for a NaN, too.
   __device__ float log2_sum() const { return d > 0.0F ? m + log2f(d) : kMinusInf; }
-  /// ln 2 (m + log2 d), the natural logarithm; log2f(0) = -inf gives that of the empty set.
+  /// ln 2 (m + log2 d), the natural logarithm of the sum of weights; -inf for the empty set, as log2f(0) = -inf.
   __device__ float lse() const { return kLn2 * (finite_base(m) + log2f(d)); }
 };
 static_assert(sizeof(AttentionState) == 8);

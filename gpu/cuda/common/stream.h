@@ -9,10 +9,11 @@
 
 namespace keyhole::gpu {
 
-/// A stream of the current device that waits for no other one.
+/// A stream of the current device that does not wait for any other.
 class OwnStream {
  public:
-  /// high: where multiprocessors come free, its thread blocks come before those of other streams.
+  /// Priority of the stream. high: where multiprocessors come free, its thread blocks come before those of other
+  /// streams.
   enum class Priority : uint8_t { usual, high };
   explicit OwnStream(Priority priority = Priority::usual) {
     int least = 0, greatest = 0;
@@ -30,7 +31,7 @@ class OwnStream {
   void wait(const char* what = "waiting for the device") const {
     check(cudaStreamSynchronize(stream_), what);
   }
-  /// What is enqueued from now on starts after `event`'s last record().
+  /// Makes all that is enqueued from now on wait for `event`'s last record().
   void wait_for(cudaEvent_t event) const {
     check(cudaStreamWaitEvent(stream_, event), "ordering streams");
   }

@@ -13,21 +13,21 @@
 
 namespace keyhole::gpu {
 
-/// Four 8 x 8 matrices from shared memory: lane i names row i % 8 of matrix i / 8 (16 bytes, aligned).
+/// Loads four 8 x 8 matrices from shared memory: lane i names row i % 8 of matrix i / 8 (16 bytes, aligned).
 __device__ inline void load_matrices(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");
 }
-/// The same, each matrix transposed.
+/// Loads four 8 x 8 matrices like load_matrices(), each transposed.
 __device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");
 }
-/// An 8 x 8 matrix in registers, transposed.
+/// Transposes an 8 x 8 matrix in registers.
 __device__ inline uint32_t transposed(uint32_t matrix) {
   uint32_t r;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(matrix));

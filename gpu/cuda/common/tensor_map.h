@@ -1,4 +1,4 @@
-// What the copy engine is told of a tensor in device memory.
+// Descriptions of tensors in device memory for the copy engine.
 #pragma once
 
 #include <cuda.h>
@@ -9,8 +9,8 @@
 
 namespace keyhole::gpu {
 
-/// A tensor of three dimensions of 16-bit elements, x without gaps, and the box that a copy takes, whose x lie in 128 bytes of
-/// shared memory with the swizzle of 128 bytes (gpu/cuda/common/wgmma.cuh).
+/// A tensor of three dimensions of 16-bit elements, x without gaps, and the box that a copy takes. The x of a box lie
+/// in 128 bytes of shared memory with the swizzle of 128 bytes (gpu/cuda/common/wgmma.cuh).
 struct BoxedTensor {
   const void* data = nullptr;         ///< aligned to 16 bytes
   std::array<uint64_t, 3> sizes{};    ///< 1..2^32 each
@@ -19,7 +19,8 @@ struct BoxedTensor {
   bool is_bf16 = false;               ///< else fp16
 };
 
-/// Throws Error: unsupported (the driver is too old to make one), device_error (it refuses the tensor).
+/// Makes the map. Throws Error: unsupported (the driver is too old to make one), device_error (it refuses the
+/// tensor).
 [[nodiscard]] CUtensorMap make_tensor_map(const BoxedTensor& tensor);
 
 }  // namespace keyhole::gpu

@@ -15,7 +15,7 @@ inline void store_release(uint32_t& flag, uint32_t value) {
   std::atomic_ref(flag).store(value, std::memory_order_release);
 }
 
-/// True once `flag` counts to `sequence` or beyond; cyclic.
+/// Whether `flag` counts to `sequence` or beyond; the count is cyclic.
 [[nodiscard]] inline bool has_reached(uint32_t flag, uint32_t sequence) {
   return static_cast<int32_t>(flag - sequence) >= 0;
 }
@@ -35,8 +35,8 @@ template <class Ready, class Stop>
   using Clock = std::chrono::steady_clock;
   constexpr auto kNap = std::chrono::microseconds(20);
   constexpr int kLooks = 32;  // between two looks at the clock
-  // After so long the thread yields at every look: another thread on the same core, whose work this one may be waiting
-  // for, would otherwise wait for a time slice of 4 ms.
+  // After this time the thread yields at every look. Another thread on the same core, whose work this one may be
+  // waiting for, would otherwise wait for a time slice of 4 ms.
   constexpr auto kAlone = std::chrono::microseconds(20);
   const auto start = Clock::now();
   while (true) {

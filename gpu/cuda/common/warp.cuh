@@ -1,7 +1,9 @@
-// What the 32 threads of a warp compute together. A lane is a thread's place in its warp, threadIdx.x % 32.
+// Sums and maxima that the 32 threads of a warp compute together. A lane is a thread's place in its warp, threadIdx.x
+// % 32.
 //
-// Not cub::WarpReduce: it adds in another order and leaves the sum in one thread. Here every thread has it, and the
-// order of a butterfly is the same in each of them, so that results do not depend on which thread writes them.
+// cub::WarpReduce is not used: it adds in another order and leaves the sum in one thread. Here every thread has the
+// sum, and the order of a butterfly is the same in each of them, so that results do not depend on which thread writes
+// them.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +18,7 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
-/// Largest of a warp, in every thread.
+/// Maximum over a warp, in every thread.
 __device__ inline float warp_max(float x) {
   for (uint32_t offset = 16; offset > 0; offset /= 2) {
     x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, offset));

@@ -1,17 +1,18 @@
-// Products of a warpgroup on Hopper's tensor cores (wgmma: compiled for 9.0a alone), whose operands lie in shared memory as the
-// copy engine writes them with a swizzle of 128 bytes.
+// Products of a warpgroup on Hopper's tensor cores (wgmma: compiled for 9.0a alone), whose operands lie in shared
+// memory as the copy engine writes them with a swizzle of 128 bytes.
 //
-// OPERANDS. A matrix of 16-bit elements lies in shared memory as panels of 64 columns: a row of a panel is 128 bytes, its eight
-// 16-byte pieces are at piece number (piece ^ row % 8), and a panel begins at a multiple of 1024 bytes. `panel_bytes` is the
-// distance of two panels: 128 times the rows. Queries and keys are read along their rows (a product takes 16 columns, 32 bytes
-// further each time), values across them (16 rows, 2048 bytes further each time).
+// OPERANDS. A matrix of 16-bit elements lies in shared memory as panels of 64 columns: a row of a panel is 128 bytes,
+// its eight 16-byte pieces are at piece number (piece ^ row % 8), and a panel begins at a multiple of 1024 bytes.
+// `panel_bytes` is the distance of two panels: 128 times the rows. Queries and keys are read along their rows (a
+// product takes 16 columns, 32 bytes further each time), values across them (16 rows, 2048 bytes further each time).
 //
-// RESULTS. Of the 64 rows of a warpgroup, warp w has 16: lane l of it rows 16 w + l / 4 and 8 further; element i of its part is
-// of row i / 2 % 2 of those two and column i / 4 * 8 + l % 4 * 2 + i % 2. An operand in registers has the layout of m16n8k16's a,
-// which is that of two neighbouring groups of 8 columns of a result.
+// RESULTS. Of the 64 rows of a warpgroup, warp w has 16, and its lane l has rows 16 w + l / 4 and 16 w + l / 4 + 8.
+// Element i of a lane's part belongs to row i / 2 % 2 of these two and to column i / 4 * 8 + l % 4 * 2 + i % 2. An
+// operand in registers has the layout of m16n8k16's a, which is that of two neighbouring groups of 8 columns of a
+// result.
 //
-// ORDER. start_products(), products, commit_products(), wait_for_products(), and then hold() of each result: it keeps the
-// compiler from reading registers that are still being written.
+// ORDER. start_products(), products, commit_products(), wait_for_products(), and then hold() of each result, which
+// keeps the compiler from reading registers that are still being written.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -28,7 +29,7 @@ __device__ inline void start_products() { asm volatile("wgmma.fence.sync.aligned
 __device__ inline void commit_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-/// Until at most `pending` of the groups that were committed are under way.
+/// Waits until at most `pending` of the committed groups are under way.
 template <int pending>
 __device__ inline void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
@@ -39,18 +40,18 @@ __device__ inline void hold(float (&x)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
 
-/// What a product is told of a panel that is read along its rows; address: of shared memory.
+/// The descriptor of a panel that a product reads along its rows; address: of shared memory.
 __device__ inline uint64_t rows_operand(uint32_t address) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62U, kEightRows = uint64_t{1024 / 16} << 32U;
   return kSwizzle128 | kEightRows | uint64_t{1} << 16U | (address & 0x3FFFFU) >> 4U;
 }
-/// Of panels that are read across their rows.
+/// The descriptor of panels that are read across their rows.
 __device__ inline uint64_t columns_operand(uint32_t address, uint32_t panel_bytes) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62U, kEightRows = uint64_t{1024 / 16} << 32U;
   return kSwizzle128 | kEightRows | uint64_t{panel_bytes >> 4U} << 16U | (address & 0x3FFFFU) >> 4U;
 }
 
-// The results' registers, as text and as operands.
+// The registers of results, as text and as operands.
 #define KEYHOLE_REGISTERS_32                                                     \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, " \
   "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
@@ -73,7 +74,7 @@ __device__ inline uint64_t columns_operand(uint32_t address, uint32_t panel_byte
   "{\n.reg .pred add;\nsetp.eq.u32 add, 0, 0;\nwgmma.mma_async.sync.aligned." shape " " registers \
   ", " a ", " b ", add, 1, 1, 1;\n}"
 
-/// c[64 x 2 m] (+)= a[64 x 16] * b[2 m x 16]^T, both along their rows in shared memory. m: 32 or 64.
+/// c[64 x 2 m] (+)= a[64 x 16] * b[2 m x 16]^T; both lie along their rows in shared memory. m: 32 or 64.
 template <class T, int m>
 __device__ inline void multiply_rows(float (&c)[m], uint64_t a, uint64_t b, bool add) {
   static_assert(m == 32 || m == 64);

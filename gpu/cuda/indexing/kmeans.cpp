@@ -26,7 +26,7 @@ constexpr int kFixedBits = 40;         // of the largest element of a point
 constexpr int kSumBits = 62;           // of a sum
 constexpr float kSplit = 1.0F / 1024;  // how far the halves of a cluster are moved apart
 
-/// The same `count` of [0, n) for the same seed, in random order.
+/// Returns `count` of the numbers [0, n) in random order, the same for the same seed.
 std::vector<size_t> random_choice(size_t n, size_t count, uint32_t seed) {
   std::vector<size_t> order(n);
   for (size_t i = 0; i < n; ++i) order[i] = i;
@@ -181,7 +181,7 @@ class CudaKMeans final : public KMeans {
 
   void iterate(const KMeansPoints& points, const KMeansTraining& training, float* centroids,
                uint32_t* labels);
-  /// New centroids from the sums; returns those of clusters that were empty split off others.
+  /// Computes new centroids from the sums; returns, for clusters that were empty, centroids split off others.
   void update(const KMeansTraining& training, uint32_t dim, double scale, float* centroids);
 
   KMeansConfig config_;

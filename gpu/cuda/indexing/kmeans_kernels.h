@@ -13,7 +13,7 @@ cudaError_t launch_assign(const uint16_t* points, uint32_t count, uint32_t dim,
                           const uint16_t* centroids, const float* offsets, uint32_t clusters,
                           uint32_t* labels, cudaStream_t stream);
 
-/// *largest = the larger of it and the bits of the largest |element|.
+/// Raises *largest to the bits of the largest |element|, if those are larger.
 cudaError_t launch_largest(const float* numbers, size_t count, uint32_t* largest,
                            cudaStream_t stream);
 

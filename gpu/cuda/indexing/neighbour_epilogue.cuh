@@ -1,5 +1,5 @@
-// What a warp does with a tile of scores, 32 queries by 64 keys in the layout of mma.m16n8: keeps those that are
-// not below their query's threshold.
+// What a warp does with a tile of scores, 32 queries by 64 keys in the layout of mma.m16n8: it keeps the scores that
+// are not below their query's threshold.
 #pragma once
 
 #include "gpu/cuda/common/warp.cuh"
@@ -19,13 +19,13 @@ __device__ inline float rank_score(Rank rank) {
 }
 __device__ inline uint32_t rank_key(Rank rank) { return ~static_cast<uint32_t>(rank); }
 
-/// What a thread block knows of its queries, in shared memory.
+/// The facts that a thread block keeps of its queries, in shared memory.
 struct QueryTile {
   Rank threshold[kTileQueries];
-  uint32_t row[kTileQueries];  ///< of the batch
+  uint32_t row[kTileQueries];  ///< number in the batch
   uint32_t limit
       [kTileQueries];  ///< first key it does not see, at most the end of the share; 0: no such query
-  uint32_t size[kTileQueries];  ///< of its list
+  uint32_t size[kTileQueries];  ///< entries of its list
   uint32_t furthest;            ///< the largest limit
 };
 
@@ -53,8 +53,8 @@ __device__ inline bool begin_tile(const TileArgs& args, QueryTile& tile) {
   return true;
 }
 
-/// Cuts a full list back to its best `most`: each lane holds 8 of its ranks, the smallest that stays is found bit by
-/// bit. All lanes of the warp.
+/// Cuts a full list back to its best `most`. Each lane holds 8 of its ranks; the smallest rank that stays is found
+/// bit by bit. By all lanes of the warp.
 __device__ inline void cut_back(Rank* list, uint32_t size, uint32_t most, QueryTile& tile,
                                 uint32_t slot) {
   constexpr uint32_t kEach = kListCapacity / 32;
@@ -89,8 +89,8 @@ __device__ inline void cut_back(Rank* list, uint32_t size, uint32_t most, QueryT
   __syncwarp();
 }
 
-/// A warp's part: rows 32 * warp + {0, 8, 16, 24} + lane / 4 belong to this thread, in columns 8 * i + 2 * (lane % 4)
-/// and the next.
+/// A warp's part of a tile: this thread has rows 32 * warp + {0, 8, 16, 24} + lane / 4, in columns 8 * i + 2 * (lane
+/// % 4) and the next.
 struct Keeper {
   const TileArgs& args;
   QueryTile& tile;
@@ -119,8 +119,9 @@ struct Keeper {
     return args.lists + (size_t{tile.row[at]} * args.shares + blockIdx.y) * kListCapacity;
   }
 
-  /// scores[m][i][c]: row 16 m + 8 (c / 2), column 8 i + c % 2 of the thread's. key: number of the tile's column 0
-  /// (with a sample: of the block, and `step` counts its tiles); key_extra: of the tile's keys, or null.
+  /// Takes scores[m][i][c], which are of row 16 m + 8 (c / 2) and column 8 i + c % 2 of the thread's. key: number of
+  /// the tile's column 0 (with a sample, of the block's, and `step` counts its tiles); key_extra: of the tile's keys,
+  /// or null.
   __device__ void take(float (&scores)[2][8][4], uint32_t key, uint32_t step,
                        const float* key_extra) {
     const uint32_t pair = threadIdx.x % 4 * 2;
@@ -187,7 +188,7 @@ struct Keeper {
                                uint32_t pair);
 };
 
-/// The key that stands for sixteen: one of them, the same each time; the place varies by hash, so that periodic text
+/// The key that stands for sixteen: one of them, the same each time. Its place varies by hash, so that periodic text
 /// is sampled evenly.
 __device__ inline uint32_t sampled_key(uint32_t i) {
   return i * kSampleEvery + ((i * 0x9E3779B9U) >> 28);

@@ -1,4 +1,4 @@
-// The kernels of a neighbour search, as the host code sees them that launches one after the other. One call of each
+// The kernels of a neighbour search, for the host code that launches them one after the other. One call of each
 // serves one batch of queries and one block of keys.
 //
 //   sample   scores of every 16th key, group maxima only    -> a first threshold per query
@@ -33,7 +33,7 @@ using Rank = unsigned long long;
 inline constexpr Rank kLowestRank =
     0x007FFFFF00000000ULL;  ///< of minus infinity: no score is below it
 
-/// One batch of queries against one block of keys.
+/// The search of one batch of queries in one block of keys.
 struct TileArgs {
   const uint16_t* queries =
       nullptr;  ///< `[rows, width]`, elements as the keys'; f32: three planes, see convert
@@ -63,13 +63,13 @@ struct TileArgs {
   uint32_t groups = 0;
 };
 
-/// Scores tiles. dim 64, 80, 96, 128, 256. Pipelines need up to 99 KiB of shared memory, which every device from
-/// compute capability 8.0 on has.
+/// Scores tiles. dim: 64, 80, 96, 128, 256. The pipelines need up to 99 KiB of shared memory, which every device of
+/// compute capability 8.0 or newer has.
 cudaError_t launch_search_f16(const TileArgs& args, cudaStream_t stream);
 cudaError_t launch_search_bf16(const TileArgs& args, cudaStream_t stream);
 cudaError_t launch_search_f32(const TileArgs& args, cudaStream_t stream);
 
-/// thresholds[q] = the rank-th largest of the query's maxima.
+/// Sets thresholds[q] to the rank-th largest of the query's maxima.
 cudaError_t launch_thresholds(const float* maxima, uint32_t rows, uint32_t groups, uint32_t rank,
                               Rank* thresholds, cudaStream_t stream);
 
@@ -77,14 +77,14 @@ struct MergeArgs {
   const Rank* lists = nullptr;
   const uint32_t* list_sizes = nullptr;
   uint32_t rows = 0, shares = 0, most = 0;
-  const uint32_t* chosen = nullptr;  ///< as in TileArgs
+  const uint32_t* chosen = nullptr;  ///< rows to search, or null: all
   const uint32_t* chosen_count = nullptr;
   Rank* best = nullptr;  ///< `[rows, most]` in and out: of earlier blocks, and with this one
   uint32_t* best_sizes = nullptr;  ///< `[rows]` in and out
   bool with_earlier = false;       ///< false: what best holds is not of an earlier block
   Rank* thresholds = nullptr;      ///< out: for the next block of keys
-  /// Not null: a query whose thresholds were an estimate and that has fewer than the least of most, key_count and
-  /// its limit is noted here.
+  /// Not null: notes each query whose threshold was an estimate and that has fewer keys than it should: the least of
+  /// most, key_count and its limit.
   uint32_t* missed = nullptr;
   uint32_t* missed_count = nullptr;
   unsigned long long* counters = nullptr;  ///< [0]: adds the sizes of lists, [1]: the queries noted
@@ -93,7 +93,7 @@ struct MergeArgs {
 };
 cudaError_t launch_merge(const MergeArgs& args, cudaStream_t stream);
 
-/// What launch_thin() reads: keys as in TileArgs, lists as in MergeArgs.
+/// The input of launch_thin(): keys as in TileArgs, lists as in MergeArgs.
 struct ThinArgs {
   const std::byte* keys = nullptr;
   size_t key_stride = 0;
@@ -110,15 +110,16 @@ struct ThinArgs {
 };
 cudaError_t launch_thin(const ThinArgs& args, cudaStream_t stream);
 
-/// The first `width` of the ranks as ids, scores and counts; scores are multiplied by scales[row] unless it is null.
+/// Writes the first `width` of the ranks as ids, scores and counts; scores are multiplied by scales[row] unless it is
+/// null.
 cudaError_t launch_unpack(const Rank* best, const uint32_t* best_sizes, const float* scales,
                           uint32_t rows, uint32_t most, uint32_t width, uint32_t* ids,
                           float* scores, uint32_t* counts, cudaStream_t stream);
 
-/// Rows `[rows, dim]` of any dtype, `stride` bytes apart, as rows of 16-bit operands.
-/// to f16, bf16: `[rows, dim]`; rows of another dtype are scaled by a power of two to less than 1 where `scales` is
-/// not null, which then gets the factors that undo it, and extra (in place) is scaled alike.
-/// to f32: three bf16 planes whose sum is the number, per 16 elements: `[rows, dim / 16, 3, 16]`.
+/// Converts rows `[rows, dim]` of any dtype, `stride` bytes apart, to rows of 16-bit operands.
+/// To f16, bf16: `[rows, dim]`. Where `scales` is not null, rows of another dtype are scaled by a power of two to less
+/// than 1; scales gets the factors that undo it, and extra (in place) is scaled alike.
+/// To f32: three bf16 planes whose sum is the number, per 16 elements: `[rows, dim / 16, 3, 16]`.
 cudaError_t launch_convert(const std::byte* from, size_t stride, DType from_type, uint32_t rows,
                            uint32_t dim, DType to_type, uint16_t* to, float* scales, float* extra,
                            cudaStream_t stream);

@@ -1,10 +1,10 @@
-// Tiles of scores for 16-bit keys. A thread block holds 256 queries in registers, as operands of the tensor cores
-// (32 queries for each of its 8 warps, whole rows), and streams keys past them through shared memory. Every
-// warp sees every key of the share: the lists of its queries are its own, no two warps ever meet over one.
+// Tiles of scores for 16-bit keys. A thread block holds 256 queries in registers, as operands of the tensor cores (32
+// queries for each of its 8 warps, whole rows), and streams keys past them through shared memory. Every warp sees
+// every key of the share, so that the lists of its queries are its own and no two warps ever write to the same.
 //
-// Arithmetic per byte of shared memory is what bounds mma.sync here: a warp reads 64 keys (16 KiB at dim 128) for
-// 32 x 64 scores, 16 multiply-adds per byte, 2048 per cycle and multiprocessor; the instruction itself gives some
-// 1300 on Hopper.
+// The speed of mma.sync is bounded here by the arithmetic per byte of shared memory: a warp reads 64 keys (16 KiB at
+// dim 128) for 32 x 64 scores, 16 multiply-adds per byte, 2048 per cycle and multiprocessor; the instruction itself
+// gives some 1300 on Hopper.
 #pragma once
 
 #include "gpu/cuda/common/async_copy.cuh"
@@ -16,8 +16,8 @@ namespace keyhole::gpu {
 template <int Steps>
 struct Pipeline {
   static constexpr int kDim = 16 * Steps;
-  /// 16 bytes more than a row: the 8 rows that ldmatrix reads at once lie in different banks for every dim that
-  /// is an odd multiple of 16 bytes away from a multiple of 128.
+  /// Bytes from row to row, 16 more than a row has: the 8 rows that ldmatrix reads at once then lie in different
+  /// banks for every dim that is an odd multiple of 16 bytes away from a multiple of 128.
   static constexpr int kRowBytes = 2 * kDim + 16;
   static constexpr int kStageBytes = kTileKeys * kRowBytes + kTileKeys * sizeof(float);
   static constexpr int kStages = kStageBytes <= 22 * 1024 ? 4 : 2;
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kTileQueries, 1) search_tiles(const TileArgs a
   const bool sample = args.maxima != nullptr;
   const bool has_extra = args.key_extra != nullptr;
 
-  // Rows of the block, or of its sample, that this share of it covers.
+  // The rows of the block, or of its sample, that this share covers.
   const uint32_t seen = tile.furthest > args.first_key ? tile.furthest - args.first_key : 0;
   const uint32_t rows =
       sample ? (args.key_count + kSampleEvery - 1) / kSampleEvery : min(args.key_count, seen);
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kTileQueries, 1) search_tiles(const TileArgs a
     return;
   }
 
-  // Whole rows of 32 queries: operand A of every product.
+  // Whole rows of 32 queries, operand A of every product.
   uint32_t a[Steps][2][4];
   const uint32_t slot = t / 32 * 32 + lane / 4;
 #pragma unroll

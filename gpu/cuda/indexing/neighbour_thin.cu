@@ -1,6 +1,6 @@
-// Thinning the lists of keys that sought among themselves: a thread block takes the keys of one list into shared
-// memory, forms all their inner products on tensor cores (a tenth of a megaflop for 100 keys), and keeps of each
-// comparison one bit.
+// Thins the lists of keys that were searched among themselves: a thread block takes the keys of one list into shared
+// memory, forms all their inner products on tensor cores (a tenth of a megaflop for 100 keys), and keeps one bit of
+// each comparison.
 #include "gpu/cuda/common/async_copy.cuh"
 #include "gpu/cuda/common/tensor_core.cuh"
 #include "gpu/cuda/indexing/neighbour_epilogue.cuh"

@@ -1,6 +1,6 @@
-// Tiles of scores of fp32 rows, on tensor cores: a number is the sum of three bf16 ones (8 bits each: all 24 of its
-// mantissa), and of the nine products of two numbers' planes the six largest are formed. What is left out is below
-// 2^-24 of the product, the rounding of fp32 itself. A third of the speed of a tf32 product that is right to 11 bits.
+// Tiles of scores of fp32 rows on tensor cores. A number is the sum of three bf16 ones (8 bits each: all 24 of its
+// mantissa); of the nine products of two numbers' planes the six largest are formed. The rest is below 2^-24 of the
+// product, the rounding of fp32 itself. It has a third of the speed of a tf32 product, which is right to 11 bits.
 #pragma once
 
 #include "gpu/cuda/common/async_copy.cuh"
@@ -9,7 +9,8 @@
 
 namespace keyhole::gpu {
 
-/// 16 elements of a row in three planes; both operands pass through shared memory in such slices.
+/// Pipeline of slices of 16 elements of a row in three planes; both operands pass through shared memory in such
+/// slices.
 struct PlanePipeline {
   static constexpr int kSliceBytes = 3 * 16 * 2;
   static constexpr int kRowBytes = kSliceBytes + 16;  // 112: 8 rows at once lie in different banks
@@ -19,8 +20,9 @@ struct PlanePipeline {
   static constexpr size_t kBytes = size_t{kStages} * kStageBytes;
 };
 
-/// Streams tiles [0, tiles) of 64 keys past the block's 256 queries. query_row(i): the planes of query i of the block,
-/// key_row(tile, i): of key i of a tile; null: zeros. take(scores, tile) gets each tile in the layout of Keeper.
+/// Streams tiles [0, tiles) of 64 keys past the block's 256 queries. query_row(i): the planes of query i of the
+/// block; key_row(tile, i): those of key i of a tile; null: zeros. take(scores, tile) gets each tile in the layout of
+/// Keeper.
 template <class QueryRow, class KeyRow, class Take>
 __device__ inline void stream_planes(unsigned char* shared, uint32_t slices, uint32_t tiles,
                                      const void* anything, QueryRow query_row, KeyRow key_row,
@@ -73,7 +75,7 @@ __device__ inline void stream_planes(unsigned char* shared, uint32_t slices, uin
 #pragma unroll
         for (int p = 0; p < 3; ++p)
           load_matrices(b[p], stage + b_offset + pair * 16 * P::kRowBytes + p * 32);
-        // Small products first.
+        // Small products are added first.
         constexpr int kOf[6][2] = {{1, 1}, {0, 2}, {2, 0}, {0, 1}, {1, 0}, {0, 0}};
 #pragma unroll
         for (int product = 0; product < 6; ++product) {

@@ -1,9 +1,10 @@
-// FlashAttention-2's scheme over one piece of rows: a thread block keeps 64 queries of one head, a warp 16 of them, walks over
-// the rows 64 (32 of 256 components) at a time, and never writes a logit to memory. Exact queries of up to 128 components are
-// 128 a block, 32 a warp: what is loaded of keys and values then serves two products, and the tensor cores are the limit.
+// FlashAttention-2's scheme over one piece of rows: a thread block keeps 64 queries of one head, a warp 16 of them,
+// walks over the rows 64 (of 256 components: 32) at a time, and never writes a logit to memory. Exact attention with
+// up to 128 components has 128 queries a block and 32 a warp: what is loaded of keys and values then serves two
+// products, and the tensor cores are the limit.
 //
-// ACCURACY. Queries are one number of T or two, so that logits are those of fp32 queries: their second part is added up where it
-// is not 0 for some query of the block. Weights are one fp16 (2^-11 of each), or two bf16.
+// ACCURACY. Queries are one number of T or two, so that logits are those of fp32 queries: the second part is added up
+// where it is not 0 for some query of the block. Weights are one fp16 (2^-11 of each), or two bf16.
 #pragma once
 
 #include <string>
@@ -21,15 +22,15 @@ namespace keyhole::gpu::blocked {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
-/// Of a thread block; tiles: of 16 queries of a warp.
+/// Number of queries of a thread block; tiles: of 16 queries of a warp.
 template <int tiles>
 constexpr int kQueries = kWarps * 16 * tiles;
-/// Elements of a row in shared memory: the 8 rows of an ldmatrix then lie in 8 different groups of banks.
+/// Elements from row to row in shared memory, so that the 8 rows of an ldmatrix lie in 8 different groups of banks.
 template <int d>
 constexpr int kPitch = d + 8;
 template <int d>
 constexpr int kKeys = d <= 128 ? 64 : 32;
-/// Queries of one number have no second part there.
+/// Bytes of shared memory. Queries of one number have no second part there.
 template <int d, int tiles, bool exact>
 constexpr size_t kSharedBytes = sizeof(uint16_t) * kPitch<d>*((exact ? 1 : 2) * kQueries<tiles> +
                                                               2 * kKeys<d>);
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
   if (count != 0) fetch_rows<d, kKeys>(k_rows, keys, a.row_stride, row_of(0), end);
   commit_copies();
 
-  // The lane's rows of the warp's, and their sums so far.
+  // The lane's rows among the warp's, and their sums so far.
   uint32_t rows[tiles][2];
   float out[tiles][d / 8][4] = {}, top[tiles][2], sum[tiles][2] = {};
 #pragma unroll
@@ -115,8 +116,8 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
     }
   }
 
-  // Rows of ldmatrix: of q and of transposed v, lanes 0-15 name 16 rows, lanes 16-31 the same rows 8 columns on; of k, lanes
-  // 0-7 and 8-15 name 8 rows at two columns, lanes 16-31 the next 8 rows.
+  // The rows that lanes name to ldmatrix. For q and transposed v, lanes 0-15 name 16 rows and lanes 16-31 the same
+  // rows 8 columns on; for k, lanes 0-7 and 8-15 name 8 rows at two columns and lanes 16-31 the next 8 rows.
   const uint32_t q_lane =
       shared_address(q_rows + (warp * tiles * 16 + lane % 16) * kPitch<d> + lane / 16 * 8);
   const uint32_t low_lane = q_lane + kQueries * kPitch<d> * sizeof(T);
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
   const float cap = a.logits.softcap;
   const float to_base2 = cap > 0.0F ? kLog2E : a.logits.scale * kLog2E;
   bool has_low = true;
-  // What the warp's first query sees, all of them see, but for what leaves their windows, and for masks.
+  // All queries of the warp see what its first query sees, except for windows and masks.
   const uint32_t warp_first = first + warp * tiles * 16;
   const uint32_t all_see = a.window != 0 || a.mask != nullptr ? 0 : Seen::by(a, warp_first).to;
   const uint32_t* const chosen = chosen_rows(a, head, first / kListQueries);
@@ -241,7 +242,7 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
                                   has_weight(largest * to_base2, top[t][half] * to_base2, limit));
         }
       }
-      // The copies of the next rows are under way, and its barriers are those of the loop's beginning.
+      // The copies of the next rows are under way, and the loop's beginning has their barriers.
       if (!__any_sync(kWholeWarp, is_heavy)) continue;
     }
 

@@ -11,9 +11,9 @@
 
 namespace keyhole::gpu {
 
-/// Queries that share a list, and rows of one of its blocks.
+/// The number of queries that share a list, and of rows of one of its blocks.
 inline constexpr uint32_t kListQueries = 128, kListRows = 64;
-/// Which blocks of rows the queries attend, in device memory; each list is rising.
+/// The blocks of rows that queries attend, in device memory; each list is rising.
 struct BlockLists {
   const uint32_t* counts =
       nullptr;  ///< `[q_heads, query tiles]`, a tile of kListQueries each; null: all of them
@@ -22,7 +22,7 @@ struct BlockLists {
   uint32_t capacity = 0;
 };
 
-/// Where the outputs of queries go that attend nothing else.
+/// Where the outputs go of queries that attend no further piece.
 struct BlockedOutput {
   void* data =
       nullptr;  ///< `[n, q_heads, head_dim]`, rows aligned to 8 bytes; null: states are wanted (BlockedParams::o)
@@ -34,7 +34,7 @@ struct BlockedOutput {
 
 /// One piece of keys and values, for all queries. T: the shape's dtype. All pointers are the device's.
 struct BlockedParams {
-  // Queries `[n, q_heads, head_dim]` of T, in two parts whose sum they are, the second null where it is 0.
+  // Queries `[n, q_heads, head_dim]` of T in two parts, whose sum they are; the second is null where it is 0.
   const void* q = nullptr;
   const void* q_low = nullptr;
   size_t q_token_stride = 0, q_head_stride = 0;  ///< elements
@@ -50,55 +50,57 @@ struct BlockedParams {
   uint32_t rows = 0;
   bool causal = false;  ///< query i attends rows 0..first + i
   uint32_t first = 0;
-  uint32_t window = 0;  ///< of a causal piece: the newest of those rows; 0: all of them
+  uint32_t window = 0;  ///< of a causal piece, the newest of those rows; 0: all of them
   BlockLists lists;
-  const uint64_t* mask = nullptr;  ///< `[n]`: of these, those whose bit is set; null: all of them
-  /// Of a piece that is not causal and has whole blocks of kListRows rows: a bit for each row that a tile of queries attends,
-  /// `[q_heads, query tiles, rows / 32]`, aligned to 8 bytes; null: all of them.
+  const uint64_t* mask = nullptr;  ///< `[n]` of these, those whose bit is set; null: all of them
+  /// `[q_heads, query tiles, rows / 32]` a bit for each row that a tile of queries attends, aligned to 8 bytes; null:
+  /// all rows. For a piece that is not causal and has whole blocks of kListRows rows.
   const uint32_t* chosen = nullptr;
-  /// Blocks of rows are passed over, with weights of 0 and without their product with the values, where for each query of a warp
-  /// (of Hopper's kernel: a warpgroup) all weights are less than 2^-skip of the largest so far. 0: none are.
+  /// A block of rows is passed over, without its product with the values, where all its weights are less than 2^-skip
+  /// of the largest so far, for each query of a warp (of Hopper's kernel: a warpgroup). 0: no block is.
   float skip = 0.0F;
-  const float* skips = nullptr;  ///< `[q_heads]`: in its place; null: it holds for all heads
+  /// `[q_heads]` in place of `skip`; null: `skip` holds for all heads.
+  const float* skips = nullptr;
 
-  // What was attended before, and is after: sums of weights times values `[n, q_heads, head_dim]`, and (largest, sum of weights)
-  // `[n, q_heads]`. Largest: of the logits, or without a soft-cap of the products that these are `scale` times. Weights are
-  // relative to it.
+  // The state before, which becomes the state after: sums of weights times values `[n, q_heads, head_dim]`, and
+  // (largest, sum of weights) `[n, q_heads]`. `largest` is that of the logits, or without a soft-cap of the products,
+  // of which logits are `scale` times. Weights are relative to it.
   float* o = nullptr;
   float2* sums = nullptr;
-  bool is_first = false;  ///< nothing was: o and sums are not read
-  BlockedOutput final;    ///< in place of the state after; of the last piece
+  bool is_first = false;  ///< there is no state before: o and sums are not read
+  BlockedOutput final;    ///< outputs of the last piece, in place of the state after
 };
 
 void launch_blocked_f16(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream);
 void launch_blocked_bf16(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream);
-/// The same by Hopper's own instructions, without q_low and mask: on devices of compute capability 9.0, where the library has been
-/// compiled for them (KEYHOLE_HOPPER).
+/// launch_blocked_f16() and _bf16() by Hopper's own instructions, without q_low and mask: on devices of compute
+/// capability 9.0, where the library has been compiled for them (KEYHOLE_HOPPER).
 void launch_hopper_f16(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream);
 void launch_hopper_bf16(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream);
 
-/// Whether a device has these.
+/// Whether a device has Hopper's kernels.
 [[nodiscard]] bool hopper_kernels_run_on(int ordinal);
-/// dtype: f16 or bf16. hopper: by these.
+/// Enqueues one piece. dtype: f16 or bf16. hopper: by Hopper's kernels.
 void launch_blocked(const BlockedParams& params, DType dtype, uint32_t head_dim, bool hopper,
                     cudaStream_t stream);
 
-/// q to its two parts, the second where low is not null. bad: set to 1 where an element is not finite.
+/// Splits q into its two parts, the second where `low` is not null. bad: set to 1 where an element is not finite.
 void launch_split_queries(const DeviceTokens& q, uint32_t n, uint32_t heads, uint32_t dim, DType to,
                           void* high, void* low, uint32_t* bad, cudaStream_t stream);
-/// `heads` times `bytes` bytes, a multiple of 16, `stride` bytes apart in pinned host memory, to `to` without gaps: by a kernel,
-/// as a copy must not pass from one range that was pinned by itself to the next.
+/// Copies `heads` times `bytes` bytes, a multiple of 16, `stride` bytes apart in pinned host memory, to `to` without
+/// gaps. A kernel does it, because a copy must not pass from one separately pinned range to the next.
 void launch_fetch(const std::byte* from, size_t stride, uint32_t heads, size_t bytes, std::byte* to,
                   cudaStream_t stream);
-/// New rows `[n, heads, dim]` to `[heads][n, dim]` of `to`, heads head_stride elements apart.
+/// Copies new rows `[n, heads, dim]` to `[heads][n, dim]` of dtype `to`, with heads head_stride elements apart.
 void launch_gather_rows(const DeviceTokens& from, uint32_t n, uint32_t heads, uint32_t dim,
                         DType to, void* rows, size_t head_stride, cudaStream_t stream);
-/// Rows in int8 `[heads][rows, dim]` times their scales; which: 0 of keys, 1 of values. `scales` begins with the first row's block, and
-/// with the first of these heads, of `scale_heads` that a block has.
+/// Multiplies rows in int8 `[heads][rows, dim]` by their scales. which: 0 for keys, 1 for values. `scales` begins
+/// with the first row's block and the first of these heads, of `scale_heads` that a block has.
 void launch_unpack_rows(const std::byte* from, const uint16_t* scales, uint32_t which,
                         uint32_t scale_heads, uint32_t rows, uint32_t heads, uint32_t dim, DType to,
                         void* out, cudaStream_t stream);
-/// o / sum to out, and lse; unit: what makes a logit of `largest`. sinks: learned, `[heads]` in natural log, or null.
+/// Writes o / sum to out, and lse. unit: the factor that makes a logit of `largest`. sinks: learned, `[heads]` in
+/// natural log, or null.
 void launch_finish_blocked(const float* o, const float2* sums, uint32_t n, uint32_t heads,
                            uint32_t dim, float unit, const float* sinks, const DeviceTokens& out,
                            float* lse, cudaStream_t stream);

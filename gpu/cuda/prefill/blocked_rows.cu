@@ -1,4 +1,4 @@
-// What blocked attention does to rows before and after: none of it takes time beside the attention itself.
+// Kernels on rows before and after blocked attention; none of them takes time beside the attention itself.
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/prefill/blocked_kernels.h"
@@ -38,7 +38,7 @@ __global__ void split_kernel(DeviceTokens q, size_t quads, uint32_t heads, uint3
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     if (!isfinite(x[j])) *bad = 1;
-    // Beyond fp16: the nearest that it has, and the rest, as far as that goes, in the second part.
+    // Numbers beyond fp16 become the nearest that it has, and the rest, as far as it goes, the second part.
     y[j] = to == DType::f16 ? fminf(fmaxf(x[j], -65504.0F), 65504.0F) : x[j];
   }
   round_elements(to, y);

@@ -33,7 +33,7 @@ __device__ inline unsigned long long in_units(float share) {
   constexpr float kUnits = 1099511627776.0F;  // 2^40
   return static_cast<unsigned long long>(share * kUnits);
 }
-/// Of a share of all samples together: 0 for 1, one more for each 1/8 of an octave less.
+/// The bin of a share of all samples together: 0 for 1, one more for each 1/8 of an octave less.
 __device__ inline uint32_t bin_of(float share) {
   if (share <= 0.0F) return kBins - 1;
   const float place = -log2f(share) * kBinsOfOctave;
@@ -53,7 +53,8 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t end = (blocked::Seen::by(a, last).to + kListRows - 1) / kListRows;
   const uint32_t own = (blocked::Seen::by(a, first).to - 1) / kListRows;
   const uint32_t near = (own > c.near_blocks ? own - c.near_blocks : 0) / c.unit * c.unit;
-  // Of the first block of a unit: all of its blocks are, or none. Without a window the first that is seen is block 0.
+  // Whether the unit with this first block is attended anyhow: then all of its blocks are. Without a window the first
+  // block that is seen is block 0.
   const auto is_kept = [&](uint32_t block) { return block < c.first_blocks || block >= near; };
   const uint32_t units = (end - begin + c.unit - 1) / c.unit;
 

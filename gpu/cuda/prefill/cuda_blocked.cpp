@@ -236,7 +236,8 @@ class CudaBlocked final : public BlockedAttention {
                    copies_->get());
       if (packed) launch_fetch(first_scales, 0, 1, scale_bytes, scales, copies_->get());
     } else {
-      // As copies of pageable memory do; but these must not pass from memory that is pinned to such that is not.
+      // Such memory could be copied as pageable memory is, but a copy must not pass from pinned memory to memory that
+      // is not.
       if (staging_.bytes() == 0) {
         const BesideCapture beside;
         staging_ = PinnedBuffer(2 * (layout_.piece_bytes + layout_.scale_bytes));

@@ -94,7 +94,7 @@ class CudaListed final : public ListedAttention {
     fetch(call, 0);
     const uint32_t lots = shape_.kv_heads / layout_.heads;
     for (uint32_t lot = 0; lot < lots; ++lot) {
-      // What this thread has to copy it copies while the device attends.
+      // While the device attends, this thread copies what it has to copy.
       if (!waits_for_host && lot + 1 < lots) fetch(call, lot + 1);
       attend_lot(call, lot, s);
       if (waits_for_host && lot + 1 < lots) fetch(call, lot + 1);
@@ -158,7 +158,7 @@ class CudaListed final : public ListedAttention {
     return all.size() == 1 ? all : all.subspan(first, count);
   }
 
-  /// Returns the rows that there are with the new ones.
+  /// Checks the turn. Returns the number of rows including the new ones.
   uint32_t check_turn(const ListedTurn& turn, std::span<const PromptPattern> patterns) const {
     if (turn.n == 0) refuse("0 tokens, allowed: 1 or more");
     if (patterns.size() != 1 && patterns.size() != shape_.q_heads) {
@@ -186,7 +186,7 @@ class CudaListed final : public ListedAttention {
     return static_cast<uint32_t>(rows);
   }
 
-  /// All memory that the turn takes, of which a part of the answers may not be written before.
+  /// Takes all memory that the turn needs, because no part of the answers may be written if some of it is missing.
   void reserve(const ListedLayout& layout, uint32_t n, uint32_t rows,
                std::span<const PromptPattern> patterns) {
     const BesideCapture beside;
@@ -210,7 +210,7 @@ class CudaListed final : public ListedAttention {
       prompt_->reserve(n, rows, shape_.dtype, some);
     }
   }
-  /// That the resident part counts so many bytes at least.
+  /// Makes the resident part count at least this many bytes.
   void claim(size_t bytes) {
     if (bytes <= claimed_) return;
     resident_->claim(bytes - claimed_, "attention of many tokens by lists of blocks");
@@ -221,7 +221,7 @@ class CudaListed final : public ListedAttention {
     prompt_.reset();
   }
 
-  /// Of all rows in int8, one place behind the other.
+  /// Fetches the scales of all rows in int8, one place after the other.
   void fetch_scales(const ListedTurn& turn) {
     std::byte* to = at(layout_.scales);
     for (const KvRows& r : turn.before) {
@@ -245,7 +245,7 @@ class CudaListed final : public ListedAttention {
            sizeof(uint16_t);
   }
 
-  /// All rows of a lot of heads to its place.
+  /// Fetches all rows of a lot of heads to the lot's place.
   void fetch(const Call& call, uint32_t lot) {
     const uint32_t number = lot % 2;
     copies_->wait_for(used_[number]->get());
@@ -268,7 +268,7 @@ class CudaListed final : public ListedAttention {
     }
     filled_[number]->record(copies_->get());
   }
-  /// Rows of one head. scales: those of the place, on the device.
+  /// Fetches the rows of one head. scales: those of the place, on the device.
   void fetch_rows(const KvRows& r, uint32_t which, uint32_t head, const std::byte* scales,
                   std::byte* to) {
     const std::byte* const from = (which == 0 ? r.keys : r.values) + head * r.head_stride;

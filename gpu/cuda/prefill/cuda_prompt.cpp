@@ -203,7 +203,8 @@ class CudaPrompt final : public CudaPromptAttention {
     return sinks_.as<float>();
   }
 
-  /// Slices of queries for whose lists there is memory, from the end back, so that all but the first take whole tiles.
+  /// Attends by slices of queries for whose lists there is memory, from the end back, so that all but the first take
+  /// whole tiles.
   void attend_chosen(const BlockedParams& p, const PromptStretch& s,
                      std::span<const PatternHeads> groups, cudaStream_t stream) {
     const uint32_t at_once = lists_->begin(p, s.q.dtype, groups, stream);

@@ -1,5 +1,5 @@
-// What the kernels of blocked attention share beside their products: sums over a row, which rows a query sees, and what they write at
-// the end.
+// What the kernels of blocked attention share beside their products: sums over a row, the rows that a query sees, and
+// how outputs are written.
 #pragma once
 
 #include "gpu/cuda/common/element.cuh"
@@ -8,7 +8,7 @@
 
 namespace keyhole::gpu::blocked {
 
-/// Over the four lanes of a row of a product's result.
+/// Maximum, and sum, over the four lanes that have a row of a product's result.
 __device__ inline float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, 1));
   return fmaxf(x, __shfl_xor_sync(kWholeWarp, x, 2));
@@ -17,14 +17,14 @@ __device__ inline float quad_sum(float x) {
   x += __shfl_xor_sync(kWholeWarp, x, 1);
   return x + __shfl_xor_sync(kWholeWarp, x, 2);
 }
-/// 2^x, one instruction; what is too small for a normal number is 0.
+/// 2^x in one instruction; results too small for a normal number are 0.
 __device__ inline float power_of_2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-/// Rows [from, to) of a piece that query `row` sees.
+/// The rows [from, to) of a piece that query `row` sees.
 struct Seen {
   uint32_t from, to;
 
@@ -35,7 +35,7 @@ struct Seen {
   }
 };
 
-/// Bits of the rows that a tile of queries attends (BlockedParams::chosen); null: there are none.
+/// The bits of the rows that a tile of queries attends (BlockedParams::chosen); null: there are none.
 __device__ inline const uint32_t* chosen_rows(const BlockedParams& a, uint32_t head,
                                               uint32_t tile) {
   if (a.chosen == nullptr) return nullptr;
@@ -43,27 +43,29 @@ __device__ inline const uint32_t* chosen_rows(const BlockedParams& a, uint32_t h
   return a.chosen + (size_t{head} * tiles + tile) * (a.rows / 32);
 }
 
-/// Octaves under the largest weight, of which lighter blocks are passed over; 0: none are.
+/// The skip limit of a head: blocks lighter than the largest weight by this many octaves are passed over; 0: none
+/// are.
 __device__ inline float skip_of(const BlockedParams& a, uint32_t head) {
   return a.skips != nullptr ? a.skips[head] : a.skip;
 }
-/// Whether a block must be attended whose largest logit is `largest`, all in base 2; before: the largest of those before. The sum
-/// is on the block's side so that the heaviest block is attended whatever is rounded, and so are NaN.
+/// Whether a block must be attended whose largest logit is `largest`, in base 2. before: the largest logit of earlier
+/// blocks. The limit is added on the block's side, so that rounding cannot drop the heaviest block, and NaN is
+/// attended.
 __device__ inline bool has_weight(float largest, float before, float limit) {
   return !(largest + limit < before);
 }
 
-/// What becomes of a query's sums: its output is `scale` times them.
+/// How a query's sums become its output: they are multiplied by `scale`.
 struct QueryEnd {
   float scale, lse;
 
-  /// top, total: as BlockedParams::sums has them, sums of all lanes; unit: what makes a logit of `top`. sinks: learned, natural
-  /// log; null: none.
+  /// top, total: as in BlockedParams::sums, summed over all lanes; unit: the factor that makes a logit of `top`.
+  /// sinks: learned, natural log; null: none.
   __device__ static QueryEnd of(float unit, const float* sinks, uint32_t head, float top,
                                 float total) {
     float logit = unit * top, keep = 1.0F;
     if (sinks != nullptr && sinks[head] > kMinusInf) {
-      // The state (0, sink).
+      // Merges with the learned sink, the state (0, sink).
       const float largest = fmaxf(logit, sinks[head]);
       keep = expf(logit - largest);
       total = total * keep + expf(sinks[head] - largest);

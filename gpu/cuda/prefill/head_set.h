@@ -1,5 +1,5 @@
-// Which query heads a launch works for: heads that attend by different patterns are chosen for by launches of their own, each over
-// the grid of all heads, whose thread blocks of other heads end at once.
+// The query heads that a launch works for. Heads that attend by different patterns have launches of their own, each
+// over the grid of all heads; thread blocks of other heads end at once.
 #pragma once
 
 #include <cuda_runtime_api.h>

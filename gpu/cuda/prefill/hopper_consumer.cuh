@@ -1,8 +1,9 @@
-// What a warpgroup of Hopper's attention does (hopper_kernel.cuh): its part of shared memory, turns, products, powers and sums of its
-// 64 queries, and what it writes at the end.
+// The part of a warpgroup in Hopper's attention (hopper_kernel.cuh): its shared memory, turns, products, powers and
+// sums of its 64 queries, and its output.
 //
-// SELECTIVE. Rows that a tile of queries does not choose are hidden as those behind a query are. Blocks without weight for any query
-// of the warpgroup have powers of 0 and no product with their values; all of its threads agree about them by a vote.
+// SELECTIVE. Rows that a tile of queries does not choose are hidden like those behind a query. Blocks without weight
+// for any query of the warpgroup have powers of 0 and no product with their values; its threads agree about them by a
+// vote.
 #pragma once
 
 #include <type_traits>
@@ -59,7 +60,7 @@ __device__ inline void give_turn(int group) {
   asm volatile("bar.arrive %0, 256;" ::"r"(1 + group) : "memory");
 }
 
-/// Whether it holds for some thread of the warpgroup, in all of them.
+/// Whether `mine` holds for some thread of the warpgroup; the same answer in all of them.
 __device__ inline bool any_of_group(int group, bool mine) {
   uint32_t any;
   asm volatile(
@@ -68,7 +69,7 @@ __device__ inline bool any_of_group(int group, bool mine) {
       : "=r"(any)
       : "r"(mine ? 1U : 0U), "r"(1 + kConsumers + group)
       : "memory");
-  // All lanes have it already; from one of them, it is also known to be the same.
+  // All lanes have the answer already; taken from one of them, the compiler knows it to be the same, too.
   return __shfl_sync(kWholeWarp, any, 0) != 0;
 }
 
@@ -87,7 +88,7 @@ struct BlockRange {
     list = a.lists.blocks + at * a.lists.capacity;
     count = min(a.lists.counts[at], a.lists.capacity);
   }
-  /// The i-th from the end.
+  /// The i-th block from the end.
   [[nodiscard]] __device__ uint32_t from_end(uint32_t i) const {
     if (i >= count) return kNoBlock;
     const uint32_t at = count - 1 - i;
@@ -95,7 +96,7 @@ struct BlockRange {
   }
 };
 
-/// Enqueues logits = a warpgroup's queries times a tile of keys; both are addresses of shared memory.
+/// Enqueues logits = a warpgroup's queries times a tile of keys. Both are addresses of shared memory.
 template <class T, int columns, int n>
 __device__ inline void multiply_queries(float (&logits)[n], uint32_t queries, uint32_t keys) {
   using Shared = Tiles<columns>;
@@ -110,7 +111,7 @@ __device__ inline void multiply_queries(float (&logits)[n], uint32_t queries, ui
   commit_products();
 }
 
-/// The lane's two rows of its warpgroup's 64.
+/// A lane's part of the computation: its two rows of its warpgroup's 64.
 template <class T, int columns, bool fine>
 struct Consumer {
   using Shared = Tiles<columns>;
@@ -156,11 +157,12 @@ struct Consumer {
     }
   }
 
-  /// Enqueues logits = queries times keys.
+  /// Enqueues the logits: queries times keys.
   __device__ void score(uint32_t queries, uint32_t keys) {
     multiply_queries<T, columns>(logits, queries, keys);
   }
-  /// Enqueues sums += weights times values. blocks: of the tile, a bit for each that has weights; all have where it is not selective.
+  /// Enqueues sums += weights times values. blocks: a bit for each block of the tile that has weights; where it is
+  /// not selective all have.
   template <bool selective>
   __device__ void sum_up(uint32_t values, uint32_t blocks) {
     constexpr uint32_t kPanelBytes = Shared::kKeyPanel * 2;
@@ -196,7 +198,7 @@ struct Consumer {
 #pragma unroll
     for (float& x : logits) x = l.softcap * tanhf(l.scale * x / l.softcap);
   }
-  /// Logits of the tile's blocks that a query does not see.
+  /// Hides the logits of rows of the tile's blocks that a query does not see.
   __device__ void hide(const uint32_t (&block)[Shared::kBlocks]) {
     const uint32_t column = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -207,7 +209,7 @@ struct Consumer {
       if (key < s.from || key >= s.to) logits[i] = kMinusInf;
     }
   }
-  /// Logits of rows that the tile of queries does not attend: bits `chosen` of all rows.
+  /// Hides the logits of rows that the tile of queries does not attend. chosen: the bits of all rows.
   __device__ void hide_unchosen(const uint32_t* chosen, const uint32_t (&block)[Shared::kBlocks]) {
     const uint32_t column = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -227,7 +229,8 @@ struct Consumer {
       }
     }
   }
-  /// As exponentiate(), but for blocks of no weight (BlockedParams::skip), whose powers are 0. Returns a bit for each other block.
+  /// exponentiate() that gives blocks of no weight (BlockedParams::skip) powers of 0. Returns a bit for each other
+  /// block.
   __device__ uint32_t exponentiate_heavy(const BlockedParams& a, int group, float limit,
                                          float to_base2, float (&shrink)[2]) {
     constexpr int kBlocks = Shared::kBlocks, kEights = kBlockRows / 8;
@@ -286,7 +289,7 @@ struct Consumer {
     }
     return heavy;
   }
-  /// Logits to powers; shrink: what sums so far are to be multiplied by.
+  /// Turns logits into powers. shrink: gets the factor by which sums so far are to be multiplied.
   __device__ void exponentiate(float to_base2, float (&shrink)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -1,13 +1,13 @@
-// FlashAttention-3's scheme over one piece of rows, for compute capability 9.0a: a thread block keeps 128 queries of one head, two
-// warpgroups 64 of them each, and a third has the copy engine bring tiles of 128 keys and values (64 of 256 components) two ahead.
-// While a warpgroup's tensor cores multiply the weights of a tile with its values, and the next queries with keys, the other
-// warpgroup exponentiates: it is given the tensor cores' turn by a barrier.
+// FlashAttention-3's scheme over one piece of rows, for compute capability 9.0a. A thread block keeps 128 queries of
+// one head; two warpgroups have 64 each, and a third has the copy engine bring tiles of 128 keys and values (of 256
+// components: 64) two ahead. While the tensor cores multiply one warpgroup's weights of a tile with its values, and
+// its queries with the next keys, the other warpgroup exponentiates; a barrier gives it the tensor cores' turn.
 //
-// ROWS are all of the piece, or the blocks of 64 that a list names, from the last to the first: those in which some query sees no
-// more than a part come first, and the rest needs no look at positions.
+// ROWS are all rows of the piece, or the blocks of 64 that a list names, from the last to the first: blocks that some
+// query sees only in part come first, and the rest needs no look at positions.
 //
-// FLOOR. 4 d operations for a query and a key: 17 us for 1024 queries, 131,072 keys and 32 heads of 128 at 990 TFLOP/s, the rate
-// of the data sheet; exponentials take half as long (16 a cycle), beside products.
+// FLOOR. 4 d operations for a query and a key: 17 us for 1024 queries, 131,072 keys and 32 heads of 128 at 990
+// TFLOP/s, the rate of the data sheet; exponentials take half as long (16 a cycle), beside products.
 #pragma once
 
 #include <type_traits>
@@ -21,7 +21,7 @@
 
 namespace keyhole::gpu::hopper {
 
-/// What the copy engine reads.
+/// The tensors that the copy engine reads.
 struct Maps {
   CUtensorMap q, k, v;
 };
@@ -111,13 +111,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     const auto used = [&](CopyBarrier& barrier) {
       if (is_first_lane) barrier.arrive();
     };
-    // What the warpgroup's first query sees, all of them see, but for what leaves their windows.
+    // All queries of the warpgroup see what its first query sees, except for windows.
     const uint32_t all_see = Seen::by(a, first + own * 64).to;
     bool looks = true;
     float shrink[2];
     const uint32_t* const chosen = selective ? chosen_rows(a, head, tile_of_queries) : nullptr;
     const float limit = selective ? skip_of(a, head) : 0.0F;
-    uint32_t heavy = 0;  // of the tile's blocks, a bit each
+    uint32_t heavy = 0;  // a bit for each block of the tile
     const auto weigh = [&](uint32_t tile) {
       if (cap > 0.0F) c.cap_logits(a.logits);
       if (looks || tile + 1 == tiles || (selective && chosen != nullptr)) {

@@ -1,5 +1,5 @@
-// Weights of sampled queries (gpu/cuda/prefill/block_choice.h) on Hopper's own instructions: the first half of hopper_kernel.cuh,
-// whose sums need no order. A thread block has 128 samples of one head and a run of keys.
+// Weights of sampled queries (gpu/cuda/prefill/block_choice.h) on Hopper's own instructions: the first half of
+// hopper_kernel.cuh, whose sums need no order. A thread block has 128 samples of one head and a run of keys.
 #pragma once
 
 #include "gpu/cuda/prefill/block_choice.h"
@@ -19,7 +19,8 @@ struct SampleTiles {
   CopyBarrier keys_are_here[kKeyStages], keys_are_used[kKeyStages];
 };
 
-/// Of the 64 keys of block `block` in a lane's part of the logits: log2 of its sum of powers, for both of its rows.
+/// Sums up the 64 keys of block `block` in a lane's part of the logits: log2 of the sum of powers, for both of its
+/// rows.
 template <int first, int n>
 __device__ inline void sum_block(const BlockedParams& a, const Seen (&seen)[2], float (&logits)[n],
                                  uint32_t block, float to_base2, float (&sums)[2]) {
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t head = blockIdx.y, kv_head = head / (a.q_heads / a.kv_heads);
   if (!w.heads.has(head)) return;
   const uint32_t first = blockIdx.z * kQueries, begin = blockIdx.x * kRunOfBlocks;
-  // Blocks behind what the tile's last sample sees have no weight.
+  // Blocks behind the rows that the tile's last sample sees have no weight.
   const uint32_t last = min(first + kQueries, w.samples) - 1;
   const uint32_t seen_blocks = (Seen::by(a, w.query(a.n, last)).to + kBlockRows - 1) / kBlockRows;
   const uint32_t stop = min(begin + kRunOfBlocks, w.blocks);
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
       }
     }
-    // What no sample of the tile sees.
+    // The blocks that no sample of the tile sees.
     const uint32_t rest = begin + tiles * kBlocks;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kMostLineQueries* kParts)
   __syncthreads();
   if (part != 0) return;
   for (uint32_t i = 1; i < kParts; ++i) state.merge(parts[i][query]);
-  // Of a query that is not there: no weight is taken by it.
+  // A query that does not exist gets an lse with which no weight is computed.
   w.lse[local * kMostLineQueries + query] = state.d > 0.0F ? state.log2_sum() : 0.0F;
 }
 

@@ -1,4 +1,4 @@
-// ListedAttention with other sizes than gpu/listed.h gives it.
+// Makes a ListedAttention with other sizes than gpu/listed.h gives it.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 
 namespace keyhole::gpu {
 
-/// lot_bytes: of K and V of the heads that lie on the device together, one at least.
+/// lot_bytes: bytes of the K and V that lie on the device at a time, those of one head at least.
 [[nodiscard]] std::unique_ptr<ListedAttention> make_cuda_listed(Resident& resident,
                                                                 const BlockedShape& shape,
                                                                 size_t lot_bytes);

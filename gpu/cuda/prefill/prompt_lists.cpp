@@ -15,7 +15,7 @@ uint32_t blocks_of(uint32_t rows) { return (rows + kListRows - 1) / kListRows; }
 bool has_lines(const PromptPattern& p) {
   return !p.dense && p.choice == PromptChoice::vertical_slash;
 }
-/// One query in so many has weights; 0: none has.
+/// One query in this many has weights; 0: none has.
 uint32_t stride_of(const PromptPattern& p) {
   if (p.dense || p.choice == PromptChoice::vertical_slash) return 0;
   return p.choice == PromptChoice::pooled ? kMeanQueries : p.stride;

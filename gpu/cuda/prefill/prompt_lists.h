@@ -1,5 +1,6 @@
-// What the queries of a prompt's stretch attend where not all heads are dense: the memory for it, and the order in which it is
-// found, pattern by pattern, each for its own heads. A stretch is attended slice by slice, as many queries as there is memory for.
+// The lists that the queries of a prompt's stretch attend where not all heads are dense: their memory, and the order
+// in which they are found, pattern by pattern, each for its own heads. A stretch is attended slice by slice, as many
+// queries as there is memory for.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,7 +21,7 @@
 
 namespace keyhole::gpu {
 
-/// Lists name blocks by 16 bits.
+/// The most rows of a prompt: lists name blocks by 16 bits.
 inline constexpr uint32_t kMostPromptRows = 65535 * kListRows;
 
 /// Query heads that attend by the same pattern.
@@ -28,32 +29,33 @@ struct PatternHeads {
   PromptPattern pattern;
   HeadSet heads;
 };
-/// patterns: one, or one for each of q_heads. Of stretches of so many rows.
+/// Groups heads by their patterns, for stretches of `rows` rows. patterns: one, or one for each of q_heads.
 [[nodiscard]] std::vector<PatternHeads> group_patterns(std::span<const PromptPattern> patterns,
                                                        uint32_t rows);
 
-/// One stretch after the other, on the current device; calls enqueue. Throws Error: out_of_device_memory, device_error.
+/// Finds the lists of one stretch after the other, on the current device; calls enqueue. Throws Error:
+/// out_of_device_memory, device_error.
 class PromptLists {
  public:
-  /// finished: recorded behind all that uses the lists; outlives this.
+  /// finished: an event recorded behind all that uses the lists; outlives this object.
   PromptLists(const PromptShape& shape, bool has_hopper, const Event& finished,
               const SliceLimits& limits)
       : shape_(shape), has_hopper_(has_hopper), finished_(&finished), limits_(limits) {}
 
-  /// Takes memory, and finds what holds for the whole stretch. stretch: causal, without window and lists. Returns the queries of a
-  /// slice, whole tiles; slices are taken from the stretch's end back.
+  /// Begins a stretch: takes memory, and finds what holds for all of it. stretch: causal, without window and lists.
+  /// Returns the number of queries of a slice, whole tiles; slices are taken from the stretch's end back.
   uint32_t begin(const BlockedParams& stretch, DType dtype, std::span<const PatternHeads> patterns,
                  cudaStream_t stream);
   /// Takes the memory that begin() of n queries and these rows would take.
   void reserve(uint32_t n, uint32_t rows, DType dtype, std::span<const PatternHeads> patterns);
-  /// bytes() after that.
+  /// What bytes() will be after reserve() with these arguments.
   [[nodiscard]] size_t bytes_for(uint32_t n, uint32_t rows, DType dtype,
                                  std::span<const PatternHeads> patterns) const;
-  /// Finds the lists of a slice, and writes them to `slice`. Where the second part is there, the slice is two pieces: `slice`, whose
-  /// state it takes, and that one, which has its outputs.
+  /// Finds the lists of a slice and writes them to `slice`. If it returns a second piece, the slice is attended as
+  /// two: `slice` leaves a state, and the second piece takes that and writes the outputs.
   std::optional<BlockedParams> choose(BlockedParams& slice, cudaStream_t stream);
 
-  /// Device memory: blocks attended and seen, two numbers; null before the first stretch.
+  /// Two numbers in device memory, blocks attended and seen; null before the first stretch.
   [[nodiscard]] const unsigned long long* totals() const {
     return totals_.as<unsigned long long>();
   }
@@ -77,32 +79,32 @@ class PromptLists {
   bool has_hopper_;
   const Event* finished_;
   SliceLimits limits_;
-  // Of the stretch.
+  // Members of the present stretch:
   DType dtype_ = DType::f16;
   std::vector<PatternHeads> groups_;
   uint32_t column_capacity_ = 0, slash_capacity_ = 0;  // 0: no head has columns and diagonals
-  uint32_t last_tile_ = 0;                             // its first query
-  uint32_t line_heads_ = 0;                            // whose weights are found together
-  // Memory: weights of samples, or of lines; means; lists; lines and their rows; states between two pieces.
+  uint32_t last_tile_ = 0;                             // the last tile's first query
+  uint32_t line_heads_ = 0;                            // heads whose weights are found together
+  // Memory for weights of samples or lines; means; lists; lines and their rows; states between two pieces.
   ScratchBuffer weights_, query_means_, row_means_, counts_, lists_, skips_;
   ScratchBuffer line_counts_, line_rows_, distances_, keys_, values_;
   ScratchBuffer column_counts_, column_lists_, chosen_, outputs_, sums_;
   DeviceBuffer totals_;
 };
 
-/// Whose memory can be taken before.
+/// A PromptAttention whose memory can be taken beforehand.
 class CudaPromptAttention : public PromptAttention {
  public:
-  /// Takes the memory that attend() of n queries and these rows would take, but for learned sinks. Waits for stretches before where
-  /// that is more than there is. Throws Error(out_of_device_memory).
+  /// Takes the memory that attend() of n queries and these rows would take, except for learned sinks. If that is more
+  /// than there is, waits for earlier stretches. Throws Error(out_of_device_memory).
   virtual void reserve(uint32_t n, uint32_t rows, DType dtype,
                        std::span<const PromptPattern> patterns) = 0;
-  /// bytes() after that.
+  /// What bytes() will be after reserve() with these arguments.
   [[nodiscard]] virtual size_t bytes_for(uint32_t n, uint32_t rows, DType dtype,
                                          std::span<const PromptPattern> patterns) const = 0;
 };
 
-/// As gpu/prompt.h makes it, which takes the limits' defaults.
+/// Makes what gpu/prompt.h makes with the limits' defaults.
 [[nodiscard]] std::unique_ptr<CudaPromptAttention> make_cuda_prompt(int ordinal,
                                                                     const PromptShape& shape,
                                                                     const SliceLimits& limits);

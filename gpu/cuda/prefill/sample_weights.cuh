@@ -1,6 +1,6 @@
-// Logits of sampled queries and all rows, summed up by blocks of 64 rows: the first half of attention, whose sums need no order. A
-// thread block has 128 (64 of 256 components) of a KV head's (sample, query head of the group) pairs, so that keys are read once for the whole group,
-// and a run of blocks.
+// Logits of sampled queries and all rows, summed up by blocks of 64 rows: the first half of attention, whose sums
+// need no order. A thread block has a run of blocks and 128 (of 256 components: 64) of a KV head's pairs (sample,
+// query head of the group), so that keys are read once for the whole group.
 #pragma once
 
 #include <string>
@@ -10,7 +10,8 @@
 
 namespace keyhole::gpu::blocked {
 
-// Of a thread block; pairs of 256 components are half as many, for the 99 KiB of shared memory that GPUs for desktops have.
+// Number of pairs of a thread block. Of 256 components it is half as many, for the 99 KiB of shared memory of GPUs
+// for desktops.
 template <int d>
 constexpr int kTilesOfSamples = d <= 128 ? 2 : 1;
 template <int d>

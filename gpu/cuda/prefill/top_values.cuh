@@ -1,4 +1,5 @@
-// The largest of many numbers, by a thread block: what its value must exceed, found digit by digit, and places in rising order.
+// Finds the largest of many numbers, by a thread block: the value that they exceed, digit by digit, and their places
+// in rising order.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +8,8 @@
 
 namespace keyhole::gpu {
 
-/// The place of `mine` among the block's threads that have it true, in their order, behind `count` that came before; count goes on
-/// by all of them. All threads of the block call it together.
+/// The place of this thread among the threads of the block for which `mine` is true, in their order, behind `count`
+/// that came before; count is raised by their number. All threads of the block call it together.
 template <uint32_t warps>
 __device__ inline uint32_t take_place(bool mine, uint32_t (&counts)[warps], uint32_t& count) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -25,11 +26,11 @@ __device__ inline uint32_t take_place(bool mine, uint32_t (&counts)[warps], uint
   return place;
 }
 
-/// The key of a number that is not negative: keys are ordered as the numbers are, and 0 (of 0, and of what is no number) is never
+/// The key of a number that is not negative. Keys have the order of the numbers; 0 (the key of 0 and of NaN) is never
 /// among the largest.
 __device__ inline uint32_t key_of(float x) { return x > 0.0F ? __float_as_uint(x) : 0; }
 
-/// Which keys are the largest ones: those above `key`, and the first `equal` of those that are it.
+/// The largest keys: those above `key`, and the first `equal` of those that equal it.
 struct LargestKeys {
   uint32_t key, equal;
 };
@@ -37,8 +38,8 @@ struct LargestKeysShared {
   uint32_t bins[256];
   uint32_t bin, left;
 };
-/// Of keys key_at(0) .. key_at(count - 1) the `wanted` largest but for zeros, of which there may be fewer: key 0, equal 0 then. All
-/// threads of a block of `threads` call it together; the result is everyone's.
+/// Finds the `wanted` largest of the keys key_at(0) .. key_at(count - 1), without zeros; if there are fewer, key and
+/// equal are 0. All threads of a block of `threads` call it together; all get the result.
 template <uint32_t threads, class KeyAt>
 __device__ inline LargestKeys largest_keys(uint32_t count, uint32_t wanted, const KeyAt& key_at,
                                            LargestKeysShared& shared) {
@@ -54,10 +55,10 @@ __device__ inline LargestKeys largest_keys(uint32_t count, uint32_t wanted, cons
     for (uint32_t first = 0; first < count; first += threads) {
       const uint32_t i = first + threadIdx.x;
       const uint32_t own = i < count ? key_at(i) : 0;
-      // Of the digits found so far; none before the first.
+      // Only keys that share the digits found so far count; before the first digit, all.
       const bool counts = own != 0 && (shift == 24 || own >> (shift + 8) == key >> (shift + 8));
       const uint32_t bin = counts ? own >> shift & 255U : kNone;
-      // Most numbers of a warp share their first digit.
+      // Most numbers of a warp share their first digit, so they are counted together.
       const uint32_t peers = __match_any_sync(kWholeWarp, bin);
       if (counts && lane == static_cast<uint32_t>(__ffs(static_cast<int>(peers))) - 1)
         atomicAdd(&shared.bins[bin], static_cast<uint32_t>(__popc(peers)));
@@ -66,7 +67,7 @@ __device__ inline LargestKeys largest_keys(uint32_t count, uint32_t wanted, cons
     if (threadIdx.x < 32) {
       uint32_t own = 0;
       for (uint32_t i = 0; i < 8; ++i) own += shared.bins[lane * 8 + i];
-      uint32_t upward = own;  // of the lane and of those above it
+      uint32_t upward = own;  // number of keys of the lane and of those above it
       for (uint32_t offset = 1; offset < 32; offset *= 2) {
         const uint32_t x = __shfl_down_sync(kWholeWarp, upward, offset);
         if (lane + offset < 32) upward += x;

@@ -67,7 +67,7 @@ TEST_F(Attend, ScoredOverFlatIsExact) {
   const auto st = statistics(session_.get());
   EXPECT_EQ(4U * t.indexed, st.keys_attended);
   EXPECT_EQ(4U * t.indexed, st.keys_scored);
-  // Of each indexed token K once for the scan and V once for attention, for both KV heads, in fp16.
+  // For each indexed token K is read once for the scan and V once for attention, for both KV heads, in fp16.
   EXPECT_EQ(2U * t.indexed * 2 * 64 * 2, st.bytes_read);
 }
 

@@ -52,7 +52,7 @@ TEST(AttendOffloaded, IsExactOverTheOffloadedTokensWhereTheBudgetReadsAll) {
 }
 
 TEST(AttendOffloaded, WithSinkAndWindowItIsTheWholeStep) {
-  // Of every index type and tail: what a step reads beside sink and window, and nothing else.
+  // With every index type and tail this gives what a step reads beside sink and window, and nothing else.
   for (const char* spec : {"ivf:C=8,probe=2", "hnsw:M=8,ef=40", "roargraph:M=8,ef=8", "sparq:r=8",
                            "codes:k=2,v=2", "auto"}) {
     for (const keyhole_tail_mode tail : {KEYHOLE_TAIL_NONE, KEYHOLE_TAIL_SECOND}) {
@@ -367,7 +367,7 @@ TEST_F(OwnAttentionOnADevice, TakesAndGivesTensorsInDeviceMemory) {
     }
     if (i % 3 == 2) step(s.get(), model, true);
   }
-  // Both or none.
+  // Both tensors are given, or none.
   std::vector<float> q(shape.q(1)), o(q.size());
   const auto here = tensor(q, {shape.hq, shape.d}), there = on_device(o, {shape.hq, shape.d});
   EXPECT_EQ(keyhole_attend_offloaded(s.get(), 1, &here, &there, nullptr), KEYHOLE_INVALID_ARGUMENT);

@@ -123,7 +123,7 @@ TEST_F(ValueDim, TargetsAreMet) {
   EXPECT_GT(statistics(session_.get()).keys_opened, 0U);
 }
 
-// Beside the dedicated struct of the index API: o of width value_dim, and states of others likewise.
+// The index API by itself: o has the width value_dim, and so have states that others made.
 TEST_F(ValueDim, AnIndexByItself) {
   for (const bool in_keys : {false, true}) {
     for (const char* spec : {"flat", "codes:k=4,v=4"}) {

@@ -520,7 +520,7 @@ class Actions : public ::testing::Test {
     return statistics(session_.get()).keys_attended - before;
   }
 
-  /// With a target instead: the distinct keys that are read grow with it.
+  /// With a target, the distinct keys that are read grow with it.
   float mass_target_ = 0.0F;
   Log log_;
   keyhole_engine_config ec_{};

@@ -1,4 +1,4 @@
-// Which device an engine takes: on machines that a test makes up.
+// The device that an engine takes, on machines that a test makes up.
 #include "runtime/engine/device_choice.h"
 
 #include <gtest/gtest.h>

@@ -114,7 +114,7 @@ class World {
     if (status == KEYHOLE_OK) model_.append(layer, k, v);
     return status;
   }
-  /// The same by a pattern of prompts, whose lists are full.
+  /// Extends by a pattern of prompts whose lists are full.
   keyhole_status extend_by_pattern(uint32_t layer, uint32_t n) {
     constexpr const char* kFull = "sampled:mass=1000,first=999999,from=0";
     const keyhole_status set =
@@ -361,7 +361,7 @@ TEST_P(ApiFault, StatesOfTokens) {
 TEST_P(ApiFault, Build) {
   try_all([](World& w) { return w.build(); },
           [calls = 0](World& w) mutable {
-            // Of all rows, or of a few more than before.
+            // Alternately builds over all rows, and over a few more than before.
             if (calls++ % 2 != 0) return keyhole_session_set_index(w.session(), w.config().index);
             return w.tokens() < 3000 ? w.prefill(0, 40) : w.truncate(kPrompt);
           });
@@ -425,7 +425,8 @@ TEST_P(ApiFault, Fork) {
   });
 }
 
-// Who changes what it shares takes a copy of its own first: where there is none, both are what they were.
+// A session that changes what it shares first takes a copy of its own; where there is no memory for one, both are
+// unchanged.
 TEST_P(ApiFault, ChangesOfWhatACopyShares) {
   try_all(
       [](World& w) {

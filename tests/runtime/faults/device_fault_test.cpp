@@ -47,7 +47,7 @@ class DeviceFault : public ::testing::TestWithParam<Way> {
       ASSERT_EQ(status, static_cast<keyhole_status>(w.refusal.status())) << keyhole_last_error();
       ASSERT_NE(std::strlen(keyhole_last_error()), 0U);
     }
-    // Also of a call that went well, like a copy, where the stream has failed that it waited for.
+    // A call that went well may also have waited for a stream that failed, for example a copy.
     if (has_struck && kind == DeviceCall::command && w.has_failed()) {
       w.check_failed();
       world = std::make_unique<DeviceWorld>(GetParam());
@@ -60,7 +60,7 @@ class DeviceFault : public ::testing::TestWithParam<Way> {
     ASSERT_OK(call(w));
     w.check();
   }
-  /// From 1,200 tokens on, back to the first ones.
+  /// Truncates from 1,200 tokens back to the first ones.
   static keyhole_status shorter(DeviceWorld& w) {
     return w.tokens() < 1200 ? KEYHOLE_OK : w.truncate(GetParam().has_codes ? 600 : 200);
   }
@@ -80,7 +80,7 @@ TEST_P(DeviceFault, StepsInHostMemory) {
 
 TEST_P(DeviceFault, StepsOnAStream) {
   try_all([](DeviceWorld& w) { return w.stream_token(); }, shorter);
-  // Of several one makes the windows overflow.
+  // One of several tokens makes the windows overflow.
   try_all(
       [](DeviceWorld& w) -> keyhole_status {
         keyhole_status failed = KEYHOLE_OK;

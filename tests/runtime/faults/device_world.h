@@ -1,5 +1,5 @@
-// A session on the device of tests/runtime/stream_device.h, which can be told to refuse a call, beside the double-precision
-// model of its tokens.
+// A session on the device of tests/runtime/stream_device.h, which can be told to refuse a call, beside the
+// double-precision model of its tokens.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct Way {
 };
 inline void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
 
-/// The call of the device that is refused, and how many of its kind come before; negative: none is.
+/// The call of the device that is refused, and how many of its kind come before it; negative: none is refused.
 struct Refusal {
   DeviceCall kind = DeviceCall::memory;
   std::atomic<int64_t> left{-1}, hits{0};
@@ -34,7 +34,7 @@ struct Refusal {
     hits = 0;
     left = calls_before;
   }
-  /// Returns whether it has come.
+  /// Ends the refusal; returns whether it has come.
   bool lift() {
     left = -1;
     return hits != 0;
@@ -72,7 +72,7 @@ class DeviceWorld {
     if (way_.has_codes) sc.flush_block = kCodeBlock;
     return sc;
   }
-  /// All keys are read, or the device's codes stand for them, which are exact.
+  /// A budget with which all keys are read, or the device's codes, which are exact, stand for them.
   [[nodiscard]] keyhole_budget budget() const {
     keyhole_budget b;
     keyhole_budget_init(&b);
@@ -86,7 +86,7 @@ class DeviceWorld {
     return b;
   }
 
-  // Calls. What they may have appended is in maybe_, from the beginning of one to that of the next.
+  // Calls. A call notes at its beginning in maybe_ what it may append, until the next one begins.
 
   keyhole_status prefill(uint32_t layer, uint32_t n) {
     const auto k = numbers_.many(shape_.kv(n)), v = numbers_.many(k.size()),
@@ -106,7 +106,7 @@ class DeviceWorld {
                tq = tensor(r.q, {shape_.hq, shape_.d}), out = tensor(o, {shape_.hq, shape_.d});
     return taken(keyhole_attend(session(), layer, &tq, &tk, &tv, &out, nullptr));
   }
-  /// A token of all layers on the stream; where a layer's step is refused it is made again, once.
+  /// Takes a token through all layers on the stream. A layer's step that is refused is made again, once.
   keyhole_status stream_token() {
     maybe_ = model_;
     keyhole_status first = KEYHOLE_OK;
@@ -126,7 +126,7 @@ class DeviceWorld {
     model_ = maybe_;
     return first != KEYHOLE_OK ? first : status;
   }
-  /// The same in a graph, captured, announced and launched.
+  /// Takes tokens through all layers by a graph that is captured, announced and launched.
   keyhole_status graph() {
     maybe_ = model_;
     steps_.clear();
@@ -149,7 +149,7 @@ class DeviceWorld {
     if (status != KEYHOLE_DEVICE_ERROR) model_ = maybe_;
     return status;
   }
-  /// Until two more tokens fit each window.
+  /// Fills each window until only two more tokens fit.
   keyhole_status fill_windows() {
     const keyhole_session_config c = config();
     for (uint32_t l = 0; l < ec_.layers; ++l) {
@@ -174,7 +174,7 @@ class DeviceWorld {
     maybe_ = model_;
     return body(session());
   }
-  /// A copy through memory or a file, which has all tokens.
+  /// Goes on with a copy through memory or a file, which has all tokens.
   keyhole_status copy(bool through_file) {
     maybe_ = model_;
     keyhole_session* made = nullptr;
@@ -205,7 +205,7 @@ class DeviceWorld {
     return status;
   }
 
-  // What has become of it.
+  // Checks of what has become of the session:
 
   [[nodiscard]] std::string settings() {
     keyhole_session_config c;
@@ -219,7 +219,7 @@ class DeviceWorld {
            std::to_string(b.attend) + " " + std::to_string(b.tail) + " " +
            std::to_string(b.min_keys);
   }
-  /// Tokens, and answers in host memory and on the stream.
+  /// Checks tokens, and answers in host memory and on the stream.
   void check() { check(session()); }
   void check(keyhole_session* s) {
     for (uint32_t l = 0; l < ec_.layers; ++l) {
@@ -228,7 +228,7 @@ class DeviceWorld {
       if (::testing::Test::HasFatalFailure()) return;
     }
   }
-  /// What is left of a session whose device has failed: a copy has, of each layer, a beginning of its tokens.
+  /// Checks a session whose device has failed: a copy has, for each layer, the beginning of its tokens.
   void check_failed() {
     keyhole_session* const s = session();
     EXPECT_EQ(keyhole_build(s, nullptr, nullptr), KEYHOLE_DEVICE_ERROR);
@@ -288,11 +288,11 @@ class DeviceWorld {
         return keyhole_attend(s, layer, &tq, nullptr, nullptr, &out, a.lse.data());
       };
       keyhole_status status = attend();
-      // What is pinned beside other work fails where that is waited for.
+      // Pinning that goes on beside other work fails where that is waited for.
       if (status == KEYHOLE_OUT_OF_MEMORY && refusal.kind == DeviceCall::pinned) status = attend();
       ASSERT_EQ(status, KEYHOLE_OK) << keyhole_last_error();
       ASSERT_OK(keyhole_session_synchronize(s));
-      // Where codes are the host's they are of few bits.
+      // The host's codes have few bits.
       const bool is_coarse = way_.has_codes && statistics(s).code_layers < ec_.layers;
       expect_near(a, o, lse, is_coarse ? 2.0 : 1e-4);
       if (::testing::Test::HasFatalFailure()) return;

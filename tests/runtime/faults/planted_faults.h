@@ -1,5 +1,6 @@
-// Lets one call of the system fail, the n-th from now: an allocation through operator new, a mapping of memory, or the
-// start of a thread; on whichever thread it comes. For programs that link planted_faults.cpp and replaced_new.cpp.
+// Lets one call of the system fail, the n-th from now: an allocation through operator new, a mapping of memory, or
+// the start of a thread, on whichever thread it comes. For programs that link planted_faults.cpp and
+// replaced_new.cpp.
 #pragma once
 
 #include <atomic>
@@ -9,8 +10,8 @@ namespace keyhole::test {
 
 enum class Fault { allocation, mapping, thread };
 
-/// The fault that is planted, and how many calls of its kind are left before it; negative: none is planted. Only calls
-/// inside under_fault() count.
+/// The planted fault, and how many calls of its kind come before it; negative: none is planted. Only calls inside
+/// under_fault() count.
 struct Planted {
   static inline std::atomic<bool> counts{false};
   static inline std::atomic<Fault> kind{Fault::allocation};
@@ -22,7 +23,7 @@ struct Planted {
     hits = 0;
     left = calls_before;
   }
-  /// Returns whether the fault has come.
+  /// Takes the fault back; returns whether it has come.
   static bool lift() {
     left = -1;
     return hits != 0;
@@ -39,7 +40,7 @@ struct Planted {
   }
 };
 
-/// What `call` returns, which may meet the fault that is planted.
+/// Runs `call`, which may meet the planted fault, and returns its result.
 template <class Call>
 auto under_fault(const Call& call) {
   Planted::counts = true;

@@ -19,7 +19,8 @@
 
 namespace keyhole::test {
 
-/// A step on a stream whose answer has not been looked at. The stream reads and writes here until it has done the step.
+/// A step on a stream whose answer has not been looked at yet. The stream reads and writes here until it has done the
+/// step.
 struct StepUnderWay {
   uint32_t layer;
   bool appends;  ///< otherwise k and v are of no use
@@ -28,8 +29,8 @@ struct StepUnderWay {
   std::vector<double> o, lse;  ///< the truth
 };
 
-/// One sequence of calls on an engine of random shape. Sessions attend in host memory; see RandomStreamCalls for steps on
-/// a stream.
+/// One sequence of calls on an engine of random shape. Sessions attend in host memory; RandomStreamCalls makes steps
+/// on a stream.
 class RandomCalls {
  public:
   /// on_host: groups and heads may be larger than a device takes.
@@ -94,11 +95,11 @@ class RandomCalls {
     SessionPtr session;
   };
 
-  /// A step of every layer.
+  /// Makes a step of every layer.
   virtual void step(Sequence& s) {
     for (uint32_t l = 0; l < ec_.layers; ++l) step_in_host_memory(s, l);
   }
-  /// After a call.
+  /// Looks at a sequence after a call.
   virtual void look_at(Sequence& s) { check(s); }
   /// Waits for steps under way and looks at their answers.
   virtual void settle(Sequence&) {}
@@ -123,11 +124,11 @@ class RandomCalls {
     expect_truth(s, l, q, a);
   }
 
-  /// Several tokens at once of every layer, causal or as a tree; then perhaps some of them stay.
+  /// Takes several tokens at once through every layer, causal or as a tree; then perhaps some of them stay.
   void extend(Sequence& s, bool accepts) {
     const uint32_t n = 1 + random_.below(random_.below(4) == 0 ? longest_prompt_ : 9);
     if (!has_room(s, n)) return;
-    // By a pattern of prompts whose lists are full, perhaps, until another one is set.
+    // Perhaps sets a pattern of prompts whose lists are full, which holds until another one is set.
     if (shape().dv == ec_.head_dim && random_.below(3) == 0) {
       constexpr const char* kPatterns[] = {nullptr, "dense", "a-shape:first=999999",
                                            "sampled:mass=1000,first=999999,from=0"};
@@ -157,7 +158,7 @@ class RandomCalls {
     if (accepts) accept(s, n);
   }
 
-  /// Some of the n newest tokens stay: the first of them, or others.
+  /// Lets some of the n newest tokens stay: the first of them, or others.
   void accept(Sequence& s, uint32_t n) {
     keyhole_session* const session = s.session.get();
     ASSERT_EQ(keyhole_session_accept(session, n + 1, nullptr), KEYHOLE_INVALID_ARGUMENT);
@@ -180,7 +181,7 @@ class RandomCalls {
       path.reserve(1);  // not NULL
       status = keyhole_session_accept(session, static_cast<uint32_t>(path.size()), path.data());
     }
-    // As a truncation.
+    // It can be refused for the same reason as a truncation.
     if (status == KEYHOLE_INVALID_ARGUMENT && can_refuse_truncation_) return;
     ASSERT_OK(status);
     for (uint32_t l = 0; l < ec_.layers; ++l) {
@@ -198,7 +199,7 @@ class RandomCalls {
     ASSERT_EQ(keyhole_session_accept(session, 0, nullptr), KEYHOLE_INVALID_ARGUMENT) << "once more";
   }
 
-  /// All sequences at once, perhaps with one that fails.
+  /// Extends all sequences at once, perhaps with one that fails.
   void extend_batch() {
     std::vector<uint32_t> start{0}, before;
     std::vector<keyhole_session*> sessions;
@@ -211,7 +212,7 @@ class RandomCalls {
     const uint32_t total = start.back();
     for (uint32_t l = 0; l < ec_.layers; ++l) {
       NewRows rows = new_rows(total);
-      // The last layer's, so that all of a sequence fail or none.
+      // The last layer's call is the one that fails, so that all of a sequence fail or none.
       const bool breaks =
           l + 1 == ec_.layers && ec_.layers == 1 && total != 0 && random_.below(2) == 0;
       const uint32_t broken = breaks ? random_.below(total) : total;
@@ -261,7 +262,7 @@ class RandomCalls {
     }
   }
 
-  /// Tokens and answers of all layers.
+  /// Checks tokens and answers of all layers.
   void check(Sequence& s) {
     settle(s);
     for (uint32_t l = 0; l < ec_.layers; ++l) {
@@ -278,7 +279,7 @@ class RandomCalls {
       expect_truth(s, l, q, attend_only(s.session.get(), shape(), l, q));
     }
   }
-  /// Of new tokens that the model has by now, the first, the last and some between.
+  /// Checks, of new tokens that the model has by now, the first, the last and some between.
   void expect_truth_of_many(const Sequence& s, uint32_t layer, uint32_t before,
                             const std::vector<float>& q, const std::vector<uint64_t>& mask,
                             const float* o, const float* lse) {
@@ -343,10 +344,10 @@ class RandomCalls {
     ASSERT_OK(keyhole_session_set_budget(s.session.get(), layer, head, &b));
   }
 
-  /// A call that must be refused.
+  /// Makes a call that must be refused.
   void break_a_rule(Sequence& s);
 
-  /// Learned sinks, and layers of their own, in some of the sequences.
+  /// Gives some of the sequences learned sinks, and layers of their own.
   void pick_layers() {
     if (random_.below(3) == 0) {
       sinks_ = random_.many(size_t{ec_.layers} * ec_.q_heads);
@@ -369,7 +370,7 @@ class RandomCalls {
     ec_.layer_configs = layers_.data();
     ec_.layer_count = ec_.layers;
   }
-  /// 0: the layer does not slide.
+  /// The window of a layer; 0: it does not slide.
   [[nodiscard]] uint32_t window_of(uint32_t layer) const {
     return layers_.empty() ? 0 : layers_[layer].window;
   }
@@ -382,7 +383,8 @@ class RandomCalls {
   keyhole_session_config sc_;
   uint32_t longest_prompt_ = 150;
 
-  // What differs with the index: specs whose effort covers every key, whatever is indexed, and budgets that read every key.
+  // The following functions differ with the index. Here specs have efforts that cover every key, whatever is indexed,
+  // and budgets read every key.
   virtual const char* pick_spec() {
     constexpr const char* kSpecs[] = {"flat",
                                       "flat:codec=int8",
@@ -393,7 +395,7 @@ class RandomCalls {
                                       "sparq:r=256"};
     return kSpecs[random_.below(std::size(kSpecs))];
   }
-  /// An answer beside the truth.
+  /// Compares an answer with the truth.
   virtual void compare(const Answer& a, const std::vector<double>& o,
                        const std::vector<double>& lse) const {
     expect_near(a, o, lse);
@@ -430,7 +432,7 @@ class RandomCalls {
       case 10: {
         const uint32_t n = random_.below(s.model.tokens(0) + 4);
         const keyhole_status status = keyhole_truncate(session, n);
-        // Where a sliding layer has let go of tokens it can refuse; check() sees that nothing has changed then.
+        // A sliding layer that has let go of tokens can refuse it; check() sees that nothing has changed then.
         if (status == KEYHOLE_INVALID_ARGUMENT && can_refuse_truncation_ && n != 0) return;
         ASSERT_OK(status);
         s.model.truncate(n);
@@ -454,7 +456,7 @@ class RandomCalls {
     }
   }
 
-  /// What engines with attention of their own ask for.
+  /// Calls the functions for engines with attention of their own.
   void states(Sequence& s) {
     settle(s);
     const uint32_t layer = random_.below(ec_.layers);
@@ -556,8 +558,8 @@ inline void RandomCalls::break_a_rule(Sequence& s) {
   EXPECT_NE(status, KEYHOLE_INTERNAL) << keyhole_last_error();
 }
 
-/// `run(seed)`, which returns the heads that it has checked, of as many seeds as the environment asks for, `seeds` without
-/// it. Returns their number; ends with the first that fails.
+/// Calls `run(seed)`, which returns the number of heads that it has checked, for as many seeds as the environment
+/// says, or `seeds`. Returns the sum; ends with the first seed that fails.
 template <class Run>
 uint64_t for_random_seeds(uint64_t seeds, Run&& run) {
   const auto from_environment = [](const char* name, uint64_t otherwise) {

@@ -16,8 +16,9 @@ void make_calls(uint64_t seeds) {
 
 TEST(RandomCalls, EveryAnswerIsTheTruth) { make_calls<RandomCalls>(unless_sanitized(60, 8)); }
 
-// As little effort as specs and budgets allow: lists may be empty after a truncation, a graph's beam holds one key, no key may have
-// the weight that is asked for. Answers are not exact then, but where there are tokens, some of them are attended.
+// Specs and budgets allow as little effort as possible: lists may be empty after a truncation, a graph's beam holds
+// one key, no key may have the weight that is asked for. Answers are then not exact, but where there are tokens, some
+// of them are attended.
 class CallsOfLittleEffort : public RandomCalls {
  public:
   explicit CallsOfLittleEffort(uint64_t seed) : RandomCalls(seed) {

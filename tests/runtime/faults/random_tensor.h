@@ -1,4 +1,4 @@
-// Numbers as a caller may hold them: in any dtype, with any gap between rows, heads in any order of strides.
+// Tensors as a caller may hold them: in any dtype, with any gap between rows, heads in any order of strides.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace keyhole::test {
 /// A tensor of random form with the numbers that it was given, which every dtype holds exactly. Gaps are NaN.
 class RandomTensor {
  public:
-  /// Numbers `[tokens, heads, dim]`; as_step: the tensor of one token, `[heads, dim]`.
+  /// Holds numbers `[tokens, heads, dim]`; as_step: as the tensor of one token, `[heads, dim]`.
   RandomTensor(const std::vector<float>& numbers, int64_t tokens, int64_t heads, int64_t dim,
                Numbers& random, bool as_step)
       : tokens_(tokens), heads_(heads), dim_(dim) {
@@ -37,7 +37,7 @@ class RandomTensor {
   RandomTensor(RandomTensor&&) = default;
   RandomTensor& operator=(RandomTensor&&) = default;
 
-  /// Other numbers, where the ones before lie.
+  /// Replaces the numbers in place.
   void set(const std::vector<float>& numbers) {
     for (int64_t t = 0; t < tokens_; ++t) {
       for (int64_t h = 0; h < heads_; ++h) {

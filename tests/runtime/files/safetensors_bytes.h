@@ -8,7 +8,7 @@
 
 namespace keyhole {
 
-/// Header length, header, and `data_bytes` bytes 0, 1, 2, ...
+/// The bytes of a file: header length, header, and `data_bytes` bytes 0, 1, 2, ...
 inline std::vector<std::byte> safetensors_bytes(const std::string& header, size_t data_bytes,
                                                 uint64_t header_length) {
   std::vector<std::byte> out;

@@ -38,7 +38,7 @@ void die_in(const char* where) {
   if (dies_in == where && rank + 1 == size) raise(SIGKILL);
 }
 
-/// Of a run in which a rank dies: ends it where the call has failed as it should.
+/// Ends a run in which a rank dies, if the call has failed as it should.
 void expect(keyhole_status status, const char* where, std::chrono::steady_clock::time_point begin) {
   if (dies_in.empty() || dies_in != where) return check(status, where);
   const auto took = std::chrono::steady_clock::now() - begin;
@@ -154,7 +154,7 @@ int main(int argc, char** argv) {
   keyhole_session_destroy(s);
   check(keyhole_load(engine, path.c_str(), &s), "load");
 
-  // The same in this process alone.
+  // The same calls in this process alone.
   keyhole_engine* alone = make_engine(nullptr);
   keyhole_session* whole = make_session(alone);
   check(keyhole_prefill(whole, 0, &k, &v, nullptr), "prefill alone");

@@ -24,7 +24,8 @@
 
 namespace keyhole::test {
 
-/// Runs f in a process of its own, which may use CUDA: this one never does, so that it can fork. Its exit code.
+/// Runs f in a process of its own, which may use CUDA (this one never does, so that it can fork), and returns its
+/// exit code.
 inline int in_process(const std::function<int()>& f) {
   (void)std::fflush(nullptr);
   const pid_t child = fork();
@@ -59,7 +60,7 @@ inline int device_of(uint32_t rank) { return static_cast<int>(rank % gpus()); }
   }                                                                           \
   static_assert(true, "")
 
-/// What the processes of all ranks see.
+/// Memory that the processes of all ranks share.
 struct Shared {
   ncclUniqueId id{};
   std::atomic<bool> has_id = false;
@@ -71,8 +72,8 @@ struct Shared {
   }
 };
 
-/// Runs f(rank, its NCCL communicator, one of Keyhole's over it) in a process for each rank: threads that share a GPU would wait for
-/// each other, as cudaFree waits for NCCL's kernels of all ranks of the process.
+/// Runs f(rank, its NCCL communicator, one of Keyhole's over it) in a process for each rank. Threads that share a GPU
+/// would wait for each other, because cudaFree waits for NCCL's kernels of all ranks of the process.
 using Part = std::function<void(uint32_t, ncclComm_t, keyhole_communicator*, Shared&)>;
 inline void run_rank(uint32_t rank, uint32_t size, const Part& f, uint32_t timeout_ms,
                      Shared& shared) {

@@ -1,4 +1,5 @@
-// Spread sessions with tensors in device memory in a test: ranks that are threads with a device and a stream each, steps, graphs.
+// For tests of spread sessions with tensors in device memory: ranks that are threads with a device and a stream each,
+// steps, graphs.
 #pragma once
 
 #include <cmath>
@@ -52,7 +53,7 @@ struct Step {
     const keyhole_status begun = keyhole_attend_begin(s, layer, &tq, keys, values);
     return begun != KEYHOLE_OK ? begun : keyhole_attend_end(s, &out, lse.data());
   }
-  /// Other numbers where the old ones were.
+  /// Replaces the numbers in place.
   void refill(const Shape& shape, Numbers& numbers) {
     const Step other(shape, numbers, !k.empty());
     std::copy(other.q.begin(), other.q.end(), q.begin());
@@ -60,7 +61,7 @@ struct Step {
     std::copy(other.v.begin(), other.v.end(), v.begin());
     std::fill(o.begin(), o.end(), NAN);
   }
-  /// The answer beside the model's, which takes the token in.
+  /// Compares the answer with the model's, which takes the token in.
   void expect_exact(Model& model, uint32_t layer) const {
     if (!k.empty()) model.append(layer, k, v);
     std::vector<double> sums;
@@ -80,7 +81,8 @@ class Graph {
       steps_.push_back(std::make_unique<Step>(shape, numbers, true));
     }
   }
-  /// Captures the graph, where it was not yet or the session says so, and launches it with new numbers.
+  /// Captures the graph if it was not captured yet or the session says that it must be again, and launches it with
+  /// new numbers.
   void launch(StreamRank& rank, keyhole_session* s, Numbers& numbers) {
     for (const auto& step : steps_) step->refill(shape_, numbers);
     keyhole_status status = captures_ == 0 ? KEYHOLE_INVALID_ARGUMENT : keyhole_session_announce(s);
@@ -109,7 +111,7 @@ class Graph {
   std::vector<std::unique_ptr<Step>> steps_;
 };
 
-/// Two ranks with sessions that hold 30 tokens of each layer, in blocks of 8: the next two are rank 1's.
+/// Runs with two ranks whose sessions hold 30 tokens of each layer, in blocks of 8: the next two tokens are rank 1's.
 using Part =
     std::function<void(uint32_t rank, StreamRank& its, keyhole_session* session, Numbers&)>;
 inline void on_two_ranks(const Part& part, uint32_t timeout_ms = 0, StreamRanks* given = nullptr) {

@@ -120,7 +120,7 @@ class Conversation {
     }
   }
 
-  /// So many launches of a graph of n tokens, each looked at before the next.
+  /// Launches a graph of n tokens this many times, and looks at each answer before the next.
   void graphs(uint32_t launches, uint32_t n) {
     steps(1);  // takes the memory of the ranks' states
     Graph graph(Shape(config_), config_.layers, n, numbers_);

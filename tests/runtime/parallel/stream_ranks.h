@@ -1,4 +1,5 @@
-// Ranks that are threads, each with a device and a stream that need no GPU: a transport that gathers on the streams, too.
+// Ranks that are threads, each with a device and a stream that need no GPU. Their transport gathers on the streams,
+// too.
 #pragma once
 
 #include <atomic>
@@ -13,7 +14,7 @@ class StreamRanks {
  public:
   explicit StreamRanks(uint32_t size) : host(size), on_streams_(size), ends_(size) {}
 
-  /// on_streams: whether the transport gathers there.
+  /// The transport of a rank. on_streams: whether it gathers there.
   [[nodiscard]] keyhole_transport transport(uint32_t rank, bool on_streams) {
     End& end = ends_[rank];
     end = {host.transport(rank), on_streams_.transport(rank), nullptr, this};
@@ -48,7 +49,7 @@ class StreamRanks {
     };
     return t;
   }
-  /// The stream of a rank, before anything is gathered on it.
+  /// Sets the stream of a rank, before anything is gathered on it.
   void attach(uint32_t rank, FakeStream& stream) { ends_[rank].stream = &stream; }
 
   ThreadRanks host;

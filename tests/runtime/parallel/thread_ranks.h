@@ -35,14 +35,14 @@ class ThreadRanks {
     return t;
   }
 
-  /// From its n-th message on (0: the first) the rank does not come any more.
+  /// Makes the rank fail to come from its n-th message on (0: the first).
   void kill_at(uint32_t rank, uint32_t message) {
     const std::lock_guard lock(mutex_);
     killed_rank_ = rank;
     killed_at_ = message;
   }
 
-  /// Nobody waits any more, nor will: messages end in an error.
+  /// Ends all waiting, now and later: messages end in an error.
   void abort() {
     const std::lock_guard lock(mutex_);
     is_aborted_ = true;
@@ -79,7 +79,8 @@ class ThreadRanks {
     const uint64_t number = own_end.messages++;
     parts_[rank].assign(static_cast<const char*>(own), static_cast<const char*>(own) + bytes);
     if (++come_ == size_) {
-      // Who is a round behind has its own: two are enough, as nobody is two ahead.
+      // A rank that is a round behind has a place of its own. Two places are enough, because no rank is two rounds
+      // ahead.
       whole_[number % 2] = parts_;
       come_ = 0;
       ++rounds_;

@@ -1,4 +1,4 @@
-// A prompt on an engine on the host, its tokens, and attention from the definition.
+// A prompt on an engine on the host, its tokens, and attention by the definition.
 #pragma once
 
 #include <keyhole/prefill.h>
@@ -37,7 +37,7 @@ inline keyhole_tensor tensor_of(float* x, int64_t n, int64_t heads, int64_t dim)
 
 inline constexpr uint32_t kHeads = 4, kKvHeads = 2, kDim = 64;
 
-/// q, k and v `[tokens, heads, 64]`, in which every 37th key is large.
+/// The tokens q, k and v `[tokens, heads, 64]`, in which every 37th key is large.
 struct Tokens {
   Tokens(uint32_t tokens, uint64_t seed, float large = 3.0F) : n(tokens) {
     std::mt19937_64 rng(seed);
@@ -67,7 +67,7 @@ struct Output {
   bool operator==(const Output&) const = default;
 };
 
-/// The newest `queries` of the tokens in chunks.
+/// Attends the newest `queries` of the tokens in chunks.
 inline Output attend(keyhole_prompt* prompt, Tokens& t, uint32_t queries, uint32_t chunk,
                      uint32_t layer = 0) {
   Output out{std::vector<float>(size_t{queries} * kHeads * kDim, NAN),
@@ -84,7 +84,7 @@ inline Output attend(keyhole_prompt* prompt, Tokens& t, uint32_t queries, uint32
   return out;
 }
 
-/// Output and lse of one query and head over the rows that `attends` names, from the definition.
+/// Output and lse, by the definition, of one query and head over the rows that `attends` names.
 template <class Attends>
 void expect_truth(const Tokens& t, const Output& out, uint32_t queries, uint32_t query,
                   uint32_t head, double sink, Attends&& attends) {

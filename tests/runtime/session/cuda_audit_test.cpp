@@ -207,7 +207,7 @@ TEST_F(CudaAudit, FiguresOfStepsThatTheHostServes) {
   }
 }
 
-// Of what a step wrote, in the caller's dtype too, no bit depends on whether it is audited.
+// No bit of what a step wrote, in the caller's dtype too, depends on whether it is audited.
 TEST_F(CudaAudit, KeepingAnswersChangesNone) {
   const int64_t hq = config_.q_heads, hkv = config_.kv_heads, d = config_.head_dim;
   std::vector<std::vector<float>> seen[2];

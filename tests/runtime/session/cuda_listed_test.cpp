@@ -56,7 +56,7 @@ class CudaListed : public testing::Test {
       ASSERT_OK(keyhole_prefill(b, l, &tk, &tv, nullptr));
     }
   }
-  /// The same turn in both; of the largest difference of outputs and sums it tells.
+  /// Makes the same turn in both sessions, and returns the largest difference of outputs and sums.
   double extend(keyhole_session* host, keyhole_session* cuda, uint32_t layer, uint32_t n) {
     const auto q = many(n * hq() * d()), k = many(n * hkv() * d()), v = many(n * hkv() * d());
     std::vector<float> o(q.size()), lse(static_cast<size_t>(n * hq()));

@@ -77,7 +77,7 @@ class CudaSession : public testing::Test {
     return out;
   }
 
-  /// The same tokens in both; the second with tensors in device memory.
+  /// Decodes the same tokens in both sessions, in the second with tensors in device memory.
   void compare(keyhole_session* truth, keyhole_session* cuda, uint32_t tokens, double tolerance) {
     ASSERT_OK(keyhole_session_set_stream(cuda, stream_));
     const uint32_t layers = host_config_.layers;

@@ -101,8 +101,9 @@ TEST(CudaShape, CodesAreThereWhereTheLastLayersSlide) {
   }
 }
 
-// Of values up to 6 about patterns of their heads and channels, where a row of another head changes answers by whole units. Codes of 4
-// bits leave errors of a tenth of the values' spread about the mean of their block, a sixteenth of that in means of 256 rows.
+// Tolerances for values up to 6 about patterns of their heads and channels, where a row of another head changes
+// answers by whole units. Codes of 4 bits leave errors of a tenth of the values' spread about the mean of their
+// block, and of a sixteenth of that in means of 256 rows.
 constexpr double kExact = 1e-2, kExactInBf16 = 3e-2, kByCodes = 0.1;
 
 std::vector<ShapedCase> all_cases() {

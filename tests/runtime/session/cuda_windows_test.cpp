@@ -111,7 +111,7 @@ class CudaWindows : public testing::Test {
       expect_near({part(out, i, shape().q(1)), part(lse, i, config_.q_heads)}, o, sums, kTolerance);
     }
   }
-  /// The same of a tree of drafts, of which those at `path` remain.
+  /// Checks a tree of drafts, of which those at `path` remain.
   void expect_tree(Model& model, const Turn& t, const uint64_t* mask,
                    const std::vector<uint32_t>& path) {
     const std::vector<float> out = t.out.get(), lse = t.lse.get();

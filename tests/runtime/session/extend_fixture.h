@@ -51,7 +51,7 @@ class Pair {
                out = tensor(a.o, {n, shape_.hq, shape_.dv});
     return keyhole_extend(session(), layer, &tq, &tk, shape_.given(tv), mask, &out, a.lse.data());
   }
-  /// Of every layer; each `step`-th answer and the last are compared with the truth.
+  /// Extends every layer; compares each `step`-th answer and the last with the truth.
   void extend_and_check(uint32_t n, const std::vector<uint64_t>& mask, double tolerance,
                         uint32_t step = 1) {
     const uint32_t before = model_.tokens(0);
@@ -86,7 +86,7 @@ class Pair {
                        a.lse.begin() + static_cast<std::ptrdiff_t>((i + 1) * heads)}};
     expect_near(seen, o, lse, tolerance);
   }
-  /// What the model has of the newest n tokens becomes those at `path`.
+  /// Keeps, of the newest n tokens of the model, those at `path`.
   void keep(uint32_t n, const std::vector<uint32_t>& path) {
     for (uint32_t l = 0; l < ec_.layers; ++l) {
       const uint32_t before = model_.tokens(l) - n;

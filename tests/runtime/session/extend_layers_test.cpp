@@ -115,7 +115,7 @@ class ExtendLayers : public LayerConfig {
     keep(model, 5, {0, 3});
     expect_held(s, model);
   }
-  /// Of the newest n tokens of the model those at `path` stay.
+  /// Keeps, of the newest n tokens of the model, those at `path`.
   void keep(Model& model, uint32_t n, const std::vector<uint32_t>& path) {
     const size_t token = shape().kv(1);
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {

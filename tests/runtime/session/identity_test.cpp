@@ -1,4 +1,5 @@
-// Of which model and text a saved session is: set, saved, copied, forgotten, and what is not asked for refused.
+// The identity of a saved session's model and text: set, saved, copied, forgotten; another one than is asked for is
+// refused.
 #include <filesystem>
 #include <numeric>
 

@@ -10,7 +10,7 @@ namespace keyhole::test {
 
 class LayerConfig : public StreamTest {
  protected:
-  /// Layers as the engine's fields say; their number is that of engine_config_.
+  /// Makes layers of their own with what the engine's fields say; their number is that of engine_config_.
   void own_layers() {
     layers_.resize(engine_config_.layers);
     for (keyhole_layer_config& l : layers_) keyhole_layer_config_init(&l, &engine_config_);
@@ -28,7 +28,7 @@ class LayerConfig : public StreamTest {
       expect_exact(s, model, shape(), l, numbers_);
     }
   }
-  /// A token of every layer by way of host memory, checked.
+  /// Takes a token through every layer by way of host memory, and checks it.
   void decode(keyhole_session* s, Model& model) {
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
       const Token t = token();

@@ -1,4 +1,4 @@
-// Sessions beside what they should hold, and copies of them.
+// Sessions beside the tokens that they should hold, and copies of them.
 #pragma once
 
 #include "tests/runtime/fixture.h"

@@ -1,4 +1,4 @@
-// Numbers that are the same in every language and with every library: files in golden/ are of them.
+// Numbers that are the same in every language and with every library; the files in golden/ are made of them.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace keyhole::test {
 
-/// The numbers of golden/make_attention.py, and of saved sessions beside it.
+/// The numbers of golden/make_attention.py, and of the saved sessions beside it.
 class Recurrence {
  public:
   explicit Recurrence(uint32_t seed) : state_(seed) {}

@@ -1,5 +1,6 @@
-// Sessions on a device whose layers have heads of their own: random calls with tensors in device and in host memory, after each of
-// which every layer answers as attention in double precision over its tokens, with its own heads. The device is a World:
+// Sessions on a device whose layers have heads of their own: random calls with tensors in device and in host memory.
+// After each call every layer answers as attention in double precision over its tokens does, with its own heads. The
+// device is a World:
 //
 //   World::Vector     floats in device memory, as tests/runtime/device_vector.h
 //   engine(config)    an engine on it
@@ -36,7 +37,7 @@ struct ShapedCase {
   bool int8 = false;  ///< K and V of offloaded tokens
 };
 
-/// Layers of two or three shapes that a device takes.
+/// Makes layers of two or three shapes that a device takes.
 inline std::vector<Heads> some_heads(Numbers& numbers, uint32_t layers) {
   constexpr uint32_t kDims[] = {64, 128, 256, 80};
   constexpr uint32_t kGroup[] = {1, 2, 3, 4, 8};
@@ -49,7 +50,7 @@ inline std::vector<Heads> some_heads(Numbers& numbers, uint32_t layers) {
     heads.push_back(l < 2 ? shapes[l]
                           : shapes[numbers.below(static_cast<uint32_t>(shapes.size()))]);
   }
-  // The first two are never of one shape.
+  // The first two layers never have the same shape.
   if (heads[0].head_dim == heads[1].head_dim)
     heads[1].head_dim = heads[0].head_dim == 64 ? 256 : 64;
   return heads;
@@ -92,7 +93,8 @@ class ShapedSequences {
     for (Sequence& s : sequences_) expect_audits(s);
   }
   [[nodiscard]] keyhole_session* session(uint32_t i) const { return sequences_[i].session.get(); }
-  /// Prompts of so many tokens, a token of each way, and what stands for the offloaded ones is where it is to be.
+  /// Runs prompts of so many tokens and a token of each way, and checks that what stands for the offloaded ones is
+  /// where it should be.
   void run_once(uint32_t prompt) {
     for (Sequence& s : sequences_) prefill(s, prompt);
     build(sequences_[0]);
@@ -146,7 +148,8 @@ class ShapedSequences {
     for (uint32_t l = 0; l < kLayers; ++l) {
       keyhole_layer_config& layer = config_.layers[l];
       q_heads += layer.q_heads;
-      // Logits within a unit of each other: codes of keys then hardly change weights, and errors of values average out.
+      // Logits lie within a unit of each other: codes of keys then hardly change weights, and errors of values
+      // average out.
       layer.scale = has_codes() ? 0.06F / std::sqrt(static_cast<float>(layer.head_dim)) : 0.02F;
       layer.softcap = numbers_.below(3) == 0 ? 10.0F : 0.0F;
       // The first layer does not slide, the last one does in half of the cases.
@@ -195,7 +198,8 @@ class ShapedSequences {
     ASSERT_OK(keyhole_session_set_stream(s.session.get(), world_->stream()));
   }
 
-  /// Values about a pattern of their layer, head and channel, so that a row in another's place shows however many are attended.
+  /// Adds a pattern of their layer, head and channel to values, so that a row in another's place shows however many
+  /// are attended.
   void add_pattern(uint32_t layer, NewTokensOf& t) const {
     const Shape shape = config_.shape(layer);
     const auto d = static_cast<size_t>(shape.d), hkv = static_cast<size_t>(shape.hkv);
@@ -237,7 +241,7 @@ class ShapedSequences {
     const keyhole_status status = keyhole_attend_begin(s, layer, &q, &k, &v);
     return status != KEYHOLE_OK ? status : keyhole_attend_end(s, &o, lse);
   }
-  /// Appends the turn to the model, whose answers are the session's.
+  /// Appends the turn to the model, whose answers must be the session's.
   void expect_turn(Sequence& s, uint32_t layer, Turn& t, const uint64_t* mask = nullptr) {
     t.host.answer = {t.out.get(), t.lse.get()};
     s.model.append(layer, t.host.k, t.host.v);
@@ -324,7 +328,7 @@ class ShapedSequences {
       keep(s.model, l, before, turns[l]->host, path);
     }
   }
-  /// Of the newest tokens those at `path` stay.
+  /// Keeps, of the newest tokens, those at `path`.
   void keep(Model& model, uint32_t layer, uint32_t before, const NewTokensOf& t,
             const std::vector<uint32_t>& path) const {
     const size_t token = config_.shape(layer).kv(1);
@@ -375,7 +379,7 @@ class ShapedSequences {
       }
     }
   }
-  /// A token of all layers, captured once and launched twice.
+  /// Takes a token through all layers by a graph that is captured once and launched twice.
   void launch_graph(Sequence& s) {
     if (s.model.tokens(0) == 0) return;
     decode(s);  // what steps take of the device is there
@@ -407,7 +411,7 @@ class ShapedSequences {
     ASSERT_OK(keyhole_truncate(s.session.get(), n));
     s.model.truncate(n);
   }
-  /// One goes on as a copy of the other.
+  /// Lets one sequence go on as a copy of the other.
   void fork() {
     keyhole_session* copy = nullptr;
     ASSERT_OK(keyhole_fork(session(0), &copy));
@@ -423,7 +427,7 @@ class ShapedSequences {
     s.session.reset(loaded);
     set_stream(s);
   }
-  /// All layers have the model's tokens, and a query of the host's finds them.
+  /// Checks that all layers have the model's tokens, and that a query of the host finds them.
   void expect_held(Sequence& s) {
     for (uint32_t l = 0; l < kLayers && !failed(); ++l) {
       ASSERT_EQ(layer_tokens(s.session.get(), l).total, s.model.tokens(l));

@@ -9,12 +9,12 @@
 
 namespace keyhole::test {
 
-/// Heads of a layer.
+/// The heads of a layer.
 struct Heads {
   uint32_t q_heads, kv_heads, head_dim;
 };
 
-/// An engine config with layers of these shapes, which point into it: neither moved nor copied.
+/// An engine config with layers of these shapes, to which it points, so it is neither moved nor copied.
 struct ShapedConfig {
   explicit ShapedConfig(const std::vector<Heads>& heads, uint32_t threads = 2)
       : engine(small_engine(threads)), layers(heads.size()) {
@@ -36,7 +36,7 @@ struct ShapedConfig {
   std::vector<keyhole_layer_config> layers;
 };
 
-/// New tokens of a layer, and what they were answered.
+/// New tokens of a layer, and the answers to them.
 struct NewTokensOf {
   std::vector<float> q, k, v;
   uint32_t n;
@@ -60,7 +60,7 @@ inline keyhole_status extend(keyhole_session* s, const Shape& shape, uint32_t la
   return keyhole_extend(s, layer, &tq, &tk, shape.given(tv), mask, &out, t.answer.lse.data());
 }
 
-/// What each token was answered, where the model has them as its newest tokens.
+/// Checks the answer to each token, when the model has them as its newest tokens.
 inline void expect_answers(const Model& model, const Shape& shape, uint32_t layer,
                            const NewTokensOf& t, const uint64_t* mask = nullptr,
                            double tolerance = 1e-4) {

@@ -108,7 +108,7 @@ class EveryLayerItsShape : public ::testing::TestWithParam<ShapesCase> {
         keyhole_session_accept(s.session.get(), static_cast<uint32_t>(path.size()), path.data()));
     keep(s.model, before, n, path);
   }
-  /// Of the newest n tokens those at `path` stay.
+  /// Keeps, of the newest n tokens, those at `path`.
   void keep(Model& model, uint32_t before, uint32_t n, const std::vector<uint32_t>& path) {
     for (uint32_t l = 0; l < layers(); ++l) {
       for (const bool values : {false, true}) {
@@ -193,7 +193,7 @@ class EveryLayerItsShape : public ::testing::TestWithParam<ShapesCase> {
       const Shape shape = config_.shape(l);
       expect_exact(s.session.get(), s.model, shape, l, numbers_);
       if (HasFatalFailure() || config_.layers[l].window != 0) continue;
-      // Of the offloaded tokens alone.
+      // Attends the offloaded tokens alone.
       const auto q = numbers_.many(shape.q(1));
       Answer a{std::vector<float>(shape.o(1)), std::vector<float>(static_cast<size_t>(shape.hq))};
       const auto tq = tensor(q, {shape.hq, shape.d}), out = tensor(a.o, {shape.hq, shape.dv});

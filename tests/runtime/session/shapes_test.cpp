@@ -15,7 +15,8 @@
 namespace keyhole::test {
 namespace {
 
-/// As models have them: narrow layers with a window, wide ones with fewer KV heads, and one with more heads than all others.
+/// Layers as models have them: narrow ones with a window, wide ones with fewer KV heads, and one with more heads than
+/// all others.
 const std::vector<Heads> kHeads = {{4, 2, 64}, {8, 1, 128}, {4, 4, 96}, {4, 2, 64}};
 
 void expect_error(keyhole_status seen, keyhole_status status, const std::string& text) {

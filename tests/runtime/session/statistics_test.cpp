@@ -75,7 +75,7 @@ TEST(Statistics, MemoryThatCopiesShareIsCountedByTheFirstThatHasIt) {
     session.reset();  // the oldest copy counts it from now on
     EXPECT_EQ(statistics(copies[0].get()).shared_bytes, 0U);
     EXPECT_EQ(statistics(copies[1].get()).shared_bytes, shared);
-    // Who changes its indexes has them for itself; of K and V it shares what it has not cut.
+    // A copy that changes its indexes then has them for itself; of K and V it still shares what it has not cut.
     ASSERT_OK(keyhole_truncate(copies[1].get(), 500));
     const uint64_t k_and_v = shared - alone.index_bytes;
     EXPECT_LT(statistics(copies[1].get()).shared_bytes, k_and_v);

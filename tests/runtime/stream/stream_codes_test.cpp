@@ -11,7 +11,7 @@
 namespace keyhole::test {
 namespace {
 
-/// With offloaded rows as they come, and in int8; which the device reads, or the host for it.
+/// Offloaded rows as they come, and in int8; read by the device, or by the host for it.
 class StoredCodes
     : public StreamCodes,
       public testing::WithParamInterface<std::tuple<keyhole_kv_host, keyhole_rows_by>> {

@@ -15,7 +15,7 @@ class StreamExtend : public StreamTurns {
   void run_any_calls(uint64_t seeds);
 };
 
-// Of tokens that come from the host, the device's sink and window are attended by their copy there.
+// For tokens that come from the host, the host's copy of the device's sink and window is attended.
 TEST_P(StreamExtend, FromTheHostByAPatternOfPrompts) {
   StreamEngine device(engine_config_);
   const SessionPtr s = make_session(device.handle.get(), config());

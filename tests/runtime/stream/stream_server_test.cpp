@@ -1,4 +1,4 @@
-// Who serves the steps of a stream: the session's thread, or the caller that waits for them.
+// The thread that serves the steps of a stream: the session's own, or the caller that waits for them.
 #include "runtime/stream/stream_server.h"
 
 #include <gtest/gtest.h>

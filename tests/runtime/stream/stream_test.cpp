@@ -329,8 +329,8 @@ TEST_F(StreamSteps, TakeTensorsWhoseHeadsRunBackwards) {
   for (size_t i = 0; i < truth.size(); ++i) ASSERT_NEAR(out[i], truth[i], 1e-5);
 }
 
-// Of a prompt's queries in device memory those alone leave it that the sample may take: it is the one that host memory gives,
-// before its stride grows and after, however the prompt is cut.
+// Of a prompt's queries in device memory only those leave it that the sample may take. The sample equals that from
+// host memory, before its stride grows and after, however the prompt is cut.
 TEST_F(StreamSteps, QueriesInDeviceMemoryAreSampledAsThoseOfTheHost) {
   const TemporaryFolder folder;
   keyhole_session_config c = small_session();

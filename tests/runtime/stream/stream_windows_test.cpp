@@ -69,7 +69,7 @@ class StreamWindows : public LayerConfig {
       expect_near({part(t.out, shape().q(1)), part(t.lse, static_cast<size_t>(hq()))}, o, lse);
     }
   }
-  /// The same of a tree of drafts.
+  /// Checks a tree of drafts.
   void expect_tree(Model& model, const Turn& t, const uint64_t* mask) {
     const uint32_t before = model.tokens(t.layer);
     model.append(t.layer, t.k, t.v);
@@ -87,7 +87,7 @@ class StreamWindows : public LayerConfig {
       expect_near({part(t.out, shape().q(1)), part(t.lse, static_cast<size_t>(hq()))}, o, lse);
     }
   }
-  /// Of the model's newest n tokens those at `path` remain.
+  /// Keeps, of the model's newest n tokens, those at `path`.
   void keep_newest(Model& model, const Turn& t, const std::vector<uint32_t>& path) {
     const uint32_t before = model.tokens(t.layer) - t.n;
     const auto cut = [&](std::vector<float>& rows, const std::vector<float>& fresh) {

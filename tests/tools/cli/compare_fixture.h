@@ -24,7 +24,7 @@ class CompareFixture : public testing::Test {
     return folder_ / name;
   }
 
-  /// Runs compare with fp32 storage, and returns its JSON; what it printed is in out_.
+  /// Runs compare with fp32 storage and returns its JSON; out_ has what it printed.
   json compare(const std::string& trace, std::vector<std::string> args) {
     const std::string out = folder_ / "result.json";
     const std::vector<std::string> common = {"compare",

@@ -1,4 +1,4 @@
-// What a test reads of a page.
+// Reads the parts of a page that tests look at.
 #pragma once
 
 #include <regex>
@@ -19,7 +19,7 @@ inline nlohmann::json json_behind(const std::string& html, const std::string& ma
 inline nlohmann::json curves_data(const std::string& html) {
   return json_behind(html, "class=\"curves-data\">");
 }
-/// The JSON result that it carries.
+/// The JSON result that the page carries.
 inline nlohmann::json result_in_page(const std::string& html) {
   return json_behind(html, "id=\"result\">");
 }
@@ -71,7 +71,7 @@ inline std::vector<std::string> heat_cells(const std::string& html, const std::s
   return out;
 }
 
-/// The cells of all tables' rows, text as it stands there.
+/// The cells of all tables' rows, with their text as it stands there.
 inline std::vector<std::vector<std::string>> table_rows(const std::string& html) {
   std::vector<std::vector<std::string>> out;
   const std::regex cell("<td[^>]*>([^<]*)</td>");

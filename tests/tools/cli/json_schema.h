@@ -14,8 +14,9 @@ class JsonSchema {
  public:
   explicit JsonSchema(nlohmann::json schema) : schema_(std::move(schema)) {}
 
-  /// What is wrong with a value and where, "results[0].recall is \"x\", not number"; "" if nothing is. Throws
-  /// std::runtime_error for a schema with a keyword that is not known here: it would say more than is checked.
+  /// Returns what is wrong with a value, and where, "results[0].recall is \"x\", not number"; "" if nothing is.
+  /// Throws std::runtime_error for a schema with a keyword that is not known here, because it would say more than is
+  /// checked.
   [[nodiscard]] std::string error_in(const nlohmann::json& value) const {
     return check(schema_, value, "");
   }

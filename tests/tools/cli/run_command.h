@@ -19,11 +19,10 @@ struct Outcome {
 
 class Command {
  public:
-  /// `terminal`: both outputs go to one pseudo-terminal, and come back as `out`. `dialogue`: standard input is that terminal too,
-  /// and typed keys send signals; else it is `input`.
+  /// Where output goes. `terminal`: both outputs go to one pseudo-terminal, and come back as `out`. `dialogue`:
+  /// standard input is that terminal, too, and typed keys send signals; otherwise it is `input`.
   enum class Output { files, terminal, dialogue };
-  /// Starts `keyhole ARGS` with the given variables added to an environment that decides nothing by
-  /// itself.
+  /// Starts `keyhole ARGS`, with the given variables added to an environment that decides nothing by itself.
   explicit Command(const std::vector<std::string>& args,
                    const std::map<std::string, std::string>& environment = {},
                    Output output = Output::files, const std::string& input = "");
@@ -35,10 +34,10 @@ class Command {
   void interrupt(int signal = SIGINT) const;
   [[nodiscard]] Outcome wait();
 
-  /// Of a dialogue: what is typed, "\x03" for Ctrl-C and "\x04" for Ctrl-D.
+  /// Types keys in a dialogue: "\x03" is Ctrl-C and "\x04" is Ctrl-D.
   void type(const std::string& keys) const;
   /// Waits until the terminal shows `text` behind what was waited for before; returns what came up to its end. Throws
-  /// std::runtime_error with all that was shown where the process ends, or shows nothing more for two minutes.
+  /// std::runtime_error with all that was shown if the process ends, or shows nothing more for two minutes.
   std::string expect(const std::string& text);
 
  private:

@@ -12,7 +12,7 @@ namespace keyhole::tools {
 struct SyntheticTrace {
   TraceInfo info;
   TraceWriter::Options options;
-  // By head (layer, then KV head), `[n, d]`, `[m, g, d]`, `[t, g, d]`.
+  // Rows by head (layer, then KV head): `[n, d]`, `[m, g, d]`, `[t, g, d]`.
   std::vector<std::vector<float>> keys, values, queries, training;
 
   void write(const std::filesystem::path& path) const;
@@ -24,12 +24,12 @@ struct SyntheticShape {
   uint32_t layers = 2, kv_heads = 2, group = 2, dim = 64, tokens = 600, queries = 9, training = 20;
   float softcap = 0;
 };
-/// Heads differ in how sharp their attention is, so that their middle masses differ.
+/// Makes a trace. Heads differ in how sharp their attention is, so that their middle masses differ.
 [[nodiscard]] SyntheticTrace make_synthetic_trace(const SyntheticShape& shape,
                                                   std::mt19937& random);
 
-/// What compare must report for exact search of k keys; with min_weight above 0, for attention to all keys
-/// of a softmax weight above it among the offloaded ones, for one head of the group at least.
+/// The figures that compare must report for exact search of k keys or, with min_weight above 0, for attention to all
+/// offloaded keys of a softmax weight above it for at least one head of the group.
 struct ExactSearch {
   double middle_mass = 0, recovered_mass = 0;
   double recall = 0;  ///< share of the k best keys that are attended by all heads

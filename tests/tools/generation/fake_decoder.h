@@ -13,7 +13,8 @@
 
 namespace keyhole::tools::testing {
 
-/// The largest logit of 100 is that of a hash of all tokens taken, or of what `script` says for so many of them.
+/// A decoder whose largest logit of 100 is that of a hash of all tokens taken, or of what `script` says for this many
+/// of them.
 class FakeDecoder final : public Decoder {
  public:
   using Decoder::prefill;
@@ -54,7 +55,7 @@ class FakeDecoder final : public Decoder {
   [[nodiscard]] const StepTimes& times() const override { return times_; }
   void reset_times() override {}
 
-  /// What it chooses after `tokens`.
+  /// The token that it chooses after `tokens`.
   [[nodiscard]] uint32_t after(const std::vector<uint32_t>& tokens) const {
     if (tokens.size() < script.size()) return script[tokens.size()];
     uint32_t hash = 17;
@@ -79,7 +80,7 @@ class FakeDecoder final : public Decoder {
   StepTimes times_;
 };
 
-/// Token i is texts[i]; the ends are special.
+/// A tokenizer whose token i is texts[i]; the ends are special.
 class FakeTokenizer final : public Tokenizer {
  public:
   FakeTokenizer(std::vector<std::string> texts, std::vector<uint32_t> ends)

@@ -36,7 +36,7 @@ class GpuArray {
   explicit GpuArray(const std::vector<T>& values) : buffer_(values.size()) {
     cuda::copy_now(buffer_.get(), values.data(), values.size());
   }
-  /// All bytes 0xFF: NaN in every format.
+  /// Fills all bytes with 0xFF, which is NaN in every format.
   explicit GpuArray(size_t count) : buffer_(count) {
     cuda::check(cudaMemset(buffer_.get(), 0xFF, count * sizeof(T)), "poison");
     cuda::check(cudaStreamSynchronize(cudaStreamLegacy), "poison");
@@ -53,12 +53,12 @@ class GpuArray {
   cuda::Buffer<T> buffer_;
 };
 
-/// Numbers as sums of two bf16, and what they are worth; without `low` rounded to one.
+/// Numbers as sums of two bf16, and their values; without `low`, rounded to one bf16.
 class SplitArray {
  public:
   explicit SplitArray(const std::vector<float>& values, bool low = true)
       : with_low_(low), high_(part(values, false)), low_(part(values, true)) {}
-  /// Poisoned.
+  /// A poisoned array.
   explicit SplitArray(size_t count) : with_low_(true), high_(count), low_(count) {}
   [[nodiscard]] cuda::Split in() const { return {high_.get(), with_low_ ? low_.get() : nullptr}; }
   [[nodiscard]] cuda::SplitOut out() const { return {high_.get(), low_.get()}; }

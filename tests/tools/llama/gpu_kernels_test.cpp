@@ -46,8 +46,8 @@ TEST(GpuProducts, AreThoseOfDoublePrecision) {
   }
 }
 
-/// Of shapes as models have them, where the library takes its largest kernels and splits sums: a few rows against double
-/// precision, and the same bits each time.
+/// Products of shapes as models have them, where the library takes its largest kernels and splits sums: a few rows
+/// are compared with double precision, and the bits are the same each time.
 TEST(GpuProducts, OfLargeMatricesToo) {
   KEYHOLE_NEEDS_GPU();
   std::mt19937 random(9);

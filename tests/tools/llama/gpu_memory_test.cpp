@@ -137,7 +137,8 @@ TEST(GpuMemory, SaysWithWhichBitsAllLayersWouldFit) {
       << warning;
 }
 
-// Of layers with a window their rings: 8192 tokens, or all of a shorter context, in place of codes and of sink and window.
+// Layers with a window take their rings, 8192 tokens or all of a shorter context, in place of codes and of sink and
+// window.
 TEST(GpuMemory, SlidingLayersTakeTheirRings) {
   const Folder8B folder;
   const auto session = [&](uint32_t window, uint32_t sliding, uint64_t tokens) {

@@ -1,4 +1,4 @@
-// What kernels of the GPU decoder compute, in double precision.
+// The results of the GPU decoder's kernels, in double precision.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace keyhole::tools::testing {
 
-/// Sums of up to 1024 products in fp32 of numbers with 16 bits.
+/// The tolerance for sums of up to 1024 products in fp32 of numbers with 16 bits.
 constexpr double kTolerance = 2e-5;
 
 inline double silu(double x) { return x / (1.0 + std::exp(-x)); }
@@ -31,7 +31,7 @@ inline std::vector<double> normed(const std::vector<float>& x, const std::vector
   return out;
 }
 
-/// y `[m, n]` = x `[m, k]` w^T.
+/// Computes y `[m, n]` = x `[m, k]` w^T.
 inline std::vector<double> product(const std::vector<double>& x, const std::vector<double>& w,
                                    size_t m, size_t n, size_t k) {
   std::vector<double> y(m * n, 0.0);

@@ -34,9 +34,9 @@ TEST(OnCard, RoundsAsTheDriverHandsOut) {
 TEST(GpuPrefillSizes, AddUpToWhatAPromptTakes) {
   const size_t n = 131072;
   const GpuPrefillSizes sizes = gpu_prefill_sizes(llama_8b(), n, 4, "dense");
-  // Of all tokens: hidden states, RoPE's table, K and V of a layer in 16 bits, ids.
+  // Bytes for all tokens: hidden states, RoPE's table, K and V of a layer in 16 bits, ids.
   const uint64_t all = n * (4096 * 4 + 64 * 8 + 2 * 1024 * 2 + 4);
-  // Of a chunk: the wider of qkv (6144) and gate with up (28672), q, three pairs of bf16, two exports.
+  // Bytes for a chunk: the wider of qkv (6144) and gate with up (28672), q, three pairs of bf16, two exports.
   const uint64_t chunk =
       sizes.rows.chunk * (28672 * 4 + 4096 * 2 + 4 * (4096 + 4096 + 14336) + 2 * 6144 * 4);
   const uint64_t exact = all + chunk + 128256 * 4 + 32 * kMiB;  // and the products' workspace

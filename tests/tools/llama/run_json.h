@@ -18,7 +18,7 @@ namespace keyhole::tools {
   return args;
 }
 
-/// What --tokens reads.
+/// Ids as text, as --tokens reads them.
 [[nodiscard]] inline std::string ids_text(const std::vector<uint32_t>& tokens) {
   std::string text;
   for (const uint32_t token : tokens) text += std::to_string(token) + " ";

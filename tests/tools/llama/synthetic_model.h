@@ -13,7 +13,7 @@
 
 namespace keyhole::tools::testing {
 
-/// Tensors by Hugging Face's names, with the values that the file's dtype can hold.
+/// A tensor by Hugging Face's name, with values that the file's dtype can hold.
 struct SyntheticTensor {
   std::vector<size_t> shape;
   std::vector<double> values;
@@ -22,8 +22,8 @@ using SyntheticTensors = std::map<std::string, SyntheticTensor>;
 
 /// A small shape with every size different, so that swapped dimensions cannot go unseen.
 [[nodiscard]] nlohmann::json small_config();
-/// The same in one way different: "tied", "multi_head", "one_kv_head", "wide_heads", "head_dim_80", "linear", "llama3",
-/// "biases", "qwen3", "qwen3_sliding", "qwen3_all_sliding"; small_config() for other names.
+/// small_config() changed in one way: "tied", "multi_head", "one_kv_head", "wide_heads", "head_dim_80", "linear",
+/// "llama3", "biases", "qwen3", "qwen3_sliding", "qwen3_all_sliding"; unchanged for other names.
 [[nodiscard]] nlohmann::json config_variant(const std::string& name);
 
 /// Random weights of the shape that `config` describes, rounded to `type`.
@@ -37,8 +37,8 @@ void write_tensors(const std::filesystem::path& path, const SyntheticTensors& te
 void write_model(const std::filesystem::path& folder, const nlohmann::json& config,
                  const SyntheticTensors& tensors, ElementType type, size_t shards = 1);
 
-/// Logits `[tokens][vocab]` of every position: token by token, head by head, in double. Of model_type llama and qwen3,
-/// with attention_bias and layer_types.
+/// Computes logits `[tokens][vocab]` of every position, token by token, head by head, in double. For model_type llama
+/// and qwen3, with attention_bias and layer_types.
 [[nodiscard]] std::vector<std::vector<double>> reference_logits(
     const nlohmann::json& config, const SyntheticTensors& tensors,
     const std::vector<uint32_t>& tokens);

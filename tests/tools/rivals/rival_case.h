@@ -22,7 +22,7 @@ struct RivalCase {
   std::vector<uint32_t> training_positions;
   StoredRows stored;
 
-  /// Keys around a mean that is not 0, as keys of models are; every number is one of fp16.
+  /// Makes keys around a mean that is not 0, as keys of models are; every number is one of fp16.
   RivalCase(std::mt19937& random, size_t rows, size_t dim, size_t group, size_t steps = 3,
             size_t training_steps = 8)
       : shape{rows, dim, group, training_steps * group} {
@@ -96,7 +96,7 @@ struct RivalCase {
   }
 };
 
-/// A rival built over a case. Null where this build lacks it.
+/// Builds a rival over a case; null where this build lacks it.
 inline std::unique_ptr<Rival> build_rival(const RivalCase& on, const std::string& text) {
   const std::string name = text.substr(0, text.find(':'));
   for (const RivalType* type : rival_types()) {

@@ -8,7 +8,7 @@ namespace keyhole::tools {
 
 inline const ModelTokens kSmallModel{.vocab_size = 64, .bos = {}, .end_tokens = {}};
 
-/// Byte-level, without the bytes that the tests do not write: U+0120 is the space.
+/// A byte-level tokenizer.json, without the bytes that the tests do not write: U+0120 is the space.
 inline nlohmann::json small_tokenizer() {
   return nlohmann::json::parse(R"({
     "version": "1.0", "truncation": null, "padding": null,

@@ -6,7 +6,7 @@
 namespace keyhole::tools {
 namespace {
 
-// A thread looks for its end, and counts, after as many bytes: some 10 us.
+// A thread looks for its end, and counts, after this many bytes: some 10 us.
 constexpr size_t kPiece = size_t{64} << 10U;
 
 }  // namespace

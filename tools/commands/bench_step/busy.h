@@ -10,19 +10,20 @@
 
 namespace keyhole::tools {
 
-/// Each thread copies a block of memory of its own, beyond what a core caches, over and over. A host that serves more than
-/// one job looks like that: cores and memory bandwidth are taken, and whoever wakes a thread waits for its turn.
+/// Each thread copies a block of memory of its own, beyond what a core caches, over and over. That is how a host
+/// looks that serves more than one job: cores and memory bandwidth are taken, and a thread that is woken waits for
+/// its turn.
 class BusyThreads {
  public:
-  /// Returns when every thread has copied for the first time, so that no page is new any more. `block_bytes` is read and
-  /// as much written.
+  /// Starts the threads, and returns when every thread has copied once, so that no page is new any more. Each reads
+  /// `block_bytes` and writes as much.
   explicit BusyThreads(uint32_t threads, size_t block_bytes = size_t{64} << 20U);
   ~BusyThreads();
   BusyThreads(const BusyThreads&) = delete;
   BusyThreads& operator=(const BusyThreads&) = delete;
 
-  /// Ends the threads. Returns the bytes per second that all of them read and wrote together since the constructor
-  /// returned, that of the first call in later ones.
+  /// Ends the threads. Returns the bytes per second that all of them together read and wrote between the end of the
+  /// constructor and the first call of stop().
   double stop();
 
  private:

@@ -10,7 +10,7 @@
 namespace keyhole::tools {
 namespace {
 
-// Of the ring that layers are copied from: four times what a last-level cache holds, and two layers at 128k.
+// Bytes of the ring that layers are copied from: four times what a last-level cache holds, and two layers at 128k.
 constexpr uint64_t kRing = uint64_t{1} << 30U;
 
 // Lets `measure` fill in the result; its failure becomes the result's note.
@@ -29,7 +29,7 @@ StepResult comparison(const std::string& name, const std::string& note, const Me
   return result;
 }
 
-// Of layers that take `us` each, always.
+// The timing of layers that always take `us` each.
 StepTiming fixed_timing(double us, uint32_t layers) {
   StepTiming timing;
   timing.layer = {us, us, us, us};

@@ -1,4 +1,4 @@
-// What bench-step puts beside the indexes: attention without a search, to everything, and what copies cost.
+// What bench-step compares indexes with: attention to everything without a search, and the cost of copies.
 #pragma once
 
 #include "tools/api/handles.h"
@@ -10,10 +10,11 @@
 
 namespace keyhole::tools {
 
-/// Each becomes a result of its own, whose note says why where it could not be measured. Throws Interrupted.
+/// Measures comparisons. Each becomes a result of its own, whose note says why where it could not be measured. Throws
+/// Interrupted.
 class StepComparisons {
  public:
-  /// What is referred to must outlive the object. `stream` null: there is no CUDA device, or it is not used.
+  /// The arguments must outlive the object. `stream` null: there is no CUDA device, or it is not used.
   StepComparisons(const StepPlan& plan, StepMeter& meter, TokenStream* stream, StepFloors& floors,
                   const StepListener& listener)
       : plan_(plan), meter_(meter), stream_(stream), floors_(floors), listener_(listener) {}
@@ -21,13 +22,14 @@ class StepComparisons {
   /// Attends by `mode` in a session that goes back to its indexes afterwards.
   void attend_by(keyhole_mode mode, const Session& session, const std::string& name,
                  const std::string& note) const;
-  /// Keys and values of each layer copied from pinned memory: the time of the copies alone. Notes their bandwidth
-  /// among the floors.
+  /// Times copies alone, of the keys and values of each layer from pinned memory. Notes their bandwidth among the
+  /// floors.
   void copy_over_pcie() const;
-  /// The time that the bytes of K and V in this format take at the device's copy bandwidth: a floor, nothing is timed.
+  /// Computes the time that the bytes of K and V in this format take at the device's copy bandwidth: a floor, nothing
+  /// is timed.
   void format_floor(KvFormat format) const;
-  /// A session whose window holds everything: exact attention on the device. `config` is that of the sessions
-  /// which are measured.
+  /// Times exact attention on the device, in a session whose window holds everything. `config` is that of the
+  /// measured sessions.
   void attend_on_device(const Engine& engine, keyhole_session_config config,
                         ContextFeed& context) const;
 

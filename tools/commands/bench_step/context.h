@@ -1,4 +1,4 @@
-// The context of a model in bench-step on its way into sessions.
+// Brings the context of a model in bench-step into sessions.
 #pragma once
 
 #include <keyhole/keyhole.h>
@@ -15,11 +15,11 @@
 
 namespace keyhole::tools {
 
-/// Makes keys, values and queries of a chunk of tokens at a time, so that no layer ever lies in memory beside the
+/// Makes keys, values and queries a chunk of tokens at a time, so that no layer ever lies in memory beside the
 /// session that takes it.
 class ContextFeed {
  public:
-  /// What is referred to must outlive the object.
+  /// The arguments must outlive the object.
   ContextFeed(const HeadSource& source, const StepPlan& plan, Team& team)
       : source_(source), plan_(plan), team_(team) {}
 
@@ -27,8 +27,8 @@ class ContextFeed {
   using Take = std::function<void(uint32_t layer, const keyhole_tensor& k, const keyhole_tensor& v,
                                   const keyhole_tensor* q)>;
 
-  /// Hands over layer by layer, with a progress bar. `steps` not null: there are queries, and what the decoding
-  /// steps will bring is noted in it. Returns the seconds that making the numbers took.
+  /// Hands the context over layer by layer, with a progress bar. `steps` not null: there are queries, and the tokens
+  /// of the decoding steps are noted in it. Returns the seconds that it took to make the numbers.
   double hand_over(const std::string& title, StepInputs* steps, const Take& take);
 
  private:

@@ -1,4 +1,4 @@
-// The heads that a model of any size is made of in bench-step: those of a recorded trace, or synthetic ones.
+// The heads of which bench-step makes a model of any size: those of a recorded trace, or synthetic ones.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace keyhole::tools {
 
-/// A context of `context` tokens and the decoding steps after it: step s brings token context + s. Everything is
-/// a function of the arguments, and may be asked for from any number of threads.
+/// Heads with a context of `context` tokens and the decoding steps after it: step s brings token context + s.
+/// Everything is a function of the arguments, and may be asked for from any number of threads.
 class HeadSource {
  public:
   virtual ~HeadSource() = default;
@@ -19,20 +19,20 @@ class HeadSource {
   [[nodiscard]] virtual uint32_t dim() const = 0;
 
   enum class Part { keys, values };
-  /// `[count, dim]` fp32 of the tokens from `first` on.
+  /// Writes `[count, dim]` fp32 rows of the tokens from `first` on.
   virtual void rows(uint32_t head, Part part, uint64_t first, size_t count, float* out) const = 0;
 
-  /// Query of head j of the KV head's group in a step, `[dim]`.
+  /// Writes the query `[dim]` of head j of the KV head's group in a step.
   virtual void step_query(uint32_t head, uint32_t step, uint32_t j, float* out) const = 0;
 
-  /// Queries of the prompt that may guide an index: so many positions, evenly spread over the context.
+  /// Number of positions, evenly spread over the context, with queries of the prompt that may guide an index.
   [[nodiscard]] virtual uint32_t training_positions() const = 0;
   virtual void training_query(uint32_t head, uint32_t position, uint32_t j, float* out) const = 0;
 
   [[nodiscard]] virtual float scale() const = 0;  ///< of the logits; 0: 1 / sqrt(dim)
   [[nodiscard]] virtual float softcap() const = 0;
   [[nodiscard]] virtual std::string description() const = 0;  ///< a line for people
-  /// Tokens of the context that are no recorded ones but noisy copies of them.
+  /// Number of tokens of the context that were not recorded but are noisy copies of recorded ones.
   [[nodiscard]] virtual uint64_t copied_tokens() const { return 0; }
 };
 

@@ -1,5 +1,5 @@
-// Orthogonal maps that make many heads out of a few: turned keys and queries keep all their inner products, so
-// that attention weights stay those of the head they come from while every number in memory is another one.
+// Orthogonal maps that make many heads out of a few. Turned keys and queries keep all their inner products, so that
+// attention weights stay those of the original head while every number in memory is another one.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@ namespace keyhole::tools {
 
 enum class TurnKind {
   none,
-  /// A random permutation of the components with random signs: cheap, and figures of methods that look at single
-  /// components (variances, the largest ones, codes of 8 bits) stay those of the head.
+  /// A random permutation of the components with random signs. It is cheap, and figures of methods that look at
+  /// single components (variances, the largest ones, codes of 8 bits) stay those of the head.
   permute,
   /// A random rotation, uniform over all of them: components become alike, which codes of 8 bits profit from, and
   /// methods that look for large components suffer from.
@@ -20,7 +20,7 @@ enum class TurnKind {
 
 class HeadTurn {
  public:
-  /// The same map for the same arguments, on every machine up to rounding.
+  /// The map for these arguments: the same on every machine, up to rounding.
   HeadTurn(TurnKind kind, size_t dim, uint64_t seed);
 
   /// out = in * M for `count` rows of `dim` floats, one after the other; in and out must not overlap.
@@ -33,7 +33,7 @@ class HeadTurn {
   std::vector<float> matrix_;  ///< rotate: `[dim, dim]`
 };
 
-/// A seed of its own for each place: mixes all of them well.
+/// Mixes a seed and the numbers of a place into a seed for that place.
 [[nodiscard]] uint64_t mixed_seed(uint64_t seed, uint64_t a, uint64_t b = 0);
 
 /// Standard normal numbers by Box and Muller, from SplitMix64.

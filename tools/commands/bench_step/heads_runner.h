@@ -1,4 +1,5 @@
-// Decoding steps of bench-step by ranks that share the heads: each attends with its own, and all get the outputs of all.
+// Decoding steps of bench-step by ranks that share the heads: each attends with its own heads, and all get the
+// outputs of all.
 #pragma once
 
 #include <memory>
@@ -8,9 +9,9 @@
 
 namespace keyhole::tools {
 
-/// keyhole_attend of this rank's heads with tensors in host memory, and a gather of the outputs of all ranks, which a layer's
-/// time contains. `inputs` are of this rank's heads; output() gives those of all. Where a rank cannot attend, run() throws on
-/// all. What is referred to must outlive the runner.
+/// Makes a runner that calls keyhole_attend for this rank's heads, with tensors in host memory, and gathers the
+/// outputs of all ranks; both are in a layer's time. `inputs` are of this rank's heads; output() gives those of all.
+/// Where one rank cannot attend, run() throws on all. The arguments must outlive the runner.
 [[nodiscard]] std::unique_ptr<StepRunner> make_heads_runner(const StepInputs& inputs,
                                                             const StepRanks& ranks);
 

@@ -9,8 +9,9 @@
 
 namespace keyhole::tools {
 
-/// Gives all heads the index (null: that which they have) and the budget, with a progress bar; returns the seconds that it takes
-/// to build what is missing, on the slowest rank. Throws LibraryError, of ranks std::runtime_error on all, and Interrupted.
+/// Gives all heads the index (null: the one that they have) and the budget, with a progress bar. Returns the seconds
+/// that the slowest rank takes to build what is missing. Throws LibraryError, with several ranks std::runtime_error
+/// on all, and Interrupted.
 double build_indexes(const StepRanks& ranks, const Session& session, const std::string* index,
                      const BudgetChoice& budget);
 

@@ -15,21 +15,22 @@
 
 namespace keyhole::tools {
 
-/// Mean and quantiles of a sample, zeros of an empty one.
+/// Mean and quantiles of a sample; zeros for an empty one.
 [[nodiscard]] Latency latency_of(std::vector<double> sample);
 
-/// Each measurement decodes the same tokens and then truncates them away, so that the session ends as it began.
+/// Measures steps. Each measurement decodes the same tokens and then truncates them away, so that the session ends as
+/// it began.
 class StepMeter {
  public:
-  /// `stream` null: steps have their tensors in host memory. What is referred to must outlive the object.
+  /// `stream` null: steps have their tensors in host memory. The arguments must outlive the object.
   StepMeter(const StepPlan& plan, const StepInputs& inputs, TokenStream* stream);
 
-  /// Steps of all layers, beside the plan's busy threads.
+  /// Times the steps of all layers, beside the plan's busy threads.
   StepTiming time(const Session& session);
-  /// What the library's audit says of the same steps of the first `layers` layers. Not of ranks that share the tokens: each
-  /// would audit its own alone.
+  /// Returns the library's audit of the same steps of the first `layers` layers. Not for ranks that share the tokens,
+  /// because each would audit its own tokens alone.
   keyhole_audit audit(const Session& session, uint32_t layers);
-  /// Output error of what steps wrote, rounded to fp16, beside steps of the library in exact mode.
+  /// Returns the output error of what the steps wrote, rounded to fp16, against steps of the library in exact mode.
   Latency written_error(const Session& session, uint32_t layers);
 
  private:

@@ -40,7 +40,8 @@ void check_shape(const BenchStepOptions& options) {
   }
 }
 
-// Of RoPE there is nothing left to undo in turned keys, and a classifier knows the heads of its model.
+// Refuses indexes that undo RoPE, of which nothing is left in turned keys, and those with a classifier, which knows
+// the heads of its model.
 void check_index(const std::string& spec) {
   if (spec.find("rope=undo") != std::string::npos || spec.rfind("saap", 0) == 0) {
     throw UsageError("--index " + spec +

@@ -41,14 +41,14 @@ struct BenchStepOptions {
 
 void add_bench_step_options(CLI::App& command, BenchStepOptions& options);
 
-/// What the command line and its --runs say together: the file's trace and options where the command line has none, and its
-/// indexes with their budgets in `groups`, before those of --index. Throws UsageError.
+/// Joins the command line and its --runs: takes the file's trace and options where the command line has none, and
+/// puts its indexes with their budgets into `groups`, before those of --index. Throws UsageError.
 [[nodiscard]] BenchStepOptions resolve_runs(const CLI::App& command, BenchStepOptions given);
 
-/// The options as numbers. Throws UsageError.
+/// Turns the options into numbers. Throws UsageError.
 [[nodiscard]] StepPlan make_step_plan(const BenchStepOptions& options);
 
-/// The heads of --trace or --synthetic. Throws UsageError.
+/// Makes the heads of --trace or --synthetic. Throws UsageError.
 [[nodiscard]] std::unique_ptr<HeadSource> make_source(const BenchStepOptions& options,
                                                       const StepPlan& plan);
 

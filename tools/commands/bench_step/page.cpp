@@ -17,7 +17,8 @@ using nlohmann::ordered_json;
 
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
-// What a step is worth: of stream steps, and of several ranks, what they wrote, else what audits say.
+// The error of a step: for stream steps, and for several ranks, that of what they wrote, otherwise that of the
+// audits.
 double error_of(const ordered_json& row, const std::string& quantile) {
   const double written = figure_at(row, "written_error." + quantile);
   if (std::isfinite(written)) return written;
@@ -30,7 +31,7 @@ double per_attend(const ordered_json& row, const std::string& field) {
   return attends > 0 ? figure_at(row, "statistics." + field) / attends : kUnknown;
 }
 
-// On the host, and on the device, where codes lie.
+// Bytes of memory on the host and, where codes lie there, on the device.
 double memory_of(const ordered_json& row) {
   double bytes = 0;
   for (const char* part : {"index_bytes", "tail_bytes", "code_bytes"}) {
@@ -39,7 +40,7 @@ double memory_of(const ordered_json& row) {
   return bytes;
 }
 
-// "" of one process.
+// The ranks as text; "" for one process.
 std::string ranks_of(const ordered_json& options) {
   if (options["parallel"].is_null()) return "";
   return options["ranks"].dump() + " of --parallel " + options["parallel"].get<std::string>();

@@ -7,7 +7,7 @@
 namespace keyhole::tools {
 
 [[nodiscard]] std::string bench_step_page(const nlohmann::ordered_json& document);
-/// Output error against the time of a layer and against memory; "" while nothing was audited.
+/// A picture of output error against the time of a layer and against memory; "" if nothing was audited.
 [[nodiscard]] std::string bench_step_svg(const nlohmann::ordered_json& document);
 
 }  // namespace keyhole::tools

@@ -1,4 +1,4 @@
-// What bench-step measures.
+// The plan of bench-step: what it measures.
 #pragma once
 
 #include <keyhole/keyhole.h>
@@ -23,7 +23,7 @@ struct StepRun {
   std::vector<BudgetChoice> budgets;
 };
 
-/// What is measured, with everything filled in.
+/// The whole plan, with everything filled in.
 struct StepPlan {
   StepShape shape;
   uint64_t context = 0;
@@ -50,9 +50,9 @@ struct StepPlan {
   StepRanks
       ranks;  ///< among whom the model is shared; `threads`, `busy` and the caps are each rank's
 
-  /// Tokens that are decoded after the context.
+  /// Number of tokens that are decoded after the context.
   [[nodiscard]] uint32_t tokens() const { return warmup + steps; }
-  /// What of `shape` this process has.
+  /// The part of `shape` that this process has.
   [[nodiscard]] StepShape own_shape() const { return ranks.share(shape); }
 };
 

@@ -11,10 +11,11 @@
 
 namespace keyhole::tools {
 
-/// Some lines on one result, for the moment at which it is known.
+/// Some lines about one result, printed as soon as it is known.
 [[nodiscard]] std::string to_text(const StepResult& result);
 
-/// Seconds of a build as tables show them, of indexes and of tails. Below 10 ms the time of tails is that of finding none.
+/// Seconds of a build, as tables show them: of the index and of the tail together. Tails below 10 ms do not count,
+/// because that is the time of finding that there are none.
 [[nodiscard]] inline double shown_build(double index_seconds, double tail_seconds) {
   return index_seconds + (tail_seconds > 0.01 ? tail_seconds : 0.0);
 }
@@ -23,9 +24,9 @@ namespace keyhole::tools {
 inline constexpr std::array kStepColumns = {
     "index and budget", "build",       "layer p50", "p95", "p99", "token p50", "p95",
     "tokens/s",         "read/attend", "error p50", "p95", "p99", "recall",    "mass"};
-/// All of them, a row each.
+/// A table of all results, a row each.
 [[nodiscard]] std::string to_table(const std::vector<StepResult>& results, const Style& style);
-/// What the machine can do at best; "" where nothing of it was measured.
+/// The best that the machine can do; "" where nothing of it was measured.
 [[nodiscard]] std::string to_text(const StepFloors& floors);
 
 [[nodiscard]] nlohmann::ordered_json to_json(const StepResult& result);

@@ -1,4 +1,4 @@
-// What bench-step finds out.
+// The results of bench-step.
 #pragma once
 
 #include <keyhole/keyhole.h>
@@ -11,7 +11,7 @@
 
 namespace keyhole::tools {
 
-/// Of a sample, mostly of microseconds.
+/// Figures of a sample, mostly of microseconds.
 struct Latency {
   double mean = 0, p50 = 0, p95 = 0, p99 = 0;
 };
@@ -22,19 +22,20 @@ struct Phase {
   double seconds = 0;
 };
 
-/// What a session takes on one of several ranks, bytes.
+/// Bytes of memory that a session takes on one of several ranks.
 struct RankMemory {
   uint64_t host = 0, index = 0, device = 0, pinned = 0;
 };
 
-/// What a way of attending costs; of several ranks that measure together the times are those of the slowest.
+/// The cost of a way to attend. If several ranks measure together, the times are those of the slowest.
 struct StepTiming {
   Latency layer;  ///< of one attend: on the device's clock for stream steps, else of the call
   Latency token;  ///< of all of a token, by the host's clock
   Latency token_on_device;  ///< by the device's clock; zeros where that has none
   double layer_in_token =
       0;  ///< microseconds, its median by layers; 0: no clock, or products between the attends
-  /// Of the measured steps; of several ranks added up, but for wall time and what all have alike.
+  /// Statistics of the measured steps. Over several ranks they are added up, except wall time and what all have
+  /// alike.
   keyhole_statistics statistics{};
   std::vector<RankMemory> ranks;  ///< by rank; empty: one process
   std::optional<double>
@@ -54,11 +55,11 @@ struct StepResult {
   std::optional<StepTiming> timing;    ///< absent where it could not be measured
   std::string note;                    ///< why not, or what has to be known
   std::optional<keyhole_audit> audit;  ///< of the same steps
-  /// Output error of what the steps wrote, in fp16: of stream steps, and of several ranks together.
+  /// Output error of what the steps wrote in fp16, for stream steps and for several ranks together.
   std::optional<Latency> written_error;
 };
 
-/// What the machine can do at best.
+/// The best that the machine can do.
 struct StepFloors {
   std::string device;              ///< e.g. "NVIDIA H200"
   uint64_t weight_bytes = 0;       ///< read by each token
@@ -68,7 +69,7 @@ struct StepFloors {
   std::optional<Latency> dense;    ///< of a token without attends
 };
 
-/// Told as soon as something is known.
+/// Callbacks for results, called as soon as something is known.
 struct StepListener {
   std::function<void(const Phase&)> phase;
   std::function<void(const StepResult&)> result;

@@ -86,7 +86,7 @@ class StepBench::Impl {
       }
     }
     partition_ = common_partition(budgets);
-    // Of every head of the source one that is audited at least, where there are so many.
+    // Audits at least one head made of each head of the source, where there are so many.
     const uint32_t kv = plan_.shape.kv_heads;
     audited_layers_ = std::min(plan_.shape.layers, (source.heads() + kv - 1) / kv);
   }
@@ -160,7 +160,8 @@ class StepBench::Impl {
   // A rank's audit sees the rank's tokens alone.
   [[nodiscard]] bool audits() const { return !plan_.ranks.by_tokens(); }
 
-  // The session to be timed, or the one that is audited: an audit would take the time that is measured.
+  // The config of the session to be timed, or of the one that is audited: an audit would take the time that is
+  // measured.
   [[nodiscard]] keyhole_session_config config(bool audited) const {
     keyhole_session_config config;
     keyhole_session_config_init(&config);
@@ -189,7 +190,7 @@ class StepBench::Impl {
     if (plan_.weights) listener_.phase({"weights", seconds_since(start)});
   }
 
-  // Fills both sessions, the second one's first layers, and notes what the steps will bring.
+  // Fills both sessions, the second one's first layers only, and notes the input of the steps.
   void fill(ContextFeed& context, const Session& session, const Session& audited) {
     const Clock::time_point start = Clock::now();
     const double making =
@@ -240,7 +241,7 @@ class StepBench::Impl {
     }
     bool audit_built = false;
     for (const BudgetChoice& choice : run.budgets) {
-      // Of several indexes, --tail codes is of those that have codes.
+      // With several indexes, --tail codes is meant for those that have codes.
       if (choice.reads_codes() && !has_codes(run.index) && plan_.runs.size() > 1) continue;
       const BudgetChoice budget = for_index(choice, run.index);
       StepResult result = result_of(run, budget);
@@ -267,7 +268,7 @@ class StepBench::Impl {
     } catch (const std::exception& e) {
       if (interrupted()) throw;
       result.note = e.what();
-      // What a failed step left behind goes; a failure of this says nothing new.
+      // What a failed step has left goes away; a failure of this call says nothing new.
       for (keyhole_session* failed : {session.get(), audited.get()}) {
         if (failed == nullptr) continue;
         const keyhole_status status =

@@ -19,7 +19,7 @@ class StepBench {
   StepBench(const StepBench&) = delete;
   StepBench& operator=(const StepBench&) = delete;
 
-  /// Everything, in turn. Throws LibraryError, std::runtime_error, Interrupted.
+  /// Runs all measurements in turn. Throws LibraryError, std::runtime_error, Interrupted.
   void run();
 
   [[nodiscard]] const StepPlan& plan() const;      ///< with the values in effect

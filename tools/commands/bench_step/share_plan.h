@@ -6,8 +6,8 @@
 
 namespace keyhole::tools {
 
-/// Shares the plan among the processes that mpirun has started, whose steps have their tensors in host memory. Throws UsageError
-/// for what ranks cannot do, std::runtime_error where the build has no MPI.
+/// Shares the plan among the processes that mpirun has started; their steps have tensors in host memory. Throws
+/// UsageError for what ranks cannot do, std::runtime_error where the build has no MPI.
 void share_plan(StepPlan& plan, const ParallelFlags& flags);
 
 }  // namespace keyhole::tools

@@ -1,5 +1,5 @@
-// The keys, values and queries of a whole model in bench-step: every (layer, KV head) takes one of a source's heads
-// in turn, and turns it its own way. Nothing of it is kept: rows are made when they are asked for, a layer at a
+// The keys, values and queries of a whole model in bench-step. Every (layer, KV head) takes one of a source's heads
+// in turn, and turns it in its own way. Nothing of it is kept: rows are made when they are asked for, a layer at a
 // time.
 #pragma once
 
@@ -15,7 +15,8 @@ namespace keyhole::tools {
 
 struct StepShape {
   uint32_t layers = 32, q_heads = 32, kv_heads = 8, head_dim = 128;
-  /// Where the heads are a rank's share: they are those from this KV head on, of so many in the model (0: these are all).
+  /// The first KV head of these, and the number of KV heads of the model, where the heads are a rank's share (0:
+  /// these are all).
   uint32_t first_kv_head = 0, model_kv_heads = 0;
 
   [[nodiscard]] uint32_t group() const { return q_heads / kv_heads; }
@@ -28,21 +29,21 @@ struct StepShape {
   [[nodiscard]] size_t kv_elements() const { return size_t{kv_heads} * head_dim; }
 };
 
-/// One layer. All elements are fp16. One thread at a time; works on the team's threads.
+/// Makes the data of one layer. All elements are fp16. One thread at a time; works on the team's threads.
 class LayerData {
  public:
-  /// What is referred to must outlive the object.
+  /// The arguments must outlive the object.
   LayerData(const HeadSource& source, const StepShape& shape, TurnKind turn, uint64_t seed,
             uint32_t layer, uint64_t context, Team& team);
 
-  /// Tokens [first, first + count) of the context: k and v `[count, kv_heads, head_dim]`.
+  /// Writes k and v `[count, kv_heads, head_dim]` of tokens [first, first + count) of the context.
   void rows(uint64_t first, size_t count, uint16_t* k, uint16_t* v) const;
 
-  /// Queries of the same tokens, `[count, q_heads, head_dim]`: of the source's training position that lies
-  /// nearest before it. False, and nothing is written, where the source has none.
+  /// Writes queries `[count, q_heads, head_dim]` of the same tokens: each is that of the nearest training position of
+  /// the source before it. Returns false, and writes nothing, where the source has none.
   bool queries(uint64_t first, size_t count, uint16_t* q);
 
-  /// What decoding step `step` brings: q `[q_heads, head_dim]`, then k and v `[kv_heads, head_dim]`.
+  /// Writes the token of decoding step `step`: q `[q_heads, head_dim]`, then k and v `[kv_heads, head_dim]`.
   void step(uint32_t step, uint16_t* token) const;
 
  private:

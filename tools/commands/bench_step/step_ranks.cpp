@@ -15,7 +15,7 @@ namespace {
 
 using Failure = std::array<char, 512>;
 
-// What all ranks together have more of than each.
+// The counts that are added up over the ranks.
 constexpr uint64_t keyhole_statistics::*kCounts[] = {
     &keyhole_statistics::keys_scored,    &keyhole_statistics::keys_offered,
     &keyhole_statistics::keys_attended,  &keyhole_statistics::keys_opened,
@@ -85,7 +85,7 @@ void StepRanks::together(const std::function<void()>& work) const {
   for (size_t r = 0; r < all.size(); ++r) {
     const std::string text = all[r].data();
     if (text.empty()) continue;
-    // What the library says of one rank, it says on all, with the rank's number.
+    // A library error of one rank is raised on all, with the rank's number.
     throw std::runtime_error(text.starts_with("rank ") ? text
                                                        : "rank " + std::to_string(r) + ": " + text);
   }

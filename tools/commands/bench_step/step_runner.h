@@ -1,4 +1,4 @@
-// Decoding steps of bench-step: the calls of a token, timed, in host memory or in the order of a CUDA stream.
+// Decoding steps of bench-step: the calls for a token, timed, in host memory or in the order of a CUDA stream.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace keyhole::tools {
 
-/// What every decoding step brings to every layer, fp16: `[tokens, layers, shape.token_elements()]`.
+/// The input of every decoding step to every layer, fp16: `[tokens, layers, shape.token_elements()]`.
 struct StepInputs {
   StepShape shape;
   uint32_t tokens = 0;
@@ -26,7 +26,7 @@ struct StepInputs {
   }
 };
 
-/// Times of one token in microseconds.
+/// The times of one token in microseconds.
 struct TokenTimes {
   std::vector<double> layers;  ///< of each attend; empty: they were not clocked
   double token =
@@ -39,33 +39,35 @@ class StepRunner {
  public:
   virtual ~StepRunner() = default;
 
-  /// Called before the first token of a session, and where another one's turn comes.
+  /// Call it before the first token of a session, and whenever another session's turn comes.
   virtual void use(keyhole_session* session) = 0;
-  /// All of the first `layers` layers attend; the next tokens come in the order of the inputs.
+  /// Makes all of the first `layers` layers attend. The next tokens come in the order of the inputs.
   virtual TokenTimes run(keyhole_session* session, uint32_t token, uint32_t layers) = 0;
-  /// From now on run() replays a graph, until the next use(). Nothing where there are no graphs.
+  /// Captures a graph, which run() replays until the next use(). Does nothing where there are no graphs.
   virtual void capture(keyhole_session* session, uint32_t layers) = 0;
-  /// What the last token's attend of a layer wrote, `[q_heads, head_dim]` fp16: of all ranks' heads where these are shared.
+  /// The output of the last token's attend of a layer, `[q_heads, head_dim]` fp16; where ranks share the heads, of
+  /// all of them.
   [[nodiscard]] virtual std::vector<uint16_t> output(uint32_t layer) = 0;
 };
 
 /// Throws std::runtime_error where one of the last token's outputs is not finite.
 void check_outputs(StepRunner& runner, uint32_t layers);
 
-/// |o - o*| / |o*| of each query head of a layer, those of all ranks: o is the last token's output of the runner, o* what
-/// exact attention to the tokens that the session holds now gives for the same query. Leaves the session in the mode
-/// KEYHOLE_MODE_INDEXED.
+/// Returns |o - o*| / |o*| of each query head of a layer, over all ranks: o is the last token's output of the runner,
+/// o* that of exact attention to the tokens that the session holds now, for the same query. Leaves the session in the
+/// mode KEYHOLE_MODE_INDEXED.
 [[nodiscard]] std::vector<double> output_errors(StepRunner& runner, const StepInputs& inputs,
                                                 keyhole_session* session, uint32_t token,
                                                 uint32_t layer, const StepRanks& ranks = {});
 
-/// keyhole_attend of fp16 rows: q and out `[q_heads, head_dim]`, k and v `[kv_heads, head_dim]`. Throws LibraryError.
+/// Calls keyhole_attend with fp16 rows: q and out `[q_heads, head_dim]`, k and v `[kv_heads, head_dim]`. Throws
+/// LibraryError.
 void attend_rows(keyhole_session* session, uint32_t layer, const StepShape& shape, const void* q,
                  const void* k, const void* v, void* out, keyhole_memory memory);
 
-/// keyhole_attend with tensors in host memory. `inputs` must outlive the runner.
+/// Makes a runner that calls keyhole_attend with tensors in host memory. `inputs` must outlive it.
 [[nodiscard]] std::unique_ptr<StepRunner> make_host_runner(const StepInputs& inputs);
-/// Stream steps; uploads the inputs. `stream` must outlive the runner.
+/// Makes a runner of stream steps, and uploads the inputs. `stream` must outlive it.
 [[nodiscard]] std::unique_ptr<StepRunner> make_stream_runner(const StepInputs& inputs,
                                                              TokenStream& stream);
 

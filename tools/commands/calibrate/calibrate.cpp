@@ -73,7 +73,7 @@ std::vector<CalibrationPlan::Candidate> make_candidates(const Options& options) 
   const auto attends =
       parse_attends(or_default(options.budgets.attends, kDefaultAttends), options.k);
   const auto tails = or_default(options.budgets.tails, kDefaultTails);
-  // Where nothing but a search is wanted, there is no fixed target.
+  // Where only searches for a target are wanted, there is no fixed one.
   std::vector<BudgetChoice> fixed;
   if (!targets.empty()) fixed = cross_budgets(attends, tails, targets);
   // Ways to attend and tails; any target keeps those that need one.
@@ -92,7 +92,7 @@ std::vector<CalibrationPlan::Candidate> make_candidates(const Options& options) 
         continue;
       }
       for (BudgetChoice& base : bases) {
-        // Without a search all indexes are one.
+        // Without a search all indexes give the same, so one is tried.
         if (base.attend.mode == KEYHOLE_ATTEND_NONE && !out.empty() && out.front().index != spec) {
           continue;
         }
@@ -204,7 +204,7 @@ void write_results(const Options& options, const nlohmann::ordered_json& documen
   if (!options.json.empty()) write_json(options.json, document);
 }
 
-/// `command`: what is of decoding only must not have been given.
+/// `command`: options that are about decoding only must not have been given.
 void calibrate_patterns(const Options& options, const CLI::App& command) {
   for (const char* name :
        {"--trace", "--check", "--index", "--attend", "--tail", "--target", "--k", "--queries",

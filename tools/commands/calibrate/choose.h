@@ -1,4 +1,4 @@
-// What calibrate decides, apart from what it measures: when an error is met, which target meets it, which
+// The decisions of calibrate, apart from its measurements: when an error is met, which target meets it, which
 // candidate is the cheapest that does.
 #pragma once
 
@@ -10,30 +10,30 @@
 
 namespace keyhole::tools {
 
-/// "A share `quantile` of all steps has an output error of at most `factor` times the stated one."
+/// The requirement: "A share `quantile` of all steps has an output error of at most `factor` times the stated one."
 struct Requirement {
   double error = 0.05;
   double quantile = 0.95;
   double factor = 1.5;
 
   [[nodiscard]] double limit() const { return error * factor; }
-  /// The errors' quantile over the limit: met where it is at most 1.
+  /// The quantile of the errors divided by the limit: the requirement is met where it is at most 1.
   [[nodiscard]] double ratio(std::vector<double> errors) const;
-  /// The same for a choice by the errors of `steps` steps, which are few: a standard error above the quantile, so
-  /// that what just meets it here is not half as likely to miss it elsewhere.
+  /// The ratio() for a choice by the errors of only `steps` steps: taken a standard error above the quantile, so that
+  /// a candidate that just meets it here is unlikely to miss it elsewhere.
   [[nodiscard]] double cautious_ratio(std::vector<double> errors, size_t steps) const;
-  /// "95 % of steps below 0.075".
+  /// The requirement as text: "95 % of steps below 0.075".
   [[nodiscard]] std::string text() const;
 };
 
-/// "median", "p95" or "pNN", each with xF for another factor: "p95x1.5". Throws UsageError.
+/// Reads "median", "p95" or "pNN", each with xF for another factor: "p95x1.5". Throws UsageError.
 [[nodiscard]] Requirement parse_requirement(const std::string& text, double error);
 
-/// The value below which a share of the samples lies (nearest rank); NaN of none.
+/// The value that a share of the samples does not exceed (nearest rank); NaN if there are none.
 [[nodiscard]] double quantile_of(std::vector<double> samples, double share);
 
-/// The largest target that meets the requirement, within 15 %, starting at the stated error: a target is kept
-/// by an estimate, which may be timid or bold for a head. `meets` should be monotone: what holds for one target
+/// Finds the largest target that meets the requirement, within 15 %, starting at the stated error: a target is kept
+/// by an estimate, which may be timid or bold for a head. `meets` should be monotone: if it holds for one target, it
 /// holds for smaller ones. Nothing where an eighth of the stated error does not meet it either.
 inline constexpr double kStrictestShare = 1.0 / 8;
 [[nodiscard]] std::optional<float> search_target(double stated,
@@ -45,8 +45,8 @@ struct Verdict {
   double cost = 0;
 };
 
-/// The cheapest that meets the requirement (of equal cost the better one), else the one that comes nearest.
-/// There must be one.
+/// The cheapest candidate that meets the requirement (of equally cheap ones the better), else the one that comes
+/// nearest. There must be at least one.
 [[nodiscard]] size_t choose_cheapest(const std::vector<Verdict>& verdicts);
 
 }  // namespace keyhole::tools

@@ -1,4 +1,4 @@
-// One head of several traces, and what an index and a budget do to it.
+// Measures one head of several traces under an index and a budget.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace keyhole::tools {
 
-/// A recorded head, the truth of its used queries and the index that is built over it.
+/// A recorded head, the truth of its used queries, and the index that is built over it.
 struct CalibrationHead {
   const Trace* trace = nullptr;
   const TraceHead* head = nullptr;
@@ -22,29 +22,30 @@ struct CalibrationHead {
   [[nodiscard]] size_t queries() const { return truth.positions.size(); }
 };
 
-/// What steps with one budget gave and took: means over steps.
+/// The results and costs of steps with one budget: means over steps.
 struct StepFigures {
   std::vector<double> errors;  ///< `[queries * group]` output errors
   double bytes = 0, attended = 0;
   double us = 0;  ///< 0 where it was not timed
 };
 
-/// Which queries: every second one from `first` on, or all.
+/// The choice of queries: every second one from `first` on, or all.
 struct QueryChoice {
   size_t first = 0, stride = 1;
 };
 
-/// Attends with each of the chosen queries; with `timed`, again for the time: of each query the best of three, as
-/// other programs can only slow it down.
+/// Attends with each of the chosen queries. With `timed`, again for the time: the best of three for each query,
+/// because other programs can only slow it down.
 [[nodiscard]] StepFigures measure_steps(const CalibrationHead& head, const BudgetChoice& budget,
                                         QueryChoice queries, bool timed);
 
-/// Gives the head an index by this spec: by other search parameters for the one that it has where that will do.
+/// Gives the head an index of this spec; where the present one differs in search parameters alone, only changes
+/// these.
 void give_index(CalibrationHead& head, const Engine& engine, const std::string& spec);
-/// Partitions the keys where the budget needs it and they are not partitioned so.
+/// Partitions the keys as the budget needs, unless they are partitioned so already.
 void give_partitions(CalibrationHead& head, const BudgetChoice& budget);
 
-/// Bytes that the index holds, and its partitions where the budget needs them.
+/// Bytes of the index, and of its partitions where the budget needs them.
 [[nodiscard]] uint64_t held_bytes(const CalibrationHead& head, const BudgetChoice& budget);
 
 }  // namespace keyhole::tools

@@ -1,4 +1,4 @@
-// What calibrate chose as JSON, and as a page that is made of it.
+// The choices of calibrate as JSON, and as a page that is made of it.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -11,7 +11,7 @@
 
 namespace keyhole::tools {
 
-/// The figures of the table, by head: beside the file of budgets, which holds what the library takes.
+/// The figures of the table, by head. They accompany the file of budgets, which holds only what the library takes.
 [[nodiscard]] nlohmann::ordered_json calibration_document(const std::vector<HeadChoice>& choices,
                                                           const CalibrationPlan& plan,
                                                           const Machine& machine);
@@ -19,7 +19,7 @@ namespace keyhole::tools {
                                                           const PrefillPlan& plan,
                                                           const Machine& machine);
 
-/// Of either.
+/// The page of a document of budgets or of patterns.
 [[nodiscard]] std::string calibration_page(const nlohmann::ordered_json& document);
 
 }  // namespace keyhole::tools

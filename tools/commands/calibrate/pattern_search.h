@@ -1,5 +1,5 @@
-// Which pattern the prompts of a query head shall attend by (MInference, section 3.2: the search for the best pattern of each head,
-// offline), by what dense attention to the same q, k and v gives.
+// The search for the pattern by which the prompts of a query head shall attend (MInference, section 3.2: the best
+// pattern of each head, found offline), judged by dense attention to the same q, k and v.
 #pragma once
 
 #include <cstdint>
@@ -31,16 +31,17 @@ struct PatternFigures {
 
 class PatternSearch {
  public:
-  /// Heads of `dim` elements; scale 0: 1 / sqrt(dim); softcap 0: none. patterns: the first is "dense". Throws UsageError for a
-  /// pattern that the library refuses. on_gpu: attention, and so its errors and seconds, are a GPU's, with q, k and v in fp16.
+  /// Tries patterns on heads of `dim` elements. scale 0: 1 / sqrt(dim); softcap 0: none. patterns: the first is
+  /// "dense". Throws UsageError for a pattern that the library refuses. on_gpu: a GPU attends, with q, k and v in
+  /// fp16, so that errors and seconds are a GPU's.
   PatternSearch(uint32_t dim, float scale, float softcap, const std::vector<std::string>& patterns,
                 const Requirement& requirement, uint32_t threads, bool on_gpu = false);
 
-  /// Of each pattern, in their order.
+  /// Returns the figures of each pattern, in their order.
   [[nodiscard]] std::vector<PatternFigures> measure(const HeadRows& head);
 
  private:
-  /// Returns its seconds.
+  /// Attends with one pattern and returns its seconds.
   double attend(const PromptHandle& prompt, const HeadRows& head, std::vector<float>& out,
                 std::vector<float>& lse);
 
@@ -53,13 +54,15 @@ class PatternSearch {
   std::vector<float> exact_, exact_lse_, out_, lse_;
 };
 
-/// One figure of each pattern from those of several prompts: the worst ratios and errors, means of all else.
+/// Merges the figures of several prompts into one of each pattern: the worst ratios and errors, the means of all
+/// else.
 [[nodiscard]] std::vector<PatternFigures> merge_figures(
     const std::vector<std::vector<PatternFigures>>& prompts);
 
 enum class PatternCost { blocks, us };
-/// The cheapest that meets the requirement. By blocks, what attends more than nine tenths of them is as dear as dense attention: it
-/// has to choose them, too. The first pattern, which is dense, always meets it.
+/// The cheapest pattern that meets the requirement. Judged by blocks, one that attends more than nine tenths of them
+/// is as dear as dense attention, because it has to choose them, too. The first pattern, which is dense, always meets
+/// it.
 [[nodiscard]] size_t cheapest_pattern(const std::vector<PatternFigures>& figures, PatternCost cost);
 
 }  // namespace keyhole::tools

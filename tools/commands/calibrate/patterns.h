@@ -14,11 +14,12 @@ struct PatternType {
 };
 [[nodiscard]] std::vector<PatternType> pattern_types(std::string_view help);
 
-/// What is tried of a type where nothing else is asked for, with alternatives as of expand_sweep(): from the first token on, and
-/// several values of what says how much is attended. `auto` stands for another, and "budgets" is no type: nothing of these.
+/// The specs tried of each type where the user names none, with alternatives as in expand_sweep(): from the first
+/// token on, with several values of the parameters that say how much is attended. None for `auto`, which stands for
+/// another type, and "budgets", which is none.
 [[nodiscard]] std::vector<std::string> default_patterns(const std::vector<PatternType>& types);
 
-/// The specs without alternatives, "dense" the first of them whether it is given or not.
+/// Expands alternatives. "dense" is the first spec whether it is given or not.
 [[nodiscard]] std::vector<std::string> expand_patterns(const std::vector<std::string>& patterns);
 
 }  // namespace keyhole::tools

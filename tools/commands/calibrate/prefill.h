@@ -26,15 +26,16 @@ struct PatternChoice {
   PatternFigures figures, dense;
 };
 
-/// Runs the model over the prompts where plan.model.device says, densely, attends there, and tries every pattern on every query head of its layers. The last layer
-/// has no patterns: a prompt attends there with its last token alone. Shows progress on a terminal; Ctrl-C ends it.
+/// Runs the model densely over the prompts where plan.model.device says, attends there, and tries every pattern on
+/// every query head of its layers. The last layer has no patterns, because only a prompt's last token attends there.
+/// Shows progress on a terminal; Ctrl-C ends it.
 [[nodiscard]] std::vector<PatternChoice> calibrate_prefill(const PrefillPlan& plan);
 
 [[nodiscard]] BudgetsFile to_budgets(const std::vector<PatternChoice>& choices,
                                      const PrefillPlan& plan, const std::string& machine);
 [[nodiscard]] std::string pattern_table(const std::vector<PatternChoice>& choices,
                                         const Style& style);
-/// Shares and speed of all heads together, and which have not held.
+/// Shares and speed over all heads, and the choices that have not held.
 [[nodiscard]] std::string pattern_summary(const std::vector<PatternChoice>& choices,
                                           const PrefillPlan& plan);
 

@@ -19,10 +19,10 @@ struct ModelDims {
                                      const CalibrationPlan& plan, const ModelDims& model,
                                      const std::string& machine);
 
-/// A row for each head.
+/// A table with a row for each head.
 [[nodiscard]] std::string choice_table(const std::vector<HeadChoice>& choices, const Style& style);
 
-/// Sums over heads beside exact attention, and what did not come out as required.
+/// Sums over heads compared with exact attention, and what did not come out as required.
 [[nodiscard]] std::string choice_summary(const std::vector<HeadChoice>& choices,
                                          const CalibrationPlan& plan);
 

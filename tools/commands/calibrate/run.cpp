@@ -99,7 +99,7 @@ class Calibration::Head {
     Measured measured = measure(budget, false);
     if (!candidate.searches && measured.ratio <= 1) met_without_ = same;
     const bool by_time = plan_.cost == CalibrationPlan::Cost::us;
-    // The time of what does not meet the error matters only where nothing else is left.
+    // The time of a budget that does not meet the error matters only where nothing else is left.
     if (by_time && (measured.ratio <= 1 || !has_choice_)) measured = measure(budget, true);
     if (has_choice_ && choose_cheapest({verdict(), {measured.ratio, cost(measured)}}) == 0) return;
     if (!by_time) measured.us = measure(budget, true).us;
@@ -144,7 +144,7 @@ class Calibration::Head {
     return out;
   }
 
-  /// The best so far; also measures it on the queries that have had no say.
+  /// Takes the best so far, and measures it on the queries that have not been used to choose.
   void take(const CalibrationPlan::Candidate& candidate, const BudgetChoice& budget,
             const Measured& measured) {
     has_choice_ = true;

@@ -30,7 +30,7 @@ struct CalibrationPlan {
   std::vector<uint32_t> layers;  ///< empty: all that the first trace has
 };
 
-/// What was chosen for one head.
+/// The choice for one head.
 struct HeadChoice {
   uint32_t layer = 0, kv_head = 0;
   double middle_mass = 0;  ///< attention mass of the offloaded tokens, mean over traces
@@ -50,12 +50,12 @@ struct HeadChoice {
 
 class Calibration {
  public:
-  /// Tries every spec at once, and that the traces are of one model: throws UsageError before hours of work
+  /// Tries every spec at once, and checks that the traces are of one model: throws UsageError before hours of work
   /// begin. Without `checks`, every second query of the traces is held out to check the choice.
   Calibration(const std::vector<Trace>& traces, const std::vector<Trace>& checks,
               const CalibrationPlan& plan);
 
-  /// By layer, then KV head. Shows progress on a terminal.
+  /// Chooses for every head, by layer, then KV head. Shows progress on a terminal.
   [[nodiscard]] std::vector<HeadChoice> run();
 
   [[nodiscard]] std::string simd_level() const;

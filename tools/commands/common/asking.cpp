@@ -6,7 +6,7 @@
 namespace keyhole::tools {
 namespace {
 
-// So that no template strips what begins or ends the context.
+// An introduction, so that no template strips the beginning or the end of the context.
 constexpr std::string_view kIntroduction = "Read this text. Questions about it follow.\n\n<<<\n";
 constexpr std::string_view kEnd = "\n>>>";
 

@@ -1,4 +1,4 @@
-// `--attend`: which of the keys that a search came upon are attended.
+// `--attend`: which of the keys that a search found are attended.
 #pragma once
 
 #include <keyhole/keyhole.h>
@@ -15,7 +15,7 @@ struct AttendChoice {
   float min_weight = 0;    ///< of weight:EPS
   bool has_own_k = false;  ///< topk:K
 
-  /// "topk:100", "scored", "weight:0.0001": the choice with what it takes from elsewhere filled in.
+  /// The choice as text, with what it takes from elsewhere filled in: "topk:100", "scored", "weight:0.0001".
   [[nodiscard]] std::string text() const;
   bool operator==(const AttendChoice&) const = default;
 };
@@ -23,11 +23,11 @@ struct AttendChoice {
 /// Reads "topk", "topk:K", "scored", "none" or "weight:EPS"; k is that of --k. Throws UsageError.
 [[nodiscard]] AttendChoice parse_attend(const std::string& text, uint32_t k);
 
-/// All of them, or topk where there are none. Throws UsageError, also for one that is given twice.
+/// Reads several choices; topk where there are none. Throws UsageError, also for one that is given twice.
 [[nodiscard]] std::vector<AttendChoice> parse_attends(const std::vector<std::string>& texts,
                                                       uint32_t k);
 
-/// What --attend's help says.
+/// The help of --attend.
 inline constexpr const char* kAttendHelp =
     "What is attended of a search: topk:K (the K best keys of each head; without :K those of --k), "
     "scored (every key that was scored), weight:EPS (scored keys of a softmax weight above EPS), "

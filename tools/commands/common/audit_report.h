@@ -1,4 +1,4 @@
-// `--audit`: steps that the library computes again exactly while it decodes, and what it has found.
+// `--audit`: steps that the library computes again exactly while it decodes, and their findings.
 #pragma once
 
 #include <keyhole/keyhole.h>
@@ -10,7 +10,7 @@
 
 namespace keyhole::tools {
 
-/// `--audit`, `--audit-action`, `--audit-bound`.
+/// The options `--audit`, `--audit-action`, `--audit-bound`.
 struct AuditFlags {
   double share = 0.0;  ///< 0: none
   std::string action = "report";
@@ -20,7 +20,7 @@ struct AuditFlags {
 };
 void add_audit_options(CLI::App& command, AuditFlags& flags);
 
-/// Two or three lines; one if nothing was audited.
+/// Two or three lines about an audit; one line if nothing was audited.
 [[nodiscard]] std::string audit_text(const keyhole_audit& audit);
 [[nodiscard]] nlohmann::ordered_json audit_json(const keyhole_audit& audit);
 

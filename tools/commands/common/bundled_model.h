@@ -1,4 +1,4 @@
-// Where the bundled model lies.
+// Finds the bundled model.
 #pragma once
 
 #include <filesystem>

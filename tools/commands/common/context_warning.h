@@ -1,5 +1,5 @@
-// What runs although its answers may mean little: a context that is longer than the model was made for, and a RoPE of which not
-// all is read.
+// Warnings for what runs although its answers may mean little: a context that is longer than the model was made for,
+// and a RoPE of which some settings are not read.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,13 @@
 
 namespace keyhole::tools {
 
-/// What is wrong with `tokens` tokens for this model, or "" where they fit.
+/// Why `tokens` tokens are too many for this model; "" where they fit.
 [[nodiscard]] std::string context_warning(const LlamaConfig& model, uint64_t tokens);
 
-/// What `model` says of its RoPE that is not read, or "" where all is.
+/// The settings of RoPE in `model` that are not read; "" where all are.
 [[nodiscard]] std::string rope_warning(const LlamaConfig& model);
 
-/// Shows both on stderr.
+/// Prints both warnings on stderr.
 void warn_of_context(const LlamaConfig& model, uint64_t tokens);
 
 }  // namespace keyhole::tools

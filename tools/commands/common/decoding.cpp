@@ -315,7 +315,8 @@ KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint3
   try {
     KeyholeCache cache = make();
     if (flags.budgets.empty()) return cache;
-    // One more, as it begins with the budgets; for what they do not name with the first spec and choice.
+    // The list has one way more, because it begins with the budgets; heads that these do not name have the first spec
+    // and choice.
     options.budgets = flags.budgets;
     options.index = specs.front().text;
     if (!choices.empty()) options.budget = for_index(choices.front(), options.index).budget();

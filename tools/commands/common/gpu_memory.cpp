@@ -51,7 +51,7 @@ keyhole_memory_plan plan_session(const GpuMemoryRequest& request, const AttendSp
   return plan;
 }
 
-/// What does not depend on the session, for a prompt of `prompt` tokens.
+/// The memory that does not depend on the session, for a prompt of `prompt` tokens.
 GpuMemoryPlan plan_others(const GpuMemoryRequest& request, uint64_t weights, uint64_t prompt) {
   GpuMemoryPlan plan;
   plan.limit = request.limit;
@@ -66,7 +66,7 @@ GpuMemoryPlan plan_others(const GpuMemoryRequest& request, uint64_t weights, uin
   return plan;
 }
 
-/// Of all ways and budgets the one with the largest session.
+/// The plan of the largest session over all ways and budgets.
 keyhole_memory_plan largest_session(const GpuMemoryRequest& request, uint64_t context,
                                     uint64_t device_limit, const AttendSpec** which = nullptr) {
   keyhole_memory_plan largest;
@@ -103,7 +103,7 @@ uint64_t most_tokens(const Predicate& is_enough) {
   return low;
 }
 
-/// Says with what all layers would have their codes on the GPU, where some have not.
+/// Warns where some layers do not have their codes on the GPU, with the context and the bits with which all would.
 void warn_of_layers(const GpuMemoryRequest& request, const GpuMemoryPlan& plan,
                     const keyhole_memory_plan& session, const AttendSpec& spec) {
   const std::string index = session.index;
@@ -112,7 +112,7 @@ void warn_of_layers(const GpuMemoryRequest& request, const GpuMemoryPlan& plan,
   const auto layers_at = [&](const std::string& text, uint64_t tokens, uint64_t limit) {
     return plan_session(request, {text, ""}, choice, tokens, limit).code_layers;
   };
-  // With all the memory that there could be.
+  // The number of layers with all the memory that there could be.
   const uint32_t all = layers_at(index, request.context, uint64_t{1} << 62);
   if (session.code_layers >= all) return;
   std::string text = "codes of " + std::to_string(session.code_layers) + " of " +
@@ -125,7 +125,7 @@ void warn_of_layers(const GpuMemoryRequest& request, const GpuMemoryPlan& plan,
     if (tokens >= request.context) return false;
     const GpuMemoryPlan others =
         plan_others(request, plan.weights, std::min(tokens, request.prompt));
-    // Of a context that offloads nothing there are no codes, and none are missing.
+    // A context that offloads nothing has no codes, and none are missing.
     return others.session_limit != 0 && layers_at(index, tokens, others.session_limit) >=
                                             layers_at(index, tokens, uint64_t{1} << 62);
   });

@@ -1,4 +1,5 @@
-// `--gpu-memory`: what a model, its prompt and its session take on a GPU, added up before anything is loaded.
+// `--gpu-memory`: the memory that a model, its prompt and its session take on a GPU, added up before anything is
+// loaded.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@ namespace keyhole::tools {
 
 void add_gpu_memory_option(CLI::App& command, std::string& bytes);
 
-/// What is to be planned.
+/// The input of a plan.
 struct GpuMemoryRequest {
   LlamaConfig model;
   std::filesystem::path folder;   ///< of the model
@@ -22,8 +23,8 @@ struct GpuMemoryRequest {
   uint64_t prompt = 0;            ///< tokens of the prefill
   std::string prefill = "dense";  ///< what its queries attend
   size_t chunk = 0;               ///< GpuModel::set_prefill_chunk()
-  /// Of the session, if there is one on the GPU: its settings, tokens that it holds in the end, and ways to attend, the
-  /// largest of which counts.
+  /// The session, if there is one on the GPU: its settings, the tokens that it holds in the end, and its ways to
+  /// attend, of which the largest counts.
   bool session = false;
   CacheFlags cache;
   uint64_t context = 0;
@@ -31,7 +32,7 @@ struct GpuMemoryRequest {
   std::vector<BudgetChoice> budgets;
 };
 
-/// Bytes of device memory.
+/// The planned bytes of device memory.
 struct GpuMemoryPlan {
   uint64_t limit = 0;
   uint64_t driver =
@@ -45,17 +46,18 @@ struct GpuMemoryPlan {
   [[nodiscard]] uint64_t others() const { return driver + weights + prefill + steps; }
 };
 
-/// Throws UsageError where it does not fit: with what is too large, and the longest context that would fit. Warns (stderr) where
-/// the codes of some layers alone fit: with the context and the bits with which all would.
+/// Plans. Throws UsageError where it does not fit, with what is too large and the longest context that would fit.
+/// Warns (stderr) where only the codes of some layers fit, with the context and the bits with which all would.
 [[nodiscard]] GpuMemoryPlan plan_gpu_memory(const GpuMemoryRequest& request);
 
-/// The plan of --gpu-memory, nothing without the option; `request` lacks only what the model options say. The session's
-/// limit is put into `cache`. Throws UsageError also where the model was asked to run on the host.
+/// Plans for --gpu-memory, and puts the session's limit into `cache`; returns nothing without the option. `request`
+/// lacks only what the model options say. Throws UsageError also where the model was asked to run on the host.
 [[nodiscard]] std::optional<GpuMemoryPlan> apply_gpu_memory(const ModelOptions& options,
                                                             GpuMemoryRequest request,
                                                             CacheFlags& cache);
 
-/// "GPU memory: 15 GiB of weights, ... of 24 GiB; at most 22 GiB of the card were in use". seen: GpuModel::memory_peak().
+/// The plan as text: "GPU memory: 15 GiB of weights, ... of 24 GiB; at most 22 GiB of the card were in use". seen:
+/// GpuModel::memory_peak().
 [[nodiscard]] std::string to_text(const GpuMemoryPlan& plan, uint64_t seen);
 [[nodiscard]] nlohmann::ordered_json to_json(const GpuMemoryPlan& plan, uint64_t seen);
 

@@ -1,4 +1,4 @@
-// What a way of searching answered to every query of a head: kept only where somebody asks for it.
+// The answers of a way of searching to every query of a head, kept only where somebody asks for them.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace keyhole::tools {
 
-/// Row r is that of the truth.
+/// Answers by rows; row r is row r of the truth.
 struct HeadAnswers {
   size_t count = 0;  ///< neighbours of a row
   std::vector<int64_t>
@@ -21,7 +21,7 @@ struct HeadAnswers {
   HeadAnswers() = default;
   HeadAnswers(const HeadTruth& truth, size_t neighbours_of_a_row);
 
-  /// ids: distinct offloaded keys that row `row` is credited with, in any order.
+  /// Puts the answer of row `row`. ids: distinct offloaded keys that count for it, in any order.
   void put(const HeadTruth& truth, size_t row, std::span<const uint32_t> ids);
 };
 

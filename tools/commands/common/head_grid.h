@@ -1,4 +1,4 @@
-// Heat maps of what a result says of every (layer, KV head), or of every (layer, query head).
+// Heat maps of a result's figures of every (layer, KV head), or of every (layer, query head).
 #pragma once
 
 #include <cstdint>
@@ -19,13 +19,13 @@ class HeadGrid {
   [[nodiscard]] size_t cells() const { return layers_.size() * heads_.size(); }
   [[nodiscard]] size_t cell(const nlohmann::ordered_json& row) const;
 
-  /// A map without values: all unknown.
+  /// A map without values: all cells are unknown.
   [[nodiscard]] HeatMap map(std::string title, std::string field, Scale scale,
                             double limit = 0) const;
-  /// The field's figure of each row.
+  /// A map of the field's figure in each row.
   [[nodiscard]] HeatMap map_of(const nlohmann::ordered_json& rows, std::string title,
                                std::string field, Scale scale, double limit = 0) const;
-  /// name(row) of each row, coloured by it.
+  /// A map coloured by name(row) of each row.
   template <class Name>
   [[nodiscard]] HeatMap names_of(const nlohmann::ordered_json& rows, std::string title,
                                  std::string field, const Name& name) const {

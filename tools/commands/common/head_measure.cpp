@@ -24,7 +24,7 @@ class Step {
         counts_(truth.group) {
     keyhole_search_cost_init(&cost);
     if (!budget.needs_partitions()) return;
-    // Targets are about all of the attention: what is resident is told. Without values it has no output.
+    // Targets are about all of the attention, so the resident part is told. Without values there is no output for it.
     resident_lse_.assign(truth.resident_lse.begin(), truth.resident_lse.end());
     if (truth.resident_output.empty()) no_output_.resize(truth.group * truth.dim);
   }
@@ -97,7 +97,7 @@ class Quality {
       const FoundRows all = judge_.look_at(row, rows);
       const double read = all.mass + judge_.resident_mass(row);
       sums.mass += read;
-      // Of the best k a head is credited with its own; where all heads share what was scored, with that.
+      // A head is credited with its own of the best k; where all heads share what was scored, with all of that.
       if (credits_all_) {
         sums.recall += judge_.share(all.hits);
         if (answers_ != nullptr) answers_->put(truth_, row, rows);

@@ -1,4 +1,4 @@
-// One index over one recorded head: what it finds, what it costs.
+// Measures one index over one recorded head: what it finds and what it costs.
 #pragma once
 
 #include <optional>
@@ -54,16 +54,18 @@ struct Measurement {
   std::string diagnostics;        ///< the index's own JSON object of numbers
 };
 
-/// What steps come to, added up: a step is one of each query head of the group.
+/// Sums over steps; a step is that of all query heads of the group.
 struct StepSums {
   double recall = 0, mass = 0, attended = 0;
   uint64_t scored = 0, bytes = 0;
   std::vector<double> errors;  ///< of each query head; none where the trace has no values
 };
-/// The means of `sums` over all steps of the truth, of an index or rival of `keys` keys; read_share is the caller's.
+/// Writes the means of `sums` over all steps of the truth, of an index or rival of `keys` keys; the caller sets
+/// read_share.
 void put_means(StepSums sums, const HeadTruth& truth, double keys, Measurement& m);
 
-/// run(i) of every step i of the truth, timed one by one; the times go to `answers` too, where it is not null.
+/// Calls run(i) for every step i of the truth and times each one; the times go to `answers`, too, where it is not
+/// null.
 template <class Run>
 [[nodiscard]] Percentiles time_steps(const HeadTruth& truth, const Run& run,
                                      HeadAnswers* answers = nullptr) {
@@ -78,13 +80,13 @@ template <class Run>
   return percentiles(std::move(microseconds));
 }
 
-/// A sample keeps a target where its output error is at most so many times the target, and its recovered mass
-/// at most so much below.
+/// A sample keeps a target where its output error is at most this many times the target, and its recovered mass at
+/// most this much below.
 inline constexpr double kErrorSlack = 1.5;
 inline constexpr double kMassSlack = 0.02;
 
-/// An engine of the recorded model's shape and RoPE, with as many layers as the trace tells of.
-/// `classifiers`: a file, or empty.
+/// Makes an engine of the recorded model's shape and RoPE, with as many layers as the trace knows. `classifiers`: a
+/// file, or empty.
 [[nodiscard]] Engine make_trace_engine(const TraceInfo& info, keyhole_dtype kv_dtype,
                                        uint32_t threads, const std::string& classifiers);
 
@@ -92,9 +94,8 @@ inline constexpr double kMassSlack = 0.02;
 void build_index(const IndexHandle& index, const Trace& trace, const TraceHead& head,
                  const HeadTruth& truth, keyhole_progress_fn progress, void* user);
 
-/// Searches and attends with every used query: once for quality, which warms up, and once for
-/// latency. `rounds_keys`: kv_dtype is coarser than the trace's elements. `answers`: what recall is counted from goes
-/// there; or null.
+/// Searches and attends with every used query: once for quality, which warms up, and once for latency. `rounds_keys`:
+/// kv_dtype is coarser than the trace's elements. `answers`: takes the answers from which recall is counted; or null.
 [[nodiscard]] Measurement measure_index(const IndexHandle& index, const HeadTruth& truth,
                                         const BudgetChoice& budget, keyhole_dtype kv_dtype,
                                         bool rounds_keys, HeadAnswers* answers = nullptr);

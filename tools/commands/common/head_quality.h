@@ -1,4 +1,4 @@
-// How good the rows are that a step attended: what compare's measurements of indexes and of rivals share.
+// The quality of the rows that a step attended: shared by compare's measurements of indexes and of rivals.
 #pragma once
 
 #include <keyhole/keyhole.h>
@@ -15,38 +15,38 @@ namespace keyhole::tools {
 struct Percentiles {
   double p50 = 0, p95 = 0, p99 = 0;
 };
-/// Nearest rank; `samples` must not be empty.
+/// The percentiles of `samples`, by nearest rank; there must be some.
 [[nodiscard]] Percentiles percentiles(std::vector<double> samples);
 
 struct OutputError {
   double mean = 0, median = 0, p95 = 0;
 };
-/// `errors` must not be empty.
+/// Summarises `errors`, of which there must be some.
 [[nodiscard]] OutputError summarise(std::vector<double> errors);
 
-/// |o - o*| / |o*| of row `row`: o `[d]` and lse are the state that an index gave, which is merged with the exact
-/// one of the resident tokens.
+/// Returns |o - o*| / |o*| of row `row`: o `[d]` and lse are the state that an index gave, to be merged with the
+/// exact state of the resident tokens.
 [[nodiscard]] double output_error(const HeadTruth& truth, size_t row, const float* o, double lse);
 
-/// What distinct rows are worth to one query head.
+/// The worth of distinct rows for one query head.
 struct FoundRows {
   size_t hits = 0;  ///< rows that are among the k best
   double mass = 0;  ///< softmax weight of all of them
 };
 
-/// Looks at rows as exact attention does. `truth` must outlive the object.
+/// Judges rows by exact attention. `truth` must outlive the object.
 class RowJudge {
  public:
   /// `rounds_keys`: kv_dtype, in which the rows were scored, is coarser than the trace's elements.
   RowJudge(const HeadTruth& truth, keyhole_dtype kv_dtype, bool rounds_keys);
 
-  /// Ascending, each once. Throws std::runtime_error for a row that is not offloaded.
+  /// The rows in ascending order, each once. Throws std::runtime_error for a row that is not offloaded.
   [[nodiscard]] std::vector<uint32_t> distinct(std::span<const uint32_t> rows) const;
-  /// ids: distinct rows; row: of the truth.
+  /// Judges distinct rows `ids` for row `row` of the truth.
   [[nodiscard]] FoundRows look_at(size_t row, const std::vector<uint32_t>& ids) const;
-  /// Softmax weight of the resident tokens.
+  /// The softmax weight of the resident tokens.
   [[nodiscard]] double resident_mass(size_t row) const;
-  /// hits as a share of the k best.
+  /// `hits` as a share of the k best.
   [[nodiscard]] double share(size_t hits) const;
 
  private:

@@ -104,14 +104,16 @@ class Block {
     }
   }
 
-  // The fewest of these weights whose sum is at least `wanted`: by halves, as a selection goes, in time linear in their number.
+  // The least number of these weights whose sum is at least `wanted`: found by halving, as in a selection, in time
+  // linear in their number.
   uint32_t covering(const float* begin, const float* end, double wanted) {
     std::vector<float>& left = scratch_.ranking;
     left.assign(begin, end);
     uint32_t count = 0;
     auto first = left.begin();
     auto last = left.end();
-    // All before `first` are taken, and `wanted` is what they leave; none behind `last` will be.
+    // All weights before `first` are taken, and `wanted` is what remains to be reached; none behind `last` will be
+    // taken.
     while (last - first > 1) {
       const auto middle = first + (last - first) / 2;
       std::nth_element(first, middle, last, std::greater<>());

@@ -1,4 +1,4 @@
-// Exact attention of one recorded head: what compare measures an index against.
+// Exact attention of one recorded head: the truth against which compare measures an index.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,9 @@
 
 namespace keyhole::tools {
 
-/// Which tokens an index answers for. With P tokens at the first decode-time query (its own
-/// included), the offloaded ones are [sink, P - window), as in a session whose index was built
-/// then; everything else up to a query's own position is attended exactly (sink, window, and what
-/// is generated since).
+/// The tokens that an index answers for. With P tokens at the first decode-time query (its own included), the
+/// offloaded ones are [sink, P - window), as in a session whose index was built then; everything else up to a query's
+/// own position is attended exactly (sink, window, and what is generated since).
 struct Offloaded {
   size_t begin = 0, end = 0;
   [[nodiscard]] size_t count() const { return end - begin; }
@@ -27,10 +26,10 @@ struct TruthOptions {
   size_t k = 0;                 ///< of recall@k
   std::vector<size_t> queries;  ///< rows of the trace's queries that are used
   bool outputs = true;          ///< exact outputs too, where the trace has values
-  /// Above 0: how the weights are spread as well, with the tokens that hold this share of them.
+  /// Above 0: also computes how the weights are spread, with the tokens that hold this share of them.
   double coverage = 0;
 };
-/// What is usually asked for.
+/// The share that is usually asked for.
 inline constexpr double kUsualCoverage = 0.9;
 
 /// How one query's attention is spread over the tokens up to its position.
@@ -43,9 +42,8 @@ struct WeightSpread {
   uint32_t covering_middle = 0;  ///< of the offloaded tokens alone: of their weight
 };
 
-/// Truth of one KV head. Row r = i * group + j is query head j of the i-th used query. Logits and
-/// outputs come from fp32 matrix products over the trace's own elements; sums of weights are in
-/// double.
+/// The truth of one KV head. Row r = i * group + j is query head j of the i-th used query. Logits and outputs come
+/// from fp32 matrix products over the trace's own elements; sums of weights are in double.
 struct HeadTruth {
   size_t dim = 0, group = 0;
   float scale = 0, softcap = 0;
@@ -63,7 +61,8 @@ struct HeadTruth {
   double middle_mass = 0;              ///< mean softmax weight of the offloaded tokens
   std::vector<WeightSpread> spread;    ///< `[rows]`, with TruthOptions::coverage
 
-  /// Mean share of the visible tokens that is not among the fewest that hold the stated share; NaN without spreads.
+  /// The mean share of the visible tokens that is not among the fewest that hold the stated share of the weight; NaN
+  /// without spreads.
   [[nodiscard]] double sparsity() const;
   [[nodiscard]] size_t rows() const { return lse.size(); }
   [[nodiscard]] const float* query(size_t row) const { return queries.data() + row * dim; }

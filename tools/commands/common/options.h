@@ -1,4 +1,4 @@
-// Options that several commands have, and what their values mean.
+// Options that several commands have, and the meaning of their values.
 #pragma once
 
 #include <keyhole/keyhole.h>
@@ -11,18 +11,19 @@
 
 namespace keyhole::tools {
 
-/// An option that is given once for each of its values. The help names `defaults`, which hold where it is not given.
+/// Adds an option that is given once for each of its values. The help names `defaults`, which hold where it is not
+/// given.
 void add_repeatable(CLI::App& command, const std::string& name, const std::string& type,
                     const std::string& help, std::vector<std::string>& values,
                     const std::vector<std::string>& defaults = {});
 
-/// `--html`. `holds`: what the page shows beside figures, machine and command, e.g. "curves, heads".
+/// Adds `--html`. `holds`: what the page shows beside figures, machine and command, e.g. "curves, heads".
 void add_html_option(CLI::App& command, const std::string& holds, std::string& path);
 
-/// `--min-keys`, `--max-keys` and `--exact-rows`.
+/// Adds `--min-keys`, `--max-keys` and `--exact-rows`.
 void add_budget_numbers(CLI::App& command, BudgetNumbers& numbers);
 
-/// `--attend`, `--tail` and `--target`, each repeatable: what cross_budgets() takes; and the numbers.
+/// The repeatable options `--attend`, `--tail` and `--target`, as cross_budgets() takes them, and the numbers.
 struct BudgetLists {
   std::vector<std::string> attends, tails, targets;
   BudgetNumbers numbers;
@@ -34,13 +35,13 @@ struct SweptIndex {
   std::string spec;
   std::string series;
 };
-/// Every spec of every --index, see expand_sweep(). Throws UsageError for one that is given twice.
+/// Expands every --index into its specs, see expand_sweep(). Throws UsageError for one that is given twice.
 [[nodiscard]] std::vector<SweptIndex> expand_indexes(const std::vector<std::string>& indexes);
 
-/// `--kv-dtype`: f16, bf16 or f32.
+/// Adds `--kv-dtype`: f16, bf16 or f32.
 void add_kv_dtype_option(CLI::App& command, std::string& dtype);
 [[nodiscard]] keyhole_dtype dtype_of(const std::string& name);
-/// `--kv-host`: a word of the setting kv_host.
+/// Adds `--kv-host`: a word of the setting kv_host.
 void add_kv_host_option(CLI::App& command, std::string& kv_host);
 [[nodiscard]] keyhole_kv_host kv_host_of(const std::string& word);
 /// The dtype's name, as options take it.

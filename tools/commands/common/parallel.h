@@ -14,13 +14,13 @@ struct ParallelFlags {
   uint32_t block = 0;
 };
 void add_parallel_options(CLI::App& command, ParallelFlags& flags);
-/// Where ranks gather.
+/// Where the ranks gather.
 enum class RanksOn : uint8_t {
   any,  ///< on the GPUs where all have one
   host  ///< tensors come through host memory
 };
-/// Of sessions on this device; collective, as all ranks find out what the others have. Throws std::runtime_error where the build has
-/// no MPI.
+/// Makes the ranks of sessions on this device. Collective, because all ranks find out what the others have. Throws
+/// std::runtime_error where the build has no MPI.
 [[nodiscard]] CacheRanks cache_ranks(const ParallelFlags& flags, keyhole_device device,
                                      RanksOn place = RanksOn::any);
 

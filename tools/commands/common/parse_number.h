@@ -1,4 +1,4 @@
-// Numbers as options name them.
+// Reads numbers of options.
 #pragma once
 
 #include <charconv>

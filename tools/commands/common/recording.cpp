@@ -103,7 +103,7 @@ TraceInfo describe(const RecordOptions& options, const LlamaConfig& model, const
   info.q_heads = model.q_heads;
   info.kv_heads = model.kv_heads;
   info.head_dim = model.head_dim;
-  // As the library takes them: a RoPE that it cannot undo is none.
+  // A RoPE that the library cannot undo counts as none, as for the library.
   const keyhole_engine_config engine = engine_config(model);
   info.scale = engine.scale;
   info.softcap = engine.softcap;

@@ -1,4 +1,4 @@
-// Running a model over a prompt and writing its keys, values and queries as a trace: record, and calibrate where
+// Runs a model over a prompt and writes its keys, values and queries as a trace: for record, and for calibrate where
 // it is given no trace.
 #pragma once
 
@@ -24,14 +24,14 @@ struct RecordOptions {
   bool chat = false;  ///< a task as a conversation in the model's chat template
 };
 
-/// What the model is run over. Throws UsageError for options that do not fit.
+/// The tokens that the model is run over. Throws UsageError for options that do not fit together.
 [[nodiscard]] std::vector<uint32_t> prompt_tokens(const RecordOptions& options);
 
-/// Shows progress on a terminal. Returns a line for people about what was written. Throws UsageError for options
-/// that do not fit the prompt.
+/// Records a trace, with progress on a terminal. Returns a line for people about what was written. Throws UsageError
+/// for options that do not fit the prompt.
 std::string record_trace(const RecordOptions& options);
 
-/// Traces that are recorded for one run of a command alone: the destructor removes them.
+/// Traces that are recorded for one run of a command; the destructor removes them.
 class TemporaryTraces {
  public:
   /// Throws std::runtime_error where no folder can be made.
@@ -40,7 +40,7 @@ class TemporaryTraces {
   TemporaryTraces(const TemporaryTraces&) = delete;
   TemporaryTraces& operator=(const TemporaryTraces&) = delete;
 
-  /// Records under this name; `options.out` is not read.
+  /// Records a trace under this name; `options.out` is not read.
   void add(RecordOptions options, const std::string& name);
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
   [[nodiscard]] const std::vector<std::string>& paths() const { return paths_; }

@@ -1,4 +1,4 @@
-// Run files: what compare and bench-step measure, as a file, in the manner of ann-benchmarks' run groups.
+// Run files, in the manner of ann-benchmarks' run groups: what compare and bench-step measure, as a file.
 //
 //   {"format": "keyhole-runs", "version": 1,
 //    "trace": "kv32k.safetensors",                      a path beside the run file, unless --trace is given
@@ -9,8 +9,8 @@
 //             {"index": "codes", "attend": ["topk"], "tail": ["codes"]},
 //             {"rival": "hnswlib", "query_args": {"ef": [64, 128]}}]}
 //
-// args and query_args make a sweep, each value a number, a text (a range, or a|b) or a list of those; query_args vary first, so
-// that what only searches read is not built again.
+// args and query_args make a sweep. Each value is a number, a text (a range, or a|b) or a list of those. query_args
+// vary first, so that parameters that only searches read cause no new build.
 #pragma once
 
 #include <filesystem>
@@ -37,13 +37,14 @@ struct RunFile {
   std::vector<Run> runs;
 };
 
-/// `options`: those that a file may set, without "--". Throws UsageError that names the file and the field for what cannot be, and
-/// std::runtime_error for a file that cannot be read.
+/// Reads and checks a run file. `options`: those that a file may set, without "--". Throws UsageError that names the
+/// file and the field that is wrong, and std::runtime_error for a file that cannot be read.
 [[nodiscard]] RunFile read_run_file(const std::filesystem::path& path,
                                     std::span<const char* const> options);
 
-/// Reads the file, and parses what was given to `command`, and the file's options where it has none, into the options that
-/// `add_options` adds to a command: the same that `command` has. Throws as read_run_file(), and UsageError that names the file.
+/// Reads the file, and parses what was given to `command`, and the file's options where it has none, into the options
+/// that `add_options` adds to a command, which are those of `command`. Throws as read_run_file(), and UsageError that
+/// names the file.
 [[nodiscard]] RunFile resolve_run_file(const CLI::App& command, const std::string& path,
                                        std::span<const char* const> options,
                                        const std::function<void(CLI::App&)>& add_options);

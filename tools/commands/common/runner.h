@@ -1,4 +1,4 @@
-// Where a model runs: `--device`, and the decoders of that device.
+// The device that a model runs on, `--device`, and decoders on that device.
 #pragma once
 
 #include <keyhole/keyhole.h>
@@ -17,43 +17,45 @@
 
 namespace keyhole::tools {
 
-/// `--device auto|host|cuda`.
+/// Adds `--device auto|host|cuda`.
 void add_device_option(CLI::App& command, std::string& device);
 
-/// `--prefill`, into ModelOptions::prefill.
+/// Adds `--prefill`, which sets ModelOptions::prefill.
 void add_prefill_option(CLI::App& command, std::string& pattern);
-/// `--chunk`, see PrefillChoice.
+/// Adds `--chunk`, see PrefillChoice.
 void add_chunk_option(CLI::App& command, uint32_t& chunk);
 
-/// The library's choice, by the device that the model runs on.
+/// The pattern that the library chooses, by the device that the model runs on.
 inline constexpr const char* kAutoPrefill = "auto";
-/// How prompts of more than 4096 tokens are attended: a pattern of keyhole_prompt_create(), and whether dense attention is computed
-/// beside it to compare.
+/// How prompts of more than 4096 tokens are attended: a pattern of keyhole_prompt_create(), and whether dense
+/// attention is computed beside it to compare.
 struct PrefillChoice {
   std::string pattern = "dense";
   bool check = false;
-  /// Queries of one call of the library at most, as of a prompt that comes in chunks: what a call chooses, it chooses by these alone.
-  /// On the host dense attention, too, is the library's then, of prompts of any length. 0: 8192 on the host, on a GPU by its memory.
+  /// The most queries of one call of the library, which chooses by these queries alone, as for a prompt that comes in
+  /// chunks. On the host, dense attention of prompts of any length is then the library's, too. 0: 8192 on the host,
+  /// on a GPU by its memory.
   size_t chunk = 0;
 };
 
-/// A model on the device that was asked for; auto: the GPU where the machine has one that can run it.
+/// A model on the device that was asked for. auto: the GPU where the machine has one that can run it.
 class Runner {
  public:
-  /// `threads` of the host. Brings the weights to where they are read, with a progress bar and Ctrl-C. Throws
-  /// std::runtime_error where the GPU was asked for and cannot, and where prefill (keyhole_prompt_create()) is no pattern.
+  /// Brings the weights to the device, with a progress bar and Ctrl-C. `threads`: of the host. Throws
+  /// std::runtime_error where the GPU was asked for and cannot run the model, and where prefill
+  /// (keyhole_prompt_create()) is no pattern.
   Runner(LlamaModel model, const std::string& device, uint32_t threads,
          const PrefillChoice& prefill = {});
 
   [[nodiscard]] const LlamaModel& model() const { return model_; }
   [[nodiscard]] bool on_gpu() const { return gpu_ != nullptr; }
-  /// How long that took; the files were opened and checked before.
+  /// The seconds that the constructor took to bring the weights; the files were opened and checked before.
   [[nodiscard]] double load_seconds() const { return load_seconds_; }
-  /// For people: "NVIDIA H200", or "host".
+  /// The device for people: "NVIDIA H200", or "host".
   [[nodiscard]] std::string device() const;
   /// GpuModel::memory_peak(); 0 on the host.
   [[nodiscard]] uint64_t gpu_memory_peak() const { return on_gpu() ? gpu_->memory_peak() : 0; }
-  /// As GpuModel's, on the host likewise.
+  /// The pattern in effect, as GpuModel has it, on the host as well.
   [[nodiscard]] std::string prefill_pattern() const {
     return on_gpu() ? gpu_->prefill_pattern() : host_prefill_.pattern;
   }
@@ -67,19 +69,19 @@ class Runner {
     if (on_gpu()) return gpu_->prefill_share();
     return host_prompt_ ? host_prompt_->blocks().share() : 1.0;
   }
-  /// Where a session beside it keeps sink and window: `choice` is that of --cache-device.
+  /// The device on which a session beside the model keeps sink and window; `choice` is that of --cache-device.
   [[nodiscard]] keyhole_device session_device(const std::string& choice) const;
 
-  /// The cache holds `held`, and lives longer than the decoder, as the runner does.
+  /// Makes a decoder for `cache`, which holds `held`. The cache and the runner outlive it.
   [[nodiscard]] std::unique_ptr<Decoder> decoder(KeyholeCache& cache, HeldTokens held = {});
-  /// See prefill.h. times: of the host, or of the GPU by its clock.
+  /// Prefills, see prefill.h. times: those of the host, or of the GPU by its clock.
   std::vector<float> prefill(std::span<const uint32_t> tokens, const LayerSink& sink,
                              const PrefillProgress& progress, PrefillTimes* times = nullptr);
-  /// Another way for prompts to come. Throws LibraryError, and then keeps the former one.
+  /// Changes how prompts come. Throws LibraryError, and then keeps the former choice.
   void set_prefill(const PrefillChoice& prefill);
 
  private:
-  /// Of prompts on the host.
+  /// The hooks of prompts on the host.
   [[nodiscard]] PrefillHooks host_hooks(PrefillTimes* times = nullptr);
   void attend_on_host(uint32_t layer, size_t first, size_t tokens, float* q, const float* k,
                       const float* v);
@@ -88,7 +90,7 @@ class Runner {
   std::unique_ptr<GpuModel> gpu_;
   Team team_;
   double load_seconds_ = 0.0;
-  // Of a model on the host.
+  // Members of a model on the host:
   PrefillChoice host_prefill_;
   std::unique_ptr<HostPrompt> host_prompt_;  ///< null: dense
   std::unique_ptr<HostPrompt> host_truth_;   ///< null: nothing is compared
@@ -96,9 +98,10 @@ class Runner {
   std::vector<double> layer_errors_;  ///< of the chunks of a layer so far
 };
 
-/// ", sampled:mass=950 (12 % of the blocks)" behind what is said of a prompt; empty where all was attended.
+/// The pattern and its share as text behind a prompt's: ", sampled:mass=950 (12 % of the blocks)"; empty where all
+/// was attended.
 [[nodiscard]] std::string prefill_text(const Runner& runner);
-/// A table of the errors that a checked prompt has shown, and the same for machines; empty without.
+/// A table of the errors that a checked prompt has shown, empty without; below, as JSON.
 [[nodiscard]] std::string prefill_errors_text(const Runner& runner);
 [[nodiscard]] nlohmann::ordered_json prefill_errors_json(const Runner& runner);
 

@@ -26,7 +26,8 @@ size_t fit_bytes(size_t tokens, double density, const std::function<size_t(size_
     } else {
       above = guess;
     }
-    // A little less than in proportion: what is too long costs another try, what is hardly too short is done.
+    // The next try is a little below proportion: a text that is too long costs another try, one that is slightly too
+    // short is done.
     const double per_byte = static_cast<double>(used) / static_cast<double>(guess);
     guess = guess_of(per_byte * (1.0 + 1e-4));
     if (guess <= best || guess >= above)
@@ -52,7 +53,7 @@ double token_density(const Tokenizer& tokenizer, const TaskOptions& options) {
 FittedTask fit_task(const TaskOptions& options, uint32_t tokens, size_t questions, size_t usual,
                     double density, const EncodeContext& encode) {
   FittedTask fitted;
-  // What stands around the context comes off first: the proportion is that of the context alone.
+  // The tokens around the context are subtracted first, because the proportion is that of the context alone.
   const size_t frame = encode("").size();
   const auto count = [&](size_t bytes) {
     const size_t wanted =

@@ -1,4 +1,4 @@
-// What --index takes beside index specs: ways to attend that search for nothing, to compare with.
+// Named ways: values of --index that are no index specs, ways to attend without a search, to compare with.
 #pragma once
 
 #include <keyhole/keyhole.h>
@@ -20,11 +20,11 @@ struct NamedWay {
       format;  ///< that K and V of all tokens pass through as they enter the cache
 };
 
-/// All of them, one row each.
+/// All named ways, one row each.
 [[nodiscard]] std::span<const NamedWay> named_ways();
-/// The one of this name, or null: then it is an index spec.
+/// The way of this name; null: the name is that of an index spec.
 [[nodiscard]] const NamedWay* find_way(std::string_view name);
-/// "exact (every token, the truth to compare with), none (...), ..." for help.
+/// The ways for help texts: "exact (every token, the truth to compare with), none (...), ...".
 [[nodiscard]] std::string ways_help();
 
 }  // namespace keyhole::tools

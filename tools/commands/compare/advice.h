@@ -1,4 +1,4 @@
-// What compare advises for a stated goal.
+// The advice of compare for a stated goal.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -10,7 +10,7 @@
 
 namespace keyhole::tools {
 
-/// A bound on what is measured.
+/// A bound on a measured figure.
 struct Goal {
   enum class Of { error, latency, memory };
   Of of = Of::error;
@@ -18,9 +18,9 @@ struct Goal {
       0;  ///< output error (median); microseconds (median of a step); bytes of all indexes and tails
   std::string text;  ///< as given, e.g. "latency=60us"
 };
-/// "error=0.05", "latency=60us" (or ms, s), "memory=4GiB". Throws UsageError.
+/// Reads "error=0.05", "latency=60us" (or ms, s), "memory=4GiB". Throws UsageError.
 [[nodiscard]] Goal parse_goal(const std::string& text);
-/// All of them. Throws UsageError for two of one kind.
+/// Reads several goals. Throws UsageError for two of one kind.
 [[nodiscard]] std::vector<Goal> parse_goals(const std::vector<std::string>& texts);
 
 inline constexpr const char* kGoalHelp =
@@ -38,13 +38,14 @@ struct Advice {
   double worst_ratio = 0;   ///< of its figures to the goals: above 1 where they are not reached
   size_t candidates = 0, reaching = 0;  ///< ways that were measured, and that reach the goals
 
-  /// The options that choose it: "--index ivf:probe=32 --attend topk:100 --tail second".
+  /// The options that choose this way: "--index ivf:probe=32 --attend topk:100 --tail second".
   [[nodiscard]] std::string options() const;
 };
 
-/// The goals that are not about it decide: of those that reach them the one of least error; the fastest where the error is
-/// a goal; the smallest where the latency is one too. Rivals, which no session can use, are left out: `indexes` are what
-/// may be advised. Nothing without goals or without a row of an index. `offloaded`: keys of each head.
+/// Advises one way. Of those that reach all goals it is the best in what no goal is about: that of least error; where
+/// the error is a goal, the fastest; where the latency is one, too, the smallest. Only ways of `indexes` are advised,
+/// because no session can use rivals. Nothing without goals or without a row of an index. `offloaded`: keys of each
+/// head.
 [[nodiscard]] std::optional<Advice> advise(const std::vector<Summary>& summaries,
                                            const std::vector<Goal>& goals,
                                            const std::vector<std::string>& indexes,

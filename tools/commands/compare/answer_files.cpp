@@ -18,12 +18,12 @@ std::string algorithm_of(const Measurement& m) {
   return "keyhole-" + type;
 }
 
-// "topk:100", " tail=second:16", ...: what a way is beside its index.
+// The parts of a way beside its index, as text: "topk:100", " tail=second:16", ...
 std::string budget_of(const Measurement& m) {
   return " attend=" + m.attend + " tail=" + m.tail + " target=" + m.target;
 }
 
-// What cannot be in the name of a file becomes '_'; what tells numbers apart stays.
+// Replaces characters that a file's name cannot have by '_', and keeps those that tell numbers apart.
 std::string file_name(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -94,7 +94,7 @@ void AnswerFiles::write(const Measurement& m, const HeadTruth& truth,
   for (int64_t& id : out.neighbours) {
     if (id >= 0) id += static_cast<int64_t>(truth.offloaded.begin);
   }
-  // As VIBE has it for inner products: the least is the best.
+  // VIBE's distance for inner products: the least is the best.
   for (const float product : answers.products) out.distances.push_back(-product);
   if (queries_.size() != trace_.query_positions().size()) {
     out.queries = test_rows(queries_, truth.group);

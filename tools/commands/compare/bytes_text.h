@@ -1,4 +1,4 @@
-// Bytes as compare's table and page show them.
+// Bytes as text in compare's table and page.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace keyhole::tools {
 
-/// "-" for NaN.
+/// The bytes with a unit; "-" for NaN.
 [[nodiscard]] inline std::string bytes_text(double bytes) {
   return std::isnan(bytes) ? "-" : format_bytes(static_cast<uint64_t>(bytes));
 }

@@ -14,7 +14,7 @@
 
 namespace keyhole::tools {
 
-/// As given on the command line.
+/// The options as given on the command line.
 struct CompareOptions {
   std::string trace;
   VectorFiles vectors;
@@ -38,11 +38,11 @@ struct CompareOptions {
   bool per_head = false;
 };
 
-/// Adds them all, and the help. `options` must outlive the command.
+/// Adds all options, and the help. `options` must outlive the command.
 void add_compare_options(CLI::App& command, CompareOptions& options);
 
-/// What the command line and its --runs say together: the file's trace, options and goals where the command line has none,
-/// and every index and rival with its budgets in `groups`. Throws UsageError.
+/// Joins the command line and its --runs: takes the file's trace, options and goals where the command line has none,
+/// and puts every index and rival with its budgets into `groups`. Throws UsageError.
 [[nodiscard]] CompareOptions resolve_runs(const CLI::App& command, CompareOptions given);
 
 }  // namespace keyhole::tools

@@ -123,7 +123,8 @@ class Judged {
     return out;
   }
 
-  // Whether the distances of the file are those of its neighbours to our queries: ids may begin at 1, or be of other keys.
+  // Checks that the distances of the file are those of its neighbours to our queries: ids may begin at 1, or be those
+  // of other keys.
   void check_distance() const {
     const std::string& kind = result_.distance;
     const bool products = kind.empty() || kind == "ip";
@@ -158,7 +159,7 @@ class Judged {
     const double qq = product(q, q, truth_.dim);
     const double kk = product(k, k, truth_.dim);
     const double size = std::sqrt(qq * kk);
-    // Their sums are in fp32, or in the fp16 of what they searched.
+    // Their sums are fp32, or those of fp16 numbers that they searched.
     const auto near = [&](double here, double scale) {
       return std::abs(there - here) <= 5e-3 * scale;
     };
@@ -187,7 +188,7 @@ class Judged {
            ": the nearest are not those of the largest inner products, which attention is about");
   }
 
-  // Of exact attention to these keys, beside the resident tokens.
+  // The error of exact attention to these keys, beside the resident tokens.
   [[nodiscard]] double error_of(size_t row, const std::vector<uint32_t>& ids) const {
     std::vector<double> logits;
     double top = -std::numeric_limits<double>::infinity();
@@ -288,7 +289,8 @@ std::vector<OtherResult> read_other_results(const std::vector<std::string>& path
                        ", by the name of its file");
     }
   }
-  // Lines of a page go from setting to setting: of each system by growing time, which names of files do not tell.
+  // Lines of a page go from setting to setting, so results are sorted by system and growing time; names of files do
+  // not tell the order.
   const auto seconds = [](const OtherResult& o) {
     return std::accumulate(o.result.seconds.begin(), o.result.seconds.end(), 0.0) /
            static_cast<double>(o.result.rows());

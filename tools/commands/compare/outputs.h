@@ -1,4 +1,4 @@
-// What compare prints and writes: a table, JSON, CSV, SVG, a page.
+// The outputs of compare: a table, JSON, CSV, SVG, a page.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -13,7 +13,7 @@
 
 namespace keyhole::tools {
 
-/// What was compared, where, and what came out.
+/// A comparison: what was compared, where, and with which results.
 struct ComparisonResult {
   const CompareOptions& options;
   const Trace& trace;
@@ -30,10 +30,10 @@ void check_outputs(const CompareOptions& options);
 /// The JSON result; docs/compare.schema.json describes it. Curves and page are drawn from it.
 [[nodiscard]] nlohmann::ordered_json compare_document(const ComparisonResult& result);
 
-/// What the rows of a file of --resume depend on, beside their index, budget and head.
+/// The facts on which the rows of a file of --resume depend, beside their index, budget and head.
 [[nodiscard]] nlohmann::ordered_json resume_header(const ComparisonResult& result);
 
-/// Prints the tables, unless standard output is taken, and writes all files that were asked for.
+/// Prints the tables, unless standard output is taken by another output, and writes all files that were asked for.
 void write_outputs(const ComparisonResult& result);
 
 }  // namespace keyhole::tools

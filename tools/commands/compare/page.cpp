@@ -20,7 +20,7 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
-/// What "good" is where the reader has not said it.
+/// The error that counts as good where the reader has not named one.
 constexpr double kUsualError = 0.05;
 /// Figures that a page carries for single heads at most: some 10 MB. A page of more shows the means alone.
 constexpr size_t kMostFigures = 1000000;
@@ -39,7 +39,7 @@ std::string point_text(const ordered_json& row) {
 // Rows of files, of which nobody knows what a step read.
 bool is_of_file(const ordered_json& row) { return row["bytes_per_step"].is_null(); }
 
-// Where the quantities of the curves are among kQuantities.
+// The places of the quantities of the curves in kQuantities.
 enum : size_t { kTime, kBytes, kMemory, kReadShare, kError, kRecall, kMass, kQuantityCount };
 
 std::vector<Quantity> quantities(size_t recall_k) {
@@ -119,7 +119,7 @@ std::vector<HeatMap> heat_maps(const ordered_json& document) {
       if (goal["of"] == "error") bound = goal["most"];
     }
   }
-  // Of each head the fastest row that keeps the error.
+  // The fastest row of each head that keeps the error.
   std::vector<const ordered_json*> best(grid.cells(), nullptr);
   for (const ordered_json& row : rows) {
     if (is_of_file(row)) continue;  // its time may be another machine's

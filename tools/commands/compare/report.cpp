@@ -147,7 +147,7 @@ void put_figures(ordered_json& out, const Measurement& m) {
   }
 }
 
-// Of results of files, some figures are known to nobody: NaN.
+// A share in percent. Results of files have figures that nobody knows: NaN.
 std::string percent(double share) {
   return std::isnan(share) ? "-" : format_number(100 * share) + " %";
 }
@@ -158,7 +158,7 @@ std::string fixed(double value, int digits) {
   return text;
 }
 
-// Which columns a table has beside those that every table has.
+// The columns that a table has beside those that every table has.
 struct Extras {
   bool tail = false, target = false;
 
@@ -192,7 +192,7 @@ std::vector<std::string> way_cells(const Measurement& m, const Extras& extras) {
   return out;
 }
 
-// What a step is worth and what it costs first; then why.
+// The columns: first the quality and cost of a step, then what explains them.
 std::vector<Table::Column> figure_columns(const Extras& extras) {
   std::vector<Table::Column> out = {
       {"error p50"}, {"error p95"}, {"read"}, {"read/step"}, {"p50 us"}};

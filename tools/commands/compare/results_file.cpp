@@ -124,7 +124,8 @@ void ResultsFile::read(const ordered_json& header) {
   const std::string where = "--resume " + path_.string();
   const size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;
   if (whole == 0) {
-    // Nothing, or a header that was cut off; what else has no line end is somebody's other file.
+    // The file holds nothing, or a header that was cut off; any other file without a line end belongs to somebody
+    // else.
     const std::string first = line_of(header);
     if (first.compare(0, text.size(), text) != 0) {
       throw UsageError(where + " is no file of results: it does not begin with a line of JSON");
@@ -155,7 +156,7 @@ void ResultsFile::read(const ordered_json& header) {
       throw UsageError(where + ": line " + std::to_string(number) + " is no row: " + e.what());
     }
   }
-  // Only now, as it is ours: a row that was cut off goes.
+  // Only now is it known to be ours, so a row that was cut off is removed.
   if (whole != text.size() && ftruncate(file_, static_cast<off_t>(whole)) != 0)
     fail("cannot be written");
 }

@@ -1,8 +1,9 @@
-// A file that the rows of a comparison are appended to as they are measured, so that a sweep that was stopped goes on.
+// A file to which the rows of a comparison are appended as they are measured, so that a sweep that was stopped can go
+// on.
 //
-// A line of JSON each (JSON Lines): first a header that says what is measured where, then rows as in "results" of the JSON
-// result. Rows are appended by one write for all heads of a batch, then synced: a line is there whole, or, where the
-// machine stopped within the write, cut off at the end of the file, where the next run removes it.
+// It holds JSON Lines: first a header that says what is measured where, then rows as in "results" of the JSON result.
+// Rows of all heads of a batch are appended by one write, then synced. So a line is whole, unless the machine stopped
+// within the write: then the last line is cut off, and the next run removes it.
 #pragma once
 
 #include <filesystem>
@@ -15,17 +16,18 @@
 
 namespace keyhole::tools {
 
-/// What makes a row another one: index, attend, tail, target, layer, KV head.
+/// The key that tells rows apart: index, attend, tail, target, layer, KV head.
 [[nodiscard]] std::string row_key(const Measurement& m);
 
-/// The row that to_json() of report.h has written. Throws nlohmann::json::exception for anything else.
+/// Reads a row that to_json() of report.h has written. Throws nlohmann::json::exception for anything else.
 [[nodiscard]] Measurement measurement_of(const nlohmann::ordered_json& row);
 
 class ResultsFile {
  public:
-  /// Makes the file, or reads the one that is there; no other process may have it open so. `header`: what rows depend on
-  /// beside their key, an object of objects. Throws UsageError where the file is one of another header, naming what
-  /// differs, where it is no such file, and where another process writes it; std::system_error where it cannot be opened.
+  /// Makes the file, or reads it if it exists; no other process may have it open in this way. `header`: an object of
+  /// objects, on which rows depend beside their key. Throws UsageError where the file has another header, naming what
+  /// differs, where it is no such file, and where another process writes it; std::system_error where it cannot be
+  /// opened.
   ResultsFile(std::filesystem::path path, const nlohmann::ordered_json& header);
   ~ResultsFile();
   ResultsFile(const ResultsFile&) = delete;
@@ -35,7 +37,7 @@ class ResultsFile {
   [[nodiscard]] bool knows(const std::string& key) const { return keys_.count(key) != 0; }
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
 
-  /// Adds those of `rows` that it does not know. Throws std::system_error; then the file is as it was.
+  /// Adds those of `rows` that it does not have. Throws std::system_error; then the file is unchanged.
   void append(const std::vector<Measurement>& rows);
 
  private:

@@ -18,7 +18,7 @@ void add_step(const RivalStep& step, const HeadTruth& truth, const RowJudge& jud
     const std::vector<uint32_t> attended = judge.distinct(step.attended_by(j));
     const FoundRows all = judge.look_at(row, attended);
     sums.mass += all.mass + judge.resident_mass(row);
-    // Of the best k a head is credited with its own; of what a budget took, with all that it attended.
+    // A head is credited with its own of the best k; of what a budget took, with all that it attended.
     const std::vector<uint32_t> own =
         credits_own ? judge.distinct(step.answer.heads[j].rows) : attended;
     sums.recall += judge.share(credits_own ? judge.look_at(row, own).hits : all.hits);

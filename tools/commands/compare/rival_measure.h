@@ -1,4 +1,4 @@
-// One rival over one recorded head: the figures of a row of compare.
+// Measures one rival over one recorded head: the figures of a row of compare.
 #pragma once
 
 #include <memory>
@@ -11,20 +11,20 @@
 
 namespace keyhole::tools {
 
-/// A rival built over the offloaded keys of one head, with the rows that it attends.
+/// A rival built over the offloaded keys of one head, and the rows that it attends.
 class BuiltRival {
  public:
-  /// `truth` must outlive the object. Throws UsageError where the spec cannot be built over these keys, and what the rival
-  /// throws.
+  /// Builds. `truth` must outlive the object. Throws UsageError where the spec cannot be built over these keys, and
+  /// what the rival throws.
   BuiltRival(const RivalSpec& spec, const Trace& trace, const TraceHead& head,
              const HeadTruth& truth, keyhole_dtype kv_dtype, unsigned threads);
 
-  /// Another spec that is built_alike().
+  /// Sets another spec that is built_alike().
   void set_spec(const RivalSpec& spec) { rival_->set_spec(spec); }
 
-  /// Searches and attends with every used query: once for quality, which warms up, and once for latency. k: keys that the
-  /// rival is asked for per head, of those that ask. series, index, layer and kv_head are the caller's. `answers`: what recall
-  /// is counted from goes there; or null.
+  /// Searches and attends with every used query: once for quality, which warms up, and once for latency. k: keys that
+  /// the rival is asked for per head, if it is asked. The caller sets series, index, layer and kv_head. `answers`:
+  /// takes the answers from which recall is counted; or null.
   [[nodiscard]] Measurement measure(const RivalSpec& spec, size_t k, bool rounds_keys,
                                     HeadAnswers* answers = nullptr);
 
@@ -37,11 +37,11 @@ class BuiltRival {
   double build_seconds_ = 0;
 };
 
-/// What is known of a head's data before it is read.
+/// The facts known of a head's data before it is read.
 [[nodiscard]] RivalShape rival_shape(const Trace& trace, const TraceHead& head,
                                      const Offloaded& offloaded);
 
-/// What a rival's rows say of how it chose: "topk:100", or "own" of one with a budget of its own.
+/// How a rival chose, for its rows: "topk:100", or "own" if it has a budget of its own.
 [[nodiscard]] std::string rival_attend(const RivalSpec& spec, size_t k);
 
 }  // namespace keyhole::tools

@@ -1,4 +1,4 @@
-// The rivals of a comparison: --rival, and their builds and measurements over a batch of heads.
+// The rivals of a comparison: --rival, and how they are built and measured over a batch of heads.
 #pragma once
 
 #include <functional>
@@ -18,19 +18,19 @@ struct SweptRival {
   std::string series;
   RivalSpec spec;
 };
-/// Every spec of every --rival, see expand_sweep(). Throws UsageError for one that is wrong or given twice.
+/// Expands every --rival into its specs, see expand_sweep(). Throws UsageError for one that is wrong or given twice.
 [[nodiscard]] std::vector<SweptRival> expand_rivals(const std::vector<std::string>& rivals);
 
 /// The numbers of keys that rivals are asked for: each K of --attend topk:K once, or `k` where there is none.
 [[nodiscard]] std::vector<uint32_t> rival_ks(const std::vector<BudgetChoice>& budgets, uint32_t k);
 
-/// How many rows compare shows of a rival.
+/// The number of rows that compare shows of a rival.
 [[nodiscard]] size_t rows_of(const RivalSpec& spec, const std::vector<uint32_t>& ks);
 
 /// Throws UsageError where one of them cannot be built over keys of this shape.
 void check_rivals(const std::vector<SweptRival>& rivals, const RivalShape& shape);
 
-/// What the rivals are measured on.
+/// The heads on which rivals are measured, and where results go.
 struct RivalBatch {
   const Trace& trace;
   std::span<const TraceHead* const> heads;
@@ -43,8 +43,8 @@ struct RivalBatch {
   std::function<void(std::vector<Measurement>)> keep;  ///< called with each row of all heads
   const AnswerFiles* answers = nullptr;                ///< takes what each answered; or null
 };
-/// Builds each rival over all heads side by side, then measures them one after the other. One that differs from the one
-/// before it in search parameters alone is not built again. Rows by rival, number of keys, head.
+/// Builds each rival over all heads side by side, then measures them one after the other. A rival that differs from
+/// the one before it in search parameters alone is not built again. Rows are ordered by rival, number of keys, head.
 void measure_rivals(const std::vector<SweptRival>& rivals, const std::vector<uint32_t>& ks,
                     const RivalBatch& batch);
 

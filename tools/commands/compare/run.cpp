@@ -107,7 +107,7 @@ std::vector<SweepClock::Part> Comparison::parts_of(Heads heads, const Todo& todo
 }
 
 Comparison::Todo Comparison::todo_of(Heads heads, const ResultsFile* kept) const {
-  // A row of all heads; what is known of some is measured again, and not kept twice.
+  // A row is measured for all heads; where some heads have it already it is measured again, but not kept twice.
   const auto is_known = [&](Measurement row) {
     return kept != nullptr && std::all_of(heads.begin(), heads.end(), [&](const TraceHead* head) {
              row.layer = head->layer;
@@ -233,7 +233,7 @@ void Comparison::run_batch(Heads heads, const Todo& todo, Work& work,
     truths.push_back(compute_truth(trace_, *head, plan_.truth, team_));
     work.done(1);
   }
-  // First of all: a file that does not fit is known before hours of work.
+  // This comes first, so that a file that does not fit is reported before hours of work.
   for (const OtherResult& other : plan_.others) {
     for (size_t i = 0; i < heads.size(); ++i) {
       if (!is_of(other, *heads[i])) continue;
@@ -320,7 +320,7 @@ void Comparison::build_tails(const std::vector<IndexHandle>& indexes, uint32_t k
 std::vector<BudgetChoice> Comparison::by_partition(const IndexRun& run) const {
   std::vector<BudgetChoice> out;
   for (const BudgetChoice& choice : run.budgets) {
-    // Of several indexes, --tail codes is of those that have codes.
+    // With several indexes, --tail codes is meant for those that have codes.
     const bool of_others =
         choice.reads_codes() && !has_codes(run.index.spec) && plan_.indexes.size() > 1;
     if (!of_others) out.push_back(for_index(choice, run.index.spec));

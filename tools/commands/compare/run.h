@@ -39,7 +39,7 @@ struct ComparisonPlan {
   std::string classifiers;               ///< a file, or empty
   TruthOptions truth;
 
-  /// Of the indexes.
+  /// The specs of the indexes.
   [[nodiscard]] std::vector<std::string> specs() const {
     std::vector<std::string> out;
     for (const IndexRun& run : indexes) out.push_back(run.index.spec);
@@ -48,19 +48,20 @@ struct ComparisonPlan {
   [[nodiscard]] unsigned threads_per_build() const { return threads / builds_at_once; }
 };
 
-/// Heads are taken in batches of builds_at_once, whose indexes are built side by side, one thread each
-/// (a graph's build is sequential inside), and then measured one after the other on one thread, so that
-/// latencies are those of an otherwise idle process. Only one batch lies in memory. An index that differs
-/// from the one before it in search parameters alone is not built again, nor are partitions of the same size.
+/// Runs a comparison. Heads are taken in batches of builds_at_once, whose indexes are built side by side, one thread
+/// each (a graph's build is sequential inside), and then measured one after the other on one thread, so that
+/// latencies are those of an otherwise idle process. Only one batch lies in memory. An index that differs from the
+/// one before it in search parameters alone is not built again, nor are partitions of the same size.
 class Comparison {
  public:
   /// Tries every spec at once: throws UsageError for a bad one before hours of work begin. `trace` and
   /// `plan` must outlive the object.
   Comparison(const Trace& trace, const ComparisonPlan& plan);
 
-  /// Shows progress and the time left on a terminal. By index and budget in the plan's order, rivals behind indexes, other
-  /// systems' results behind those, then layer, then KV head. `kept`: rows that are there already are not measured again
-  /// (but where the plan's answers lack them), and new ones are appended as soon as they are; or null.
+  /// Measures, and shows progress and the time left on a terminal. Rows are ordered by index and budget in the plan's
+  /// order, then rivals, then other systems' results, within each by layer, then KV head. `kept`: rows that it has
+  /// are not measured again (unless the plan's answers lack them), and new ones are appended as soon as they are
+  /// measured; or null.
   [[nodiscard]] std::vector<Measurement> run(ResultsFile* kept);
 
   /// The library's kernel level, e.g. "avx512vnni".
@@ -71,10 +72,10 @@ class Comparison {
   struct BuildProgress;
   using Heads = std::span<const TraceHead* const>;
 
-  /// What is still to be measured over a batch of heads.
+  /// The measurements that a batch of heads still needs.
   struct Todo;
   [[nodiscard]] Todo todo_of(Heads heads, const ResultsFile* kept) const;
-  /// In the order of run_batch().
+  /// The parts of that work, in the order of run_batch().
   [[nodiscard]] std::vector<SweepClock::Part> parts_of(Heads heads, const Todo& todo) const;
   void run_batch(Heads heads, const Todo& todo, Work& work,
                  const std::function<void(std::vector<Measurement>)>& keep,
@@ -82,12 +83,13 @@ class Comparison {
   [[nodiscard]] std::vector<IndexHandle> build_all(Heads heads,
                                                    const std::vector<HeadTruth>& truths,
                                                    const std::string& spec, Work& work) const;
-  /// Gives the indexes other search parameters; false where they must be built anew.
+  /// Gives the indexes other search parameters; returns false where they must be built anew.
   [[nodiscard]] static bool set_spec(const std::vector<IndexHandle>& indexes,
                                      const std::string& spec);
-  /// The partitions that tails and targets need.
+  /// Builds the partitions that tails and targets need.
   static void build_tails(const std::vector<IndexHandle>& indexes, uint32_t keys_per_partition);
-  /// An index's budgets as they are with its spec, those with partitions of the same size after each other.
+  /// An index's budgets as they work with its spec, ordered so that those with partitions of the same size follow
+  /// each other.
   [[nodiscard]] std::vector<BudgetChoice> by_partition(const IndexRun& run) const;
   void put_in_order(std::vector<Measurement>& rows) const;
   [[nodiscard]] bool rounds(const TraceHead& head) const;

@@ -9,8 +9,8 @@
 
 namespace keyhole::tools {
 
-/// One thread for each of n tasks, the caller's among them; throws what the first of them threw, but before that
-/// Interrupted.
+/// Runs n tasks with a thread for each, the caller's among them. Throws what the first of them threw, but Interrupted
+/// before that.
 template <class Task>
 void side_by_side(size_t n, const Task& task) {
   std::vector<std::exception_ptr> errors(n);
@@ -26,7 +26,7 @@ void side_by_side(size_t n, const Task& task) {
     for (size_t i = 1; i < n; ++i) threads.emplace_back(guarded, i);
     guarded(0);
   }
-  // The library reports a cancelled build; what the user did comes first.
+  // The library reports a cancelled build; that the user interrupted it is reported first.
   throw_if_interrupted();
   for (const std::exception_ptr& error : errors) {
     if (error) std::rethrow_exception(error);

@@ -49,7 +49,7 @@ double SweepClock::fraction(double seconds) const {
   const double share = steps_ / current.steps;
   double left = took_.empty() || share > 0.05 ? spent * (1 - share) / std::max(share, 1e-9)
                                               : std::max(seconds_of(current) - spent, 0.0);
-  // With nothing done before, what is behind the current part is taken to go on as it does.
+  // With nothing done before, the parts behind the current one are taken to go on at its pace.
   const double pace = (spent + left) / current.steps;
   for (size_t i = at_ + 1; i < parts_.size(); ++i) {
     left += took_.empty() ? pace * parts_[i].steps : seconds_of(parts_[i]);

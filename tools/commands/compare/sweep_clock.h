@@ -1,4 +1,4 @@
-// How far a sweep is and how long it will still take, judged by the time that its parts took so far.
+// The progress of a sweep and the time that it still takes, judged by the time that its parts have taken so far.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace keyhole::tools {
 
-/// Work in a known order: truths, builds, measurements. A part that was done before, over other heads, will take as long
-/// again; one that was not takes the mean of those of its kind, else of all. Not thread-safe.
+/// A clock of work in a known order: truths, builds, measurements. A part that was done before, over other heads, is
+/// expected to take as long again; others the mean of their kind, else of all. Not thread-safe.
 class SweepClock {
  public:
   struct Part {
@@ -18,11 +18,13 @@ class SweepClock {
   };
   explicit SweepClock(std::vector<Part> parts);
 
-  /// `steps` more of the current part are done, `seconds` after the beginning; then of the next one.
+  /// Takes in that `steps` more of the current part are done, `seconds` after the beginning; what exceeds it counts
+  /// for the next part.
   void done(double steps, double seconds);
-  /// seconds / (seconds + what is left): the share of the time that is over. 0 before the first step, 1 behind the last.
+  /// The share of the time that is over: seconds / (seconds + what is left). 0 before the first step, 1 behind the
+  /// last.
   [[nodiscard]] double fraction(double seconds) const;
-  /// What is being worked on, "" behind the last.
+  /// The part that is being worked on; "" behind the last.
   [[nodiscard]] const std::string& current() const;
 
  private:

@@ -1,4 +1,4 @@
-// What decoding through an index changes, against exact attention over the same tokens.
+// The difference that decoding through an index makes, against exact attention over the same tokens.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ namespace keyhole::tools {
 struct CheckResult {
   size_t tokens = 0;  ///< compared
   size_t agreeing = 0;
-  /// Place of the first token that exact attention would have chosen differently; `tokens` if none. Up
-  /// to it, free decoding with exact attention gives the same text.
+  /// Place of the first token that exact attention would have chosen differently; `tokens` if there is none. Up to
+  /// it, free decoding with exact attention gives the same text.
   size_t first_difference = 0;
   double median_error =
       0.0;  ///< |o - o*| / |o*| of one query head, over all steps, layers and heads
@@ -29,14 +29,14 @@ struct CheckResult {
 [[nodiscard]] std::string to_text(const CheckResult& check);
 [[nodiscard]] nlohmann::ordered_json to_json(const CheckResult& check);
 
-/// Attends again, exactly, with the queries of each step and keeps the error of what the step used.
+/// Attends again, exactly, with the queries of each step, and keeps the error of the output that the step used.
 class OutputCheck {
  public:
   OutputCheck(KeyholeCache& cache, keyhole_mode mode, const LlamaConfig& model);
 
-  /// An attention hook's work: `q` and `out` are `[Hq, d]`. Leaves the cache's mode as it was.
+  /// Called by an attention hook: `q` and `out` are `[Hq, d]`. Leaves the cache's mode unchanged.
   void measure(uint32_t layer, const float* q, const float* out);
-  /// The errors' part of a result.
+  /// A result with the errors filled in.
   [[nodiscard]] CheckResult result() const;
 
  private:
@@ -47,9 +47,9 @@ class OutputCheck {
   std::vector<std::vector<double>> errors_;  // [layer]
 };
 
-/// Runs the generated tokens once more with exact attention from the end of the prompt and counts where
-/// it would have chosen the same. `logits` follow the prompt. Leaves the cache in exact mode, and the decoder with the tokens of
-/// another sequence.
+/// Runs the generated tokens once more with exact attention from the end of the prompt, and counts where it would
+/// have chosen the same. `logits` follow the prompt. Leaves the cache in exact mode, and the decoder with the tokens
+/// of another sequence.
 void compare_tokens(Decoder& decoder, KeyholeCache& cache, std::vector<uint32_t> prompt,
                     std::span<const float> logits, std::span<const uint32_t> generated,
                     CheckResult& check);

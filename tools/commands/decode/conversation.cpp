@@ -88,7 +88,7 @@ void Conversation::reset() {
 void Conversation::save(const std::filesystem::path& path, SavedSession of) {
   const std::vector<uint32_t>& taken = sequence_.tokens();
   const auto same = std::mismatch(taken.begin(), taken.end(), tokens_.begin(), tokens_.end()).first;
-  // After a prompt that was interrupted the session holds what was not said in the end.
+  // After an interrupted prompt the session may hold tokens that were not said in the end.
   sequence_.truncate(static_cast<size_t>(same - taken.begin()));
   if (tokens_.empty()) throw std::runtime_error("there is nothing to save yet");
   // A step that failed has left its token in some layers.

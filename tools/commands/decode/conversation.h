@@ -1,4 +1,4 @@
-// A model, its session and what has been said: the tokens of prompts and answers, and how they go on.
+// A conversation: a model, its session and what has been said, that is the tokens of prompts and answers.
 #pragma once
 
 #include <filesystem>
@@ -12,18 +12,18 @@
 
 namespace keyhole::tools {
 
-/// What a session that was loaded holds: these tokens, turned as a sequence of `rope_tokens` is.
+/// The content of a loaded session: these tokens, turned by RoPE like a sequence of `rope_tokens`.
 struct HeldConversation {
   std::vector<uint32_t> tokens;
   size_t rope_tokens = 0;
 };
 
-/// One thread at a time. An exception or Interrupted leaves it usable: tokens() is what it was, and the session catches up with
-/// the next take().
+/// A conversation, for one thread at a time. An exception or Interrupted leaves it usable: tokens() is unchanged, and
+/// the session catches up with the next take().
 class Conversation {
  public:
-  /// An empty session of `cache`, or one that holds `held`. `budget` is of `spec`; `built`: the cache attends
-  /// by them already. Borrows the runner.
+  /// Begins with an empty session of `cache`, or one that holds `held`. `budget` is of `spec`; `built`: the cache
+  /// attends by them already. Borrows the runner.
   Conversation(Runner& runner, KeyholeCache cache, AttendSpec spec, BudgetChoice budget,
                const SamplingOptions& sampling, HeldConversation held = {}, bool built = false);
   Conversation(const Conversation&) = delete;
@@ -33,30 +33,31 @@ class Conversation {
     Sequence::Work work;
     double build_seconds = 0.0;
   };
-  /// Makes `tokens` all that has been said, with a progress bar and Ctrl-C (Interrupted): runs what the session lacks of them
-  /// and builds the index where a prompt was prefilled. Throws std::runtime_error where they leave no room for an answer.
+  /// Makes `tokens` all that has been said, with a progress bar and Ctrl-C (Interrupted): runs those that the session
+  /// lacks, and builds the index where a prompt was prefilled. Throws std::runtime_error where they leave no room for
+  /// an answer.
   Taken take(std::vector<uint32_t> tokens);
 
-  /// The same of tokens that begin with what has been taken: the others come as a later turn does, with a progress bar and Ctrl-C, by
-  /// extend_by_turn().
+  /// take() for tokens that begin with those taken before: the others come as a later turn does, by extend_by_turn(),
+  /// with a progress bar and Ctrl-C.
   TurnCost take_turn(std::vector<uint32_t> tokens);
 
-  /// An answer to what has been said, after take(). It goes on as long as it is asked for tokens. Ends before the session is
-  /// full whatever `stops` says.
+  /// Begins an answer to what has been said, after take(). It goes on as long as tokens are asked for, but ends
+  /// before the session is full whatever `stops` says.
   [[nodiscard]] Generator answer(const Tokenizer* tokenizer, Stops stops, DecodeState follows);
-  /// The answer's tokens have been said.
+  /// Adds the answer's tokens to what has been said.
   void add(const Generator& answer);
 
-  /// All that has been said. The session may be some tokens behind.
+  /// The tokens of all that has been said. The session may be some tokens behind.
   [[nodiscard]] const std::vector<uint32_t>& tokens() const { return tokens_; }
-  /// Tokens that the session can hold.
+  /// The number of tokens that the session can hold.
   [[nodiscard]] uint32_t capacity() const { return capacity_; }
-  /// Sampled answers go on behind what was drawn for a session, where the seed is the same.
+  /// Lets sampled answers go on behind the draws of a saved session, if the seed is the same.
   void go_on(const SamplerState& state) { sampler_.go_on(state); }
-  /// Forgets everything.
+  /// Forgets everything that has been said.
   void reset();
-  /// Writes it for --load-session, as a session of `of`: model, identity and kv_dtype. What the session lacks of tokens()
-  /// stays to be taken.
+  /// Writes the session for --load-session, with model, identity and kv_dtype of `of`. Tokens that the session lacks
+  /// are saved as not taken yet.
   void save(const std::filesystem::path& path, SavedSession of);
 
   [[nodiscard]] Runner& runner() { return runner_; }
@@ -67,7 +68,7 @@ class Conversation {
   [[nodiscard]] const BudgetChoice& budget() const { return budget_; }
 
  private:
-  /// Throws std::runtime_error where so many tokens leave no room for an answer.
+  /// Throws std::runtime_error where this many tokens leave no room for an answer.
   void check_room(size_t tokens) const;
   void have_said(std::vector<uint32_t> tokens);
   /// Makes `tokens` the sequence, and builds the index where a prompt was prefilled.

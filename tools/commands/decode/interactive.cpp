@@ -79,7 +79,7 @@ class Dialogue {
     });
   }
 
-  /// A turn, told where it fails: on a terminal the conversation goes on.
+  /// Makes a turn and shows its error where it fails: on a terminal the conversation goes on.
   template <class Turn>
   void guarded(const Turn& turn) {
     try {
@@ -110,7 +110,7 @@ class Dialogue {
         break;
       }
     } catch (...) {
-      // What was answered before it failed has been said.
+      // What was answered before the failure has been said.
       finish(generator, start);
       throw;
     }

@@ -1,4 +1,4 @@
-// decode --interactive: turns of a person and the model, which keep the session.
+// decode --interactive: a person and the model speak in turns, and the session is kept between them.
 #pragma once
 
 #include "tools/commands/decode/conversation.h"
@@ -13,9 +13,9 @@ struct InteractiveOptions {
   SavedSession about;  ///< what /save says of the model
 };
 
-/// Reads lines of standard input until /quit or its end, and writes answers to standard output; prompt characters only where
-/// both are a terminal. There a failed turn is told and the conversation goes on; with a pipe it ends it. Ctrl-C ends the
-/// answer, or the line that is being typed. Throws what a turn throws with a pipe.
+/// Reads lines of standard input until /quit or its end, and writes answers to standard output, with prompt
+/// characters only where both are a terminal. On a terminal the error of a failed turn is shown and the conversation
+/// goes on; with a pipe it is thrown. Ctrl-C ends the answer, or the line that is being typed.
 void interact(Conversation& conversation, const Tokenizer& tokenizer, const Turns& turns,
               const InteractiveOptions& options);
 

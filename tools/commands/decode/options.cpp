@@ -122,7 +122,7 @@ void add_attention(CLI::App& command, DecodeOptions& options) {
   add_audit_options(command, options.cache.audit);
 }
 
-/// A session keeps what it was saved with: K and V lie in it as they do.
+/// Excludes options that a saved session decides: its K and V lie in it as they were saved.
 void exclude_what_sessions_keep(CLI::App& command) {
   CLI::Option* load = command.get_option("--load-session");
   for (const char* kept : {"--context", "--sink", "--window", "--kv-dtype", "--kv-host",

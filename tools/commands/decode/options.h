@@ -34,7 +34,7 @@ struct DecodeOptions {
   std::string target_text = "none";
   BudgetNumbers numbers;
   BudgetChoice budget;
-  /// --index or an option of the budget was given: a session that is loaded does not keep its own.
+  /// Whether --index or an option of the budget was given: then a loaded session does not keep its own.
   bool attends_anew = false;
   bool check = false;
   std::string json;
@@ -47,11 +47,13 @@ struct DecodeOptions {
 
 void add_decode_options(CLI::App& command, DecodeOptions& options);
 
-/// Refuses what does not go together, and puts index, budget and sampling together from their texts. Throws UsageError.
+/// Refuses options that do not go together, and parses index, budget and sampling from their texts. Throws
+/// UsageError.
 void understand(DecodeOptions& options);
 
-/// Tokens that a new session is made for: --context, else what the prompt and one answer need, and where turns or other runs
-/// may follow at least the context that the model was made for. Throws UsageError where --context is too short.
+/// The number of tokens that a new session is made for: --context, else what the prompt and one answer need, and
+/// where turns or other runs may follow at least the context that the model was made for. Throws UsageError where
+/// --context is too short.
 [[nodiscard]] uint32_t capacity_of(const DecodeOptions& options, const LlamaConfig& model,
                                    size_t prompt_tokens);
 

@@ -1,4 +1,4 @@
-// What decode is asked to continue.
+// The prompt that decode continues.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ struct Prompt {
   std::string expected;          ///< the task's answer; empty for other prompts
 };
 
-/// The prompt of --prompt, --tokens or --task. None is allowed with --interactive and --load-session. In a chat its text is the
-/// next message behind `conversation`; else it is all there is. Tokenizer and turns may be null for --tokens. Throws UsageError, or
-/// std::exception for a file that cannot be read.
+/// Makes the prompt of --prompt, --tokens or --task; with --interactive and --load-session there may be none. In a
+/// chat its text is the next message behind `conversation`; otherwise it is the whole text. Tokenizer and turns may
+/// be null for --tokens. Throws UsageError, or std::exception for a file that cannot be read.
 [[nodiscard]] Prompt make_prompt(const DecodeOptions& options, const Tokenizer* tokenizer,
                                  const Turns* turns, const std::vector<uint32_t>& conversation);
 

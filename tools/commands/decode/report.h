@@ -1,4 +1,4 @@
-// What decode says of an answer: a report for people, JSON for programs.
+// The reports of decode on an answer: text for people, JSON for programs.
 #pragma once
 
 #include <keyhole/keyhole.h>
@@ -16,7 +16,7 @@
 
 namespace keyhole::tools {
 
-/// The generated tokens and what they took.
+/// The generated tokens and their cost.
 struct DecodeRun {
   std::vector<uint32_t> tokens;
   std::string text;  ///< as shown; empty without a tokenizer
@@ -31,7 +31,7 @@ struct DecodeRun {
   std::optional<CheckResult> check;
   std::optional<GpuMemoryPlan> memory;  ///< with --gpu-memory
 
-  /// Steps, not tokens: the first token comes from the prefill.
+  /// Steps per second, not tokens: the first token comes from the prefill.
   [[nodiscard]] double tokens_per_second() const {
     return decode_seconds > 0.0 ? static_cast<double>(times.steps) / decode_seconds : 0.0;
   }

@@ -65,7 +65,7 @@ std::unique_ptr<Conversation> resume(DecodeOptions& options, Runner& runner,
                        saved.rope_tokens.value_or(saved.taken)};
   const bool knows_turns = saved.rope_tokens || !has_longrope(runner.model().config);
   if (!knows_turns) {
-    // Whether its keys have the short or the long factors nothing says.
+    // Nothing says whether its keys have the short or the long factors.
     cache.truncate(0);
     has = {};
   }

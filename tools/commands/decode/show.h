@@ -1,4 +1,4 @@
-// Text as it comes.
+// Shows text as it comes.
 #pragma once
 
 #include <cstdio>
@@ -6,7 +6,7 @@
 
 namespace keyhole::tools {
 
-/// On standard output, at once.
+/// Writes to standard output at once.
 inline void show(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);

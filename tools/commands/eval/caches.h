@@ -8,21 +8,21 @@
 
 namespace keyhole::tools {
 
-/// One cache serves exact, none and every index; q8_0 and q4_0 have one each, with K and V rounded as they enter it. The
-/// prompt's own forward pass is exact for all of them, so that what differs is how decoding attends.
+/// The caches. One serves exact, none and every index; q8_0 and q4_0 have one each, with K and V rounded as they
+/// enter it. The prompt's own forward pass is exact for all of them, so that only the way of decoding differs.
 class EvalCaches {
  public:
-  /// Empty caches for `max_tokens` tokens. Throws UsageError as make_cache() does.
+  /// Makes empty caches for `max_tokens` tokens. Throws UsageError as make_cache() does.
   EvalCaches(const LlamaConfig& model, const EvalOptions& options, uint32_t max_tokens,
              const std::vector<AttendSpec>& specs, const std::vector<BudgetChoice>& budgets);
 
-  /// Runs the prompt, with a progress bar, but for its last `turn` tokens; these come behind it by extend_by_turn(), after the build
-  /// of the main cache's index. Returns its seconds.
+  /// Runs the prompt, with a progress bar, except its last `turn` tokens, which follow by extend_by_turn() after the
+  /// index of the main cache is built. Returns its seconds.
   double prefill(Runner& runner, const std::vector<uint32_t>& tokens, uint32_t turn);
-  /// Of the main cache; of no tokens without one.
+  /// The cost of the turn in the main cache; of no tokens where there is none.
   [[nodiscard]] const TurnCost& turn() const { return turn_; }
 
-  /// That of exact, none and indexes.
+  /// The cache of exact, none and indexes.
   [[nodiscard]] KeyholeCache& main() { return main_; }
   [[nodiscard]] KeyholeCache& of(const AttendSpec& spec);
 

@@ -46,13 +46,13 @@ struct CopyRow {
   std::vector<bool> right;   ///< the likeliest token is the passage's
   std::vector<double> bits;  ///< of the passage's token
 
-  /// Of some tokens: their bytes, those of the tokens that were right, their bits.
+  /// Sums over some tokens: their bytes, those of the tokens that were right, their bits.
   struct Sum {
     double bytes = 0.0, right = 0.0, bits = 0.0;
     [[nodiscard]] double share() const { return right / bytes; }
     [[nodiscard]] double bits_per_byte() const { return bits / bytes; }
   };
-  /// Of the tokens of one passage that begin `from` bytes behind its beginning, or later.
+  /// The sum over the tokens of one passage that begin `from` bytes behind its beginning, or later.
   [[nodiscard]] Sum sum(size_t passage, size_t from = 0) const {
     size_t i = 0;
     for (size_t p = 0; p < passage; ++p) i += (*passages)[p].tokens.size();
@@ -69,7 +69,7 @@ struct CopyRow {
     }
     return sum;
   }
-  /// Behind the cue the passage is known.
+  /// The sum over all passages. Behind the cue the passage is known.
   [[nodiscard]] Sum all(size_t from = 0) const {
     Sum all;
     for (size_t p = 0; p < passages->size(); ++p) {
@@ -90,7 +90,8 @@ struct CopyRow {
     for (size_t p = 0; p < passages->size(); ++p) out.push_back(sum(p).bits_per_byte());
     return out;
   }
-  /// Passage by passage, whose bytes are right and wrong together; absent without exact attention.
+  /// The difference to exact attention, by passages, whose bytes are right and wrong together; absent without exact
+  /// attention.
   [[nodiscard]] std::optional<Difference> above(const CopyRow* exact) const {
     if (exact == nullptr) return std::nullopt;
     return paired_difference(bits_by_passage(), exact->bits_by_passage());
@@ -205,7 +206,7 @@ void eval_copy(const EvalOptions& options) {
     row.way = way;
     row.passages = &passage_tokens;
     Progress bar(way.name());
-    // In a copy: a passage pushes as many tokens out of the window, which the next way shall find there.
+    // Works in a copy: a passage pushes as many tokens out of the window, which the next way must find there.
     KeyholeCache copy = cache.fork();
     const std::unique_ptr<Decoder> decoder = run.runner().decoder(copy, context);
     for (size_t i = 0; i < passages; ++i) {

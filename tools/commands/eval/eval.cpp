@@ -36,7 +36,7 @@ struct QuestionsRow {
   [[nodiscard]] size_t correct() const {
     return static_cast<size_t>(std::count(right.begin(), right.end(), true));
   }
-  /// Absent without exact attention to compare with.
+  /// The swaps with exact attention; absent where there is none to compare with.
   [[nodiscard]] std::optional<Swaps> swaps(const QuestionsRow* exact) const {
     if (exact == nullptr) return std::nullopt;
     return count_swaps(right, exact->right);
@@ -83,7 +83,7 @@ void answer_all(Decoder& decoder, KeyholeCache& cache, const Tokenizer& tokenize
 
 std::string table_text(const std::vector<QuestionsRow>& rows, const Task& task) {
   const size_t questions = task.questions.size();
-  // Where an answer has several parts, some of them count for something.
+  // Where an answer has several parts, an answer with some of them counts for something.
   const bool parts = task.questions.front().values.size() > 1;
   Table table({{"index", Table::Align::left},
                {"k"},

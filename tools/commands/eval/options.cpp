@@ -51,10 +51,10 @@ void for_each_way(EvalCaches& caches, const std::vector<AttendSpec>& specs,
       EvalWay way;
       way.spec = spec;
       if (!first && !way.has_budget()) break;  // nothing to choose
-      // What is no index takes any budget but one that needs codes.
+      // A way that is no index takes any budget except one that needs codes.
       way.budget = way.has_budget() ? for_index(choice, spec.text) : choice;
       if (!way.has_budget() && choice.reads_codes()) way.budget.tail = {};
-      // Of several indexes, --tail codes is of those that have codes.
+      // With several indexes, --tail codes is meant for those that have codes.
       if (way.has_budget() && choice.reads_codes() && !has_codes(spec.text) && specs.size() > 1) {
         continue;
       }

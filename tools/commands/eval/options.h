@@ -1,5 +1,4 @@
-// What the kinds of `keyhole eval` share: the options, the ways to attend that they compare, and what one way
-// cost.
+// What the kinds of `keyhole eval` share: the options, the ways to attend that they compare, and the cost of a way.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +31,8 @@ struct EvalOptions {
   std::string json, html;
 };
 
-/// One index (or exact, none, the file of --budgets) with one budget, and what decoding with them took.
+/// A way to attend (an index, exact, none, or the file of --budgets) with one budget, and the cost of decoding with
+/// it.
 struct EvalWay {
   AttendSpec spec;
   BudgetChoice budget;
@@ -46,14 +46,14 @@ struct EvalWay {
   std::optional<keyhole_audit> audit;
   uint64_t format_bytes = 0;  ///< of K and V of the prompt in the format of a way that has one
 
-  /// Whether it attends as another cache would: its answers count, its times say nothing.
+  /// Whether it attends as another system's cache would: its answers count, its times say nothing.
   [[nodiscard]] bool emulated() const { return spec.format().has_value(); }
   [[nodiscard]] bool is_exact() const {
     return spec.mode() == KEYHOLE_MODE_EXACT && spec.budgets.empty() && !emulated();
   }
   /// Whether all heads have the budget of the command line.
   [[nodiscard]] bool has_budget() const { return spec.indexed() && spec.budgets.empty(); }
-  /// "auto: codes:k=4,v=4", or what is attended by as it was asked for.
+  /// The way as text: "auto: codes:k=4,v=4", or as it was asked for.
   [[nodiscard]] std::string shown() const { return spec.shown(in_effect); }
   [[nodiscard]] std::string name() const {
     return shown() + (has_budget() ? ", " + budget.text() : "");
@@ -66,21 +66,22 @@ struct EvalWay {
   }
 };
 
-/// Every way to attend with every --k (topk:K has its own), tail and target.
+/// Combines every way to attend with every --k (topk:K has its own), tail and target.
 [[nodiscard]] std::vector<BudgetChoice> all_budgets(const EvalOptions& options);
-/// --budgets first, as the cache begins with it, then every --index. Throws UsageError where there is none.
+/// The spec of --budgets first, because the cache begins with it, then every --index. Throws UsageError where there
+/// is none.
 [[nodiscard]] std::vector<AttendSpec> all_specs(const EvalOptions& options);
 class EvalCaches;
-/// Brings the cache of each way to attend in it, and calls `run` with both.
+/// Makes the cache of each way attend in that way, and calls `run` with both.
 void for_each_way(EvalCaches& caches, const std::vector<AttendSpec>& specs,
                   const std::vector<BudgetChoice>& budgets,
                   const std::function<void(const EvalWay&, KeyholeCache&)>& run);
 
-/// Fills in what the steps since the last reset cost, after a prompt of `tokens` tokens.
+/// Fills in the cost of the steps since the last reset, after a prompt of `tokens` tokens.
 void measure_way(KeyholeCache& cache, const Decoder& decoder, const LlamaConfig& model,
                  size_t tokens, EvalWay& way);
 
-/// The row of exact attention, which the others are compared with, or null where it was not asked for.
+/// The row of exact attention, with which the others are compared; null where it was not asked for.
 template <class Row>
 [[nodiscard]] const Row* find_exact(const std::vector<Row>& rows) {
   for (const Row& row : rows) {
@@ -89,20 +90,20 @@ template <class Row>
   return nullptr;
 }
 
-/// The columns of a way in a table: what it is, and behind the result what it cost.
+/// The cells of a way in a table: what it is, and behind the result what it cost.
 [[nodiscard]] std::vector<std::string> way_cells(const EvalWay& way);
 [[nodiscard]] std::vector<std::string> cost_cells(const EvalWay& way);
-/// "" of a way that is not emulated, or not audited.
+/// A line about an emulated way; "" if it is not emulated, or not audited.
 [[nodiscard]] std::string emulation_text(const EvalWay& way);
 [[nodiscard]] std::string audit_lines(const EvalWay& way);
-/// "+0.0012 +- 0.0004", or "-" of exact attention itself and where it was not asked for.
+/// The difference as text: "+0.0012 +- 0.0004", or "-" for exact attention itself and where it was not asked for.
 [[nodiscard]] std::string above_exact_cell(const std::optional<Difference>& difference);
-/// "2 / 4", or "-" likewise.
+/// The swaps as text: "2 / 4", or "-" as in above_exact_cell().
 [[nodiscard]] std::string swaps_cell(const std::optional<Swaps>& swaps);
-/// What stands below a table with swaps.
+/// The note below a table with swaps.
 inline constexpr const char* kSwapsNote =
     "lost / won: right with exact attention of this run and wrong here / the other way round\n";
-/// What stands below a table: a line for each way that was emulated, some for each that was audited.
+/// The notes below a table: a line for each emulated way, some for each audited one.
 template <class Row>
 [[nodiscard]] std::string way_notes(const std::vector<Row>& rows) {
   std::string text;
@@ -111,8 +112,9 @@ template <class Row>
   return text;
 }
 
-/// The result's JSON: what the way is, `result`, what the way cost. No overload of to_json: the library of JSON has its own of
-/// two arguments in the namespace of the second, and some of its versions (3.11.3) do not compile where they are tried.
+/// The JSON of a way: what it is, `result`, what it cost. This is no overload of to_json, because the JSON library
+/// has its own of two arguments in the namespace of the second, and some of its versions (3.11.3) do not compile
+/// where they are tried.
 [[nodiscard]] nlohmann::ordered_json way_json(const EvalWay& way,
                                               const nlohmann::ordered_json& result);
 /// The head of the file: machine, model, shape of the cache.
@@ -122,7 +124,7 @@ template <class Row>
                                                  size_t tokens, double prefill_seconds,
                                                  const TurnCost& turn);
 
-/// The first line of a result: `what` was asked, and how.
+/// The first line of a result: what was asked (`what`), and how.
 [[nodiscard]] std::string eval_heading(const std::string& what, const EvalOptions& options,
                                        const Runner& runner, const keyhole_statistics& statistics,
                                        double prefill_seconds, const TurnCost& turn);

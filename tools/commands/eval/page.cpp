@@ -37,7 +37,7 @@ std::string way_text(const ordered_json& row) {
   return index_text(row) + (budget == "-" ? "" : ", " + budget);
 }
 
-/// What a task's answers are judged by.
+/// The figure by which a task's answers are judged.
 struct Worth {
   Quantity quantity;
   std::string title;

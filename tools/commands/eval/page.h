@@ -6,7 +6,7 @@
 
 namespace keyhole::tools {
 
-/// Of any task: questions, copy and text.
+/// The page of any task: questions, copy and text.
 [[nodiscard]] std::string eval_page(const nlohmann::ordered_json& document);
 
 }  // namespace keyhole::tools

@@ -13,7 +13,7 @@ namespace keyhole::tools {
 
 namespace {
 
-/// The prompt is not there yet, but how long it may be at most, and what follows it.
+/// Plans memory. The prompt is not there yet, but its greatest length and what follows it are known.
 std::optional<GpuMemoryPlan> plan_memory(EvalOptions& options, const std::vector<AttendSpec>& specs,
                                          const std::vector<BudgetChoice>& budgets) {
   GpuMemoryRequest request;

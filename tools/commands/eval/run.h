@@ -1,4 +1,4 @@
-// What all kinds of eval do alike: the model where it runs, one prompt for all ways to attend, the frame of the result.
+// What all kinds of eval do alike: they load the model, run one prompt for all ways to attend, and frame the result.
 #pragma once
 
 #include <functional>
@@ -20,18 +20,20 @@ class EvalRun {
   [[nodiscard]] const LlamaConfig& model() const { return runner_.model().config; }
   [[nodiscard]] Runner& runner() { return runner_; }
 
-  /// Runs the prompt into caches with room for `more` tokens behind it, once: before all that follows here.
+  /// Runs the prompt once into caches with room for `more` tokens behind it. Call it before the functions that
+  /// follow.
   void prefill(const std::vector<uint32_t>& prompt, uint32_t more);
-  /// Calls `run` with each way to attend and the cache that has been brought to attend in it.
+  /// Calls `run` with each way to attend and the cache that has been made to attend in that way.
   void for_each_way(const std::function<void(const EvalWay&, KeyholeCache&)>& run);
 
-  /// Prints a heading, which says `what` was asked, and `result`; nothing where standard output is the JSON's.
+  /// Prints a heading, which says what was asked (`what`), and `result`; nothing where the JSON takes standard
+  /// output.
   void print(const std::string& what, const std::string& result);
   /// Whether a file is asked for.
   [[nodiscard]] bool writes() const { return !options_.json.empty() || !options_.html.empty(); }
   /// The head of the file, see eval_header().
   [[nodiscard]] nlohmann::ordered_json header();
-  /// Writes the whole result to the files that are asked for.
+  /// Writes the whole result to the files that were asked for.
   void write(const nlohmann::ordered_json& document) const;
 
  private:

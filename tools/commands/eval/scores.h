@@ -7,25 +7,26 @@
 
 namespace keyhole::tools {
 
-/// Bits of `token` by logits: minus the binary logarithm of its softmax probability.
+/// The bits of `token` by logits: minus the binary logarithm of its softmax probability.
 [[nodiscard]] double bits_of(std::span<const float> logits, uint32_t token);
 
 [[nodiscard]] double mean_of(std::span<const double> values);
 
-/// Mean of the differences `values[i] - exact[i]` and its standard error: pair by pair, as what makes one pair harder
-/// than another is a hundred times larger than what a way to attend adds.
+/// The mean of the differences `values[i] - exact[i]` and its standard error. Values are compared pair by pair,
+/// because pairs differ in difficulty a hundred times more than a way to attend adds.
 struct Difference {
   double mean = 0.0, error = 0.0;
 };
-/// Both of the same size, from 1 on.
+/// The difference of two samples of the same size, 1 or more.
 [[nodiscard]] Difference paired_difference(std::span<const double> values,
                                            std::span<const double> exact);
 
-/// Right with exact attention and wrong here, and the other way round: equal totals may hide both.
+/// Numbers of answers that only exact attention got right, and that only this way got right: equal totals may hide
+/// both.
 struct Swaps {
   size_t lost = 0, won = 0;
 };
-/// Both of the same size.
+/// Counts the swaps between two lists of the same size.
 [[nodiscard]] Swaps count_swaps(const std::vector<bool>& right, const std::vector<bool>& exact);
 
 }  // namespace keyhole::tools

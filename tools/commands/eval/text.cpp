@@ -45,7 +45,7 @@ struct TextRow {
   double per_byte(const Text& text) const {
     return mean() * static_cast<double>(bits.size()) / static_cast<double>(text.bytes);
   }
-  /// Token by token; absent for exact attention itself.
+  /// The difference to exact attention, token by token; absent for exact attention itself.
   std::optional<Difference> above(const TextRow* exact) const {
     if (exact == nullptr) return std::nullopt;
     return paired_difference(bits, exact->bits);
@@ -145,8 +145,7 @@ void eval_text(const EvalOptions& options) {
   run.for_each_way([&](const EvalWay& way, KeyholeCache& cache) {
     TextRow& row = rows.emplace_back();
     row.way = way;
-    // In a copy: what is decoded pushes the prompt's end out of the window, and truncating it would not
-    // bring it back.
+    // Works in a copy: decoding pushes the prompt's end out of the window, and truncating would not bring it back.
     KeyholeCache copy = cache.fork();
     const std::unique_ptr<Decoder> decoder = run.runner().decoder(copy, context);
     decode_text(*decoder, text, row);

@@ -1,4 +1,4 @@
-// What the heads of a model look like: where their attention lies, and over how many tokens it is spread.
+// The profile of a model's heads: where their attention lies, and over how many tokens it is spread.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -21,13 +21,13 @@ struct HeadProfile {
   double sparsity = 0;                ///< share of the visible tokens that is not among them
 };
 
-/// `truth` with its spread.
+/// Makes the profile of a head. truth: with its spread.
 [[nodiscard]] HeadProfile profile_of(const HeadTruth& truth, uint32_t layer, uint32_t kv_head);
 
 [[nodiscard]] nlohmann::ordered_json to_json(const HeadProfile& profile);
-/// A line for each head under the names of the JSON's fields.
+/// CSV with a line for each head, under the names of the JSON's fields.
 [[nodiscard]] std::string to_csv(const std::vector<HeadProfile>& profiles);
-/// What stands above the columns of a table of heads, on a terminal as on a page. `share`: of the weight.
+/// The titles of the columns of a table of heads, on a terminal and on a page. `share`: that of the weight.
 [[nodiscard]] std::vector<std::string> profile_titles(double share);
 [[nodiscard]] std::string profile_table(const std::vector<HeadProfile>& profiles, double share,
                                         const Style& style);

@@ -43,8 +43,8 @@ struct PlanOptions {
   std::string json;
 };
 
-// Of a text over ranks: what keyhole/parallel.h says of blocks, and of what each rank sends to every other in a step of a layer
-// (the states of all query heads, and what names the call).
+// Facts of a text that is spread over ranks: what keyhole/parallel.h says of blocks, and of what each rank sends to
+// every other in a step of a layer (the states of all query heads, and what names the call).
 constexpr uint64_t kBlockTokens = 4096;
 constexpr uint64_t kCallBytes = 48;
 
@@ -146,8 +146,7 @@ Request understand(PlanOptions& options) {
   return request;
 }
 
-// What the weights leave of a memory, as the library takes it: 0 would mean no limit, and one byte
-// holds nothing.
+// The memory that the weights leave, as the library takes it: 0 would mean no limit, so one byte stands for nothing.
 uint64_t left_by_weights(uint64_t memory, uint64_t weights) {
   return memory > weights ? memory - weights : 1;
 }
@@ -162,7 +161,7 @@ keyhole_memory_plan plan_one(const Request& request, const PlanOptions& options,
   session.exact_rows_by = number_of_word(kRowsBy, options.exact_rows_by).value_or(0);
   session.index = index.c_str();
   if (!budgets.empty()) session.budgets = budgets.c_str();
-  // As above, 0 bytes are a limit here.
+  // Here, too, 0 bytes are a limit.
   if (request.pinned_memory) {
     session.pinned_memory_limit = std::max<uint64_t>(*request.pinned_memory, 1);
   }
@@ -193,7 +192,7 @@ std::string layers_text(const keyhole_memory_plan& plan, uint32_t layers) {
          std::to_string(plan.first_code_layer);
 }
 
-/// Who reads the tokens that these layers attend exactly.
+/// Who reads the tokens that layers with codes attend exactly: "device" or "host"; "" where no layer has codes.
 const char* reader_of_rows(const keyhole_memory_plan& plan) {
   if (plan.code_layers == 0) return "";
   return plan.rows_by_host != 0 ? "host" : "device";
@@ -290,8 +289,8 @@ ordered_json to_json(const Request& request, const PlanOptions& options,
           {"plans", plans}};
 }
 
-/// What the next better choice would take, where codes of an index are not all on the device, or where `auto` has chosen
-/// fewer bits than there are.
+/// Adds what the next better choice would take, where some codes of an index are not on the device, or where `auto`
+/// has chosen fewer bits than there are.
 void add_next_better(const Request& request, const PlanOptions& options, std::vector<Row>& rows) {
   constexpr const char* kFewest = "codes:k=2,v=2";
   constexpr const char* kBest = "codes:k=4,v=4";

@@ -78,7 +78,7 @@ void set_pattern(Runner& runner, const PrefillChoice& choice) {
 std::vector<PrefillMeasurement> measure(Runner& runner, const std::vector<uint32_t>& tokens,
                                         const std::vector<std::string>& patterns, bool errors,
                                         size_t chunk) {
-  // What is misspelt is said before minutes of work.
+  // Misspelt patterns are reported before minutes of work.
   for (const std::string& pattern : patterns) set_pattern(runner, {pattern, false, chunk});
   std::vector<PrefillMeasurement> all;
   size_t dense_token = 0;
@@ -101,7 +101,7 @@ std::vector<PrefillMeasurement> measure(Runner& runner, const std::vector<uint32
   return all;
 }
 
-/// The same of the last `turn` tokens alone, as a later turn behind all others, which were attended densely.
+/// Measures the last `turn` tokens alone, as a later turn behind all others, which were attended densely.
 std::vector<PrefillMeasurement> measure_turn(Runner& runner, const std::vector<uint32_t>& tokens,
                                              const std::vector<std::string>& patterns, size_t chunk,
                                              uint32_t turn, uint32_t threads) {

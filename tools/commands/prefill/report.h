@@ -1,4 +1,4 @@
-// What `keyhole prefill` has measured, for people and machines.
+// The results of `keyhole prefill`, for people and machines.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -22,14 +22,14 @@ struct PrefillMeasurement {
       errors;  ///< by layer; empty: not measured, and of dense attention
 };
 
-/// Rows of patterns.
+/// A table with a row for each pattern.
 [[nodiscard]] std::string prefill_table(const std::vector<PrefillMeasurement>& all,
                                         const Style& style);
-/// Rows of layers, columns of patterns: p50 and p95; empty where nothing was measured.
+/// A table of errors, p50 and p95, with rows of layers and columns of patterns; empty where nothing was measured.
 [[nodiscard]] std::string prefill_error_table(const std::vector<PrefillMeasurement>& all,
                                               const Style& style);
 [[nodiscard]] nlohmann::ordered_json prefill_json(const std::vector<PrefillMeasurement>& all);
-/// A row for each pattern and layer with errors, or one of a pattern without.
+/// CSV with a row for each pattern and layer with errors, or one for a pattern without errors.
 [[nodiscard]] std::string prefill_csv(const std::vector<PrefillMeasurement>& all);
 
 }  // namespace keyhole::tools

@@ -63,7 +63,7 @@ __device__ inline uint32_t pack(float low, float high) {
   const __half2 both = __floats2half2_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&both);
 }
-/// What pack() loses of the two.
+/// The rounding errors of the two numbers that pack() has packed.
 __device__ inline uint32_t pack_rest(float low, float high, uint32_t packed) {
   const float2 both = __half22float2(*reinterpret_cast<const __half2*>(&packed));
   return pack(low - both.x, high - both.y);

@@ -1,5 +1,6 @@
-// cuBLASLt as a library that is loaded when a model first runs on a GPU. Linked, it would keep the command from starting
-// where it is not installed, and cost every start half a gigabyte of mapped file and thousands of initialisers.
+// cuBLASLt as a library that is loaded when a model first runs on a GPU. If it were linked, the command could not
+// start where it is not installed, and every start would cost half a gigabyte of mapped file and thousands of
+// initialisers.
 #pragma once
 
 #include <cublasLt.h>
@@ -8,7 +9,7 @@
 
 namespace keyhole::tools::cuda {
 
-/// Its functions, as cublasLt.h declares them.
+/// The functions of cuBLASLt, as cublasLt.h declares them.
 struct BlasLt {
   decltype(&cublasLtCreate) create = nullptr;
   decltype(&cublasLtGetStatusString) status_string = nullptr;
@@ -24,9 +25,10 @@ struct BlasLt {
   decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference = nullptr;
 };
 
-/// Why it cannot be loaded, for people; empty if it is there. Loads it (some tenths of a second, once).
+/// Why cuBLASLt cannot be loaded, for people; empty if it is there. Loads it (some tenths of a second, once).
 [[nodiscard]] std::string blas_lt_refusal();
-/// Throws std::runtime_error: blas_lt_refusal(). Stays loaded until the program ends. Any thread.
+/// The loaded library, which stays loaded until the program ends. Throws std::runtime_error: blas_lt_refusal(). Any
+/// thread.
 [[nodiscard]] const BlasLt& blas_lt();
 
 }  // namespace keyhole::tools::cuda

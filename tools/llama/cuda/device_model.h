@@ -16,13 +16,13 @@ struct DeviceMatrix {
   uint32_t rows = 0, columns = 0;
 
   DeviceMatrix() = default;
-  /// Enqueues the copy: the numbers are there after upload.wait().
+  /// Enqueues the copy of `matrix`: its numbers are there after upload.wait().
   DeviceMatrix(const Matrix& matrix, cuda::Upload& upload);
   [[nodiscard]] cuda::Split split() const { return {high.get(), low.get()}; }
   [[nodiscard]] cuda::StepMatrix step() const { return {split(), rows, columns}; }
 };
 
-/// As LayerWeights: vectors are null where the family has none.
+/// The vectors and matrices of a layer, like LayerWeights; vectors are null where the family has none.
 struct DeviceLayer {
   cuda::Buffer<float> attention_norm, mlp_norm;
   cuda::Buffer<float> qkv_bias, output_bias, gate_up_bias, down_bias;

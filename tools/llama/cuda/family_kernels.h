@@ -1,5 +1,5 @@
-// What families of models have between their products beyond a plain Llama: rows of n tokens in fp32, one row in a step. All
-// enqueue.
+// Kernels between the products that families of models need beyond a plain Llama: rows of n tokens in fp32, one row
+// in a step. All enqueue.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +11,7 @@
 
 namespace keyhole::tools::cuda {
 
-/// The product with W_o or W_down on its way to the hidden states.
+/// The product with W_o or W_down, about to be added to the hidden states.
 struct Update {
   const float* rows = nullptr;  ///< `[n, width]`
   const float* bias = nullptr;  ///< `[width]`; null: none
@@ -19,16 +19,16 @@ struct Update {
   float eps = 0.0F;             ///< of the norm
   uint32_t n = 0, width = 0;    ///< width a multiple of 4
 };
-/// hidden `[n, width]` += norm(rows + bias).
+/// Enqueues hidden `[n, width]` += norm(rows + bias).
 void add_update(const Update& update, float* hidden, cudaStream_t stream);
 
-/// activate_tokens() with a result in fp32, `[n, inner]`.
+/// Enqueues activate_tokens() with a result in fp32, `[n, inner]`.
 void activate_rows(const GateUp& from, float* out, cudaStream_t stream);
 
-/// x `[count]` = cap * tanh(x / cap).
+/// Enqueues x `[count]` = cap * tanh(x / cap).
 void soft_cap(float cap, uint32_t count, float* x, cudaStream_t stream);
 
-/// turns `[pairs]` = (cos, sin) times `factor`, of the step's position, which lies in device memory.
+/// Enqueues turns `[pairs]` = (cos, sin) times `factor` for the step's position, which lies in device memory.
 void step_turns(const StepInput* input, const double* frequencies, uint32_t pairs, double factor,
                 float2* turns, cudaStream_t stream);
 

@@ -66,7 +66,7 @@ class GpuDecoder::Steps {
     try {
       cache_.use_stream(nullptr);  // this one is about to end
     } catch (const std::exception&) {
-      // What went wrong on it was told before, by the step.
+      // The step has already reported what went wrong on it.
     }
   }
   Steps(const Steps&) = delete;
@@ -152,7 +152,7 @@ class GpuDecoder::Steps {
     return true;
   }
 
-  /// From the token in host_input_ to the logits in host_logits_, in the order of the stream.
+  /// Enqueues a step, from the token in host_input_ to the logits in host_logits_.
   void run_step() {
     const cudaStream_t s = stream_.get();
     cuda::check(cudaMemcpyAsync(input_.get(), host_input_.get(), sizeof(cuda::StepInput),
@@ -173,7 +173,7 @@ class GpuDecoder::Steps {
     mark(marks.begin);
     layers_.project(number, qkv_.get(), s);
     mark(marks.projected);
-    // A hook has no part in sliding layers, whose tokens stay on the device.
+    // The hook is not called for sliding layers, whose tokens stay on the device.
     if (enqueued() || (cache_.on_device() && config_.slides(number))) {
       const float* const k = qkv_.get() + config_.q_width();
       cache_.enqueue_attend(number, qkv_.get(), k, k + config_.kv_width(), attended_.get(),

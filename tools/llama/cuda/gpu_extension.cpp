@@ -43,7 +43,7 @@ class Extension {
       } else {
         attend_on_host(layer);
       }
-      // Of the last layer, nothing but the last token's output is ever read.
+      // Of the last layer only the last token's output is ever read.
       const size_t skipped = layer + 1 == config_.layers ? n_ - 1 : 0;
       cuda::split_numbers(attended_.get() + skipped * config_.q_width(),
                           (n_ - skipped) * config_.q_width(), rows_.attended(), stream_);
@@ -59,7 +59,7 @@ class Extension {
   [[nodiscard]] float* hidden(size_t token) const {
     return hidden_.get() + token * config_.hidden_size;
   }
-  // Of the i-th token, in arrays of all q, then all k, then all v.
+  // The rows of the i-th token, in arrays of all q, then all k, then all v.
   template <class Floats>
   [[nodiscard]] float* q(const Floats& all, size_t i) const {
     return all.get() + i * config_.q_width();
@@ -115,7 +115,7 @@ std::vector<float> gpu_extend(const GpuModel& model, KeyholeCache& cache,
     try {
       cache.truncate(before);  // some layers have taken some of them
     } catch (const std::exception&) {
-      // What went wrong first says more.
+      // The first error says more.
     }
     throw;
   }

@@ -37,7 +37,7 @@ GpuHead::GpuHead(uint32_t dim) : dim_(dim), memory_(std::make_unique<Memory>()) 
 GpuHead::~GpuHead() = default;
 
 void GpuHead::take(const HeadRows& head) {
-  // What the model has under way would count as attention's time.
+  // Work of the model that is under way would count as attention's time.
   cuda::check(cudaDeviceSynchronize(), "waiting for the GPU");
   tokens_ = head.tokens;
   memory_->reserve(tokens_, dim_);

@@ -15,7 +15,7 @@
 namespace keyhole::tools {
 namespace {
 
-/// Who takes q, k and v: one of the two, or nobody.
+/// The receiver of q, k and v: one of the two, or nobody.
 struct Sink {
   const LayerSink* host = nullptr;
   const DeviceSink* device = nullptr;
@@ -78,13 +78,13 @@ class StageClock {
   /// times: null where nobody wants them.
   StageClock(PrefillTimes* times, cudaStream_t stream) : times_(times), stream_(stream) {}
 
-  /// What follows begins; what the stream waits for until then is no stage's.
+  /// Begins the stages; what the stream waits for until then counts for none.
   void begin() { mark(nullptr); }
-  /// What was enqueued since the former call belongs to the stage.
+  /// Counts what was enqueued since the former call for the stage.
   void end(double PrefillTimes::*stage) { mark(stage); }
   [[nodiscard]] PrefillTimes* times() const { return times_; }
 
-  /// When the stream has done it all.
+  /// Adds the times up, when the stream has done everything.
   void add_up() const {
     constexpr double kPerSecond = 1e3;
     for (size_t i = 1; i < marks_.size(); ++i) {
@@ -237,7 +237,7 @@ class GpuPrefill {
     clock_.end(&PrefillTimes::projections);
     hand_on(item);
 
-    // Of the last layer, nothing but the last token's output is ever read.
+    // Of the last layer only the last token's output is ever read.
     if (last(item) && item.first + item.count < n_) return;
     const size_t skipped = last(item) ? item.count - 1 : 0;
     attend(item, skipped);
@@ -246,7 +246,7 @@ class GpuPrefill {
     clock_.end(&PrefillTimes::mlp);
   }
 
-  /// What a sink takes is ready; to one on the host it is on its way.
+  /// Marks that the sink's numbers are ready; for a sink on the host, enqueues their copy.
   void hand_on(const Item& item) {
     const Export& out = exports_[item.slot];
     out.ready.record(stream_.get());

@@ -1,4 +1,4 @@
-// A CUDA graph: a stretch of a stream that is launched at once, again and again.
+// A CUDA graph: recorded work of a stream that is launched at once, again and again.
 #pragma once
 
 #include <utility>
@@ -16,11 +16,11 @@ class Graph {
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
-  /// Records what enqueue() does on `stream` in place of what was recorded before; nothing of it happens now.
-  /// Rethrows what enqueue() throws; the graph is as before then.
+  /// Records what enqueue() puts on `stream`, in place of the former recording; none of it happens now. Rethrows what
+  /// enqueue() throws; the graph is then unchanged.
   template <class Enqueue>
   void capture(cudaStream_t stream, const Enqueue& enqueue) {
-    // Of this thread alone: others, the session's among them, may call CUDA meanwhile.
+    // Captures this thread alone, because others, such as the session's, may call CUDA meanwhile.
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "a graph");
     cudaGraph_t graph = nullptr;
     try {
@@ -40,7 +40,7 @@ class Graph {
   void launch(cudaStream_t stream) const { check(cudaGraphLaunch(exec_, stream), "a graph"); }
 
  private:
-  /// The same kernels with other arguments are a tenth of the work of a new graph.
+  /// Updates the graph where possible: the same kernels with other arguments cost a tenth of a new graph.
   cudaError_t install(cudaGraph_t graph) {
     cudaGraphExecUpdateResultInfo info{};
     if (exec_ != nullptr) {

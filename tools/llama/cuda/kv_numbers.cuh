@@ -10,7 +10,7 @@
 
 namespace keyhole::tools::cuda {
 
-// Elements i and i + 1; i is even.
+// Reads and writes elements i and i + 1; i is even.
 __device__ inline float2 read_pair(const float* from, size_t i) {
   return *reinterpret_cast<const float2*>(from + i);
 }

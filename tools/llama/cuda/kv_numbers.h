@@ -1,4 +1,4 @@
-// What an array of a KV cache's numbers in device memory holds.
+// The types of numbers in a KV cache's arrays in device memory.
 #pragma once
 
 #include "runtime/files/safetensors.h"

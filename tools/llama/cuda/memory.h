@@ -1,4 +1,4 @@
-// CUDA's calls checked, and memory that frees itself.
+// Checks of CUDA's calls, and memory that frees itself.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,13 +10,13 @@
 
 namespace keyhole::tools::cuda {
 
-/// Throws std::runtime_error that says what failed, and CUDA's reason.
+/// Throws std::runtime_error that says what failed, with CUDA's reason.
 inline void check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   (void)cudaGetLastError();  // not for the next call of this thread to trip over
   throw std::runtime_error(std::string("GPU: ") + what + ": " + cudaGetErrorString(error));
 }
-/// After a kernel launch.
+/// Throws the error of a kernel launch, if there was one.
 inline void check_launch(const char* what) { check(cudaGetLastError(), what); }
 
 enum class Where { device, pinned };
@@ -68,8 +68,8 @@ template <class T>
 void copy_now(T* to, const T* from, size_t count) {
   if (count == 0) return;
   check(cudaMemcpy(to, from, count * sizeof(T), cudaMemcpyDefault), "a copy");
-  // From memory that is not pinned, cudaMemcpy may return while the bytes are still on their way from the driver's buffer, and
-  // streams like OwnStream do not wait for them.
+  // From memory that is not pinned, cudaMemcpy may return while the bytes are still on their way from the driver's
+  // buffer, and streams such as OwnStream do not wait for them.
   check(cudaStreamSynchronize(cudaStreamLegacy), "a copy");
 }
 

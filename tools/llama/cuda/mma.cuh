@@ -9,8 +9,8 @@
 
 namespace keyhole::tools::cuda {
 
-/// c += a b: a 16 x 16 row-major, b 16 x 8 column-major. c[0], c[1] are row lane / 4, columns 2 (lane % 4) and the
-/// next; c[2], c[3] those of row lane / 4 + 8.
+/// Computes c += a b: a 16 x 16 row-major, b 16 x 8 column-major. c[0], c[1] are row lane / 4, columns 2 (lane % 4)
+/// and the next; c[2], c[3] are the same columns of row lane / 4 + 8.
 __device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                     uint32_t b1) {
   asm volatile(
@@ -20,14 +20,14 @@ __device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// Four 8 x 8 matrices of 16-bit elements; lane i names row i % 8 of matrix i / 8 (16 bytes, aligned).
+/// Loads four 8 x 8 matrices of 16-bit elements; lane i names row i % 8 of matrix i / 8 (16 bytes, aligned).
 __device__ inline void load_matrices(uint32_t (&r)[4], const void* row) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address));
 }
-/// The same, each matrix transposed.
+/// Loads four matrices like load_matrices(), each transposed.
 __device__ inline void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"

@@ -1,4 +1,4 @@
-// What prefill does between its products: a token at a time, all of them side by side. All enqueue; rows are dense, widths
+// Kernels of a prefill between its products, for all tokens side by side. All enqueue. Rows are dense, widths
 // multiples of 4, head dimensions even.
 #pragma once
 
@@ -17,7 +17,8 @@ namespace keyhole::tools::cuda {
 void embed_tokens(const uint32_t* tokens, uint32_t n, const Split& table, uint32_t width,
                   float scale, float* hidden, cudaStream_t stream);
 
-/// (cos, sin) of position * frequency, times `factor`, `[n, pairs]`, for positions first..first+n-1; the angle in double.
+/// Writes (cos, sin) of position * frequency, times `factor`, `[n, pairs]`, for positions first..first+n-1; the angle
+/// is computed in double.
 void rope_table(const double* frequencies, uint32_t pairs, double factor, uint32_t first,
                 uint32_t n, float2* table, cudaStream_t stream);
 
@@ -25,7 +26,7 @@ void rope_table(const double* frequencies, uint32_t pairs, double factor, uint32
 void normalise_tokens(const float* x, const float* weight, float eps, uint32_t n, uint32_t width,
                       const SplitOut& out, cudaStream_t stream);
 
-/// Where the queries, keys and values of n tokens come from and go.
+/// The input and output of finish_heads(): the queries, keys and values of n tokens.
 struct Heads {
   const float* qkv = nullptr;     ///< `[n, (q_heads + 2 kv_heads) * d]`
   const float2* table = nullptr;  ///< of rope_table(), from the first token's row on
@@ -33,7 +34,7 @@ struct Heads {
   uint32_t q_heads = 0, kv_heads = 0, head_dim = 0;
   uint32_t pairs =
       0;  ///< components i and i + pairs of a head are turned together; from 2 * pairs on they stay
-  // Null: none.
+  // Bias and norms; null: none.
   const float* bias = nullptr;    ///< `[(q_heads + 2 kv_heads) * d]`
   const float* q_norm = nullptr;  ///< `[d]`: weights of a norm of each head of q
   const float* k_norm = nullptr;
@@ -45,9 +46,9 @@ struct Heads {
   __half* q_low = nullptr;  ///< what the rounded numbers lack, likewise
   __half* k_low = nullptr;
   __half* v_low = nullptr;
-  // For the KV cache; null: not wanted. k and v rounded to `numbers` as the library rounds (what is too large for fp16
-  // becomes infinite, and is refused there). q, which only guides indexes, as f32, or where those have 16 bits as it is
-  // above.
+  // Outputs for the KV cache; null: not wanted. k and v are rounded to `numbers` as the library rounds them (numbers
+  // too large for fp16 become infinite, and are refused there). q, which only guides indexes, is f32, or, where k and
+  // v have 16 bits, as above.
   KvNumbers numbers = KvNumbers::f32;
   void* q_out = nullptr;
   void* k_out = nullptr;
@@ -59,14 +60,15 @@ void finish_heads(const Heads& heads, cudaStream_t stream);
 /// out `[count]` = x; count a multiple of 4.
 void split_numbers(const float* x, size_t count, const SplitOut& out, cudaStream_t stream);
 
-/// Counts |x - truth| / |truth| of each of `rows` rows `[dim]` in bins, see error_of_bin(). dim a multiple of 4.
+/// Number of bins in which |x - truth| / |truth| of each of `rows` rows `[dim]` is counted, see error_of_bin(). dim a
+/// multiple of 4.
 inline constexpr uint32_t kErrorBins = 256;
 void count_errors(const float* x, const float* truth, size_t rows, uint32_t dim, uint32_t* bins,
                   cudaStream_t stream);
 /// The upper end of a bin: 8 bins an octave, from 2^-24 on.
 [[nodiscard]] double error_of_bin(uint32_t bin);
 
-/// out `[n, inner]` = activation(gate) * up, of gate_up `[n, 2 inner]` plus bias.
+/// The operands of out `[n, inner]` = activation(gate) * up, with gate_up `[n, 2 inner]` plus bias.
 struct GateUp {
   const float* gate_up = nullptr;
   const float* bias = nullptr;  ///< `[2 inner]`; null: none

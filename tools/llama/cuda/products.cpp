@@ -11,8 +11,8 @@
 namespace keyhole::tools::cuda {
 namespace {
 
-/// What the kernels are chosen for. A stretch of a matrix that begins at any row of 8 floats is aligned to 16 bytes, which is
-/// what Hopper's bulk copies ask for, too.
+/// The alignment for which kernels are chosen. A part of a matrix that begins at any row of 8 floats is aligned to 16
+/// bytes, which is also what Hopper's bulk copies need.
 constexpr uint32_t kAlignment = 16;
 
 void check(cublasStatus_t status, const std::string& what) {

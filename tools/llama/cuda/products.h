@@ -1,4 +1,4 @@
-// The products of many tokens with a weight matrix, by cuBLASLt.
+// Products of many tokens with a weight matrix, by cuBLASLt.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +11,7 @@
 
 namespace keyhole::tools::cuda {
 
-/// c = x w^T, or c += x w^T; all row-major and dense, each array aligned to 16 bytes.
+/// The product c = x w^T, or c += x w^T; all row-major and dense, each array aligned to 16 bytes.
 struct Product {
   Split x;             ///< `[m, k]`
   Split w;             ///< `[n, k]`; low is null for bf16 weights
@@ -22,19 +22,20 @@ struct Product {
   bool add = false;
 };
 
-/// A workspace of kProductWorkspace (gpu_sizes.h), and the algorithm for each shape that has come, chosen once by the library's
-/// own heuristics. One thread and one stream at a time.
+/// Runs products. Holds a workspace of kProductWorkspace (gpu_sizes.h), and the algorithm for each shape that has
+/// come, chosen once by cuBLASLt's own heuristics. One thread and one stream at a time.
 class Products {
  public:
-  /// Throws std::runtime_error where cuBLASLt is missing or there is no memory.
+  /// Takes the workspace. Throws std::runtime_error where cuBLASLt is missing or there is no memory.
   Products();
   ~Products();
   Products(const Products&) = delete;
   Products& operator=(const Products&) = delete;
 
-  /// Enqueues x.high w.high + x.low w.high (+ x.high w.low): each product of two numbers exact, sums in fp32 and in the same
-  /// order each time. One call of the library for each term: stored as 2 k columns against w beside itself they would be
-  /// one, but that w takes twice the memory. Throws std::runtime_error with the shape and the library's reason.
+  /// Enqueues x.high w.high + x.low w.high (+ x.high w.low): each product of two numbers is exact, sums are fp32 and
+  /// in the same order each time. There is one call of the library for each term: x stored as 2 k columns, against w
+  /// beside itself, would be one product, but w would take twice the memory. Throws std::runtime_error with the shape
+  /// and the library's reason.
   void multiply(const Product& product, cudaStream_t stream);
 
  private:

@@ -1,4 +1,4 @@
-// Attention of a prompt by the library: exact, or over the blocks of tokens that matter.
+// Attention of a prompt by the library, exact or over the blocks of tokens that matter.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -15,16 +15,17 @@
 
 namespace keyhole::tools::cuda {
 
-/// Of a model; an engine of its own, as prompts need no session.
+/// Attention of a model's prompts. It has an engine of its own, because prompts need no session.
 class PromptAttention {
  public:
-  /// pattern: as keyhole_prompt_create() takes it. Throws LibraryError.
+  /// pattern: as in keyhole_prompt_create(). Throws LibraryError.
   PromptAttention(const LlamaConfig& model, const std::string& pattern);
 
-  /// Queries `[n, q_heads, d]` of the last n of m tokens, whose k and v are `[m, kv_heads, d]`; out `[n, q_heads, d]`. Enqueues.
+  /// Enqueues attention of queries `[n, q_heads, d]` of the last n of m tokens, whose k and v are `[m, kv_heads, d]`;
+  /// out `[n, q_heads, d]`.
   void attend(uint32_t layer, size_t n, size_t m, const __half* q, const __half* k, const __half* v,
               float* out, cudaStream_t stream);
-  /// Of the blocks that queries see the share that they attended, where that was chosen; 1 where nothing was. Waits.
+  /// The share of the blocks seen by queries that they attended, where that was chosen; otherwise 1. Waits.
   [[nodiscard]] double share() const;
 
  private:

@@ -9,7 +9,7 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
-/// The sum over all threads of a block, in every thread; always added in the same order. All threads call.
+/// The sum over all threads of a block, in every thread, always added in the same order. All threads call it.
 template <int threads>
 __device__ inline float block_sum(float x) {
   __shared__ float parts[threads / 32];

@@ -12,16 +12,16 @@
 
 namespace keyhole::tools::cuda {
 
-/// (cos, sin) times the scaling's factor for consecutive positions. Borrows the config.
+/// (cos, sin), times the scaling's factor, for consecutive positions. Borrows the config.
 class RopeTables {
  public:
-  /// `rope_tokens` chooses between LongRoPE's frequencies; room for `tokens` tokens (gpu_sizes.h counts it).
+  /// `rope_tokens` chooses between LongRoPE's frequencies. Takes room for `tokens` tokens (gpu_sizes.h counts it).
   RopeTables(const LlamaConfig& config, size_t rope_tokens, size_t tokens);
 
-  /// Enqueues the tables of positions first .. first + n - 1. Throws std::runtime_error where LongRoPE's frequencies end
-  /// before.
+  /// Enqueues the computation for positions first .. first + n - 1. Throws std::runtime_error where LongRoPE's
+  /// frequencies end before these.
   void fill(size_t first, size_t n, cudaStream_t stream);
-  /// Of a layer, from the i-th of these positions on: `[.., pairs(layer)]`.
+  /// The table of a layer from the i-th of these positions on: `[.., pairs(layer)]`.
   [[nodiscard]] const float2* of(uint32_t layer, size_t i) const {
     const Table& table = this->table(layer);
     return table.turns.get() + i * table.pairs;

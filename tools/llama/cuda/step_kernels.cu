@@ -52,7 +52,7 @@ struct SharedVector {
   }
 };
 
-/// Which rows of W a warp takes, and what becomes of the two numbers (y0 is a row's, y1 the other's).
+/// The rows of W that a warp takes, and the use of the two numbers (y0 is one row's, y1 the other's).
 struct Rotate {
   const float2* turns;
   uint32_t half, rotated_heads;

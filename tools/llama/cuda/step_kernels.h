@@ -1,5 +1,5 @@
-// One token through a layer: products of a weight matrix with one vector, each with what comes before and after
-// it in the same kernel. A step's time is that of reading the weights once, and of the launches: 4 a layer.
+// One token through a layer: products of a weight matrix with one vector, each in one kernel with the work before and
+// after it. A step takes the time of reading the weights once, and of the launches: 4 a layer.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,12 +16,13 @@ struct StepInput {
   uint32_t position = 0;
 };
 
-/// hidden `[width]` = row of the table; turns `[half]` = (cos, sin) of position * frequency. Enqueues, as all here.
+/// Writes hidden `[width]` = row of the table, and turns `[half]` = (cos, sin) of position * frequency. Enqueues,
+/// like all functions here.
 void begin_step(const StepInput* input, const Split& table, uint32_t width,
                 const double* frequencies, uint32_t half, float* hidden, float2* turns,
                 cudaStream_t stream);
 
-/// x normalised: x / sqrt(mean(x^2) + eps) * weight.
+/// The norm of x: x / sqrt(mean(x^2) + eps) * weight.
 struct Norm {
   const float* weight = nullptr;
   float eps = 0.0F;
@@ -34,15 +35,15 @@ struct StepMatrix {
   uint32_t columns = 0;
 };
 
-/// qkv `[rows]` = W norm(x), the first `rotated_heads` heads of dimension 2 * half turned by RoPE.
+/// Enqueues qkv `[rows]` = W norm(x), with the first `rotated_heads` heads of dimension 2 * half turned by RoPE.
 void step_qkv(const StepMatrix& w, const float* x, const Norm& norm, const float2* turns,
               uint32_t half, uint32_t rotated_heads, float* qkv, cudaStream_t stream);
-/// y `[rows]` += W x.
+/// Enqueues y `[rows]` += W x.
 void step_add(const StepMatrix& w, const float* x, float* y, cudaStream_t stream);
-/// y `[rows / 2]` = silu(G norm(x)) * (U norm(x)): W is G's rows, then U's.
+/// Enqueues y `[rows / 2]` = silu(G norm(x)) * (U norm(x)): W is G's rows, then U's.
 void step_gate_up(const StepMatrix& w, const float* x, const Norm& norm, float* y,
                   cudaStream_t stream);
-/// y `[rows]` = W norm(x).
+/// Enqueues y `[rows]` = W norm(x).
 void step_logits(const StepMatrix& w, const float* x, const Norm& norm, float* y,
                  cudaStream_t stream);
 

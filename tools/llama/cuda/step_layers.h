@@ -1,5 +1,5 @@
-// What one token goes through but for attention: the kernels of step_kernels.h where they know all that a layer has, else
-// plain products with family_kernels.h between them.
+// One token through the layers, without attention: the kernels of step_kernels.h where they cover everything that a
+// layer has, else plain products with family_kernels.h between them.
 #pragma once
 
 #include "tools/llama/cuda/device_model.h"
@@ -8,34 +8,35 @@
 
 namespace keyhole::tools::cuda {
 
-/// Enqueues: logits `[vocab]` of a token's last hidden state `[hidden]`, with the model's soft-cap.
+/// Enqueues the logits `[vocab]` of a token's last hidden state `[hidden]`, with the model's soft-cap.
 void output_logits(const LlamaConfig& config, const GpuModel::Device& device, const float* hidden,
                    float* out, cudaStream_t stream);
 
-/// What finish_heads() is told of a layer; what it reads, how much of it, and where it writes is left to say.
+/// The arguments of finish_heads() that follow from a layer; the caller adds the input, its length and the outputs.
 [[nodiscard]] Heads heads_of(const LlamaConfig& config, const GpuModel::Device& device,
                              uint32_t layer);
 
-/// Holds a token's hidden state. Everything is enqueued and can be captured: arrays stay where they are. Borrows the model.
+/// Holds a token's hidden state. Everything is enqueued and can be captured, because arrays stay where they are.
+/// Borrows the model.
 class StepLayers {
  public:
-  /// `rope_tokens` choose between LongRoPE's frequencies.
+  /// `rope_tokens` chooses between LongRoPE's frequencies.
   StepLayers(const GpuModel& model, size_t rope_tokens);
 
-  /// From now on with the frequencies of a sequence of so many tokens; waits for nothing, and wants that nothing is under way.
+  /// Takes the frequencies of a sequence of `tokens` tokens from now on. Waits for nothing; nothing may be under way.
   void set_rope(size_t tokens);
   /// Throws std::runtime_error where LongRoPE's frequencies end before this position.
   void check_position(size_t position) const;
 
-  /// The hidden state of the token in device memory, and RoPE's turns of its position.
+  /// Begins with the hidden state of the token in device memory, and RoPE's turns of its position.
   void begin(const StepInput* input, cudaStream_t stream);
-  /// qkv `[(q_heads + 2 kv_heads) * d]`: q, k and v of a layer, as attention takes them.
+  /// Computes qkv `[(q_heads + 2 kv_heads) * d]`: q, k and v of a layer, as attention takes them.
   void project(uint32_t layer, float* qkv, cudaStream_t stream);
-  /// hidden += W_o * attended `[q_heads * d]`.
+  /// Computes hidden += W_o * attended `[q_heads * d]`.
   void add_attended(uint32_t layer, const float* attended, cudaStream_t stream);
-  /// hidden += MLP(hidden).
+  /// Computes hidden += MLP(hidden).
   void mlp(uint32_t layer, cudaStream_t stream);
-  /// `[vocab]`.
+  /// Writes the logits `[vocab]`.
   void logits(float* out, cudaStream_t stream);
 
  private:
@@ -53,7 +54,7 @@ class StepLayers {
   [[nodiscard]] const Turn& turn(uint32_t layer) const {
     return config_.slides(layer) ? sliding_ : full_;
   }
-  /// hidden += W x with its bias and norm.
+  /// Computes hidden += W x with its bias and norm.
   void add_product(const DeviceMatrix& w, const float* x, const Buffer<float>& bias,
                    const Buffer<float>& norm, cudaStream_t stream);
   [[nodiscard]] bool is_plain_rope() const;

@@ -1,4 +1,4 @@
-// What a chunk of tokens goes through but for attention: what a prompt and the tokens behind one have in common.
+// A chunk of tokens through the layers, without attention: what a prompt and the tokens behind one have in common.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@
 
 namespace keyhole::tools::cuda {
 
-/// Device memory for a number that is the sum of two bf16, many times.
+/// Device memory for numbers that are sums of two bf16.
 struct SplitBuffer {
   Buffer<__nv_bfloat16> high, low;
   explicit SplitBuffer(size_t count) : high(count), low(count) {}
@@ -19,28 +19,28 @@ struct SplitBuffer {
   [[nodiscard]] Split in() const { return {high.get(), low.get()}; }
 };
 
-/// Enqueues everything on one stream. `hidden` are the tokens' hidden states, fp32 `[count, hidden]`; counts are at most
-/// sizes.chunk. Borrows the model.
+/// Computes with rows of tokens; enqueues everything on one stream. `hidden` are the tokens' hidden states, fp32
+/// `[count, hidden]`; counts are at most sizes.chunk. Borrows the model.
 class TokenRows {
  public:
   TokenRows(const GpuModel& model, const GpuChunkSizes& sizes, cudaStream_t stream);
 
-  /// Hidden states of n tokens (any number), whose ids are in device memory.
+  /// Writes the hidden states of n tokens (any number), whose ids are in device memory.
   void embed(const uint32_t* tokens, size_t n, float* hidden) const;
-  /// q, k and v of a layer: what finish_heads() takes, but for where they go.
+  /// Computes q, k and v of a layer, and returns the arguments of finish_heads() without its outputs.
   [[nodiscard]] Heads project(uint32_t layer, const float* hidden, size_t count,
                               const RopeTables& ropes, size_t first_turn);
   /// Where attention leaves its result, `[count, q_heads, d]`.
   [[nodiscard]] SplitOut attended() const { return attended_.out(); }
-  /// Room for as many numbers, free between the end of finish_heads() and output_and_mlp().
+  /// Memory for this many numbers, free between the end of finish_heads() and output_and_mlp().
   [[nodiscard]] float* spare() const { return wide_.get(); }
-  /// hidden += W_o * attended; hidden += MLP(hidden).
+  /// Computes hidden += W_o * attended, then hidden += MLP(hidden).
   void output_and_mlp(uint32_t layer, float* hidden, size_t count);
-  /// The logits `[vocab]` that follow one token. Waits for the stream.
+  /// Writes the logits `[vocab]` that follow one token. Waits for the stream.
   void logits(const float* hidden, std::span<float> out) const;
 
  private:
-  /// hidden += W x with its bias and norm.
+  /// Computes hidden += W x with its bias and norm.
   void add_product(const DeviceMatrix& w, const SplitBuffer& x, size_t count,
                    const Buffer<float>& bias, const Buffer<float>& norm, float* hidden);
   void multiply(const DeviceMatrix& w, const SplitBuffer& x, size_t count, float* y, bool add);

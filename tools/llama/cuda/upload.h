@@ -1,4 +1,4 @@
-// Numbers of a mapped file on their way into device memory.
+// Copies numbers of a mapped file into device memory.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace keyhole::tools::cuda {
 /// mapping (one thread copies 8 GB/s out of the page cache, PCIe 5 takes 50).
 class Upload {
  public:
-  /// `total` bytes are to come in all. Borrows `progress`.
+  /// `total`: bytes that will come in all. Borrows `progress`.
   Upload(uint64_t total, const LoadProgress& progress)
       : total_(total), progress_(progress), buffers_{Buffer(kBytes), Buffer(kBytes)} {}
   ~Upload() { (void)cudaStreamSynchronize(stream_.get()); }  // the buffers are about to go
@@ -38,7 +38,7 @@ class Upload {
       sent_[slot_].record(stream_.get());
     }
   }
-  /// `bytes` of the total have been copied.
+  /// Counts `bytes` of the total as copied.
   void count(size_t bytes) {
     done_ += bytes;
     if (progress_) progress_(std::min(done_, total_), total_);

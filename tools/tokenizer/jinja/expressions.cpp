@@ -62,7 +62,8 @@ std::unique_ptr<Expression> make(Kind kind, int line, std::string text = "") {
   return expression;
 }
 
-/// With its depth, which what walks the tree can bear: a long chain of operators is a deep tree.
+/// Notes the depth of the expression, and checks that code which walks the tree can bear it: a long chain of
+/// operators is a deep tree.
 ExpressionPtr finished(std::unique_ptr<Expression> expression) {
   constexpr int kMaxTree = 500;
   const auto count = [&](const ExpressionPtr& part) {
@@ -89,7 +90,7 @@ class ExpressionParser {
  public:
   explicit ExpressionParser(Words& words) : words_(words) {}
 
-  // In the order of what binds least.
+  // Operators are parsed in the order of how loosely they bind, the loosest first.
   ExpressionPtr parse_expression() {
     const Words::Deeper deeper(words_);
     ExpressionPtr value = parse_either();

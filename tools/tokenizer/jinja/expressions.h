@@ -1,4 +1,4 @@
-// The words of a template, one after the other, and the expressions that they form.
+// The words of a template, and the expressions that they form.
 #pragma once
 
 #include <memory>
@@ -11,15 +11,15 @@
 
 namespace keyhole::tools::jinja {
 
-/// A place among the words. Functions that expect something throw std::runtime_error with the line where it is not
-/// there.
+/// A place among the words. Functions that expect something throw std::runtime_error with the line where it is
+/// missing.
 class Words {
  public:
   explicit Words(std::string_view source) : tokens_(tokens_of(source)) {}
 
   [[nodiscard]] const Token& now() const { return tokens_[at_]; }
   [[nodiscard]] const Token& ahead(size_t n) const;
-  /// The word here; stands behind it then.
+  /// Returns the word here and moves behind it.
   const Token& take() { return tokens_[at_++]; }
   void skip(size_t words) { at_ += words; }
   [[noreturn]] void fail(const std::string& what) const;
@@ -31,7 +31,7 @@ class Words {
   void expect_sign(std::string_view sign);
   std::string expect_name();
 
-  /// While one lives, what is parsed is one level deeper: 100 at most.
+  /// While one lives, parsing is one level deeper, at most 100 levels.
   class Deeper {
    public:
     explicit Deeper(Words& words);
@@ -49,9 +49,9 @@ class Words {
   int depth_ = 0;
 };
 
-/// An expression, up to the word that cannot belong to it.
+/// Parses an expression, up to the word that cannot belong to it.
 [[nodiscard]] ExpressionPtr parse_expression(Words& words);
-/// The same without `a if b else c`, for `for x in a if b`.
+/// Parses an expression without `a if b else c`, for `for x in a if b`.
 [[nodiscard]] ExpressionPtr parse_either(Words& words);
 
 }  // namespace keyhole::tools::jinja

@@ -1,4 +1,4 @@
-// How a template says what it cannot do.
+// The errors of templates.
 #pragma once
 
 #include <stdexcept>

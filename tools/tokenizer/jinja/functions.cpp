@@ -41,7 +41,7 @@ List items(const Value& value) {
   return out;
 }
 
-/// select, reject, selectattr, rejectattr.
+/// Runs select, reject, selectattr, rejectattr.
 List chosen(std::string_view name, const Value& value, const Arguments& arguments) {
   const bool by_attribute = name.ends_with("attr");
   const bool keeps = name.starts_with("select");

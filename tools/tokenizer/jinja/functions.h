@@ -1,4 +1,4 @@
-// What values can be asked to do in templates: filters, tests, methods.
+// The filters, tests and methods of values in templates.
 #pragma once
 
 #include <string_view>
@@ -9,7 +9,7 @@
 
 namespace keyhole::tools::jinja {
 
-/// Arguments by place and by name.
+/// The arguments of a call, by place and by name.
 struct Arguments {
   std::vector<Value> values;
   std::vector<std::pair<std::string, Value>> named;
@@ -18,22 +18,23 @@ struct Arguments {
   [[nodiscard]] Value get(size_t place, std::string_view name) const;
 };
 
-/// `value | name(arguments)`. Throws std::runtime_error for a value or an argument that the filter has no answer to.
+/// Computes `value | name(arguments)`. Throws std::runtime_error for a value or an argument that the filter does not
+/// take.
 [[nodiscard]] Value apply_filter(std::string_view name, const Value& value,
                                  const Arguments& arguments);
-/// `value is name(arguments)`.
+/// Computes `value is name(arguments)`.
 [[nodiscard]] bool apply_test(std::string_view name, const Value& value,
                               const Arguments& arguments);
-/// `value.name(arguments)`. Throws std::runtime_error for a method that is not built in.
+/// Computes `value.name(arguments)`. Throws std::runtime_error for a method that is not built in.
 [[nodiscard]] Value call_method(const Value& value, std::string_view name,
                                 const Arguments& arguments);
 
-/// The elements of a list, the keys of a dictionary, the characters of a text; none of what is undefined. Throws for
-/// others.
+/// The elements of a list, the keys of a dictionary, the characters of a text; none for an undefined value. Throws
+/// for others.
 [[nodiscard]] List elements_of(const Value& value);
-/// value[index]: undefined where there is nothing.
+/// Returns value[index], undefined where there is nothing.
 [[nodiscard]] Value item_of(const Value& value, const Value& index);
-/// value[from:to:step]; null where nothing was written.
+/// Returns value[from:to:step]; null where nothing was written.
 [[nodiscard]] Value slice_of(const Value& value, const Value* from, const Value* to,
                              const Value* step);
 

@@ -50,7 +50,7 @@ class Interpreter {
  private:
   using Scope = std::map<std::string, Value, std::less<>>;
 
-  /// While one lives, what is run is one level deeper.
+  /// While one lives, execution is one level deeper.
   struct Deeper {
     explicit Deeper(Interpreter& run) : run_(run) {
       if (++run_.depth_ <= kMaxDepth) return;
@@ -226,7 +226,7 @@ class Interpreter {
     return {};
   }
 
-  /// What stands in the parentheses: parts from 1 on, and what is named.
+  /// The arguments in the parentheses: parts from 1 on, and the named ones.
   Arguments arguments_of(const Expression& e) {
     Arguments arguments;
     for (size_t i = 1; i < e.parts.size(); ++i) arguments.values.push_back(evaluate(*e.parts[i]));

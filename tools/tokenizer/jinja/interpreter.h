@@ -1,4 +1,4 @@
-// Chat templates, run: messages in, text out.
+// Runs chat templates: messages in, text out.
 #pragma once
 
 #include <string>
@@ -11,12 +11,12 @@ namespace keyhole::tools::jinja {
 /// A parsed template. Immutable: any number of threads may render it.
 class Template {
  public:
-  /// Throws std::runtime_error that begins with `place` and names the line for what is no template, or uses what is
-  /// not built in.
+  /// Parses. Throws std::runtime_error that begins with `place` and names the line, for a malformed template or one
+  /// that uses what is not built in.
   Template(std::string_view source, std::string place);
 
-  /// What it writes with these global names. Throws std::runtime_error with the place and the line where it fails,
-  /// calls raise_exception(), or takes more than a million steps.
+  /// The text that the template writes with these global names. Throws std::runtime_error with the place and the line
+  /// where it fails, calls raise_exception(), or takes more than a million steps.
   [[nodiscard]] Text render(const Dict& globals) const;
 
  private:

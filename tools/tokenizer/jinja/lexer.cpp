@@ -15,7 +15,7 @@ bool is_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 |
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_octal(char c) { return c >= '0' && c <= '7'; }
 
-/// As Jinja reads templates: CR LF and CR are line ends like LF, also within strings.
+/// Line ends as Jinja reads templates: CR LF and CR are line ends like LF, also within strings.
 std::string with_unix_lines(std::string_view source) {
   std::string out;
   out.reserve(source.size());

@@ -1,4 +1,4 @@
-// Pieces of a template: text between tags, and the words of tags.
+// The pieces of a template: text between tags, and the words of tags.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct Token {
   int line = 0;
 };
 
-/// Throws std::runtime_error with the line.
+/// Cuts a template into tokens. Throws std::runtime_error with the line.
 [[nodiscard]] std::vector<Token> tokens_of(std::string_view source);
 
 }  // namespace keyhole::tools::jinja

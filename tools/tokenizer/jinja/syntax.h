@@ -1,4 +1,4 @@
-// Chat templates as trees: the part of Jinja 2 that they are written in, with the settings of Hugging Face (blocks
+// Chat templates as trees: the part of Jinja 2 in which they are written, with the settings of Hugging Face (blocks
 // take the white space around them).
 #pragma once
 
@@ -67,10 +67,12 @@ struct Statement {
   Block body, other;
 };
 
-/// Throws std::runtime_error with the line for what is no template, or uses what is not built in.
+/// Parses a template. Throws std::runtime_error with the line for a malformed one, or one that uses what is not built
+/// in.
 [[nodiscard]] Block parse_template(std::string_view source);
 
-/// The filters and tests that there are, for the parser: templates that use others are refused before they are run.
+/// Whether there is a filter, or a test, of that name, for the parser: templates that use others are refused before
+/// they are run.
 [[nodiscard]] bool is_filter(std::string_view name);
 [[nodiscard]] bool is_test(std::string_view name);
 

@@ -9,7 +9,7 @@
 namespace keyhole::tools::jinja {
 namespace {
 
-/// The text with function(character) in place of each character. Said is what comes of said characters.
+/// The text with function(character) in place of each character. What comes of said characters is marked as said.
 template <class Function>
 Text each_character(const Text& text, const Function& function) {
   Text out;
@@ -33,7 +33,7 @@ size_t last_character(std::string_view text) {
   return at;
 }
 
-/// Ends of what is left when characters of which is_gone(character) are taken from both sides.
+/// The ends of the text that remains when characters with is_gone(character) are taken from both sides.
 template <class Gone>
 std::pair<size_t, size_t> inner_part(std::string_view text, bool left, bool right,
                                      const Gone& is_gone) {

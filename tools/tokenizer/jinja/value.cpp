@@ -182,8 +182,8 @@ Text quoted(const Text& text) {
   return out += "\"";
 }
 
-/// As repr() of Python writes it: the shortest digits that read back as the same number, with an exponent below 1e-4 and from 1e16
-/// on, else with a point.
+/// A number as Python's repr() writes it: the shortest digits that read back as the same number, with an exponent
+/// below 1e-4 and from 1e16 on, otherwise with a point.
 std::string python_number(double real) {
   if (std::isnan(real)) return "nan";
   if (std::isinf(real)) return real < 0 ? "-inf" : "inf";

@@ -1,4 +1,4 @@
-// Values of chat templates, as Python has them: texts, numbers, lists, dictionaries.
+// Values of chat templates as in Python: texts, numbers, lists, dictionaries.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace keyhole::tools::jinja {
 
-/// A text that remembers which of its bytes somebody said: what the template itself wrote is not said.
+/// A text that remembers which of its bytes somebody said; those that the template itself wrote are not said.
 struct Text {
   std::string bytes;
   std::string said;  ///< of the same size: 1 for said bytes, else 0
@@ -22,26 +22,26 @@ struct Text {
   Text(const char* text) : Text(std::string_view(text)) {}  // NOLINT
 
   [[nodiscard]] Text part(size_t begin, size_t end) const;
-  /// Throws std::runtime_error beyond 64 MiB.
+  /// Appends. Throws std::runtime_error beyond 64 MiB.
   Text& operator+=(const Text& other);
 };
 
 class Value;
 using List = std::vector<Value>;
-/// In the order of insertion.
+/// Entries of a dictionary in the order of insertion.
 using Dict = std::vector<std::pair<std::string, Value>>;
 struct Undefined {
   std::string name;  ///< for errors
 };
 struct None {};
 
-/// What namespace() makes: the only value that changes.
+/// The value that namespace() makes, the only kind that changes.
 struct Namespace {
   Dict entries;
 };
 
-/// Lists and dictionaries are shared and never change, so that no value holds itself. They are at most kMaxNesting
-/// deep: more throws std::runtime_error. A namespace is held by names alone.
+/// A value. Lists and dictionaries are shared and never change, so that no value holds itself. They are at most
+/// kMaxNesting deep: more throws std::runtime_error. Only names hold a namespace.
 class Value {
  public:
   Value() : data_(Undefined{}) {}
@@ -65,23 +65,23 @@ class Value {
   [[nodiscard]] bool number() const { return as<int64_t>() || as<double>() || as<bool>(); }
   [[nodiscard]] const Text* text() const { return as<Text>(); }
   [[nodiscard]] const List* list() const;
-  /// Of a namespace too.
+  /// The entries of a dictionary or of a namespace.
   [[nodiscard]] const Dict* dict() const;
 
   [[nodiscard]] bool truth() const;
-  /// "a string", "a list", ...
+  /// The kind for error texts: "a string", "a list", ...
   [[nodiscard]] std::string kind() const;
-  /// As str() of Python has it.
+  /// The value as Python's str() shows it.
   [[nodiscard]] Text shown() const;
   [[nodiscard]] double real() const;
   [[nodiscard]] int64_t integer() const;
 
   [[nodiscard]] bool equals(const Value& other) const;
-  /// Of numbers, or of texts; throws std::runtime_error for others.
+  /// Compares numbers, or texts. Throws std::runtime_error for others.
   [[nodiscard]] bool less(const Value& other) const;
-  /// An entry of a dictionary; undefined where there is none, and for what is no dictionary.
+  /// An entry of a dictionary; undefined where there is none, and for other values.
   [[nodiscard]] Value get(std::string_view key) const;
-  /// Of a namespace; throws std::runtime_error for others.
+  /// Sets an entry of a namespace. Throws std::runtime_error for others.
   void set(const std::string& key, Value value) const;
 
   static constexpr int kMaxNesting = 64;
@@ -95,13 +95,13 @@ class Value {
   int nesting_ = 0;
 };
 
-/// As json.dumps(ensure_ascii=False) has it; `indent` < 0: in one line.
+/// The value as json.dumps(ensure_ascii=False) writes it; `indent` < 0: in one line.
 [[nodiscard]] Text to_json(const Value& value, int64_t indent = -1, int depth = 0);
 
-/// As repr() of Python has it: what a template shows of a list or a dictionary.
+/// The value as Python's repr() shows it, which is how a template shows a list or a dictionary.
 [[nodiscard]] Text to_python(const Value& value);
 
-/// Where the characters of valid UTF-8 begin, and its end.
+/// The places where the characters of valid UTF-8 begin, and its end.
 [[nodiscard]] std::vector<size_t> character_starts(std::string_view text);
 
 }  // namespace keyhole::tools::jinja
