@@ -2,7 +2,7 @@
 // KV head exactly, all others by 2 or 4 bits per element (cpu/code_layout.h says where every bit lies; index/scan/kv_codes.h
 // is the reference of both encoding and attention).
 //
-// The device reads exact rows, and the rows that it encodes, from pinned host memory by itself (gpu/host_pin.h): no host
+// The device reads exact rows, and the rows that it encodes, from pinned host memory by itself (gpu/pinned_memory.h): no host
 // thread is in a step's path. 16 rows of 8 KV heads take 5 us over PCIe 5; beyond 64 a head they fall off a cliff (512:
 // 205 us). Where the memory of rows cannot be pinned (CodesShape::rows_by_host) a step asks the host for the rows that it
 // has chosen, and a thread of the host puts them where the device reads them (serve_rows()): the same bits but in doubt,
@@ -28,8 +28,6 @@
 #include "gpu/step.h"
 
 namespace keyhole::gpu {
-
-class Resident;
 
 struct CodesShape {
   uint32_t layers = 0;  ///< of the model
@@ -89,7 +87,7 @@ class Codes {
   /// and the number that values are divided by. Before the head's first block; codes made with another one are void.
   virtual void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
                            float value_scale) = 0;
-  /// Where K and V of the layer's offloaded rows lie: pinned host memory (HostPin), or any with rows_by_host, aligned to
+  /// Where K and V of the layer's offloaded rows lie: pinned host memory (PinnedMemory), or any with rows_by_host, aligned to
   /// 16 bytes; row i of KV head h at h * head_stride + i * head_dim * dtype_size(dtype) bytes. Steps read any row below kCodeBlock * count(layer),
   /// encode() those of its blocks: they stay where they are, and as they are, until the stream has done so. scales: of rows
   /// of dtype i8, pinned likewise, `[blocks, kv_heads, 2, head_dim]` bf16, of K and then of V (RowScales of cpu/types.h);
@@ -111,6 +109,9 @@ class Codes {
   /// takes new memory then (Error(out_of_device_memory), and nothing was enqueued). Rows are not `from`'s: set_rows() comes
   /// before. No step of either session is under way; waits for the device. Batches of such sessions read what is shared once.
   virtual void copy_layer(uint32_t layer, Codes& from) = 0;
+  /// The codes that have this layer, where a session has codes for each shape of its layers (gpu/mixed_parts.h), null where layers of
+  /// its shape have none; else these themselves.
+  [[nodiscard]] virtual Codes* of_layer(uint32_t /*layer*/) { return this; }
   /// Takes all memory for blocks that blocks_later has left out and no copy_layer() has brought. Throws
   /// Error(out_of_device_memory).
   virtual void complete() = 0;
@@ -149,11 +150,5 @@ class Codes {
 [[nodiscard]] inline bool codes_supported(const CodesShape& shape) {
   return why_no_codes(shape).empty();
 }
-
-/// Codes in the memory of a CUDA Resident's device, for its steps; its bytes count against the same limit. Destroyed
-/// before the Resident. Throws Error: unsupported (why_no_codes(), or no CUDA),
-/// invalid_argument (heads, layers or logits that are not the Resident's), out_of_device_memory (with the bytes needed
-/// and there), device_error.
-[[nodiscard]] std::unique_ptr<Codes> make_cuda_codes(Resident& resident, const CodesShape& shape);
 
 }  // namespace keyhole::gpu

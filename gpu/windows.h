@@ -20,8 +20,6 @@
 
 namespace keyhole::gpu {
 
-class Resident;
-
 struct WindowsShape {
   struct Layer {
     uint32_t number = 0;  ///< of the model's, for texts of errors
@@ -109,12 +107,7 @@ class Windows {
   [[nodiscard]] virtual size_t bytes() const = 0;
 };
 
-/// Device memory that make_cuda_windows() takes.
+/// Device memory that Windows of this shape take.
 [[nodiscard]] size_t windows_bytes(const WindowsShape& shape);
-
-/// On the device of a CUDA Resident, before which it is destroyed, and within its limit. Throws Error: invalid_argument,
-/// unsupported, out_of_device_memory, out_of_memory, device_error.
-[[nodiscard]] std::unique_ptr<Windows> make_cuda_windows(Resident& resident,
-                                                         const WindowsShape& shape);
 
 }  // namespace keyhole::gpu

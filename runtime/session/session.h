@@ -22,6 +22,8 @@
 #include <string>
 #include <vector>
 
+#include "gpu/blocked.h"
+#include "gpu/listed.h"
 #include "runtime/audit/session_audits.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/tensor.h"

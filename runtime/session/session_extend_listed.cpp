@@ -34,7 +34,7 @@ bool Session::extends_by_pattern_there(uint32_t layer, const ExtendArgs& args) c
 
 bool Session::extends_by_lists(uint32_t layer, const ExtendArgs& args) const {
   const uint64_t rows = uint64_t{tokens(layer)} + args.k.tokens;
-  if (!engine_->stream_device().make_listed || rows > gpu::kMostListedRows ||
+  if (!engine_->device_has(gpu::DevicePart::listed) || rows > gpu::kMostListedRows ||
       !is_aligned(args.out)) {
     return false;
   }

@@ -57,7 +57,7 @@ uint32_t Session::pinned_rows(uint32_t layer) const {
 }
 
 bool Session::attends_at_once(uint32_t layer) const {
-  return !stream_->is_capturing() && engine_->stream_device().make_blocked &&
+  return !stream_->is_capturing() && engine_->device_has(gpu::DevicePart::blocked) &&
          gpu::why_no_blocked(blocked_shape(layer)).empty();
 }
 

@@ -114,7 +114,7 @@ void Session::make_stream_runner(const Session* copied) {
                                            " bytes, pinned_memory_limit is " +
                                            std::to_string(params_.pinned_memory_limit));
   }
-  const StreamDevice& device = engine_->stream_device();
+  const gpu::Device& device = engine_->stream_device();
   resident_truth_ = std::make_unique<ResidentTruth>(*engine_, *steps);
   code_source_ = std::make_unique<Rows>(*this);
   codes_ = std::make_unique<DeviceCodes>(
@@ -122,7 +122,9 @@ void Session::make_stream_runner(const Session* copied) {
       [this, &device](const gpu::CodesShape& shape) {
         return device.make_codes(sequence_.resident(), shape);
       },
-      device.make_pin,
+      device.has(gpu::DevicePart::codes)
+          ? DeviceCodes::MakePin([&device] { return device.make_pin(); })
+          : nullptr,
       [this](size_t held) { return code_room(params_.resident_shape(engine_->model()), held); },
       *code_source_, engine_->log(),
       RowServer::Waits{engine_->effective_config().spin_us,

@@ -16,8 +16,8 @@
 #include "gpu/cuda/common/device_scope.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/common/paged_memory.h"
+#include "gpu/cuda/common/session_memory.h"
 #include "gpu/cuda/common/stream.h"
-#include "gpu/cuda/resident/cuda_resident.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -619,9 +619,9 @@ void CudaCodes::finish(uint32_t layer, const DeviceRows& q, const float* residen
   impl_->finish(s, stream);
 }
 
-std::unique_ptr<Codes> make_cuda_codes(Resident& resident, const CodesShape& shape) {
-  auto& own = static_cast<CudaResident&>(resident);
-  const ResidentShape& r = own.shape();
+std::unique_ptr<Codes> make_cuda_codes(const ResidentPlace& place, const CodesShape& shape) {
+  const SessionMemory session(place, "codes on a CUDA device");
+  const ResidentShape& r = place.shape;
   if (shape.layers != r.layers || shape.q_heads != r.q_heads || shape.kv_heads != r.kv_heads ||
       shape.code.dim != r.head_dim || (shape.dtype != r.dtype && shape.dtype != DType::i8) ||
       shape.logits != r.logits || shape.layer_logits != r.layer_logits) {
@@ -629,16 +629,16 @@ std::unique_ptr<Codes> make_cuda_codes(Resident& resident, const CodesShape& sha
   }
   (void)with_kernels(shape);
   const size_t bytes = codes_bytes(shape);
-  own.claim(bytes, "codes of keys and values");
+  session.claim(bytes, "codes of keys and values");
   try {
-    auto codes = std::make_unique<CudaCodes>(shape, own.ordinal(), own.row_waits(),
+    auto codes = std::make_unique<CudaCodes>(shape, session.ordinal(), place.waits,
                                              r.sink + r.window_capacity);
-    codes->set_account({[&own](size_t more) { own.claim(more, "codes of keys and values"); },
-                        [&own](size_t less) { own.release(less); }},
+    codes->set_account({[session](size_t more) { session.claim(more, "codes of keys and values"); },
+                        [session](size_t less) { session.release(less); }},
                        bytes);
     return codes;
   } catch (...) {
-    own.release(bytes);
+    session.release(bytes);
     throw;
   }
 }

@@ -8,6 +8,7 @@
 #include "gpu/codes.h"
 #include "gpu/cuda/codes/host_rows.h"
 #include "gpu/cuda/common/rows.h"
+#include "gpu/resident.h"
 
 namespace keyhole::gpu {
 
@@ -66,5 +67,11 @@ class CudaCodes final : public Codes {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// For the steps of the resident tokens that lie at `place`, which outlive it, and within their session's limit. Throws Error:
+/// unsupported (why_no_codes()), invalid_argument (heads, layers or logits that are not theirs), out_of_device_memory (with the bytes
+/// needed and there), device_error.
+[[nodiscard]] std::unique_ptr<Codes> make_cuda_codes(const ResidentPlace& place,
+                                                     const CodesShape& shape);
 
 }  // namespace keyhole::gpu

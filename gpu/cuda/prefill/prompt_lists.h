@@ -102,9 +102,9 @@ class CudaPromptAttention : public PromptAttention {
                                          std::span<const PromptPattern> patterns) const = 0;
 };
 
-/// As gpu/prompt.h makes it, which takes the limits' defaults.
+/// On CUDA device `ordinal`. Throws Error(unsupported): why_no_prompt().
 [[nodiscard]] std::unique_ptr<CudaPromptAttention> make_cuda_prompt(int ordinal,
                                                                     const PromptShape& shape,
-                                                                    const SliceLimits& limits);
+                                                                    const SliceLimits& limits = {});
 
 }  // namespace keyhole::gpu

@@ -39,12 +39,9 @@ void check_shape(const ResidentShape& s) {
   }
 }
 
-/// With what its session's parts have in common, of its own where it is the only one.
-CudaConfig with_session(CudaConfig config) {
+/// The device has kernels.
+const CudaConfig& usable(const CudaConfig& config) {
   require_device(config.ordinal, "resident tokens on a CUDA device");
-  if (config.session != nullptr) return config;
-  config.session = std::make_shared<SessionOnDevice>();
-  config.session->memory_limit = config.memory_limit;
   return config;
 }
 
@@ -55,9 +52,11 @@ bool launches_block() {
 
 }  // namespace
 
-CudaResident::CudaResident(const ResidentShape& shape, const CudaConfig& config)
+CudaResident::CudaResident(const ResidentShape& shape, const CudaConfig& config,
+                           const std::shared_ptr<SessionOnDevice>& session)
     : shape_((check_shape(shape), shape)),
-      config_(with_session(config)),
+      config_(usable(config)),
+      memory_(config.ordinal, session),
       ring_{shape.sink, shape.window_capacity, shape.window == 0 ? 0 : shape.window - 1},
       layout_(shape),
       scratch_layout_(shape),
@@ -66,7 +65,7 @@ CudaResident::CudaResident(const ResidentShape& shape, const CudaConfig& config)
       layers_(shape.layers) {
   const DeviceScope device(config_.ordinal);
   const BesideCapture beside;
-  claim(cuda_resident_bytes(shape_), "sink and window");
+  memory_.claim(cuda_resident_bytes(shape_), "sink and window");
   launcher_ = std::make_unique<StepLauncher>(shape_);
   kv_ = DeviceBuffer(resident_bytes(shape_));
   scratch_ = DeviceBuffer(scratch_layout_.bytes());
@@ -76,8 +75,8 @@ CudaResident::CudaResident(const ResidentShape& shape, const CudaConfig& config)
   own_ = std::make_unique<OwnStream>();
   for (auto& event : staged_) event = std::make_unique<Event>();
 
-  signal_ = config_.session->signal.value_or(config_.signal);
-  if (config_.session->signal) return;
+  signal_ = memory_.session()->signal.value_or(config_.signal);
+  if (memory_.session()->signal) return;
   if (config_.probe_signal) {
     signal_ = !launches_block() && probe_device_wait(own_->get()) ? Signal::device_wait
                                                                   : Signal::host_launch;
@@ -86,7 +85,7 @@ CudaResident::CudaResident(const ResidentShape& shape, const CudaConfig& config)
                 "a device that waits for the host, with CUDA_LAUNCH_BLOCKING set: the launch would "
                 "wait for its own end; allowed is Signal::host_launch");
   }
-  config_.session->signal = signal_;
+  memory_.session()->signal = signal_;
 }
 
 CudaResident::~CudaResident() {
@@ -102,24 +101,11 @@ void CudaResident::give_up_all() {
   }
 }
 
-void CudaResident::claim(size_t bytes, const char* what) {
-  const auto refuse_memory = [&](const std::string& why) {
-    throw Error(Status::out_of_device_memory, std::string(what) + ": " + std::to_string(bytes) +
-                                                  " bytes of device memory are needed, " + why);
-  };
-  const size_t limit = config_.session->memory_limit, claimed = config_.session->claimed;
-  if (limit != 0 && (claimed > limit || bytes > limit - claimed)) {
-    refuse_memory("the limit is " + std::to_string(limit) + " bytes, of which " +
-                  std::to_string(claimed) + " are taken");
-  }
-  const DeviceScope device(config_.ordinal);
-  size_t unused = 0, all = 0;
-  check(cudaMemGetInfo(&unused, &all), "the device's free memory");
-  if (bytes > unused) {
-    refuse_memory(std::to_string(unused) + " of the device's " + std::to_string(all) +
-                  " bytes are free");
-  }
-  config_.session->claimed += bytes;
+ResidentPlace CudaResident::place() const {
+  return {config_.ordinal, memory_.session(), shape_,
+          RowWaits{pinned_.device<FailureLine>(layout_.failure()),
+                   scratch_.as<WaitSums>(scratch_layout_.waited()),
+                   uint64_t{config_.timeout_ms} * 1'000'000}};
 }
 
 // --- rows of the host --------------------------------------------------------------------------------
@@ -319,10 +305,6 @@ StepParams CudaResident::step_params(uint32_t layer) const {
   p.resident_o = scratch_.as<float>(scratch_layout_.resident_o(layer));
   p.resident_lse = scratch_.as<float>(scratch_layout_.resident_lse(layer));
   return p;
-}
-
-std::unique_ptr<Resident> make_cuda_resident(const ResidentShape& shape, const CudaConfig& config) {
-  return std::make_unique<CudaResident>(shape, config);
 }
 
 }  // namespace keyhole::gpu

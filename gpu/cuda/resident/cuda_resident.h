@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "gpu/cuda/codes/host_rows.h"
 #include "gpu/cuda/common/device_scope.h"
 #include "gpu/cuda/common/memory.h"
+#include "gpu/cuda/common/session_memory.h"
 #include "gpu/cuda/common/stream.h"
-#include "gpu/cuda/resident/layout.h"
+#include "gpu/resident_layout.h"
 #include "gpu/cuda/resident/step_kernel.h"
 #include "gpu/device.h"
 #include "gpu/mirror.h"
@@ -27,7 +27,10 @@ class CudaCodes;
 /// (which may be waiting for this very thread).
 class CudaResident final : public Resident, public StreamSteps {
  public:
-  CudaResident(const ResidentShape& shape, const CudaConfig& config);
+  /// Throws Error: unsupported without such a device, invalid_argument, out_of_device_memory (with the bytes needed and there; nothing
+  /// is allocated then), device_error.
+  CudaResident(const ResidentShape& shape, const CudaConfig& config,
+               const std::shared_ptr<SessionOnDevice>& session);
   ~CudaResident() override;
 
   // Resident
@@ -45,6 +48,7 @@ class CudaResident final : public Resident, public StreamSteps {
   void attend_end(StateView out) override;
   void read(uint32_t layer, std::byte* k, std::byte* v) const override;
   [[nodiscard]] StreamSteps* stream_steps() override { return this; }
+  [[nodiscard]] ResidentPlace place() const override;
 
   // StreamSteps
   void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
@@ -77,21 +81,6 @@ class CudaResident final : public Resident, public StreamSteps {
   [[nodiscard]] Status failure(std::string& text) override;
   [[nodiscard]] uint64_t wait_nanoseconds() const override;
   [[nodiscard]] uint64_t merges() const override;
-
-  // For what shares the device with it.
-  [[nodiscard]] int ordinal() const { return config_.ordinal; }
-  [[nodiscard]] const ResidentShape& shape() const { return shape_; }
-  /// How kernels of steps wait for rows that the host reads.
-  [[nodiscard]] RowWaits row_waits() const {
-    return {pinned_.device<FailureLine>(layout_.failure()),
-            scratch_.as<WaitSums>(scratch_layout_.waited()),
-            uint64_t{config_.timeout_ms} * 1'000'000};
-  }
-  /// Counts `bytes` more of device memory for `what`. Throws Error(out_of_device_memory) beyond the limit, or
-  /// beyond what is free.
-  void claim(size_t bytes, const char* what);
-  /// Takes back what was claimed and then not taken.
-  void release(size_t bytes) { config_.session->claimed -= bytes; }
 
  private:
   struct Layer {
@@ -139,6 +128,7 @@ class CudaResident final : public Resident, public StreamSteps {
 
   const ResidentShape shape_;
   const CudaConfig config_;
+  const SessionMemory memory_;
   const RingShape ring_;
   const PinnedLayout layout_;
   const ScratchLayout scratch_layout_;

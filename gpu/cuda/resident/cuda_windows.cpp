@@ -1,3 +1,5 @@
+#include "gpu/cuda/resident/cuda_windows.h"
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -8,10 +10,10 @@
 
 #include "gpu/cuda/common/device_scope.h"
 #include "gpu/cuda/common/memory.h"
+#include "gpu/cuda/common/session_memory.h"
 #include "gpu/cuda/common/stream.h"
-#include "gpu/cuda/resident/cuda_resident.h"
-#include "gpu/cuda/resident/windows_layout.h"
-#include "gpu/windows.h"
+#include "gpu/cuda/resident/step_kernel.h"
+#include "gpu/windows_layout.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -40,12 +42,12 @@ void check_tokens(const DeviceTokens& rows, const char* what) {
 
 class CudaWindows final : public Windows {
  public:
-  CudaWindows(CudaResident& resident, const WindowsShape& shape)
-      : resident_(&resident), shape_(shape), layout_(shape) {
-    check_shape();
-    const DeviceScope device(resident_->ordinal());
+  CudaWindows(const ResidentPlace& place, const WindowsShape& shape)
+      : session_(place, "sliding layers on a CUDA device"), shape_(shape), layout_(shape) {
+    check_shape(place.shape.dtype);
+    const DeviceScope device(session_.ordinal());
     const BesideCapture beside;
-    resident_->claim(layout_.bytes, "sliding windows");
+    session_.claim(layout_.bytes, "sliding windows");
     try {
       launcher_ = std::make_unique<StepLauncher>(layout_.resident);
       memory_ = DeviceBuffer(layout_.bytes);
@@ -53,17 +55,17 @@ class CudaWindows final : public Windows {
       own_ = std::make_unique<OwnStream>();
       clear();
     } catch (...) {
-      resident_->release(layout_.bytes);
+      session_.release(layout_.bytes);
       throw;
     }
   }
-  ~CudaWindows() override { resident_->release(layout_.bytes); }
+  ~CudaWindows() override { session_.release(layout_.bytes); }
   CudaWindows(const CudaWindows&) = delete;
   CudaWindows& operator=(const CudaWindows&) = delete;
 
   void fill(uint32_t layer, uint32_t first, uint32_t n, const std::byte* k,
             const std::byte* v) override {
-    const DeviceScope device(resident_->ordinal());
+    const DeviceScope device(session_.ordinal());
     const BesideCapture beside;
     const size_t row = row_bytes();
     std::vector<std::byte> planes(2 * n * shape_.kv_heads * row);
@@ -82,7 +84,7 @@ class CudaWindows final : public Windows {
   }
 
   void keep(uint32_t layer, uint32_t first, uint32_t n) override {
-    const DeviceScope device(resident_->ordinal());
+    const DeviceScope device(session_.ordinal());
     const BesideCapture beside;
     AppendParams p;
     p.ring = ring(layer);
@@ -97,7 +99,7 @@ class CudaWindows final : public Windows {
   }
 
   void read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k, std::byte* v) const override {
-    const DeviceScope device(resident_->ordinal());
+    const DeviceScope device(session_.ordinal());
     const BesideCapture beside;
     const size_t row = row_bytes();
     std::vector<std::byte> planes(2 * n * shape_.kv_heads * row);
@@ -124,7 +126,7 @@ class CudaWindows final : public Windows {
       refuse(std::to_string(n) + " new tokens of " + std::to_string(kept) + ", in " +
              std::to_string(shape_.layers[layer].slots) + " slots");
     }
-    const DeviceScope device(resident_->ordinal());
+    const DeviceScope device(session_.ordinal());
     AppendTokensParams p;
     p.ring = ring(layer);
     p.after.begin = (first + n - kept) % p.ring.capacity;
@@ -146,7 +148,7 @@ class CudaWindows final : public Windows {
                   DType as, Stream stream) override {
     check_tokens(rows, "rows");
     if (n == 0) return true;
-    const DeviceScope device(resident_->ordinal());
+    const DeviceScope device(session_.ordinal());
     auto* const bad = memory_.as<uint32_t>(layout_.scratch.ready());
     uint32_t found = 0;
     const auto s = stream_of(stream);
@@ -172,13 +174,13 @@ class CudaWindows final : public Windows {
     p.merges = true;
     p.merge.out = {out.data, out.head_stride, out.dtype};
     p.merge.lse = lse;
-    const DeviceScope device(resident_->ordinal());
+    const DeviceScope device(session_.ordinal());
     launcher_->launch(p, stream_of(stream));
   }
   void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
              Stream stream) override {
     const StepParams p = step_params(layer, q, k, v);
-    const DeviceScope device(resident_->ordinal());
+    const DeviceScope device(session_.ordinal());
     launcher_->launch(p, stream_of(stream));
   }
   void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) override {
@@ -187,7 +189,7 @@ class CudaWindows final : public Windows {
     MergeParams m = merge_params(layer);
     m.out = {out.data, out.head_stride, out.dtype};
     m.lse = lse;
-    const DeviceScope device(resident_->ordinal());
+    const DeviceScope device(session_.ordinal());
     launch_host_merge(m, states(layer), shape_.kv_heads, launcher_->ahead(), stream_of(stream));
   }
 
@@ -197,7 +199,7 @@ class CudaWindows final : public Windows {
       refuse(std::to_string(kept.size()) + " tokens of " + std::to_string(of) +
              " are to be kept; allowed are " + std::to_string(kMostDrafts));
     }
-    const DeviceScope device(resident_->ordinal());
+    const DeviceScope device(session_.ordinal());
     for (uint32_t g = 0; g < layout_.groups.size(); ++g) {
       const WindowsLayout::Group& group = layout_.groups[g];
       KeepParams p;
@@ -251,10 +253,10 @@ class CudaWindows final : public Windows {
     return memory_.as<RingState>(layout_.scratch.states(layout_.places[layer]));
   }
 
-  void check_shape() const {
-    if (shape_.dtype != resident_->shape().dtype) {
+  void check_shape(DType dtype) const {
+    if (shape_.dtype != dtype) {
       refuse(std::string("K and V in ") + dtype_name(shape_.dtype) +
-             "; the session's other layers have " + dtype_name(resident_->shape().dtype));
+             "; the session's other layers have " + dtype_name(dtype));
     }
     if (!shape_.shapes.empty()) refuse("layers of different shapes; allowed is one");
     if (shape_.kv_heads == 0 || shape_.q_heads % shape_.kv_heads != 0) {
@@ -370,7 +372,7 @@ class CudaWindows final : public Windows {
     return p;
   }
 
-  CudaResident* resident_;
+  SessionMemory session_;
   const WindowsShape shape_;
   const WindowsLayout layout_;
   std::unique_ptr<StepLauncher> launcher_;
@@ -381,8 +383,8 @@ class CudaWindows final : public Windows {
 
 }  // namespace
 
-std::unique_ptr<Windows> make_cuda_windows(Resident& resident, const WindowsShape& shape) {
-  return std::make_unique<CudaWindows>(static_cast<CudaResident&>(resident), shape);
+std::unique_ptr<Windows> make_cuda_windows(const ResidentPlace& place, const WindowsShape& shape) {
+  return std::make_unique<CudaWindows>(place, shape);
 }
 
 }  // namespace keyhole::gpu

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "gpu/cuda/common/rows.h"
-#include "gpu/cuda/resident/layout.h"
-#include "gpu/cuda/resident/ring.h"
+#include "gpu/resident_layout.h"
+#include "gpu/ring.h"
 #include "gpu/step.h"
 
 namespace keyhole::gpu {

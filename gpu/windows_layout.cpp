@@ -1,4 +1,4 @@
-#include "gpu/cuda/resident/windows_layout.h"
+#include "gpu/windows_layout.h"
 
 #include <algorithm>
 #include <string>

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "gpu/cuda/resident/layout.h"
+#include "gpu/resident_layout.h"
 #include "gpu/windows.h"
 
 namespace keyhole::gpu {

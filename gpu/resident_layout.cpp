@@ -1,14 +1,26 @@
-#include "gpu/cuda/resident/layout.h"
+#include "gpu/resident_layout.h"
 
 #include <algorithm>
+#include <string>
 
-#include "gpu/cuda/resident/ring.h"
 #include "gpu/layer_kinds.h"
 
 namespace keyhole::gpu {
 namespace {
 
 constexpr size_t aligned(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+// Sizes come from callers that plan for contexts of any length: a product that exceeds 64 bits is refused, as it would
+// wrap to a small number.
+size_t multiply(size_t a, size_t b) {
+  size_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product)) {
+    throw Error(Status::invalid_argument, "resident tokens: the size in bytes exceeds 2^64 - 1 (" +
+                                              std::to_string(a) + " times " + std::to_string(b) +
+                                              ")");
+  }
+  return product;
+}
 
 }  // namespace
 
@@ -69,6 +81,17 @@ size_t staging_bytes(const ResidentShape& shape) {
       2 * size_t{shape.kv_heads} * shape.head_dim * dtype_size(shape.dtype);  // k and v
   const size_t layer = token * (size_t{shape.sink} + shape.window_capacity);
   return 2 * aligned(std::clamp(layer, std::min(token, kStagingBytes / 2), kStagingBytes / 2));
+}
+
+size_t resident_bytes(const ResidentShape& shape) {
+  if (!shape.shapes.empty()) {
+    return sum_of_parts(parts_of(shape),
+                        [](const ResidentShape& part) { return resident_bytes(part); });
+  }
+  constexpr size_t kKeysAndValues = 2;
+  const size_t tokens = size_t{shape.sink} + shape.window_capacity;
+  const size_t row = multiply(size_t{shape.kv_heads} * shape.head_dim, dtype_size(shape.dtype));
+  return multiply(multiply(multiply(row, tokens), shape.layers), kKeysAndValues);
 }
 
 size_t cuda_resident_bytes(const ResidentShape& shape) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <map>
 
 namespace keyhole::gpu {
 
@@ -12,29 +11,19 @@ inline constexpr size_t kPinAlignment = 4096;
 
 /// One thread at a time. The ranges' memory stays mapped, by its owner, until they are dropped; nothing that was enqueued
 /// reads a range when it is. May be used while another thread records a graph.
-class HostPin {
+class PinnedMemory {
  public:
-  /// For CUDA device `ordinal` (other devices see the memory as well). Throws Error(unsupported) without CUDA, without
-  /// such a device, or where a device has other addresses for host memory than the host.
-  explicit HostPin(int ordinal = 0);
-  ~HostPin();
-  HostPin(const HostPin&) = delete;
-  HostPin& operator=(const HostPin&) = delete;
+  virtual ~PinnedMemory() = default;
 
   /// Pins bytes [data, data + bytes), which overlap no range pinned before; neighbours stay ranges of their own. Both
   /// are multiples of kPinAlignment, else Error(invalid_argument). Throws Error: out_of_memory (too much is locked, or
   /// the system does not let this process lock so much), unsupported (the device has another address for it),
   /// device_error. Nothing of it is pinned then.
-  void add(const std::byte* data, size_t bytes);
+  virtual void add(const std::byte* data, size_t bytes) = 0;
   /// Unpins all ranges that begin in [from, to); to null: at `from` or after it. Throws nothing.
-  void drop(const std::byte* from, const std::byte* to = nullptr) noexcept;
+  virtual void drop(const std::byte* from, const std::byte* to) noexcept = 0;
   /// Of all ranges.
-  [[nodiscard]] size_t bytes() const { return bytes_; }
-
- private:
-  [[maybe_unused]] int ordinal_;
-  std::map<const std::byte*, size_t> ranges_;
-  size_t bytes_ = 0;
+  [[nodiscard]] virtual size_t bytes() const = 0;
 };
 
 }  // namespace keyhole::gpu
