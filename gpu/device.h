@@ -1,6 +1,6 @@
 // A device with streams, as an engine and its sessions see it: all that they have on a device is made here. CUDA is one
-// (make_cuda_device()), a model whose layers have different shapes is served by another around it (gpu/mixed_device.h), and tests make up
-// theirs. Which devices a machine has is asked of the functions below, which every build answers.
+// (make_cuda_device()), a model whose layers have different shapes is served by another around it (gpu/mixed_device.h),
+// and tests make up theirs. Which devices a machine has is asked of the functions below, which every build answers.
 #pragma once
 
 #include <cstddef>
@@ -44,9 +44,9 @@ enum class DevicePart : uint8_t {
   builds        ///< make_neighbours() and make_kmeans(); without them the host builds indexes alone
 };
 
-/// Every function may be called from any thread. What is made for a Resident is destroyed before it, and nothing that was made needs
-/// the Device any more. A function whose part the device lacks returns null; all others throw Error(unsupported) where the device has
-/// no kernels for a shape, Error(out_of_device_memory) and Error(device_error).
+/// Every function may be called from any thread. What is made for a Resident is destroyed before it, and nothing that
+/// was made needs the Device any more. A function whose part the device lacks returns null; all others throw
+/// Error(unsupported) where the device has no kernels for a shape, Error(out_of_device_memory) and Error(device_error).
 class Device {
  public:
   virtual ~Device() = default;
@@ -57,27 +57,30 @@ class Device {
   /// Bytes of the device's memory that are free now; nothing: that is not known.
   [[nodiscard]] virtual std::optional<size_t> free_bytes() const { return std::nullopt; }
 
-  /// Resident tokens of a session. A session has a Resident for each shape of its layers, and they share `session`, whose limit counts.
+  /// Resident tokens of a session. A session has a Resident for each shape of its layers, and they share `session`,
+  /// whose limit counts.
   [[nodiscard]] virtual std::unique_ptr<Resident> make_resident(
       const ResidentShape& shape, const std::shared_ptr<SessionOnDevice>& session) const = 0;
 
-  // Parts of the session that `resident`, made by this device, belongs to. Their memory counts against the session's limit.
-  /// Codes for the Resident's steps. Throws Error(invalid_argument) for heads, layers or logits that are not the Resident's, and
-  /// Error(unsupported) for a shape without kernels (why_no_codes()).
+  // Parts of the session that `resident`, made by this device, belongs to. Their memory counts against the session's
+  // limit.
+  /// Codes for the Resident's steps. Throws Error(invalid_argument) for heads, layers or logits that are not the
+  /// Resident's, and Error(unsupported) for a shape without kernels (why_no_codes()).
   [[nodiscard]] virtual std::unique_ptr<Codes> make_codes(Resident& resident,
                                                           const CodesShape& shape) const;
   /// Sliding layers. Throws Error(invalid_argument) for a shape that no session has.
   [[nodiscard]] virtual std::unique_ptr<Windows> make_windows(Resident& resident,
                                                               const WindowsShape& shape) const;
-  /// Attention of many new tokens, which takes memory when it is used. Throws Error(unsupported) for a shape without kernels
-  /// (why_no_blocked()).
+  /// Attention of many new tokens, which takes memory when it is used. Throws Error(unsupported) for a shape without
+  /// kernels (why_no_blocked()).
   [[nodiscard]] virtual std::unique_ptr<BlockedAttention> make_blocked(
       Resident& resident, const BlockedShape& shape) const;
   /// Attention of many new tokens by patterns, which takes memory when it is used. Throws as make_blocked().
   [[nodiscard]] virtual std::unique_ptr<ListedAttention> make_listed(
       Resident& resident, const BlockedShape& shape) const;
 
-  /// Pins host memory for this device. Throws Error(unsupported) where the device has other addresses for host memory than the host.
+  /// Pins host memory for this device. Throws Error(unsupported) where the device has other addresses for host memory
+  /// than the host.
   [[nodiscard]] virtual std::unique_ptr<PinnedMemory> make_pin() const;
   /// Copies between device and host. Throws Error(out_of_memory) without pinned memory (2 x 8 MiB).
   [[nodiscard]] virtual std::unique_ptr<HostCopies> make_copies() const;

@@ -9,8 +9,8 @@ namespace keyhole::gpu {
 /// Alignment of a range's begin and size.
 inline constexpr size_t kPinAlignment = 4096;
 
-/// One thread at a time. The ranges' memory stays mapped, by its owner, until they are dropped; nothing that was enqueued
-/// reads a range when it is. May be used while another thread records a graph.
+/// One thread at a time. The ranges' memory stays mapped, by its owner, until they are dropped; nothing that was
+/// enqueued reads a range when it is. May be used while another thread records a graph.
 class PinnedMemory {
  public:
   virtual ~PinnedMemory() = default;

@@ -1,5 +1,5 @@
-// Where the resident tokens (sink and window) of a session live and are attended. CUDA implements it on a GPU; a session on a host
-// attends these tokens itself, with the same results up to rounding.
+// Where the resident tokens (sink and window) of a session live and are attended. CUDA implements it on a GPU; a
+// session on a host attends these tokens itself, with the same results up to rounding.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +28,8 @@ struct ResidentShape {
   LogitParams logits;
   bool keeps_answers = false;               ///< there is memory for StreamSteps::answer()
   std::vector<LogitParams> layer_logits{};  ///< `[layers]`; empty: `logits` of all
-  /// Heads of each layer where they differ, `[layers]`, in place of those above; without KV heads: the layer has no resident
-  /// tokens. Such a session has one Resident for each shape (gpu/mixed_parts.h).
+  /// Heads of each layer where they differ, `[layers]`, in place of those above; without KV heads: the layer has no
+  /// resident tokens. Such a session has one Resident for each shape (gpu/mixed_parts.h).
   std::vector<LayerShape> shapes{};
   std::vector<uint32_t>
       numbers{};  ///< `[layers]` of the model, for texts of errors; empty: 0, 1, ...
@@ -42,16 +42,16 @@ struct ResidentShape {
   }
 };
 
-/// What the parts of one session on a device share: one limit of memory, and how the device waits for the host. The resident tokens
-/// of each shape of layers are such parts, and so is all that is made for them. One thread at a time.
+/// What the parts of one session on a device share: one limit of memory, and how the device waits for the host. The
+/// resident tokens of each shape of layers are such parts, and so is all that is made for them. One thread at a time.
 struct SessionOnDevice {
   size_t memory_limit = 0;       ///< bytes of device memory for all of them; 0: what there is
   size_t claimed = 0;            ///< of it, so far
   std::optional<Signal> signal;  ///< what the first of them has chosen
 };
 
-/// What a device has to know of resident tokens to make other parts of their session beside them (codes, sliding layers, attention of
-/// many tokens at once).
+/// What a device has to know of resident tokens to make other parts of their session beside them (codes, sliding
+/// layers, attention of many tokens at once).
 struct ResidentPlace {
   int ordinal = 0;                                     ///< the CUDA device on which they lie
   std::shared_ptr<SessionOnDevice> session = nullptr;  ///< null: they lie on no CUDA device
@@ -91,8 +91,8 @@ class Resident {
   /// number is the KV head's, has run, until the next begin(). Null where the device computes by itself.
   [[nodiscard]] virtual StateView host_state(uint32_t kv_head) = 0;
   virtual void attend_end(StateView out) = 0;
-  /// K and V of a KV head's resident tokens, sink then window, oldest first, where they lie in host memory for the host to
-  /// attend without begin() and end(); no data where the device attends them. Valid until tokens come or go.
+  /// K and V of a KV head's resident tokens, sink then window, oldest first, where they lie in host memory for the host
+  /// to attend without begin() and end(); no data where the device attends them. Valid until tokens come or go.
   [[nodiscard]] virtual KvView contiguous_rows(uint32_t /*layer*/, uint32_t /*kv_head*/) const {
     return {};
   }
@@ -106,8 +106,8 @@ class Resident {
 
   /// Where these tokens lie, for Device::make_codes() and the like.
   [[nodiscard]] virtual ResidentPlace place() const { return {}; }
-  /// The resident tokens that have this layer, where a session has a Resident for each shape of its layers (gpu/mixed_parts.h); else
-  /// these themselves.
+  /// The resident tokens that have this layer, where a session has a Resident for each shape of its layers
+  /// (gpu/mixed_parts.h); else these themselves.
   [[nodiscard]] virtual Resident& of_layer(uint32_t /*layer*/) { return *this; }
 
   /// A KV head's resident tokens in host memory, sink first, oldest first, until the layer has others: with streams the
@@ -121,8 +121,9 @@ class Resident {
 [[nodiscard]] size_t resident_bytes(const ResidentShape& shape);
 /// Bytes that a Resident of this shape takes on a CUDA device: resident_bytes() and what its steps compute with.
 [[nodiscard]] size_t cuda_resident_bytes(const ResidentShape& shape);
-/// Bytes of pinned host memory that it takes. (The host keeps a copy of the resident tokens beside that, resident_bytes() of ordinary
-/// memory: a token that leaves the window is there already, and nothing is ever copied back from the device.)
+/// Bytes of pinned host memory that it takes. (The host keeps a copy of the resident tokens beside that,
+/// resident_bytes() of ordinary memory: a token that leaves the window is there already, and nothing is ever copied
+/// back from the device.)
 [[nodiscard]] size_t cuda_pinned_bytes(const ResidentShape& shape);
 
 }  // namespace keyhole::gpu

@@ -70,7 +70,7 @@ class Windows {
   /// host memory, n <= slots.
   virtual void fill(uint32_t layer, uint32_t first, uint32_t n, const std::byte* k,
                     const std::byte* v) = 0;
-  /// The layer's tokens become those of the ones there that are first, ... first + n - 1.
+  /// Of the layer's tokens those that are first, ... first + n - 1 remain; all of these are there.
   virtual void keep(uint32_t layer, uint32_t first, uint32_t n) = 0;
   /// Copies tokens first, ... first + n - 1, which are there, to k and v in host memory, as fill() has them.
   virtual void read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k,

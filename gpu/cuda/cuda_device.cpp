@@ -9,8 +9,8 @@
 #include "gpu/cuda/indexing/workspaces.h"
 #include "gpu/cuda/prefill/new_tokens.h"
 #include "gpu/cuda/prefill/prompt_lists.h"
-#include "gpu/cuda/resident/cuda_resident.h"
-#include "gpu/cuda/resident/cuda_windows.h"
+#include "gpu/cuda/step/cuda_stepper.h"
+#include "gpu/cuda/windows/cuda_windows.h"
 #include "gpu/device.h"
 
 namespace keyhole::gpu {
@@ -29,7 +29,7 @@ class CudaDevice final : public Device {
 
   std::unique_ptr<Resident> make_resident(
       const ResidentShape& shape, const std::shared_ptr<SessionOnDevice>& session) const override {
-    return std::make_unique<CudaResident>(shape, config_, session);
+    return std::make_unique<CudaStepper>(shape, config_, session);
   }
   std::unique_ptr<Codes> make_codes(Resident& resident, const CodesShape& shape) const override {
     return make_cuda_codes(resident.place(), shape);

@@ -9,8 +9,8 @@ namespace keyhole::gpu {
 
 class HostPin final : public PinnedMemory {
  public:
-  /// For CUDA device `ordinal` (other devices see the memory as well). Throws Error(unsupported) without such a device, or where a
-  /// device has other addresses for host memory than the host.
+  /// For CUDA device `ordinal` (other devices see the memory as well). Throws Error(unsupported) without such a device,
+  /// or where a device has other addresses for host memory than the host.
   explicit HostPin(int ordinal = 0);
   ~HostPin() override;
   HostPin(const HostPin&) = delete;

@@ -16,13 +16,14 @@ class SessionMemory {
   /// Of the session on device `ordinal`; session is not null.
   SessionMemory(int ordinal, std::shared_ptr<SessionOnDevice> session)
       : ordinal_(ordinal), session_(std::move(session)) {}
-  /// Of the session that resident tokens belong to. Throws Error(invalid_argument), which begins with `who`, where they lie on no CUDA
-  /// device.
+  /// Of the session that resident tokens belong to. Throws Error(invalid_argument), which begins with `who`, where they
+  /// lie on no CUDA device.
   SessionMemory(const ResidentPlace& place, const std::string& who);
 
   [[nodiscard]] int ordinal() const { return ordinal_; }
   [[nodiscard]] const std::shared_ptr<SessionOnDevice>& session() const { return session_; }
-  /// Counts `bytes` more of device memory for `what`. Throws Error(out_of_device_memory) beyond the limit, or beyond what is free.
+  /// Counts `bytes` more of device memory for `what`. Throws Error(out_of_device_memory) beyond the limit, or beyond
+  /// what is free.
   void claim(size_t bytes, const char* what) const;
   /// Takes back what was claimed, and then not taken or given back.
   void release(size_t bytes) const { session_->claimed -= bytes; }

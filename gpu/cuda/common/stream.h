@@ -9,6 +9,11 @@
 
 namespace keyhole::gpu {
 
+/// A caller's stream (gpu::Stream).
+[[nodiscard]] inline cudaStream_t stream_of(void* stream) {
+  return static_cast<cudaStream_t>(stream);
+}
+
 /// A stream of the current device that waits for no other one.
 class OwnStream {
  public:

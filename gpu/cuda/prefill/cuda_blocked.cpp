@@ -17,8 +17,6 @@ namespace {
   throw Error(Status::invalid_argument, "blocked attention: " + text);
 }
 
-cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
-
 class CudaBlocked final : public BlockedAttention {
  public:
   CudaBlocked(const ResidentPlace& place, const BlockedShape& shape)

@@ -21,8 +21,6 @@ static_assert(kMostListedRows == kMostPromptRows);
   throw Error(Status::invalid_argument, "attention of listed blocks: " + text);
 }
 
-cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
-
 /// Blocks that tiles of n queries see, the newest of `rows` tokens, of one query head.
 uint64_t blocks_seen(uint32_t n, uint32_t rows) {
   uint64_t sum = 0;
@@ -49,7 +47,10 @@ DeviceTokens heads_of(const DeviceTokens& tokens, uint32_t first) {
 class CudaListed final : public ListedAttention {
  public:
   CudaListed(const ResidentPlace& place, const BlockedShape& shape, size_t lot_bytes)
-      : session_(place, "attention of listed blocks on a CUDA device"), shape_(shape), lot_bytes_(lot_bytes), layout_(shape, 0, 0, false) {
+      : session_(place, "attention of listed blocks on a CUDA device"),
+        shape_(shape),
+        lot_bytes_(lot_bytes),
+        layout_(shape, 0, 0, false) {
     if (const std::string why = why_no_blocked(shape); !why.empty()) {
       throw Error(Status::unsupported, "attention of listed blocks on a CUDA device: " + why);
     }

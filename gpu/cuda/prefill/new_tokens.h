@@ -11,8 +11,8 @@
 
 namespace keyhole::gpu {
 
-/// For the session whose resident tokens lie at `place`, which outlive it. Both take memory when they are used, and throw
-/// Error(unsupported): why_no_blocked().
+/// For the session whose resident tokens lie at `place`, which outlive it. Both take memory when they are used, and
+/// throw Error(unsupported): why_no_blocked().
 [[nodiscard]] std::unique_ptr<BlockedAttention> make_cuda_blocked(const ResidentPlace& place,
                                                                   const BlockedShape& shape);
 /// lot_bytes: of K and V of the heads that lie on the device together, one head's at least.

@@ -12,7 +12,7 @@
 
 #include "gpu/cuda/common/async_copy.cuh"
 #include "gpu/cuda/common/tensor_core.cuh"
-#include "gpu/cuda/resident/share.cuh"
+#include "gpu/cuda/rings/share.cuh"
 
 namespace keyhole::gpu {
 

@@ -1,4 +1,4 @@
-#include "gpu/cuda/resident/cuda_windows.h"
+#include "gpu/cuda/windows/cuda_windows.h"
 
 #include <algorithm>
 #include <atomic>
@@ -12,7 +12,10 @@
 #include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/common/session_memory.h"
 #include "gpu/cuda/common/stream.h"
-#include "gpu/cuda/resident/step_kernel.h"
+#include "gpu/cuda/exchange/host_merge.h"
+#include "gpu/cuda/rings/ring_tokens.h"
+#include "gpu/cuda/rings/step_kernel.h"
+#include "gpu/device.h"
 #include "gpu/windows_layout.h"
 
 namespace keyhole::gpu {
@@ -20,12 +23,6 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& text) {
   throw Error(Status::invalid_argument, "sliding layers on a CUDA device: " + text);
-}
-
-cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
-
-InputRows input(const DeviceRows* rows) {
-  return rows == nullptr ? InputRows{} : InputRows{rows->data, rows->head_stride, rows->dtype};
 }
 
 void check_rows(const DeviceRows& rows, const char* what) {
@@ -134,8 +131,8 @@ class CudaWindows final : public Windows {
     p.states = states(layer);
     p.kv = memory_.data() + layout_.kv(layer);
     p.dtype = shape_.dtype;
-    p.k = {k.data, k.head_stride, k.dtype, k.token_stride};
-    p.v = {v.data, v.head_stride, v.dtype, v.token_stride};
+    p.k = input_of(k);
+    p.v = input_of(v);
     p.first = kept - n;
     p.n = n;
     p.kv_heads = shape_.kv_heads;
@@ -153,8 +150,7 @@ class CudaWindows final : public Windows {
     uint32_t found = 0;
     const auto s = stream_of(stream);
     check(cudaMemsetAsync(bad, 0, sizeof found, s), "looking for a NaN");
-    launch_find_bad({rows.data, rows.head_stride, rows.dtype, rows.token_stride}, n, heads,
-                    shape_.head_dim, as, bad, s);
+    launch_find_bad(input_of(rows), n, heads, shape_.head_dim, as, bad, s);
     check(cudaMemcpyAsync(&found, bad, sizeof found, cudaMemcpyDeviceToHost, s),
           "looking for a NaN");
     check(cudaStreamSynchronize(s), "looking for a NaN");
@@ -172,7 +168,7 @@ class CudaWindows final : public Windows {
       p.window = drafts.reach(p.window);
     }
     p.merges = true;
-    p.merge.out = {out.data, out.head_stride, out.dtype};
+    p.merge.out = output_of(out);
     p.merge.lse = lse;
     const DeviceScope device(session_.ordinal());
     launcher_->launch(p, stream_of(stream));
@@ -187,7 +183,7 @@ class CudaWindows final : public Windows {
     check_layer(layer);
     check_rows(out, "out");
     MergeParams m = merge_params(layer);
-    m.out = {out.data, out.head_stride, out.dtype};
+    m.out = output_of(out);
     m.lse = lse;
     const DeviceScope device(session_.ordinal());
     launch_host_merge(m, states(layer), shape_.kv_heads, launcher_->ahead(), stream_of(stream));
@@ -359,9 +355,9 @@ class CudaWindows final : public Windows {
     p.kv = memory_.data() + layout_.kv(layer);
     p.dtype = shape_.dtype;
     p.states = states(layer);
-    p.q = input(&q);
-    p.k = input(k);
-    p.v = input(v);
+    p.q = input_of(q);
+    if (k != nullptr) p.k = input_of(*k);
+    if (v != nullptr) p.v = input_of(*v);
     p.numbers = memory_.as<uint32_t>(scratch.numbers(layout_.places[layer]));
     p.arrivals = memory_.as<uint32_t>(scratch.arrivals(StepQueue::stream));
     p.partial_o = memory_.as<float>(scratch.partial_o(StepQueue::stream));

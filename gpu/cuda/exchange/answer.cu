@@ -1,4 +1,4 @@
-#include "gpu/cuda/resident/answer.h"
+#include "gpu/cuda/exchange/answer.h"
 
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/element.cuh"

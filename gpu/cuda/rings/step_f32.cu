@@ -1,6 +1,6 @@
 // Resident attention over fp32 K and V.
-#include "gpu/cuda/resident/share_float.cuh"
-#include "gpu/cuda/resident/step.cuh"
+#include "gpu/cuda/rings/share_float.cuh"
+#include "gpu/cuda/rings/step.cuh"
 
 namespace keyhole::gpu {
 namespace {

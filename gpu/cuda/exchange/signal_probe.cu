@@ -6,7 +6,7 @@
 
 #include "gpu/cuda/common/flags.cuh"
 #include "gpu/cuda/common/memory.h"
-#include "gpu/cuda/resident/step_kernel.h"
+#include "gpu/cuda/exchange/signal_probe.h"
 
 namespace keyhole::gpu {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/state.cuh"
-#include "gpu/cuda/resident/step_params.h"
+#include "gpu/cuda/exchange/step_params.h"
 
 namespace keyhole::gpu {
 

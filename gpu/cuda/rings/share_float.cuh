@@ -2,7 +2,7 @@
 // and its twice as many bytes leave twice the time to compute.
 #pragma once
 
-#include "gpu/cuda/resident/share.cuh"
+#include "gpu/cuda/rings/share.cuh"
 
 namespace keyhole::gpu {
 

@@ -2,8 +2,8 @@
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/grid_dependency.cuh"
 #include "gpu/cuda/common/launch.h"
-#include "gpu/cuda/resident/host_merge.cuh"
-#include "gpu/cuda/resident/step_kernel.h"
+#include "gpu/cuda/exchange/host_merge.cuh"
+#include "gpu/cuda/exchange/host_merge.h"
 
 namespace keyhole::gpu {
 namespace {

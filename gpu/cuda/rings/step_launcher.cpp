@@ -2,7 +2,7 @@
 
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/launch.h"
-#include "gpu/cuda/resident/step_kernel.h"
+#include "gpu/cuda/rings/step_kernel.h"
 
 namespace keyhole::gpu {
 namespace {

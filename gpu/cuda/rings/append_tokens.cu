@@ -3,8 +3,8 @@
 
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/element.cuh"
-#include "gpu/cuda/resident/bad_rows.cuh"
-#include "gpu/cuda/resident/step_kernel.h"
+#include "gpu/cuda/rings/bad_rows.cuh"
+#include "gpu/cuda/rings/ring_tokens.h"
 
 namespace keyhole::gpu {
 namespace {

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "gpu/cuda/common/check.h"
-#include "gpu/cuda/resident/step_kernel.h"
+#include "gpu/cuda/rings/ring_tokens.h"
 
 namespace keyhole::gpu {
 namespace {

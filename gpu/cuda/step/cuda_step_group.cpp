@@ -1,4 +1,4 @@
-#include "gpu/cuda/codes/cuda_step_group.h"
+#include "gpu/cuda/step/cuda_step_group.h"
 
 #include <algorithm>
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "gpu/cuda/common/flags.cuh"
-#include "gpu/cuda/resident/share.cuh"
+#include "gpu/cuda/rings/share.cuh"
 
 namespace keyhole::gpu {
 
@@ -11,8 +11,8 @@ __device__ inline bool is_bad(float x) {
   return !(fabsf(x) <= kMost);
 }
 
-/// Tells the host of a NaN or an infinity in q of a KV head's group, or in its k or v once they are rounded to T. In place of
-/// publish(), and counts the steps as that does.
+/// Tells the host of a NaN or an infinity in q of a KV head's group, or in its k or v once they are rounded to T. In
+/// place of publish(), and counts the steps as that does.
 template <class T, int D>
 __device__ inline void note_bad_rows(const StepParams& p, uint32_t head) {
   constexpr uint32_t kPieces = D * sizeof(T) / 16;

@@ -48,9 +48,9 @@ struct StepParams {
   DType dtype = DType::f16;     ///< of those, and of k and v as they are published
   RingState* states = nullptr;  ///< of the layer, per KV head
   InputRows q, k, v;
-  /// Of steps over codes: the tokens that k and v hold, each of which sees those before it, and of the newest `drafts` tokens,
-  /// its own among them, those whose bit `sees` has: bit j is the j-th of them. Of steps of sliding layers likewise, of their
-  /// one token; drafts 0: it sees all.
+  /// Of steps over codes: the tokens that k and v hold, each of which sees those before it, and of the newest `drafts`
+  /// tokens, its own among them, those whose bit `sees` has: bit j is the j-th of them. Of steps of sliding layers
+  /// likewise, of their one token; drafts 0: it sees all.
   uint32_t tokens = 1;
   uint32_t drafts = 0;
   uint64_t sees[kMaxDeviceGroup] = {};
@@ -75,8 +75,9 @@ struct StepParams {
   /// next kernel, the pass over codes, starts meanwhile: nothing else waits for the host.
   bool waits_for_last = false;
 
-  /// Of a sliding layer: the newest tokens that are attended, but for drafts that are not seen. Such a step is not published, and `merges` with what lies in the
-  /// slot, for which nobody waits. 0: another layer, all of whose resident tokens are.
+  /// Of a sliding layer: the newest tokens that are attended, but for drafts that are not seen. Such a step is not
+  /// published, and `merges` with what lies in the slot, for which nobody waits. 0: another layer, all of whose
+  /// resident tokens are.
   uint32_t window = 0;
 
   bool merges =

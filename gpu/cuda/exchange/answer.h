@@ -1,5 +1,5 @@
-// Leaving the answer of a step for the host, which audits it: what the step would have written to the caller's out and lse
-// it has written to the session's memory in fp32, and a kernel of its own takes it from there to both.
+// Leaving the answer of a step for the host, which audits it: what the step would have written to the caller's out and
+// lse it has written to the session's memory in fp32, and a kernel of its own takes it from there to both.
 //
 // A kernel more in a step, and so in those steps alone that keep their answer:
 // of steps that are not captured those that are audited, of a session with audits all that are captured. The kernels
@@ -8,7 +8,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "gpu/cuda/resident/step_params.h"
+#include "gpu/cuda/exchange/step_params.h"
 
 namespace keyhole::gpu {
 

@@ -17,6 +17,7 @@ class CudaStepGroup final : public StepGroup {
   [[nodiscard]] bool add(const CodesStep& step, cudaStream_t stream, bool ahead);
   [[nodiscard]] uint32_t count() const override { return static_cast<uint32_t>(steps_.size()); }
   void launch(std::span<std::exception_ptr> errors) noexcept override;
+  [[nodiscard]] CudaStepGroup* on_cuda() override { return this; }
 
  private:
   struct Place {

@@ -14,10 +14,10 @@
 
 #include "gpu/cuda/common/flags.cuh"
 #include "gpu/cuda/common/grid_dependency.cuh"
-#include "gpu/cuda/resident/bad_rows.cuh"
-#include "gpu/cuda/resident/host_merge.cuh"
-#include "gpu/cuda/resident/share.cuh"
-#include "gpu/cuda/resident/step_kernel.h"
+#include "gpu/cuda/exchange/host_merge.cuh"
+#include "gpu/cuda/rings/bad_rows.cuh"
+#include "gpu/cuda/rings/share.cuh"
+#include "gpu/cuda/rings/step_kernel.h"
 
 namespace keyhole::gpu {
 

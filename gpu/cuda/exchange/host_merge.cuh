@@ -5,7 +5,7 @@
 #include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/flags.cuh"
 #include "gpu/cuda/common/state.cuh"
-#include "gpu/cuda/resident/step_params.h"
+#include "gpu/cuda/exchange/step_params.h"
 
 namespace keyhole::gpu {
 
@@ -53,9 +53,9 @@ __device__ inline void note_wait(const MergeParams& m, uint32_t head, uint32_t s
   atomicAdd(sums + 1, 1ULL);
 }
 
-/// Before q, k and v are published, where nothing waits for the host at the end of a step: a graph may hold several steps of
-/// a layer, and the rows of two have space. The kernels that wait for this one hold their multiprocessors meanwhile: threads that take
-/// rows must not wait for work of the device.
+/// Before q, k and v are published, where nothing waits for the host at the end of a step: a graph may hold several
+/// steps of a layer, and the rows of two have space. The kernels that wait for this one hold their multiprocessors
+/// meanwhile: threads that take rows must not wait for work of the device.
 __device__ inline void wait_for_last(const StepParams& p, uint32_t head) {
   if (threadIdx.x == 0) {
     const uint32_t last = p.numbers[head];
