@@ -10,7 +10,7 @@
 #include "gpu/cuda/prefill/new_tokens.h"
 #include "gpu/cuda/prefill/prompt_lists.h"
 #include "gpu/cuda/step/cuda_stepper.h"
-#include "gpu/cuda/windows/cuda_windows.h"
+#include "gpu/cuda/step/window_steps.h"
 #include "gpu/device.h"
 
 namespace keyhole::gpu {

@@ -1,4 +1,4 @@
-// Sliding layers in the memory of a CUDA device.
+// Steps of sliding layers on a CUDA device: one kernel does all of a step, and nothing of it goes to the host.
 #pragma once
 
 #include <memory>
