@@ -18,8 +18,6 @@
 
 namespace keyhole::gpu {
 
-class Resident;
-
 struct BlockedShape {
   uint32_t q_heads = 0;
   uint32_t kv_heads = 0;
@@ -67,10 +65,5 @@ inline constexpr uint32_t kMostBlockedTokens = 4096;
 [[nodiscard]] size_t blocked_bytes(const BlockedShape& shape, uint32_t n);
 /// Why no device has kernels for the shape; empty: they do.
 [[nodiscard]] std::string why_no_blocked(const BlockedShape& shape);
-
-/// On the device of a CUDA Resident, before which it is destroyed. Takes memory when it is used. Throws Error(unsupported):
-/// why_no_blocked(), or no CUDA.
-[[nodiscard]] std::unique_ptr<BlockedAttention> make_cuda_blocked(Resident& resident,
-                                                                  const BlockedShape& shape);
 
 }  // namespace keyhole::gpu

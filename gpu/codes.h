@@ -2,7 +2,8 @@
 // KV head exactly, all others by 2 or 4 bits per element (cpu/code_layout.h says where every bit lies; index/scan/kv_codes.h
 // is the reference of both encoding and attention).
 //
-// The device reads exact rows, and the rows that it encodes, from pinned host memory by itself (gpu/host_pin.h): no host
+// The device reads exact rows, and the rows that it encodes, from pinned host memory by itself (gpu/pinned_memory.h):
+// no host
 // thread is in a step's path. 16 rows of 8 KV heads take 5 us over PCIe 5; beyond 64 a head they fall off a cliff (512:
 // 205 us). Where the memory of rows cannot be pinned (CodesShape::rows_by_host) a step asks the host for the rows that it
 // has chosen, and a thread of the host puts them where the device reads them (serve_rows()): the same bits but in doubt,
@@ -29,7 +30,7 @@
 
 namespace keyhole::gpu {
 
-class Resident;
+class CudaCodes;  // gpu/cuda/codes/cuda_codes.h
 
 struct CodesShape {
   uint32_t layers = 0;  ///< of the model
@@ -41,7 +42,7 @@ struct CodesShape {
   uint32_t exact_rows =
       0;  ///< N, 0..kMostDeviceRows: the heaviest rows of a KV head, read exactly in every step
   LogitParams logits;
-  uint32_t coded_layers = 0;  ///< of them that have codes, at most; 0: all
+  uint32_t coded_layers = 0;  ///< most layers that have codes at a time; 0: all layers
   /// Rows need not lie in pinned memory: encode() copies them, steps wait for serve_rows().
   bool rows_by_host = false;
   std::vector<LogitParams> layer_logits{};  ///< `[layers]`; empty: `logits` of all
@@ -89,7 +90,8 @@ class Codes {
   /// and the number that values are divided by. Before the head's first block; codes made with another one are void.
   virtual void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
                            float value_scale) = 0;
-  /// Where K and V of the layer's offloaded rows lie: pinned host memory (HostPin), or any with rows_by_host, aligned to
+  /// Where K and V of the layer's offloaded rows lie: pinned host memory (PinnedMemory), or any with rows_by_host,
+  /// aligned to
   /// 16 bytes; row i of KV head h at h * head_stride + i * head_dim * dtype_size(dtype) bytes. Steps read any row below kCodeBlock * count(layer),
   /// encode() those of its blocks: they stay where they are, and as they are, until the stream has done so. scales: of rows
   /// of dtype i8, pinned likewise, `[blocks, kv_heads, 2, head_dim]` bf16, of K and then of V (RowScales of cpu/types.h);
@@ -111,6 +113,11 @@ class Codes {
   /// takes new memory then (Error(out_of_device_memory), and nothing was enqueued). Rows are not `from`'s: set_rows() comes
   /// before. No step of either session is under way; waits for the device. Batches of such sessions read what is shared once.
   virtual void copy_layer(uint32_t layer, Codes& from) = 0;
+  /// These codes as steps of a CUDA device read them; null: they lie on no such device.
+  [[nodiscard]] virtual CudaCodes* on_cuda() { return nullptr; }
+  /// The codes that have this layer, where a session has codes for each shape of its layers (gpu/mixed_parts.h), null
+  /// where layers of its shape have none; else these themselves.
+  [[nodiscard]] virtual Codes* of_layer(uint32_t /*layer*/) { return this; }
   /// Takes all memory for blocks that blocks_later has left out and no copy_layer() has brought. Throws
   /// Error(out_of_device_memory).
   virtual void complete() = 0;
@@ -149,11 +156,5 @@ class Codes {
 [[nodiscard]] inline bool codes_supported(const CodesShape& shape) {
   return why_no_codes(shape).empty();
 }
-
-/// Codes in the memory of a CUDA Resident's device, for its steps; its bytes count against the same limit. Destroyed
-/// before the Resident. Throws Error: unsupported (why_no_codes(), or no CUDA),
-/// invalid_argument (heads, layers or logits that are not the Resident's), out_of_device_memory (with the bytes needed
-/// and there), device_error.
-[[nodiscard]] std::unique_ptr<Codes> make_cuda_codes(Resident& resident, const CodesShape& shape);
 
 }  // namespace keyhole::gpu

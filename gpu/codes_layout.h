@@ -57,7 +57,7 @@ struct RowExchangeLayout {
   /// 64-bit words of a KV head's request: (step, layer), and exact_rows times (step, row), the step in the upper half.
   uint32_t request_words = 0;
   size_t requests = 0;  ///< `[kv_heads, request_words]`
-  size_t answers = 0;   ///< `[kv_heads]` DeliveredLine of gpu/cuda/resident/layout.h
+  size_t answers = 0;   ///< `[kv_heads]` DeliveredLine of gpu/resident_layout.h
   size_t rows = 0;      ///< `[kv_heads, exact_rows, 2 (K, V), row_bytes]`
   size_t row_bytes = 0;
   size_t bytes = 0;

@@ -26,7 +26,4 @@ class HostCopies {
                      size_t pitch, Stream stream) = 0;
 };
 
-/// Throws Error(unsupported) without CUDA, Error(out_of_memory) without pinned memory (2 x 8 MiB).
-[[nodiscard]] std::unique_ptr<HostCopies> make_host_copies();
-
 }  // namespace keyhole::gpu

@@ -1,36 +1,39 @@
-// The part of the device interface that needs no device.
+// What a device is without having anything, and what can be said of devices without one.
 #include "gpu/device.h"
 
-#include "gpu/layer_kinds.h"
+#include "gpu/blocked.h"
+#include "gpu/codes.h"
+#include "gpu/copy.h"
+#include "gpu/kmeans.h"
+#include "gpu/listed.h"
+#include "gpu/neighbours.h"
+#include "gpu/pinned_memory.h"
+#include "gpu/prompt.h"
+#include "gpu/rank_states.h"
+#include "gpu/windows.h"
 
 namespace keyhole::gpu {
 
-namespace {
-
-// Sizes come from callers that plan for contexts of any length: a product that exceeds 64 bits is refused, as it would
-// wrap to a small number.
-size_t multiply(size_t a, size_t b) {
-  size_t product = 0;
-  if (__builtin_mul_overflow(a, b, &product)) {
-    throw Error(Status::invalid_argument, "resident tokens: the size in bytes exceeds 2^64 - 1 (" +
-                                              std::to_string(a) + " times " + std::to_string(b) +
-                                              ")");
-  }
-  return product;
+std::unique_ptr<Codes> Device::make_codes(Resident&, const CodesShape&) const { return nullptr; }
+std::unique_ptr<Windows> Device::make_windows(Resident&, const WindowsShape&) const {
+  return nullptr;
 }
-
-}  // namespace
-
-size_t resident_bytes(const ResidentShape& shape) {
-  if (!shape.shapes.empty()) {
-    return sum_of_parts(parts_of(shape),
-                        [](const ResidentShape& part) { return resident_bytes(part); });
-  }
-  constexpr size_t kKeysAndValues = 2;
-  const size_t tokens = size_t{shape.sink} + shape.window_capacity;
-  const size_t row = multiply(size_t{shape.kv_heads} * shape.head_dim, dtype_size(shape.dtype));
-  return multiply(multiply(multiply(row, tokens), shape.layers), kKeysAndValues);
+std::unique_ptr<BlockedAttention> Device::make_blocked(Resident&, const BlockedShape&) const {
+  return nullptr;
 }
+std::unique_ptr<ListedAttention> Device::make_listed(Resident&, const BlockedShape&) const {
+  return nullptr;
+}
+std::unique_ptr<PinnedMemory> Device::make_pin() const { return nullptr; }
+std::unique_ptr<HostCopies> Device::make_copies() const { return nullptr; }
+std::unique_ptr<PromptAttention> Device::make_prompt(const PromptShape&) const { return nullptr; }
+std::unique_ptr<RankStates> Device::make_rank_states(const RankStatesShape&) const {
+  return nullptr;
+}
+std::unique_ptr<NeighbourSearch> Device::make_neighbours(const NeighbourConfig&) const {
+  return nullptr;
+}
+std::unique_ptr<KMeans> Device::make_kmeans(const KMeansConfig&) const { return nullptr; }
 
 std::string unsupported_reason(const DeviceInfo& device) {
   constexpr int kLeastMajor = 8;

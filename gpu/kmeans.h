@@ -27,7 +27,6 @@ struct KMeansTraining {
 };
 
 struct KMeansConfig {
-  int ordinal = 0;  ///< which device
   size_t memory_limit =
       0;  ///< bytes of device memory for points; 0: 1 GiB. More points are streamed.
 };
@@ -48,8 +47,5 @@ class KMeans {
                       size_t n, uint32_t* labels) = 0;
   [[nodiscard]] virtual size_t bytes() const = 0;  ///< of device memory that it holds
 };
-
-/// Throws Error: unsupported without CUDA or such a device, device_error.
-[[nodiscard]] std::unique_ptr<KMeans> make_cuda_kmeans(const KMeansConfig& config);
 
 }  // namespace keyhole::gpu

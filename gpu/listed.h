@@ -63,9 +63,4 @@ class ListedAttention {
 /// Most tokens of a turn and those before it together, and places that these lie in.
 inline constexpr uint32_t kMostListedRows = 65535 * 64, kMostListedPlaces = 8;
 
-/// On the device of a CUDA Resident, before which it is destroyed. Takes memory when it is used. Throws Error(unsupported):
-/// why_no_blocked(), or no CUDA.
-[[nodiscard]] std::unique_ptr<ListedAttention> make_cuda_listed(Resident& resident,
-                                                                const BlockedShape& shape);
-
 }  // namespace keyhole::gpu

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "gpu/cuda/resident/ring.h"
+#include "gpu/ring.h"
 #include "gpu/step.h"
 
 namespace keyhole::gpu {

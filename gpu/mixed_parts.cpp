@@ -88,11 +88,14 @@ class MixedCodes final : public Codes {
   }
   void copy_layer(uint32_t layer, Codes& from) override {
     const auto p = coded(layer);
-    p->copy_layer(p.layer, *static_cast<MixedCodes&>(from).coded(layer).part);
+    Codes* const there = from.of_layer(layer);
+    if (there == nullptr) refuse(layer);
+    p->copy_layer(p.layer, *there);
   }
   void complete() override {
     all.for_each([](Codes& part) { part.complete(); });
   }
+  Codes* of_layer(uint32_t layer) override { return all.at(layer).part; }
 
   // Steps of all layers are counted together: those of each part that were served.
   uint32_t serve_rows(uint32_t kv_head) override {
@@ -139,7 +142,10 @@ class MixedCodes final : public Codes {
  private:
   [[nodiscard]] Parts<Codes>::Found coded(uint32_t layer) const {
     const auto p = all.at(layer);
-    if (p.part != nullptr) return p;
+    if (p.part == nullptr) refuse(layer);
+    return p;
+  }
+  [[noreturn]] static void refuse(uint32_t layer) {
     throw Error(Status::invalid_argument,
                 "layer " + std::to_string(layer) + " is of a shape without codes on the device");
   }
@@ -185,7 +191,7 @@ class MixedResident final : public Resident, public StreamSteps {
   using Resident::attend_begin;
   void attend_begin(uint32_t layer, const float* q, Codes* codes) override {
     const auto p = all.at(layer);
-    p->attend_begin(p.layer, q, part_of(codes, p.kind));
+    p->attend_begin(p.layer, q, part_of(codes, layer));
     step_ = p.part;
   }
   uint32_t host_tasks() const override { return step_ == nullptr ? 0 : step_->host_tasks(); }
@@ -203,6 +209,9 @@ class MixedResident final : public Resident, public StreamSteps {
     p->read(p.layer, k, v);
   }
   StreamSteps* stream_steps() override { return this; }
+  /// That of the first shape: all lie on one device, and count against one limit.
+  ResidentPlace place() const override { return all.parts.front()->place(); }
+  Resident& of_layer(uint32_t layer) override { return *all.at(layer).part; }
   ResidentRows host_rows(uint32_t layer, uint32_t kv_head) override {
     const auto p = all.at(layer);
     return p->host_rows(p.layer, kv_head);
@@ -212,7 +221,7 @@ class MixedResident final : public Resident, public StreamSteps {
   void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
              const OnDevice& tokens, Stream stream) override {
     const auto p = all.at(layer);
-    steps(p).begin(p.layer, q, k, v, part_of(tokens, p.kind), stream);
+    steps(p).begin(p.layer, q, k, v, part_of(tokens, layer), stream);
   }
   void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) override {
     const auto p = all.at(layer);
@@ -221,11 +230,11 @@ class MixedResident final : public Resident, public StreamSteps {
   void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
             const OnDevice& tokens, const DeviceRows& out, float* lse, Stream stream) override {
     const auto p = all.at(layer);
-    steps(p).step(p.layer, q, k, v, part_of(tokens, p.kind), out, lse, stream);
+    steps(p).step(p.layer, q, k, v, part_of(tokens, layer), out, lse, stream);
   }
   void step_tokens(uint32_t layer, const ManyTokens& tokens, Codes& codes, Stream stream) override {
     const auto p = all.at(layer);
-    steps(p).step_tokens(p.layer, tokens, *part_of(&codes, p.kind), stream);
+    steps(p).step_tokens(p.layer, tokens, *part_of(&codes, layer), stream);
   }
   std::unique_ptr<StepGroup> make_group(uint32_t most) override {
     return first().make_group(most);  // of any sessions of the device
@@ -302,11 +311,12 @@ class MixedResident final : public Resident, public StreamSteps {
     return *p->stream_steps();
   }
   [[nodiscard]] StreamSteps& first() const { return *all.parts.front()->stream_steps(); }
-  [[nodiscard]] static Codes* part_of(Codes* codes, uint32_t kind) {
-    return codes == nullptr ? nullptr : static_cast<MixedCodes*>(codes)->all.parts[kind].get();
+  /// `layer` is the model's number.
+  [[nodiscard]] static Codes* part_of(Codes* codes, uint32_t layer) {
+    return codes == nullptr ? nullptr : codes->of_layer(layer);
   }
-  [[nodiscard]] static OnDevice part_of(OnDevice tokens, uint32_t kind) {
-    tokens.codes = part_of(tokens.codes, kind);
+  [[nodiscard]] static OnDevice part_of(OnDevice tokens, uint32_t layer) {
+    tokens.codes = part_of(tokens.codes, layer);
     return tokens;
   }
 
@@ -372,39 +382,39 @@ class MixedWindows final : public Windows {
   Parts<Windows> all;
 };
 
-MixedResident& mixed_of(Resident& resident) { return static_cast<MixedResident&>(resident); }
-
 }  // namespace
 
-std::unique_ptr<Resident> make_mixed_resident(const ResidentShape& shape,
-                                              const MakeResident& make) {
+std::unique_ptr<Resident> make_mixed_resident(const Device& device, const ResidentShape& shape,
+                                              const std::shared_ptr<SessionOnDevice>& session) {
   auto mixed = std::make_unique<MixedResident>(shape);
   const std::vector<ResidentShape> parts = parts_of(shape);
   if (parts.empty()) throw Error(Status::invalid_argument, "no layer has resident tokens");
-  for (size_t k = 0; k < parts.size(); ++k) mixed->all.parts[k] = make(parts[k]);
-  return mixed;
-}
-
-Resident& some_part(Resident& mixed) { return *mixed_of(mixed).all.parts.front(); }
-
-std::unique_ptr<Codes> make_mixed_codes(Resident& resident, const CodesShape& shape,
-                                        const MakeCodes& make) {
-  auto mixed = std::make_unique<MixedCodes>(shape);
-  std::vector<float> sinks;
-  const std::vector<CodesShape> parts = parts_of(shape, sinks);
   for (size_t k = 0; k < parts.size(); ++k) {
-    if (parts[k].layers == 0) continue;
-    mixed->all.parts[k] = make(*mixed_of(resident).all.parts[k], parts[k]);
+    mixed->all.parts[k] = device.make_resident(parts[k], session);
   }
   return mixed;
 }
 
-std::unique_ptr<Windows> make_mixed_windows(Resident& resident, const WindowsShape& shape,
-                                            const MakeWindows& make) {
+std::unique_ptr<Codes> make_mixed_codes(const Device& device, Resident& resident,
+                                        const CodesShape& shape) {
+  auto mixed = std::make_unique<MixedCodes>(shape);
+  std::vector<float> sinks;
+  const std::vector<CodesShape> parts = parts_of(shape, sinks);
+  for (uint32_t k = 0; k < parts.size(); ++k) {
+    if (parts[k].layers == 0) continue;
+    Resident& own = resident.of_layer(mixed->all.kinds.layers(k).front());
+    mixed->all.parts[k] = device.make_codes(own, parts[k]);
+  }
+  return mixed;
+}
+
+std::unique_ptr<Windows> make_mixed_windows(const Device& device, Resident& resident,
+                                            const WindowsShape& shape) {
   auto mixed = std::make_unique<MixedWindows>(shape);
   const std::vector<WindowsShape> parts = parts_of(shape);
-  for (size_t k = 0; k < parts.size(); ++k)
-    mixed->all.parts[k] = make(some_part(resident), parts[k]);
+  for (size_t k = 0; k < parts.size(); ++k) {
+    mixed->all.parts[k] = device.make_windows(resident, parts[k]);
+  }
   return mixed;
 }
 

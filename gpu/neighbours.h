@@ -57,7 +57,6 @@ struct NeighbourFigures {
 };
 
 struct NeighbourConfig {
-  int ordinal = 0;          ///< which device
   size_t memory_limit = 0;  ///< bytes of device memory for workspaces; 0: 2 GiB
   size_t block_keys = 0;    ///< keys on the device at a time, a multiple of 1024; 0: 131072
 };
@@ -75,8 +74,5 @@ class NeighbourSearch {
   [[nodiscard]] virtual NeighbourFigures figures() const = 0;  ///< of the last run
   [[nodiscard]] virtual size_t bytes() const = 0;              ///< of device memory that it holds
 };
-
-/// Throws Error: unsupported without CUDA or such a device, device_error.
-[[nodiscard]] std::unique_ptr<NeighbourSearch> make_cuda_neighbours(const NeighbourConfig& config);
 
 }  // namespace keyhole::gpu

@@ -122,8 +122,5 @@ class PromptAttention {
 
 /// Why no device has kernels for the shape; empty: they do.
 [[nodiscard]] std::string why_no_prompt(const PromptShape& shape);
-/// On CUDA device `ordinal`. Throws Error(unsupported): why_no_prompt(), or no CUDA.
-[[nodiscard]] std::unique_ptr<PromptAttention> make_cuda_prompt(int ordinal,
-                                                                const PromptShape& shape);
 
 }  // namespace keyhole::gpu

@@ -40,8 +40,4 @@ class RankStates {
   [[nodiscard]] virtual bool is_done(Stream stream) = 0;
 };
 
-/// Throws Error(unsupported) without CUDA or with more ranks than kMostMergedStates, Error(out_of_device_memory).
-[[nodiscard]] std::unique_ptr<RankStates> make_cuda_rank_states(int ordinal,
-                                                                const RankStatesShape& shape);
-
 }  // namespace keyhole::gpu

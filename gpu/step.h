@@ -113,7 +113,7 @@ struct KvRows {
       nullptr;  ///< of i8: `[blocks of 256, kv_heads, 2, head_dim]` bf16, of K and then of V
   bool on_device = false;  ///< else host memory,
   bool pinned =
-      false;  ///< of which all of these rows, and scales, are pinned (HostPin), or no matter which
+      false;  ///< of which all of these rows, and scales, are pinned (PinnedMemory), or no matter which
 };
 
 /// A layer's resident tokens in device memory, sink first, oldest first, in as many pieces as they lie in.

@@ -11,6 +11,8 @@
 
 namespace keyhole::gpu {
 
+class CudaStepGroup;  // gpu/cuda/step/cuda_step_group.h
+
 /// Steps that wait to be enqueued, of different sessions of one device. One thread at a time. What else is enqueued for a
 /// session after its step comes after launch().
 class StepGroup {
@@ -21,6 +23,8 @@ class StepGroup {
   /// Enqueues all of them, each on the stream that it was added for; none waits after that. errors: `[count()]`, in the order in
   /// which the steps were added; gets why a step could not be enqueued (Error: device_error), null: it was.
   virtual void launch(std::span<std::exception_ptr> errors) noexcept = 0;
+  /// This group as steps of a CUDA device join it; null: they go alone.
+  [[nodiscard]] virtual CudaStepGroup* on_cuda() { return nullptr; }
 };
 
 /// Divides steps, kinds[i] being the kind of step i, into launches of up to kMost of one kind, and calls

@@ -20,8 +20,6 @@
 
 namespace keyhole::gpu {
 
-class Resident;
-
 struct WindowsShape {
   struct Layer {
     uint32_t number = 0;  ///< of the model's, for texts of errors
@@ -72,7 +70,7 @@ class Windows {
   /// host memory, n <= slots.
   virtual void fill(uint32_t layer, uint32_t first, uint32_t n, const std::byte* k,
                     const std::byte* v) = 0;
-  /// The layer's tokens become those of the ones there that are first, ... first + n - 1.
+  /// Of the layer's tokens those that are first, ... first + n - 1 remain; all of these are there.
   virtual void keep(uint32_t layer, uint32_t first, uint32_t n) = 0;
   /// Copies tokens first, ... first + n - 1, which are there, to k and v in host memory, as fill() has them.
   virtual void read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k,
@@ -109,12 +107,7 @@ class Windows {
   [[nodiscard]] virtual size_t bytes() const = 0;
 };
 
-/// Device memory that make_cuda_windows() takes.
+/// Device memory that Windows of this shape take.
 [[nodiscard]] size_t windows_bytes(const WindowsShape& shape);
-
-/// On the device of a CUDA Resident, before which it is destroyed, and within its limit. Throws Error: invalid_argument,
-/// unsupported, out_of_device_memory, out_of_memory, device_error.
-[[nodiscard]] std::unique_ptr<Windows> make_cuda_windows(Resident& resident,
-                                                         const WindowsShape& shape);
 
 }  // namespace keyhole::gpu

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "gpu/cuda/prefill/blocked_kernels.h"
+#include "gpu/device.h"
 #include "gpu/prompt.h"
 
 namespace {
@@ -158,7 +159,7 @@ void time_patterns(const DeviceTokens& k, const DeviceTokens& v, const DeviceTok
   cudaEvent_t begin, end;
   check(cudaEventCreate(&begin), "event");
   check(cudaEventCreate(&end), "event");
-  const auto prompt = make_cuda_prompt(0, {kHeads, kKvHeads, kDim});
+  const auto prompt = make_cuda_device({})->make_prompt({kHeads, kKvHeads, kDim});
   const auto time = [&](std::span<const PromptPattern> of_heads) {
     float best = 1e9F;
     // The first takes memory.

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "gpu/blocked.h"
@@ -59,8 +60,9 @@ int main(int argc, char** argv) {
   r.window_capacity = 768;
   r.logits.scale = 1.0F / std::sqrt(static_cast<float>(kDim));
   BlockedShape shape{kHeads, kKvHeads, kDim, DType::f16};
-  const auto resident = make_cuda_resident(r, {});
-  const auto blocked = make_cuda_blocked(*resident, shape);
+  const auto cuda = make_cuda_device({});
+  const auto resident = cuda->make_resident(r, std::make_shared<SessionOnDevice>());
+  const auto blocked = cuda->make_blocked(*resident, shape);
 
   const size_t head_bytes = size_t{rows} * kDim * 2, plane = kKvHeads * head_bytes;
   std::byte *pinned = nullptr, *device = nullptr, *tokens = nullptr;

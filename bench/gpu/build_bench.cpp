@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <random>
 #include <thread>
 #include <vector>
@@ -173,7 +174,7 @@ int main(int argc, char** argv) {
   } else {
     const runtime::Log log{[](void*, int32_t, const char* text) { std::printf("%s\n", text); },
                            nullptr};
-    const auto device = runtime::GpuAccelerator::on_cuda(0, log);
+    const auto device = std::make_unique<runtime::GpuAccelerator>(gpu::make_cuda_device({}), log);
     measure("warm", head, threads, 2, device.get());
     measure("cuda", head, threads, heads, device.get());
   }

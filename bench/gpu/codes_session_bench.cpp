@@ -11,13 +11,14 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <vector>
 
 #include "bench/gpu/step_timing.h"
 #include "gpu/codes.h"
+#include "gpu/cuda/common/host_pin.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/device.h"
-#include "gpu/host_pin.h"
 
 namespace {
 
@@ -88,8 +89,9 @@ void session(uint32_t tokens, uint32_t bits, const Store& keys, const Store& val
   c.blocks = tokens / kCodeBlock;
   c.exact_rows = 16;
   c.logits = r.logits;
-  const auto resident = make_cuda_resident(r, {});
-  const auto codes = make_cuda_codes(*resident, c);
+  const auto device = make_cuda_device({});
+  const auto resident = device->make_resident(r, std::make_shared<SessionOnDevice>());
+  const auto codes = device->make_codes(*resident, c);
   const Tensors t(keys);
   const std::vector<float> scale(kDim, 1.0F);
   for (uint32_t layer = 0; layer < kLayers; ++layer) {
@@ -168,7 +170,7 @@ int main(int argc, char** argv) {
       session(tokens, 4, keys, values, stream, repetitions);
     }
     begin = Clock::now();
-    pin.drop(nullptr);
+    pin.drop(nullptr, nullptr);
     std::printf("dropping the pins: %.3f s\n", seconds_since(begin));
     check(cudaStreamDestroy(stream), "stream");
   } catch (const Error& e) {

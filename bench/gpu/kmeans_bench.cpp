@@ -26,7 +26,7 @@ void measure(size_t n, uint32_t dim, uint32_t clusters, uint32_t iterations, boo
   for (float& x : points) x = normal(random);
   std::vector<float> centroids(size_t{clusters} * dim);
   std::vector<uint32_t> labels(n);
-  const auto kmeans = gpu::make_cuda_kmeans({});
+  const auto kmeans = gpu::make_cuda_device({})->make_kmeans({});
   const auto train = [&] {
     kmeans->train({points.data(), n, dim}, {.clusters = clusters, .iterations = iterations},
                   centroids.data(), labels.data());

@@ -73,7 +73,7 @@ void measure(const char* name, size_t m, size_t n, uint32_t dim, uint32_t most, 
     if (limited) task.limits = static_cast<const uint32_t*>(owned[4]);
     if (extra) task.key_extra = task.query_extra = static_cast<const float*>(owned[5]);
   }
-  const auto search = make_cuda_neighbours({});
+  const auto search = make_cuda_device({})->make_neighbours({});
   std::vector<double> times;
   for (int i = 0; i < 12; ++i) {
     const auto start = std::chrono::steady_clock::now();

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -59,7 +60,7 @@ struct Stream {
 struct Session {
   Session(uint32_t tokens, uint32_t layers)
       : shape(shape_of(tokens, layers)),
-        resident(make_cuda_resident(shape, {})),
+        resident(make_cuda_device({})->make_resident(shape, std::make_shared<SessionOnDevice>())),
         q(32 * 128 * 2),
         k(8 * 128 * 2),
         v(8 * 128 * 2),

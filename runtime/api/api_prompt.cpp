@@ -72,7 +72,7 @@ std::unique_ptr<gpu::PromptAttention> make_attention(const Engine& engine, const
   if (!engine.has_streams()) {
     return std::make_unique<HostPrompt>(shape, engine.kernels(), engine.pool());
   }
-  if (engine.stream_device().make_prompt) return engine.stream_device().make_prompt(shape);
+  if (auto made = engine.stream_device().make_prompt(shape)) return made;
   throw Error(Status::unsupported, std::string("attention of a prompt: the engine's device is ") +
                                        engine.device_name() +
                                        ", needed: a CUDA device or the host");

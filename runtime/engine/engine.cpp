@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <string_view>
 
+#include "gpu/mixed_device.h"
 #include "runtime/engine/device_choice.h"
 #include "runtime/engine/gpu_accelerator.h"
 #include "runtime/engine/host_device.h"
-#include "runtime/engine/mixed_device.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -38,40 +39,19 @@ keyhole_signal choose_signal(keyhole_signal signal) {
                                             text + "\", allowed: wait, launch");
 }
 
-StreamDevice cuda_device(uint32_t ordinal, keyhole_signal signal, uint32_t timeout_ms) {
+gpu::CudaConfig cuda_config(uint32_t ordinal, keyhole_signal signal, uint32_t timeout_ms) {
   gpu::CudaConfig config;
   config.ordinal = static_cast<int>(ordinal);
   config.probe_signal = signal == KEYHOLE_SIGNAL_AUTO;
   config.signal =
       signal == KEYHOLE_SIGNAL_LAUNCH ? gpu::Signal::host_launch : gpu::Signal::device_wait;
   config.timeout_ms = timeout_ms;
-  return {
-      gpu::cuda_devices()[ordinal].name,
-      [config](const gpu::ResidentShape& shape,
-               const std::shared_ptr<gpu::SessionOnDevice>& session) {
-        gpu::CudaConfig own = config;
-        own.session = session;
-        return gpu::make_cuda_resident(shape, own);
-      },
-      gpu::make_cuda_codes,
-      [ordinal] { return std::make_unique<CudaPinnedMemory>(static_cast<int>(ordinal)); },
-      [ordinal] { return gpu::cuda_free_bytes(static_cast<int>(ordinal)); },
-      [ordinal](const Log& log) { return GpuAccelerator::on_cuda(static_cast<int>(ordinal), log); },
-      gpu::make_cuda_blocked,
-      gpu::make_host_copies,
-      [ordinal](const gpu::PromptShape& shape) {
-        return gpu::make_cuda_prompt(static_cast<int>(ordinal), shape);
-      },
-      gpu::make_cuda_windows,
-      gpu::make_cuda_listed,
-      [ordinal](const gpu::RankStatesShape& shape) {
-        return gpu::make_cuda_rank_states(static_cast<int>(ordinal), shape);
-      }};
+  return config;
 }
 
 }  // namespace
 
-Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
+Engine::Engine(const keyhole_engine_config& config, std::shared_ptr<const gpu::Device> device)
     : layer_configs_(read_layers(config)),
       model_(check_model(config)),
       ropes_(check_ropes(config)),
@@ -92,13 +72,16 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
     DeviceChoice choice = choose_device(config.device, config.device_ordinal, gpu::cuda_devices(),
                                         gpu::cuda_status(), unsupported_on_device(model_));
     why_host = std::move(choice.reason);
-    if (choice.cuda) device_ = cuda_device(config.device_ordinal, signal, timeout_ms);
-  }
-  if (model_.layers_differ() && has_streams()) device_ = for_mixed_layers(std::move(device_));
-  if (device_.make_accelerator) {
-    if (auto made = device_.make_accelerator(log_)) {
-      accelerator_ = std::make_unique<BuildAccelerator>(std::move(made));
+    if (choice.cuda) {
+      device_ = gpu::make_cuda_device(cuda_config(config.device_ordinal, signal, timeout_ms));
     }
+  }
+  if (model_.layers_differ() && has_streams()) {
+    device_ = gpu::for_mixed_layers(std::move(device_));
+  }
+  if (device_has(gpu::DevicePart::builds)) {
+    accelerator_ =
+        std::make_unique<BuildAccelerator>(std::make_unique<GpuAccelerator>(device_, log_));
   }
   log_(KEYHOLE_LOG_INFO, std::string("device: ") + device_name() +
                              (why_host.empty() ? std::string() : " (" + why_host + ")"));
@@ -173,19 +156,21 @@ uint64_t beside_resident(uint64_t total, uint64_t resident, size_t limit) {
 }  // namespace
 
 CodeRoom Engine::code_room(size_t device_memory_limit) const {
-  if (!device_.make_codes || !device_.make_pin) return nullptr;
+  if (!device_has(gpu::DevicePart::codes)) return nullptr;
   return [this, device_memory_limit](const gpu::ResidentShape& shape) -> uint64_t {
-    if (!device_.free_bytes && device_memory_limit == 0) return UINT64_MAX;
-    return beside_resident(device_.free_bytes ? device_.free_bytes() : UINT64_MAX,
-                           gpu::cuda_resident_bytes(shape), device_memory_limit);
+    const std::optional<size_t> free = device_->free_bytes();
+    if (!free && device_memory_limit == 0) return UINT64_MAX;
+    return beside_resident(free ? *free : UINT64_MAX, gpu::cuda_resident_bytes(shape),
+                           device_memory_limit);
   };
 }
 
 uint64_t Engine::code_room_of(const gpu::ResidentShape& shape, size_t device_memory_limit,
                               size_t held, const OtherBytes& others) const {
-  if (!device_.free_bytes && device_memory_limit == 0) return UINT64_MAX;
+  const std::optional<size_t> free = device_->free_bytes();
+  if (!free && device_memory_limit == 0) return UINT64_MAX;
   const uint64_t taken = gpu::cuda_resident_bytes(shape) + others.taken;
-  const uint64_t total = device_.free_bytes ? device_.free_bytes() + held + taken : UINT64_MAX;
+  const uint64_t total = free ? *free + held + taken : UINT64_MAX;
   return beside_resident(total, taken + others.to_come, device_memory_limit);
 }
 
@@ -194,7 +179,7 @@ std::unique_ptr<gpu::Resident> Engine::make_resident(const gpu::ResidentShape& s
   if (!has_streams()) return std::make_unique<HostDevice>(shape, *kernels_, model_.shapes);
   auto session = std::make_shared<gpu::SessionOnDevice>();
   session->memory_limit = device_memory_limit;
-  return device_.make_resident(shape, session);
+  return device_->make_resident(shape, session);
 }
 
 }  // namespace keyhole::runtime

@@ -1,63 +1,30 @@
 // The engine: model shape, device, worker pool, kernels. Immutable, shared by its sessions.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
-#include "gpu/blocked.h"
-#include "gpu/codes.h"
-#include "gpu/copy.h"
 #include "gpu/device.h"
-#include "gpu/listed.h"
-#include "gpu/prompt.h"
-#include "gpu/rank_states.h"
-#include "gpu/windows.h"
 #include "index/accelerator.h"
 #include "index/index.h"
 #include "runtime/engine/build_accelerator.h"
 #include "runtime/engine/classifier_file.h"
 #include "runtime/engine/log.h"
-#include "runtime/engine/pinned_memory.h"
 #include "runtime/plan/config.h"
 #include "runtime/ranks/blocks.h"
 #include "runtime/ranks/communicator.h"
 
 namespace keyhole::runtime {
 
-/// A device with streams: the machine's CUDA device, or one that a test makes up.
-struct StreamDevice {
-  std::string name;  ///< empty: none
-  /// The session's parts, one for each shape of its layers, share `session`.
-  std::function<std::unique_ptr<gpu::Resident>(
-      const gpu::ResidentShape&, const std::shared_ptr<gpu::SessionOnDevice>& session)>
-      make_resident;
-  std::function<std::unique_ptr<gpu::Codes>(gpu::Resident&, const gpu::CodesShape&)> make_codes;
-  std::function<std::unique_ptr<PinnedMemory>()> make_pin;
-  std::function<size_t()> free_bytes;  ///< of its memory; null: not known
-  std::function<std::unique_ptr<index::Accelerator>(const Log&)> make_accelerator =
-      nullptr;  ///< null: none
-  std::function<std::unique_ptr<gpu::BlockedAttention>(gpu::Resident&, const gpu::BlockedShape&)>
-      make_blocked = nullptr;  ///< null: tokens are attended one by one
-  std::function<std::unique_ptr<gpu::HostCopies>()> make_copies = gpu::make_host_copies;
-  std::function<std::unique_ptr<gpu::PromptAttention>(const gpu::PromptShape&)> make_prompt =
-      nullptr;  ///< null: none
-  std::function<std::unique_ptr<gpu::Windows>(gpu::Resident&, const gpu::WindowsShape&)>
-      make_windows = nullptr;  ///< null: sliding layers stay in host memory
-  std::function<std::unique_ptr<gpu::ListedAttention>(gpu::Resident&, const gpu::BlockedShape&)>
-      make_listed = nullptr;  ///< null: patterns of extends are dense
-  std::function<std::unique_ptr<gpu::RankStates>(const gpu::RankStatesShape&)> make_rank_states =
-      nullptr;  ///< null: spread sessions take host tensors alone
-};
-
 class Engine {
  public:
   /// Throws Error for fields that are not allowed, and Error(unsupported) for a device or CPU level that
-  /// this build or machine does not have. `device`: in place of the one that the config asks for.
-  explicit Engine(const keyhole_engine_config& config, StreamDevice device = {});
+  /// this build or machine does not have. `device`: in place of the one that the config asks for; null: that one.
+  explicit Engine(const keyhole_engine_config& config,
+                  std::shared_ptr<const gpu::Device> device = nullptr);
 
   [[nodiscard]] const ModelShape& model() const { return model_; }
   /// Of a layer.
@@ -69,11 +36,16 @@ class Engine {
   [[nodiscard]] const Log& log() const { return log_; }
   [[nodiscard]] const keyhole_engine_config& effective_config() const { return effective_; }
   [[nodiscard]] const char* device_name() const {
-    return has_streams() ? device_.name.c_str() : "host";
+    return has_streams() ? device_->name().c_str() : "host";
   }
   /// Whether sessions take tensors in device memory, and steps in the order of a stream.
-  [[nodiscard]] bool has_streams() const { return !device_.name.empty(); }
-  [[nodiscard]] const StreamDevice& stream_device() const { return device_; }
+  [[nodiscard]] bool has_streams() const { return device_ != nullptr; }
+  /// The device whose streams these are: there is one.
+  [[nodiscard]] const gpu::Device& stream_device() const { return *device_; }
+  /// Whether there is a device with streams, and it has this part.
+  [[nodiscard]] bool device_has(gpu::DevicePart part) const {
+    return has_streams() && device_->has(part);
+  }
   /// What an index of this layer and KV head works with.
   [[nodiscard]] index::Context index_context(uint32_t layer, uint32_t kv_head) const {
     return {kernels_, pool_.get(), classifiers_.of(layer, kv_head), model_.logits_of(layer),
@@ -115,7 +87,7 @@ class Engine {
   std::string classifiers_path_;
   Classifiers classifiers_;
   keyhole_engine_config effective_{};
-  StreamDevice device_;
+  std::shared_ptr<const gpu::Device> device_;  ///< null: the host
   std::unique_ptr<BuildAccelerator> accelerator_;
   std::shared_ptr<Communicator> communicator_;
   TextBlocks text_blocks_{UINT32_MAX, 1};

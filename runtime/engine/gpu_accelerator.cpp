@@ -17,19 +17,8 @@ constexpr size_t kKMeansBytes = size_t{1} << 29U;
 
 }  // namespace
 
-GpuAccelerator::GpuAccelerator(AcceleratorDevice device, const Log& log)
+GpuAccelerator::GpuAccelerator(std::shared_ptr<const gpu::Device> device, const Log& log)
     : device_(std::move(device)), log_(log) {}
-
-std::unique_ptr<GpuAccelerator> GpuAccelerator::on_cuda(int ordinal, const Log& log) {
-  AcceleratorDevice device;
-  device.make_neighbours = [ordinal] {
-    return gpu::make_cuda_neighbours({.ordinal = ordinal, .memory_limit = kNeighbourBytes});
-  };
-  device.make_kmeans = [ordinal] {
-    return gpu::make_cuda_kmeans({.ordinal = ordinal, .memory_limit = kKMeansBytes});
-  };
-  return std::make_unique<GpuAccelerator>(std::move(device), log);
-}
 
 // A workspace of one's own for a while: an idle one, a new one, or the next that comes back.
 template <class T>
@@ -119,7 +108,8 @@ bool GpuAccelerator::nearest_keys(const index::NearestTask& task,
   wanted.limits = task.limits;
   wanted.most = task.most;
   wanted.thin = task.thin;
-  return run(neighbours_, device_.make_neighbours, [&](gpu::NeighbourSearch& search) {
+  const auto make = [this] { return device_->make_neighbours({.memory_limit = kNeighbourBytes}); };
+  return run<gpu::NeighbourSearch>(neighbours_, make, [&](gpu::NeighbourSearch& search) {
     search.run(wanted, {.ids = lists.rows, .counts = lists.counts});
   });
 }
@@ -128,7 +118,8 @@ bool GpuAccelerator::kmeans(const index::KMeansTask& task, const index::KMeansRe
   const double products = static_cast<double>(index::kmeans_sample(task.n, task.config.clusters)) *
                           task.config.clusters * task.dim;
   if (products < kLeastProductsPerIteration) return false;
-  return run(kmeans_, device_.make_kmeans, [&](gpu::KMeans& kmeans) {
+  const auto make = [this] { return device_->make_kmeans({.memory_limit = kKMeansBytes}); };
+  return run<gpu::KMeans>(kmeans_, make, [&](gpu::KMeans& kmeans) {
     kmeans.train({.data = task.points, .count = task.n, .dim = task.dim},
                  {.clusters = task.config.clusters,
                   .iterations = task.config.iterations,

@@ -1,4 +1,4 @@
-// Builds of indexes with a CUDA device's help: index::Accelerator over gpu/neighbours.h and gpu/kmeans.h.
+// Builds of indexes with a device's help: index::Accelerator over gpu/neighbours.h and gpu/kmeans.h.
 #pragma once
 
 #include <atomic>
@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu/device.h"
 #include "gpu/kmeans.h"
 #include "gpu/neighbours.h"
 #include "index/accelerator.h"
@@ -16,19 +17,12 @@
 
 namespace keyhole::runtime {
 
-/// What makes the two kinds of workspaces; tests give others.
-struct AcceleratorDevice {
-  std::function<std::unique_ptr<gpu::NeighbourSearch>()> make_neighbours;
-  std::function<std::unique_ptr<gpu::KMeans>()> make_kmeans;
-};
-
 /// Threads that build heads share two workspaces of each kind: while one computes, the other copies. A third thread
 /// waits. A call that fails is declined, and logged the first time; after a device error nothing is tried again.
 class GpuAccelerator final : public index::Accelerator {
  public:
-  GpuAccelerator(AcceleratorDevice device, const Log& log);
-  /// Over a CUDA device.
-  static std::unique_ptr<GpuAccelerator> on_cuda(int ordinal, const Log& log);
+  /// device: makes the workspaces (gpu::DevicePart::builds).
+  GpuAccelerator(std::shared_ptr<const gpu::Device> device, const Log& log);
 
   [[nodiscard]] bool nearest_keys(const index::NearestTask& task,
                                   const index::NearestLists& lists) override;
@@ -54,7 +48,7 @@ class GpuAccelerator final : public index::Accelerator {
            const Work& work);
   void failed(const char* what, bool for_good);
 
-  AcceleratorDevice device_;
+  std::shared_ptr<const gpu::Device> device_;
   Log log_;
   std::mutex mutex_;
   std::condition_variable returned_;

@@ -55,7 +55,7 @@ class SlidingRings final : public gpu::Resident, public StreamWindows {
   /// moved.
   void move_to_host(uint32_t layer);
   [[nodiscard]] bool can_lie_on_device() const {
-    return engine_->stream_device().make_windows != nullptr;
+    return engine_->device_has(gpu::DevicePart::windows);
   }
   /// Appends n tokens, all finite, of k and v `[n, kv_heads, head_dim]` in device memory; waits for the stream. No step of the
   /// layer is under way. Throws as move_to_device().

@@ -21,20 +21,20 @@ gpu::WindowsShape SlidingRings::windows_shape() const {
 }
 
 uint64_t SlidingRings::device_bytes_to_come() const {
-  const bool will = !rings_.empty() && windows_ == nullptr && engine_->stream_device().make_windows;
+  const bool will =
+      !rings_.empty() && windows_ == nullptr && engine_->device_has(gpu::DevicePart::windows);
   return will ? gpu::windows_bytes(windows_shape()) : 0;
 }
 
 gpu::Windows& SlidingRings::on_device(uint32_t layer) {
   if (windows_ != nullptr) return *windows_;
-  const auto& make = engine_->stream_device().make_windows;
-  if (!make) {
+  if (!engine_->device_has(gpu::DevicePart::windows)) {
     throw Error(Status::unsupported,
                 "layer " + std::to_string(layer) +
                     " has a sliding window, which lies in host memory with this device: its steps "
                     "take tensors there, and these lie in device memory");
   }
-  windows_ = make(*others_, windows_shape());
+  windows_ = engine_->stream_device().make_windows(*others_, windows_shape());
   return *windows_;
 }
 

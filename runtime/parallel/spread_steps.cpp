@@ -119,8 +119,7 @@ void SpreadSession::open_device(uint32_t layer, const RowsOut* out, bool is_capt
         "capture: all ranks make a step with tensors in device memory first, which takes the "
         "memory of the ranks' states");
   }
-  const auto& make = engine.stream_device().make_rank_states;
-  if (!make) {
+  if (!engine.device_has(gpu::DevicePart::rank_states)) {
     throw Error(
         Status::unsupported,
         std::string("tensors in device memory over several ranks, on ") + engine.device_name());
@@ -131,7 +130,8 @@ void SpreadSession::open_device(uint32_t layer, const RowsOut* out, bool is_capt
     shape.dim = std::max(shape.dim, engine.model().of(l).value_dim);
   }
   std::unique_ptr<gpu::RankStates> made;
-  ranks_->together({"device", 0, Wait::step}, [&] { made = make(shape); });
+  ranks_->together({"device", 0, Wait::step},
+                   [&] { made = engine.stream_device().make_rank_states(shape); });
   on_device_ = std::move(made);
 }
 

@@ -12,13 +12,15 @@ CodePlacement::CodePlacement(const Engine& engine, const SessionParams& params, 
       keeper_(&keeper),
       rows_(engine, sequence, keeper) {
   if (sequence.resident().stream_steps() == nullptr) return;
-  const StreamDevice& device = engine.stream_device();
+  const gpu::Device& device = engine.stream_device();
   codes_ = std::make_unique<DeviceCodes>(
       params, engine.model(),
       [this, &device](const gpu::CodesShape& shape) {
         return device.make_codes(sequence_->resident(), shape);
       },
-      device.make_pin,
+      device.has(gpu::DevicePart::codes)
+          ? DeviceCodes::MakePin([&device] { return device.make_pin(); })
+          : nullptr,
       [this](size_t held) { return room(params_->resident_shape(engine_->model()), held); }, rows_,
       engine.log(),
       RowServer::Waits{engine.effective_config().spin_us, engine.effective_config().timeout_ms});

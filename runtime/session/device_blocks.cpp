@@ -17,11 +17,12 @@ DeviceBlocks::Parts& DeviceBlocks::parts_of(uint32_t layer) {
 }
 
 bool DeviceBlocks::has_blocked(uint32_t layer) const {
-  return engine_->stream_device().make_blocked && gpu::why_no_blocked(shape_of(layer)).empty();
+  return engine_->device_has(gpu::DevicePart::blocked) &&
+         gpu::why_no_blocked(shape_of(layer)).empty();
 }
 
 bool DeviceBlocks::has_listed(uint64_t rows) const {
-  return engine_->stream_device().make_listed && rows <= gpu::kMostListedRows;
+  return engine_->device_has(gpu::DevicePart::listed) && rows <= gpu::kMostListedRows;
 }
 
 gpu::BlockedAttention& DeviceBlocks::blocked(uint32_t layer) {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "cpu/aligned.h"
-#include "gpu/host_pin.h"
+#include "gpu/pinned_memory.h"
 
 namespace keyhole::runtime {
 namespace {

@@ -22,7 +22,6 @@
 #include "gpu/step.h"
 #include "index/scan/balance.h"
 #include "runtime/engine/log.h"
-#include "runtime/engine/pinned_memory.h"
 #include "runtime/plan/code_plan.h"
 #include "runtime/stream/pin_queue.h"
 #include "runtime/stream/row_server.h"
@@ -58,7 +57,7 @@ class CodeSource {
 class DeviceCodes {
  public:
   using Make = std::function<std::unique_ptr<gpu::Codes>(const gpu::CodesShape&)>;
-  using MakePin = std::function<std::unique_ptr<PinnedMemory>()>;
+  using MakePin = std::function<std::unique_ptr<gpu::PinnedMemory>()>;
   /// Bytes of device memory that codes may take when `held` bytes of them are given back; UINT64_MAX: not known.
   using Room = std::function<uint64_t(size_t held)>;
 

@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/engine/pinned_memory.h"
+#include "gpu/pinned_memory.h"
 
 namespace keyhole::runtime {
 
@@ -29,13 +29,13 @@ class PinQueue {
     size_t bytes = 0;
   };
 
-  explicit PinQueue(std::unique_ptr<PinnedMemory> memory) : memory_(std::move(memory)) {}
+  explicit PinQueue(std::unique_ptr<gpu::PinnedMemory> memory) : memory_(std::move(memory)) {}
   /// Ends after the range under way, and unpins all.
   ~PinQueue();
   PinQueue(const PinQueue&) = delete;
   PinQueue& operator=(const PinQueue&) = delete;
 
-  /// Adds a batch, of at least one range, and returns its number. The ranges are those of PinnedMemory::add(); their
+  /// Adds a batch, of at least one range, and returns its number. The ranges are those of gpu::PinnedMemory::add(); their
   /// memory stays mapped until they are dropped. Throws Error(out_of_memory) where there can be no thread.
   uint64_t add(std::vector<Range> ranges);
   /// Whether all of the batch is pinned. It was not dropped.
@@ -64,7 +64,7 @@ class PinQueue {
   /// first_, after the queue has changed.
   void publish();
 
-  std::unique_ptr<PinnedMemory> memory_;  ///< used by whoever holds memory_mutex_
+  std::unique_ptr<gpu::PinnedMemory> memory_;  ///< used by whoever holds memory_mutex_
   std::mutex memory_mutex_;
   std::atomic<size_t> bytes_{0};
 

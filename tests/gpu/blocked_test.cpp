@@ -278,9 +278,8 @@ TEST(Blocked, MemoryStaysWithinTheLimit) {
   KEYHOLE_NEEDS_GPU();
   const BlockedShape shape{8, 2, 128, DType::f16};
   ResidentShape r = small_shape(128, DType::f16, 4);
-  CudaConfig config;
-  config.memory_limit = cuda_resident_bytes(r) + blocked_bytes(shape, 100);
-  const auto resident = make_cuda_resident(r, config);
+  const auto resident =
+      make_cuda_resident(r, {}, cuda_resident_bytes(r) + blocked_bytes(shape, 100));
   const auto blocked = make_cuda_blocked(*resident, shape);
   DeviceBuffer q(size_t{200} * 8 * 128 * 4);
   q.clear();

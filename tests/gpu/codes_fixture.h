@@ -12,7 +12,7 @@
 #include "cpu/quantise.h"
 #include "cpu/row_access.h"
 #include "gpu/codes.h"
-#include "gpu/host_pin.h"
+#include "gpu/cuda/common/host_pin.h"
 #include "index/scan/kv_codes.h"
 #include "tests/gpu/cuda_fixture.h"
 

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "gpu/device.h"
-#include "gpu/host_pin.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -152,11 +151,11 @@ TEST(CodesLayout, HasBytesForWhatHasNoKernels) {
   }
 }
 
-TEST(HostPin, SaysThatThereIsNoDevice) {
+TEST(CudaDevice, SaysThatThereIsNone) {
   if (!cuda_devices().empty()) GTEST_SKIP() << "there is one";
   try {
-    HostPin pin;
-    ADD_FAILURE() << "pinned";
+    (void)make_cuda_device({});
+    ADD_FAILURE() << "there is one";
   } catch (const Error& e) {
     EXPECT_EQ(e.status(), Status::unsupported) << e.what();
   }

@@ -15,6 +15,7 @@
 
 #include "gpu/cuda/common/memory.h"
 #include "gpu/device.h"
+#include "tests/gpu/cuda_parts.h"
 #include "tests/normal.h"
 
 namespace keyhole::gpu::test {

@@ -30,8 +30,7 @@ struct Stuff {
     r.logits = s.logits;
     CudaConfig config;
     config.probe_signal = false;
-    if (limit != 0) config.memory_limit = cuda_resident_bytes(r) + limit;
-    resident = make_cuda_resident(r, config);
+    resident = make_cuda_resident(r, config, limit == 0 ? 0 : cuda_resident_bytes(r) + limit);
   }
   CodesShape shape;
   std::unique_ptr<Resident> resident;
@@ -440,7 +439,7 @@ TEST(Pins, RangesComeAndGo) {
     EXPECT_FALSE(is_pinned(page(2)));
     EXPECT_TRUE(is_pinned(page(8)));
     pin.add(page(2), kPinAlignment);
-    pin.drop(page(1));
+    pin.drop(page(1), nullptr);
     EXPECT_EQ(pin.bytes(), 2 * kPinAlignment);
     EXPECT_TRUE(is_pinned(page(0)));
     EXPECT_FALSE(is_pinned(page(8)));
@@ -457,7 +456,7 @@ TEST(Pins, WorkBesideACapture) {
   std::thread([&] {
     HostPin pin;
     pin.add(pages.data(), kPinAlignment);
-    pin.drop(pages.data());
+    pin.drop(pages.data(), nullptr);
     pin.add(pages.data(), 2 * kPinAlignment);
   }).join();
   cudaGraph_t graph = nullptr;

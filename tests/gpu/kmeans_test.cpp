@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gpu/device.h"
+#include "tests/gpu/cuda_parts.h"
 #include "tests/normal.h"
 
 namespace keyhole::gpu {
@@ -250,7 +251,7 @@ TEST_F(KMeansOnDevice, LargeNumbersAndRefusals) {
 
 TEST(KMeansWithout, ADeviceThatIsNotThere) {
   try {
-    (void)make_cuda_kmeans({.ordinal = 4711});
+    (void)make_cuda_kmeans({}, 4711);
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.status(), Status::unsupported) << error.what();

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "gpu/cuda/prefill/block_choice.h"
-#include "gpu/cuda/prefill/listed.h"
+#include "gpu/cuda/prefill/new_tokens.h"
 #include "gpu/listed_layout.h"
 #include "tests/gpu/prompt_layer.h"
 #include "tests/list_truth.h"
@@ -54,7 +54,7 @@ class ListedTest : public testing::TestWithParam<Case> {
     if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
   }
   [[nodiscard]] std::unique_ptr<ListedAttention> make(size_t lot_bytes) const {
-    return make_cuda_listed(*resident_, shape_, lot_bytes);
+    return make_cuda_listed(resident_->place(), shape_, lot_bytes);
   }
   [[nodiscard]] size_t token() const { return size_t{shape_.kv_heads} * shape_.head_dim; }
 
@@ -467,10 +467,8 @@ TEST(Listed, MemoryStaysWithinTheLimit) {
     listed.attend(t, std::span(&pattern, 1), nullptr);
     EXPECT_FALSE(listed.saw_bad_queries(nullptr));
   };
-  CudaConfig config;
   // Not for the lists.
-  config.memory_limit = cuda_resident_bytes(r) + own;
-  const auto narrow = make_cuda_resident(r, config);
+  const auto narrow = make_cuda_resident(r, {}, cuda_resident_bytes(r) + own);
   const auto refused = make_cuda_listed(*narrow, shape);
   EXPECT_EQ(refused->bytes(), 0U);
   try {
@@ -481,8 +479,8 @@ TEST(Listed, MemoryStaysWithinTheLimit) {
   }
   refused->release();
   EXPECT_EQ(refused->bytes(), 0U);
-  config.memory_limit = cuda_resident_bytes(r) + own + (size_t{1} << 20U);
-  const auto resident = make_cuda_resident(r, config);
+  const auto resident =
+      make_cuda_resident(r, {}, cuda_resident_bytes(r) + own + (size_t{1} << 20U));
   const auto listed = make_cuda_listed(*resident, shape);
   for (int round = 0; round < 3; ++round) {
     attend(*listed, kNew);

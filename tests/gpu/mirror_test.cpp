@@ -9,7 +9,7 @@
 #include <deque>
 #include <random>
 
-#include "gpu/cuda/resident/layout.h"
+#include "gpu/resident_layout.h"
 
 namespace keyhole::gpu {
 namespace {

@@ -13,6 +13,7 @@
 #include "cpu/half.h"
 #include "cpu/kernels.h"
 #include "gpu/device.h"
+#include "tests/gpu/cuda_parts.h"
 #include "tests/gpu/device_copy.h"
 #include "tests/normal.h"
 
@@ -423,7 +424,7 @@ TEST_F(Neighbours, Refusals) {
 
 TEST(NeighboursWithout, ADeviceThatIsNotThere) {
   try {
-    (void)make_cuda_neighbours({.ordinal = 4711});
+    (void)make_cuda_neighbours({}, 4711);
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.status(), Status::unsupported) << error.what();

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "gpu/cuda/prefill/block_choice.h"
+#include "gpu/cuda/prefill/prompt_lists.h"
 #include "gpu/prompt.h"
 #include "tests/gpu/cuda_fixture.h"
 

@@ -210,14 +210,12 @@ TEST(CudaResident, RefusesMoreThanItsLimit) {
   size_t before = 0, after = 0, all = 0;
   { (void)make_cuda_resident(shape, {}); }
   ASSERT_EQ(cudaMemGetInfo(&before, &all), cudaSuccess);
-  CudaConfig config;
-  config.memory_limit = cuda_resident_bytes(shape) - 1;
-  expect_refusal(Status::out_of_device_memory, std::to_string(cuda_resident_bytes(shape)).c_str(),
-                 [&] { (void)make_cuda_resident(shape, config); });
+  const size_t bytes = cuda_resident_bytes(shape);
+  expect_refusal(Status::out_of_device_memory, std::to_string(bytes).c_str(),
+                 [&] { (void)make_cuda_resident(shape, {}, bytes - 1); });
   ASSERT_EQ(cudaMemGetInfo(&after, &all), cudaSuccess);
   EXPECT_EQ(before, after);
-  config.memory_limit += 1;
-  (void)make_cuda_resident(shape, config);
+  (void)make_cuda_resident(shape, {}, bytes);
 }
 
 TEST(CudaResident, RefusesMoreThanTheDeviceHas) {

@@ -1,5 +1,5 @@
 // Rings of sliding layers: which slots a step attends, and where what lies. Needs no GPU.
-#include "gpu/cuda/resident/windows_layout.h"
+#include "gpu/windows_layout.h"
 
 #include <gtest/gtest.h>
 

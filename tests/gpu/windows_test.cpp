@@ -359,9 +359,7 @@ TEST_F(CudaWindowsTest, SayWhatIsNotFinite) {
 TEST_F(CudaWindowsTest, CountAgainstTheLimit) {
   const ResidentShape r = small_shape(128, DType::f16, 4);
   WindowsShape shape{r.q_heads, r.kv_heads, r.head_dim, r.dtype, {{0, 100, 120, {}}}, {}};
-  CudaConfig config;
-  config.memory_limit = cuda_resident_bytes(r) + windows_bytes(shape);
-  const auto resident = make_cuda_resident(r, config);
+  const auto resident = make_cuda_resident(r, {}, cuda_resident_bytes(r) + windows_bytes(shape));
   { const auto fits = make_cuda_windows(*resident, shape); }
   const auto again = make_cuda_windows(*resident, shape);
   EXPECT_EQ(again->bytes(), windows_bytes(shape));

@@ -19,8 +19,8 @@
 
 #include "cpu/attention_state.h"
 #include "gpu/codes.h"
+#include "gpu/pinned_memory.h"
 #include "index/scan/kv_codes.h"
-#include "runtime/engine/pinned_memory.h"
 
 namespace keyhole::test {
 
@@ -28,7 +28,7 @@ namespace keyhole::test {
 inline constexpr uint32_t kNever = UINT32_MAX;
 
 /// Remembers what is pinned. Faults can be planted, and it takes its time.
-class FakePinned final : public runtime::PinnedMemory {
+class FakePinned final : public gpu::PinnedMemory {
  public:
   explicit FakePinned(const std::atomic<size_t>* limit, const std::atomic<uint32_t>* pause_us)
       : limit_(limit), pause_us_(pause_us) {}

@@ -3,95 +3,139 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
 #include <utility>
+
+#include "gpu/device.h"
 
 namespace keyhole::test {
 
-StreamEngine::StreamEngine(keyhole_engine_config c, uint32_t timeout_ms, bool slides) {
-  c.timeout_ms = timeout_ms;
-  faults.timeout_ms = timeout_ms;
-  const cpu::Kernels& kernels = cpu::select_kernels(nullptr);
-  runtime::StreamDevice device;
-  device.name = "test device";
-  device.make_resident = [this, &kernels](const gpu::ResidentShape& shape,
-                                          const std::shared_ptr<gpu::SessionOnDevice>& session) {
+namespace {
+
+/// The device of a StreamEngine: its parts are fakes whose launches go to the engine's stream.
+class FakeGpu final : public gpu::Device {
+ public:
+  FakeGpu(StreamEngine& engine, bool slides)
+      : engine_(&engine), slides_(slides), kernels_(&cpu::select_kernels(nullptr)) {}
+
+  const std::string& name() const override { return name_; }
+  bool has(gpu::DevicePart part) const override {
+    switch (part) {
+      case gpu::DevicePart::windows: return slides_;
+      case gpu::DevicePart::prompts:
+      case gpu::DevicePart::builds: return false;
+      default: return true;
+    }
+  }
+
+  std::unique_ptr<gpu::Resident> make_resident(
+      const gpu::ResidentShape& shape,
+      const std::shared_ptr<gpu::SessionOnDevice>& session) const override {
     session->claimed += gpu::cuda_resident_bytes(shape);
     if (session->memory_limit != 0 && session->claimed > session->memory_limit) {
       throw Error(Status::out_of_device_memory, "planted: no memory");
     }
-    faults.on_call(DeviceCall::memory);
-    return std::make_unique<FakeDevice>(shape, kernels, stream, faults);
-  };
-  device.make_codes = [this, &kernels](gpu::Resident& resident, const gpu::CodesShape& shape) {
-    if (shape.layers != static_cast<FakeDevice&>(resident).shape().layers) {
+    memory();
+    return std::make_unique<FakeDevice>(shape, *kernels_, engine_->stream, engine_->faults);
+  }
+  std::unique_ptr<gpu::Codes> make_codes(gpu::Resident& resident,
+                                         const gpu::CodesShape& shape) const override {
+    auto& own = dynamic_cast<FakeDevice&>(resident);
+    if (shape.layers != own.shape().layers) {
       throw Error(Status::invalid_argument, "planted: layers that the resident tokens have not");
     }
-    if (gpu::codes_bytes(shape) > codes_room) {
+    if (gpu::codes_bytes(shape) > engine_->codes_room) {
       throw Error(Status::out_of_device_memory, "planted: no memory for codes");
     }
-    faults.on_call(DeviceCall::memory);
-    auto made = std::make_unique<FakeCodes>(
-        shape, kernels, [this](std::function<void()> f) { stream.push(std::move(f)); },
-        [this] { stream.wait(); }, pinned);
-    made->on_call = [this] { faults.on_call(DeviceCall::command); };
-    made->timeout_ms = faults.timeout_ms;
-    made->on_failure = [&resident](const std::string& text) {
-      static_cast<FakeDevice&>(resident).note_failure(Status::cancelled, text);
+    memory();
+    auto made = std::make_unique<FakeCodes>(shape, *kernels_, push(), wait(), engine_->pinned);
+    made->on_call = command();
+    made->timeout_ms = engine_->faults.timeout_ms;
+    made->on_failure = [&own](const std::string& text) {
+      own.note_failure(Status::cancelled, text);
     };
-    codes = made.get();
-    if (codes_rest) codes->rest();
+    engine_->codes = made.get();
+    if (engine_->codes_rest) engine_->codes->rest();
     return made;
-  };
-  device.make_blocked = [this](gpu::Resident&, const gpu::BlockedShape& shape) {
-    auto made = std::make_unique<FakeBlocked>(
-        shape, [this](std::function<void()> f) { stream.push(std::move(f)); },
-        [this] { stream.wait(); });
-    made->on_call = [this](bool memory) {
-      faults.on_call(memory ? DeviceCall::memory : DeviceCall::command);
-    };
-    made->calls = &blocked_calls;
+  }
+  std::unique_ptr<gpu::Windows> make_windows(gpu::Resident&,
+                                             const gpu::WindowsShape& shape) const override {
+    if (!slides_) return nullptr;
+    if (gpu::windows_bytes(shape) > engine_->windows_room) {
+      throw Error(Status::out_of_device_memory, "planted: no memory for windows");
+    }
+    memory();
+    auto made = std::make_unique<FakeWindows>(shape, *kernels_, push(), wait());
+    made->on_call = command();
+    made->fails = &engine_->faults.fails;
     return made;
-  };
-  device.make_listed = [this, &kernels](gpu::Resident&, const gpu::BlockedShape& shape) {
-    auto made = std::make_unique<FakeListed>(
-        shape, kernels, [this](std::function<void()> f) { stream.push(std::move(f)); },
-        [this] { stream.wait(); });
-    made->on_call = [this](bool memory) {
-      faults.on_call(memory ? DeviceCall::memory : DeviceCall::command);
-    };
-    made->calls = &listed_calls;
-    made->places = &listed_places;
+  }
+  std::unique_ptr<gpu::BlockedAttention> make_blocked(
+      gpu::Resident&, const gpu::BlockedShape& shape) const override {
+    auto made = std::make_unique<FakeBlocked>(shape, push(), wait());
+    made->on_call = memory_or_command();
+    made->calls = &engine_->blocked_calls;
     return made;
-  };
-  if (slides) {
-    device.make_windows = [this, &kernels](gpu::Resident&, const gpu::WindowsShape& shape) {
-      if (gpu::windows_bytes(shape) > windows_room) {
-        throw Error(Status::out_of_device_memory, "planted: no memory for windows");
-      }
-      faults.on_call(DeviceCall::memory);
-      auto made = std::make_unique<FakeWindows>(
-          shape, kernels, [this](std::function<void()> f) { stream.push(std::move(f)); },
-          [this] { stream.wait(); });
-      made->on_call = [this] { faults.on_call(DeviceCall::command); };
-      made->fails = &faults.fails;
-      return made;
+  }
+  std::unique_ptr<gpu::ListedAttention> make_listed(gpu::Resident&,
+                                                    const gpu::BlockedShape& shape) const override {
+    auto made = std::make_unique<FakeListed>(shape, *kernels_, push(), wait());
+    made->on_call = memory_or_command();
+    made->calls = &engine_->listed_calls;
+    made->places = &engine_->listed_places;
+    return made;
+  }
+
+  std::unique_ptr<gpu::PinnedMemory> make_pin() const override {
+    auto made = std::make_unique<FakePinned>(&engine_->pinned_limit, &engine_->pin_pause_us);
+    made->on_call = [e = engine_] { e->faults.on_call(DeviceCall::pinned); };
+    engine_->pinned = made.get();
+    return made;
+  }
+  std::unique_ptr<gpu::HostCopies> make_copies() const override {
+    return std::make_unique<FakeCopies>(wait());
+  }
+  std::unique_ptr<gpu::RankStates> make_rank_states(
+      const gpu::RankStatesShape& shape) const override {
+    memory();
+    auto made = std::make_unique<FakeRankStates>(shape, *kernels_, engine_->stream);
+    made->on_call = command();
+    return made;
+  }
+
+ private:
+  void memory() const { engine_->faults.on_call(DeviceCall::memory); }
+  [[nodiscard]] std::function<void(std::function<void()>)> push() const {
+    return [e = engine_](std::function<void()> f) { e->stream.push(std::move(f)); };
+  }
+  [[nodiscard]] std::function<void()> wait() const {
+    return [e = engine_] { e->stream.wait(); };
+  }
+  [[nodiscard]] std::function<void()> command() const {
+    return [e = engine_] { e->faults.on_call(DeviceCall::command); };
+  }
+  [[nodiscard]] std::function<void(bool)> memory_or_command() const {
+    return [e = engine_](bool memory) {
+      e->faults.on_call(memory ? DeviceCall::memory : DeviceCall::command);
     };
   }
-  device.make_rank_states = [this, &kernels](const gpu::RankStatesShape& shape) {
-    faults.on_call(DeviceCall::memory);
-    auto made = std::make_unique<FakeRankStates>(shape, kernels, stream);
-    made->on_call = [this] { faults.on_call(DeviceCall::command); };
-    return made;
-  };
-  device.make_copies = [this] { return std::make_unique<FakeCopies>([this] { stream.wait(); }); };
-  device.make_pin = [this] {
-    auto made = std::make_unique<FakePinned>(&pinned_limit, &pin_pause_us);
-    made->on_call = [this] { faults.on_call(DeviceCall::pinned); };
-    pinned = made.get();
-    return made;
-  };
+
+  StreamEngine* engine_;
+  bool slides_;
+  const cpu::Kernels* kernels_;
+  std::string name_ = "test device";
+};
+
+}  // namespace
+
+StreamEngine::StreamEngine(keyhole_engine_config c, uint32_t timeout_ms, bool slides) {
+  c.timeout_ms = timeout_ms;
+  faults.timeout_ms = timeout_ms;
   handle = std::make_unique<keyhole_engine>();
-  handle->engine = std::make_shared<const runtime::Engine>(c, std::move(device));
+  handle->engine =
+      std::make_shared<const runtime::Engine>(c, std::make_shared<const FakeGpu>(*this, slides));
 }
 
 Token StreamTest::token() {

@@ -22,7 +22,7 @@
 #include "gpu/codes.h"
 #include "gpu/cuda/codes/host_rows.h"
 #include "gpu/cuda/common/rows.h"
-#include "gpu/cuda/resident/step_params.h"
+#include "gpu/cuda/exchange/step_params.h"
 
 namespace keyhole::gpu {
 

@@ -9,15 +9,15 @@
 
 #include "gpu/codes_layout.h"
 #include "gpu/cuda/codes/codes_kernels.h"
-#include "gpu/cuda/codes/cuda_step_group.h"
+#include "gpu/cuda/codes/codes_variants.h"
 #include "gpu/cuda/codes/encode.h"
 #include "gpu/cuda/codes/encode_copied.h"
 #include "gpu/cuda/codes/row_exchange.h"
 #include "gpu/cuda/common/device_scope.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/common/paged_memory.h"
+#include "gpu/cuda/common/session_memory.h"
 #include "gpu/cuda/common/stream.h"
-#include "gpu/cuda/resident/cuda_resident.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -33,17 +33,7 @@ const CodesShape& with_kernels(const CodesShape& shape) {
   return shape;
 }
 
-int attribute(cudaDeviceAttr name, int ordinal) {
-  int value = 0;
-  check(cudaDeviceGetAttribute(&value, name, ordinal), "the device's limits");
-  return value;
-}
-
 constexpr uint32_t kNoSlot = ~0U;
-
-cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
-
-InputRows input(const DeviceRows& rows) { return {rows.data, rows.head_stride, rows.dtype}; }
 
 }  // namespace
 
@@ -65,35 +55,15 @@ struct CudaCodes::Impl {
       : shape(with_kernels(wanted)),
         layout(wanted),
         ordinal(device),
-        resident_tokens(resident),
         waits(row_waits),
         layers(wanted.layers) {
     const DeviceScope scope(ordinal);
     const BesideCapture beside;
-    size_t needs = 0;
-    const cudaError_t status = prepare(1, &needs);
-    if (status == cudaErrorNotSupported) {
-      throw Error(Status::unsupported,
-                  "codes on a CUDA device: head dimension " + std::to_string(shape.code.dim) +
-                      ", " + std::to_string(shape.code.key_bits) + " bits and " +
-                      std::to_string(group()) + " query heads for a KV head take " +
-                      std::to_string(needs) + " bytes of shared memory; the device has " +
-                      std::to_string(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal)));
-    }
-    check(status, "the kernels of codes");
-    ahead = attribute(cudaDevAttrComputeCapabilityMajor, ordinal) >= 9;
-    while (variants.size() < most_step_tokens(group())) {
-      const cudaError_t more = prepare(static_cast<uint32_t>(variants.size()) + 1, nullptr);
-      if (more == cudaErrorNotSupported || more == cudaErrorInvalidValue) break;
-      check(more, "the kernels of codes");
-    }
-    for (uint32_t tokens = 1; tokens <= variants.size(); ++tokens) {
-      const size_t work = codes_work_bytes(step_sizes(tokens));
-      if (work <= layout.work_bytes) continue;
-      throw Error(Status::internal, "codes on a CUDA device: a step's work space takes " +
-                                        std::to_string(work) + " bytes, and " +
-                                        std::to_string(layout.work_bytes) + " were planned");
-    }
+    variants = CodesVariants(shape, layout, ordinal, resident);
+    int major = 0;
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
+          "the device's limits");
+    ahead = major >= 9;
     memory = DeviceBuffer(layout.others_bytes);
     memory.clear();  // counts are 0
     coded = std::make_unique<PagedMemory>(layout.blocks_bytes);
@@ -177,66 +147,12 @@ struct CudaCodes::Impl {
   /// The device's copy of Layer::shared.
   [[nodiscard]] uint32_t* device_shared(uint32_t layer) const { return device_count(layer) + 1; }
 
-  /// What depends on the number of a step's tokens.
-  struct Variant {
-    uint32_t splits = 1, fill = 1;
-    int stages = CodesStep{}.stages;
-    bool cluster = true;  // before it is known: as prepare_codes() wants it
-    bool shares = false;
-    uint32_t processors = 1;
-  };
-  /// Adds the variant for `tokens` tokens, which are one more than the last variant has.
-  cudaError_t prepare(uint32_t tokens, size_t* needs) {
-    Variant& v = variants.emplace_back();
-    const auto processors =
-        static_cast<uint32_t>(attribute(cudaDevAttrMultiProcessorCount, ordinal));
-    const auto shared =
-        static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, ordinal));
-    const uint32_t heads = group() * tokens;
-    v.fill = code_fill(shape.code, shape.kv_heads, heads, processors, shared);
-    v.splits = std::min(code_splits(shape.code, shape.kv_heads, heads, capacity(), processors,
-                                    shared, resident_tokens),
-                        most_code_splits(shape.kv_heads));
-    CodesStep sizes = step_sizes(tokens);
-    const cudaError_t status = prepare_codes(sizes, ordinal, needs);
-    v.cluster = sizes.cluster;
-    v.stages = sizes.stages;
-    v.shares = sizes.shares;
-    v.processors = sizes.processors;
-    if (status != cudaSuccess) variants.pop_back();
-    return status;
-  }
-
   [[nodiscard]] DoubtLayout doubt_layout() const {
     return {shape.kv_heads, size_t{group()} * most_step_tokens(group()), shape.code.dim};
   }
-  /// The part of a CodesStep that all steps of this many tokens share.
-  [[nodiscard]] CodesStep step_sizes(uint32_t tokens) const {
-    const Variant& v = variants[tokens - 1];
-    CodesStep s;
-    s.shape = shape.code;
-    s.kv_heads = shape.kv_heads;
-    s.group = group() * tokens;
-    s.tokens = tokens;
-    s.block_capacity = capacity();
-    s.splits = v.splits;
-    s.fill = v.fill;
-    s.cluster = v.cluster;
-    s.stages = v.stages;
-    s.shares = v.shares;
-    s.processors = v.processors;
-    s.block_stride = layout.block_stride;
-    s.head_stride = layout.head_stride;
-    // Where the host reads the exact rows there are places for those of one token.
-    s.exact_rows = shape.rows_by_host ? shape.exact_rows
-                                      : std::min(shape.exact_rows * tokens, kMostDeviceRows);
-    s.dtype = shape.dtype;
-    s.row_stride = shape.code.dim * dtype_size(shape.dtype);
-    return s;
-  }
-  [[nodiscard]] CodesStep step(uint32_t layer, const InputRows& q, uint32_t tokens = 1) const {
+  [[nodiscard]] CodesStep step(uint32_t layer, const InputRows& q, uint32_t tokens) const {
     (void)layer_at(layer);
-    CodesStep s = step_sizes(tokens);
+    CodesStep s = variants.of(tokens);
     s.block_count = device_count(layer);
     s.family = layers[layer].family.get();
     s.family_count = device_shared(layer);
@@ -261,19 +177,6 @@ struct CudaCodes::Impl {
     }
     s.work = memory.data() + layout.work;
     return s;
-  }
-
-  /// Enqueues a whole step, or adds it to the group.
-  void enqueue(const CodesStep& s, Stream stream, StepGroup* group) const {
-    auto* const joint = static_cast<CudaStepGroup*>(group);
-    if (joint != nullptr && joint->add(s, stream_of(stream), ahead)) return;
-    check(attend_codes(s, stream_of(stream), ahead), "attending codes");
-    finish(s, stream);
-  }
-  /// Enqueues what follows the pass.
-  void finish(const CodesStep& s, Stream stream) const {
-    check(finish_codes(s, stream_of(stream), ahead), "merging codes");
-    check(settle_codes(s, stream_of(stream)), "a second look at codes");
   }
 
   /// Enqueues that the layer has these blocks in common with its family.
@@ -306,13 +209,12 @@ struct CudaCodes::Impl {
   CodesShape shape;
   CodesLayout layout;
   int ordinal;
-  uint32_t resident_tokens;
   RowWaits waits;
   std::vector<Layer> layers;
-  uint32_t slots = 0;             // that are taken
-  std::vector<Variant> variants;  // of 1, 2, ... tokens
-  bool ahead = false;             // kernels start before those in front of them have ended
-  /// Tells the account of device memory that is taken, or is about to be.
+  uint32_t slots = 0;  // that are taken
+  CodesVariants variants;
+  bool ahead = false;  // kernels start before those in front of them have ended
+  /// Device memory that is taken, or is about to be: the account learns of it.
   void account_for(size_t now) {
     if (now > claimed && account.claim) account.claim(now - claimed);
     if (now < claimed && account.release) account.release(claimed - now);
@@ -470,7 +372,9 @@ void CudaCodes::truncate(uint32_t layer, uint32_t blocks, Stream stream) {
 
 void CudaCodes::copy_layer(uint32_t layer, Codes& from) {
   Impl& m = *impl_;
-  Impl& f = *static_cast<CudaCodes&>(from).impl_;
+  CudaCodes* const there = from.on_cuda();
+  if (there == nullptr) refuse("a copy of a layer of another device");
+  Impl& f = *there->impl_;
   const Impl::Layer& source = f.layer_at(layer);
   const Impl::Layer& l = m.name_layer(layer);
   const bool is_alike = m.shape.code.dim == f.shape.code.dim &&
@@ -580,49 +484,17 @@ CodesDoubts CudaCodes::doubts() const {
   return {board.doubted, board.given_up, board.rows};
 }
 
-void CudaCodes::step(uint32_t layer, const DeviceRows& q, const StepParams& resident,
-                     const DeviceRows& out, float* lse, Stream stream, StepGroup* group) {
-  CodesStep s = impl_->step(layer, input(q));
-  s.has_resident = true;
-  s.resident = resident;
-  s.out = {out.data, out.head_stride, out.dtype};
-  s.lse = lse;
-  impl_->enqueue(s, stream, group);
+CodesStep CudaCodes::describe(uint32_t layer, const InputRows& q, uint32_t tokens) const {
+  return impl_->step(layer, q, tokens);
 }
 
-void CudaCodes::step_tokens(uint32_t layer, const StepParams& resident, const OutputRows& out,
-                            float* lse, Stream stream, StepGroup* group) {
-  CodesStep s = impl_->step(layer, resident.q, resident.tokens);
-  s.has_resident = true;
-  s.resident = resident;
-  s.out = out;
-  s.lse = lse;
-  impl_->enqueue(s, stream, group);
-}
+bool CudaCodes::launches_ahead() const { return impl_->ahead; }
 
-uint32_t CudaCodes::most_tokens(uint32_t /*layer*/) const {
-  return static_cast<uint32_t>(impl_->variants.size());
-}
+uint32_t CudaCodes::most_tokens(uint32_t /*layer*/) const { return impl_->variants.most_tokens(); }
 
-void CudaCodes::attend(uint32_t layer, const DeviceRows& q, Stream stream) {
-  check(attend_codes(impl_->step(layer, input(q)), stream_of(stream), impl_->ahead),
-        "attending codes");
-}
-
-void CudaCodes::finish(uint32_t layer, const DeviceRows& q, const float* resident_o,
-                       const float* resident_lse, const DeviceRows& out, float* lse,
-                       Stream stream) {
-  CodesStep s = impl_->step(layer, input(q));
-  s.resident_o = resident_o;
-  s.resident_lse = resident_lse;
-  s.out = {out.data, out.head_stride, out.dtype};
-  s.lse = lse;
-  impl_->finish(s, stream);
-}
-
-std::unique_ptr<Codes> make_cuda_codes(Resident& resident, const CodesShape& shape) {
-  auto& own = static_cast<CudaResident&>(resident);
-  const ResidentShape& r = own.shape();
+std::unique_ptr<Codes> make_cuda_codes(const ResidentPlace& place, const CodesShape& shape) {
+  const SessionMemory session(place, "codes on a CUDA device");
+  const ResidentShape& r = place.shape;
   if (shape.layers != r.layers || shape.q_heads != r.q_heads || shape.kv_heads != r.kv_heads ||
       shape.code.dim != r.head_dim || (shape.dtype != r.dtype && shape.dtype != DType::i8) ||
       shape.logits != r.logits || shape.layer_logits != r.layer_logits) {
@@ -630,16 +502,16 @@ std::unique_ptr<Codes> make_cuda_codes(Resident& resident, const CodesShape& sha
   }
   (void)with_kernels(shape);
   const size_t bytes = codes_bytes(shape);
-  own.claim(bytes, "codes of keys and values");
+  session.claim(bytes, "codes of keys and values");
   try {
-    auto codes = std::make_unique<CudaCodes>(shape, own.ordinal(), own.row_waits(),
+    auto codes = std::make_unique<CudaCodes>(shape, session.ordinal(), place.waits,
                                              r.sink + r.window_capacity);
-    codes->set_account({[&own](size_t more) { own.claim(more, "codes of keys and values"); },
-                        [&own](size_t less) { own.release(less); }},
+    codes->set_account({[session](size_t more) { session.claim(more, "codes of keys and values"); },
+                        [session](size_t less) { session.release(less); }},
                        bytes);
     return codes;
   } catch (...) {
-    own.release(bytes);
+    session.release(bytes);
     throw;
   }
 }

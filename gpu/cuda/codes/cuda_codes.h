@@ -1,4 +1,5 @@
-// Codes in the memory of a CUDA device, and how a Resident of the same session enqueues steps over them.
+// Codes in the memory of a CUDA device: a store that encodes rows, and says where a step finds what it reads. It
+// enqueues no step.
 #pragma once
 
 #include <functional>
@@ -8,10 +9,11 @@
 #include "gpu/codes.h"
 #include "gpu/cuda/codes/host_rows.h"
 #include "gpu/cuda/common/rows.h"
+#include "gpu/resident.h"
 
 namespace keyhole::gpu {
 
-struct StepParams;  // gpu/cuda/resident/step_params.h
+struct CodesStep;  // gpu/cuda/codes/codes_kernels.h
 
 class CudaCodes final : public Codes {
  public:
@@ -30,6 +32,7 @@ class CudaCodes final : public Codes {
   void truncate(uint32_t layer, uint32_t blocks, Stream stream) override;
   [[nodiscard]] uint32_t count(uint32_t layer) const override;
   void copy_layer(uint32_t layer, Codes& from) override;
+  [[nodiscard]] CudaCodes* on_cuda() override { return this; }
   void complete() override;
   uint32_t serve_rows(uint32_t kv_head) override;
   void give_up_rows(uint32_t step) override;
@@ -48,26 +51,22 @@ class CudaCodes final : public Codes {
   /// released.
   void set_account(Account account, size_t claimed);
 
-  /// Enqueues a whole step: the pass over the layer's codes and resident tokens, what follows it, and, where
-  /// `resident` counts, publishing and taking the new token in as it says. out: `[q_heads, head_dim]`; lse:
-  /// `[q_heads]` or null. group: a CudaStepGroup to which the step is added if it can go with others; null: it is
-  /// enqueued.
-  void step(uint32_t layer, const DeviceRows& q, const StepParams& resident, const DeviceRows& out,
-            float* lse, Stream stream, StepGroup* group = nullptr);
-  /// step() for resident.tokens tokens at once, whose q `resident` has.
-  void step_tokens(uint32_t layer, const StepParams& resident, const OutputRows& out, float* lse,
-                   Stream stream, StepGroup* group = nullptr);
-  /// The first half of a step: enqueues the pass over the layer's codes alone.
-  void attend(uint32_t layer, const DeviceRows& q, Stream stream);
-  /// The second half, after attend() of the same layer and q: the choice and reading of the exact rows, and the merge
-  /// of all with the resident state (o `[q_heads, head_dim]`, lse `[q_heads]`, device memory) to out and lse (null:
-  /// not wanted).
-  void finish(uint32_t layer, const DeviceRows& q, const float* resident_o,
-              const float* resident_lse, const DeviceRows& out, float* lse, Stream stream);
+  /// What kernels of a step of the layer are told of its codes and rows, with the step's queries, `[tokens, q_heads,
+  /// head_dim]`: who enqueues it adds the resident tokens, or their state, and where the answer goes (codes_kernels.h).
+  /// tokens: 1..most_tokens().
+  [[nodiscard]] CodesStep describe(uint32_t layer, const InputRows& q, uint32_t tokens = 1) const;
+  /// Whether these kernels are set up before those in front of them on the stream have ended, see attend_codes().
+  [[nodiscard]] bool launches_ahead() const;
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// For the steps of the resident tokens that lie at `place`, which outlive it, and within their session's limit. Throws
+/// Error: unsupported (why_no_codes()), invalid_argument (heads, layers or logits that are not theirs),
+/// out_of_device_memory (with the bytes needed and there), device_error.
+[[nodiscard]] std::unique_ptr<Codes> make_cuda_codes(const ResidentPlace& place,
+                                                     const CodesShape& shape);
 
 }  // namespace keyhole::gpu

@@ -7,7 +7,7 @@
 
 #include "gpu/cuda/codes/candidates.cuh"
 #include "gpu/cuda/codes/params.h"
-#include "gpu/cuda/resident/host_merge.cuh"
+#include "gpu/cuda/exchange/host_merge.cuh"
 
 namespace keyhole::gpu::codes {
 

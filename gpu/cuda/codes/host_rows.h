@@ -5,16 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gpu/cuda/resident/layout.h"
+#include "gpu/exchange.h"
 
 namespace keyhole::gpu {
-
-/// How steps wait for rows, and where they say that they waited in vain.
-struct RowWaits {
-  FailureLine* failure = nullptr;  ///< pinned; null: nobody is told
-  WaitSums* sums = nullptr;        ///< `[kv_heads]`; null: not added up
-  uint64_t timeout_ns = 20'000'000'000;
-};
 
 struct HostRows {
   uint64_t* requests =

@@ -6,7 +6,7 @@
 #include "gpu/cuda/codes/resident_rows.cuh"
 #include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/grid_dependency.cuh"
-#include "gpu/cuda/resident/host_merge.cuh"
+#include "gpu/cuda/exchange/host_merge.cuh"
 
 namespace keyhole::gpu::codes {
 

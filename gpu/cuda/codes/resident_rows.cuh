@@ -9,7 +9,7 @@
 
 #include "gpu/cuda/codes/queries.cuh"
 #include "gpu/cuda/common/async_copy.cuh"
-#include "gpu/cuda/resident/ring.h"
+#include "gpu/ring.h"
 
 namespace keyhole::gpu::codes {
 

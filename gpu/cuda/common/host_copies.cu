@@ -1,4 +1,4 @@
-#include "gpu/copy.h"
+#include "gpu/cuda/common/host_copies.h"
 
 #include <cuda_runtime_api.h>
 

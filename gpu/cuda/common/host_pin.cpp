@@ -1,4 +1,4 @@
-#include "gpu/host_pin.h"
+#include "gpu/cuda/common/host_pin.h"
 
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
@@ -43,7 +43,7 @@ HostPin::HostPin(int ordinal) : ordinal_(ordinal) {
   }
 }
 
-HostPin::~HostPin() { drop(nullptr); }
+HostPin::~HostPin() { HostPin::drop(nullptr, nullptr); }
 
 void HostPin::add(const std::byte* data, size_t bytes) {
   if (reinterpret_cast<uintptr_t>(data) % kPinAlignment != 0 || bytes % kPinAlignment != 0) {

@@ -1,4 +1,4 @@
-#include "gpu/rank_states.h"
+#include "gpu/cuda/common/rank_states.h"
 
 #include <cuda_runtime_api.h>
 

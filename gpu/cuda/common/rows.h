@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "cpu/types.h"
+#include "gpu/step.h"
 
 namespace keyhole::gpu {
 
@@ -22,5 +23,18 @@ struct OutputRows {
   DType dtype = DType::f16;
   size_t token_stride = 0;  ///< elements; where there are several tokens
 };
+
+[[nodiscard]] inline InputRows input_of(const DeviceRows& rows) {
+  return {rows.data, rows.head_stride, rows.dtype};
+}
+[[nodiscard]] inline InputRows input_of(const DeviceTokens& rows) {
+  return {rows.data, rows.head_stride, rows.dtype, rows.token_stride};
+}
+[[nodiscard]] inline OutputRows output_of(const DeviceRows& rows) {
+  return {rows.data, rows.head_stride, rows.dtype};
+}
+[[nodiscard]] inline OutputRows output_of(const DeviceTokens& rows) {
+  return {rows.data, rows.head_stride, rows.dtype, rows.token_stride};
+}
 
 }  // namespace keyhole::gpu

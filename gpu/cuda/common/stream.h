@@ -9,7 +9,12 @@
 
 namespace keyhole::gpu {
 
-/// A stream of the current device that does not wait for any other.
+/// A caller's stream (gpu::Stream).
+[[nodiscard]] inline cudaStream_t stream_of(void* stream) {
+  return static_cast<cudaStream_t>(stream);
+}
+
+/// A stream of the current device that waits for no other one.
 class OwnStream {
  public:
   /// Priority of the stream. high: where multiprocessors come free, its thread blocks come before those of other

@@ -1,6 +1,4 @@
 // The order of k-means: points in blocks, on the device for good where they fit, else once per iteration.
-#include "gpu/kmeans.h"
-
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -14,6 +12,7 @@
 #include "gpu/cuda/common/supported_device.h"
 #include "gpu/cuda/indexing/kmeans_kernels.h"
 #include "gpu/cuda/indexing/neighbour_kernels.h"
+#include "gpu/cuda/indexing/workspaces.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -46,8 +45,8 @@ void normalise(float* row, uint32_t dim) {
 
 class CudaKMeans final : public KMeans {
  public:
-  explicit CudaKMeans(const KMeansConfig& config)
-      : config_(config), use_(std::make_unique<DeviceScope>(config.ordinal)) {
+  CudaKMeans(int ordinal, const KMeansConfig& config)
+      : ordinal_(ordinal), config_(config), use_(std::make_unique<DeviceScope>(ordinal)) {
     if (config_.memory_limit == 0) config_.memory_limit = kMemoryLimit;
     use_.reset();
   }
@@ -102,7 +101,7 @@ class CudaKMeans final : public KMeans {
   }
   template <class F>
   void guarded(F&& f) {
-    const DeviceScope use(config_.ordinal);
+    const DeviceScope use(ordinal_);
     try {
       f();
     } catch (...) {
@@ -184,6 +183,7 @@ class CudaKMeans final : public KMeans {
   /// Computes new centroids from the sums; returns, for clusters that were empty, centroids split off others.
   void update(const KMeansTraining& training, uint32_t dim, double scale, float* centroids);
 
+  int ordinal_;
   KMeansConfig config_;
   std::unique_ptr<DeviceScope> use_;  // while members are made, and no longer
   OwnStream stream_;
@@ -309,9 +309,9 @@ void CudaKMeans::update(const KMeansTraining& training, uint32_t dim, double sca
 
 }  // namespace
 
-std::unique_ptr<KMeans> make_cuda_kmeans(const KMeansConfig& config) {
-  require_device(config.ordinal, "k-means");
-  return std::make_unique<CudaKMeans>(config);
+std::unique_ptr<KMeans> make_cuda_kmeans(int ordinal, const KMeansConfig& config) {
+  require_device(ordinal, "k-means");
+  return std::make_unique<CudaKMeans>(ordinal, config);
 }
 
 }  // namespace keyhole::gpu

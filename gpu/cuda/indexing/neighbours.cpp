@@ -1,6 +1,4 @@
 // The order of a neighbour search: blocks of keys, for each of them batches of queries.
-#include "gpu/neighbours.h"
-
 #include <memory>
 
 #include "gpu/cuda/common/device_scope.h"
@@ -10,16 +8,17 @@
 #include "gpu/cuda/common/supported_device.h"
 #include "gpu/cuda/indexing/neighbour_kernels.h"
 #include "gpu/cuda/indexing/neighbour_plan.h"
+#include "gpu/cuda/indexing/workspaces.h"
 
 namespace keyhole::gpu {
 namespace {
 
 class CudaNeighbours final : public NeighbourSearch {
  public:
-  explicit CudaNeighbours(const NeighbourConfig& config)
-      : config_(config),
-        plan_(config, processors_of(config.ordinal)),
-        use_(std::make_unique<DeviceScope>(config.ordinal)) {
+  CudaNeighbours(int ordinal, const NeighbourConfig& config)
+      : ordinal_(ordinal),
+        plan_(config, processors_of(ordinal)),
+        use_(std::make_unique<DeviceScope>(ordinal)) {
     use_.reset();
   }
 
@@ -27,7 +26,7 @@ class CudaNeighbours final : public NeighbourSearch {
     check_task(task, lists);
     figures_ = {};
     if (task.queries.count == 0) return;
-    const DeviceScope use(config_.ordinal);
+    const DeviceScope use(ordinal_);
     try {
       search(task, lists);
     } catch (...) {
@@ -104,7 +103,7 @@ class CudaNeighbours final : public NeighbourSearch {
            : type_ == DType::bf16 ? launch_search_bf16(args, stream_.get())
                                   : launch_search_f32(args, stream_.get());
   }
-  NeighbourConfig config_;
+  int ordinal_;
   NeighbourPlan plan_;
   std::unique_ptr<DeviceScope> use_;  // while members are made, and no longer
   OwnStream stream_, copies_;
@@ -395,9 +394,9 @@ void CudaNeighbours::answer(const NeighbourTask& task, const NeighbourLists& lis
 
 }  // namespace
 
-std::unique_ptr<NeighbourSearch> make_cuda_neighbours(const NeighbourConfig& config) {
-  require_device(config.ordinal, "neighbour search");
-  return std::make_unique<CudaNeighbours>(config);
+std::unique_ptr<NeighbourSearch> make_cuda_neighbours(int ordinal, const NeighbourConfig& config) {
+  require_device(ordinal, "neighbour search");
+  return std::make_unique<CudaNeighbours>(ordinal, config);
 }
 
 }  // namespace keyhole::gpu

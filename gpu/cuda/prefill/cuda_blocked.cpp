@@ -5,9 +5,10 @@
 #include "gpu/blocked_layout.h"
 #include "gpu/cuda/common/device_scope.h"
 #include "gpu/cuda/common/memory.h"
+#include "gpu/cuda/common/session_memory.h"
 #include "gpu/cuda/common/stream.h"
 #include "gpu/cuda/prefill/blocked_kernels.h"
-#include "gpu/cuda/resident/cuda_resident.h"
+#include "gpu/cuda/prefill/new_tokens.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -16,12 +17,10 @@ namespace {
   throw Error(Status::invalid_argument, "blocked attention: " + text);
 }
 
-cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
-
 class CudaBlocked final : public BlockedAttention {
  public:
-  CudaBlocked(CudaResident& resident, const BlockedShape& shape)
-      : resident_(&resident), shape_(shape), layout_(shape, 0) {
+  CudaBlocked(const ResidentPlace& place, const BlockedShape& shape)
+      : session_(place, "blocked attention on a CUDA device"), shape_(shape), layout_(shape, 0) {
     if (const std::string why = why_no_blocked(shape); !why.empty()) {
       throw Error(Status::unsupported, "blocked attention on a CUDA device: " + why);
     }
@@ -147,7 +146,7 @@ class CudaBlocked final : public BlockedAttention {
     const size_t bytes = memory_.bytes();
     memory_ = DeviceBuffer();
     staging_ = PinnedBuffer();
-    resident_->release(bytes);
+    session_.release(bytes);
     capacity_ = n_ = 0;
   }
 
@@ -156,7 +155,7 @@ class CudaBlocked final : public BlockedAttention {
     std::unique_ptr<Event> filled, used;
   };
 
-  [[nodiscard]] int ordinal() const { return resident_->ordinal(); }
+  [[nodiscard]] int ordinal() const { return session_.ordinal(); }
   template <class T = std::byte>
   [[nodiscard]] T* at(size_t offset) const {
     return memory_.as<T>(offset);
@@ -167,11 +166,11 @@ class CudaBlocked final : public BlockedAttention {
     release();
     const BlockedLayout layout(shape_, n);
     const BesideCapture beside;
-    resident_->claim(layout.bytes, "attention of many tokens");
+    session_.claim(layout.bytes, "attention of many tokens");
     try {
       memory_ = DeviceBuffer(layout.bytes);
     } catch (...) {
-      resident_->release(layout.bytes);
+      session_.release(layout.bytes);
       throw;
     }
     layout_ = layout;
@@ -277,7 +276,7 @@ class CudaBlocked final : public BlockedAttention {
           "copying rows to the device");
   }
 
-  CudaResident* resident_;
+  SessionMemory session_;
   BlockedShape shape_;
   BlockedLayout layout_;
   uint32_t capacity_ = 0;  // tokens
@@ -297,8 +296,9 @@ class CudaBlocked final : public BlockedAttention {
 
 }  // namespace
 
-std::unique_ptr<BlockedAttention> make_cuda_blocked(Resident& resident, const BlockedShape& shape) {
-  return std::make_unique<CudaBlocked>(static_cast<CudaResident&>(resident), shape);
+std::unique_ptr<BlockedAttention> make_cuda_blocked(const ResidentPlace& place,
+                                                    const BlockedShape& shape) {
+  return std::make_unique<CudaBlocked>(place, shape);
 }
 
 }  // namespace keyhole::gpu

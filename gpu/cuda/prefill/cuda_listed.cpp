@@ -5,11 +5,11 @@
 
 #include "gpu/cuda/common/device_scope.h"
 #include "gpu/cuda/common/memory.h"
+#include "gpu/cuda/common/session_memory.h"
 #include "gpu/cuda/common/stream.h"
 #include "gpu/cuda/prefill/blocked_kernels.h"
-#include "gpu/cuda/prefill/listed.h"
+#include "gpu/cuda/prefill/new_tokens.h"
 #include "gpu/cuda/prefill/prompt_lists.h"
-#include "gpu/cuda/resident/cuda_resident.h"
 #include "gpu/listed_layout.h"
 
 namespace keyhole::gpu {
@@ -20,8 +20,6 @@ static_assert(kMostListedRows == kMostPromptRows);
 [[noreturn]] void refuse(const std::string& text) {
   throw Error(Status::invalid_argument, "attention of listed blocks: " + text);
 }
-
-cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
 /// Blocks that tiles of n queries see, the newest of `rows` tokens, of one query head.
 uint64_t blocks_seen(uint32_t n, uint32_t rows) {
@@ -48,8 +46,11 @@ DeviceTokens heads_of(const DeviceTokens& tokens, uint32_t first) {
 
 class CudaListed final : public ListedAttention {
  public:
-  CudaListed(CudaResident& resident, const BlockedShape& shape, size_t lot_bytes)
-      : resident_(&resident), shape_(shape), lot_bytes_(lot_bytes), layout_(shape, 0, 0, false) {
+  CudaListed(const ResidentPlace& place, const BlockedShape& shape, size_t lot_bytes)
+      : session_(place, "attention of listed blocks on a CUDA device"),
+        shape_(shape),
+        lot_bytes_(lot_bytes),
+        layout_(shape, 0, 0, false) {
     if (const std::string why = why_no_blocked(shape); !why.empty()) {
       throw Error(Status::unsupported, "attention of listed blocks on a CUDA device: " + why);
     }
@@ -133,7 +134,7 @@ class CudaListed final : public ListedAttention {
     drop_prompt();
     memory_ = DeviceBuffer();
     staging_ = PinnedBuffer();
-    resident_->release(std::exchange(claimed_, 0));
+    session_.release(std::exchange(claimed_, 0));
   }
 
  private:
@@ -144,7 +145,7 @@ class CudaListed final : public ListedAttention {
     bool has_low, is_dense;
   };
 
-  [[nodiscard]] int ordinal() const { return resident_->ordinal(); }
+  [[nodiscard]] int ordinal() const { return session_.ordinal(); }
   template <class T = std::byte>
   [[nodiscard]] T* at(size_t offset) const {
     return memory_.as<T>(offset);
@@ -210,10 +211,10 @@ class CudaListed final : public ListedAttention {
       prompt_->reserve(n, rows, shape_.dtype, some);
     }
   }
-  /// Makes the resident part count at least this many bytes.
+  /// Makes the session count at least this many bytes.
   void claim(size_t bytes) {
     if (bytes <= claimed_) return;
-    resident_->claim(bytes - claimed_, "attention of many tokens by lists of blocks");
+    session_.claim(bytes - claimed_, "attention of many tokens by lists of blocks");
     claimed_ = bytes;
   }
   void drop_prompt() {
@@ -358,7 +359,7 @@ class CudaListed final : public ListedAttention {
     used_[number]->record(stream);
   }
 
-  CudaResident* resident_;
+  SessionMemory session_;
   BlockedShape shape_;
   size_t lot_bytes_;
   ListedLayout layout_;  // of the last turn
@@ -376,12 +377,9 @@ class CudaListed final : public ListedAttention {
 
 }  // namespace
 
-std::unique_ptr<ListedAttention> make_cuda_listed(Resident& resident, const BlockedShape& shape) {
-  return make_cuda_listed(resident, shape, kListedLotBytes);
-}
-std::unique_ptr<ListedAttention> make_cuda_listed(Resident& resident, const BlockedShape& shape,
-                                                  size_t lot_bytes) {
-  return std::make_unique<CudaListed>(static_cast<CudaResident&>(resident), shape, lot_bytes);
+std::unique_ptr<ListedAttention> make_cuda_listed(const ResidentPlace& place,
+                                                  const BlockedShape& shape, size_t lot_bytes) {
+  return std::make_unique<CudaListed>(place, shape, lot_bytes);
 }
 
 }  // namespace keyhole::gpu

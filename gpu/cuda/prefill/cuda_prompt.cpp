@@ -241,9 +241,6 @@ class CudaPrompt final : public CudaPromptAttention {
 
 }  // namespace
 
-std::unique_ptr<PromptAttention> make_cuda_prompt(int ordinal, const PromptShape& shape) {
-  return make_cuda_prompt(ordinal, shape, SliceLimits{});
-}
 std::unique_ptr<CudaPromptAttention> make_cuda_prompt(int ordinal, const PromptShape& shape,
                                                       const SliceLimits& limits) {
   return std::make_unique<CudaPrompt>(ordinal, shape, limits);

@@ -104,9 +104,9 @@ class CudaPromptAttention : public PromptAttention {
                                          std::span<const PromptPattern> patterns) const = 0;
 };
 
-/// Makes what gpu/prompt.h makes with the limits' defaults.
+/// Makes the attention of a prompt on CUDA device `ordinal`. Throws Error(unsupported): why_no_prompt().
 [[nodiscard]] std::unique_ptr<CudaPromptAttention> make_cuda_prompt(int ordinal,
                                                                     const PromptShape& shape,
-                                                                    const SliceLimits& limits);
+                                                                    const SliceLimits& limits = {});
 
 }  // namespace keyhole::gpu

@@ -87,9 +87,30 @@ class Clusters final : public gpu::KMeans {
   World& world_;
 };
 
-AcceleratorDevice device(World& world) {
-  return {[&world] { return std::make_unique<Search>(world); },
-          [&world] { return std::make_unique<Clusters>(world); }};
+class Workspaces final : public gpu::Device {
+ public:
+  explicit Workspaces(World& world) : world_(&world) {}
+  const std::string& name() const override { return name_; }
+  bool has(gpu::DevicePart part) const override { return part == gpu::DevicePart::builds; }
+  std::unique_ptr<gpu::Resident> make_resident(
+      const gpu::ResidentShape&, const std::shared_ptr<gpu::SessionOnDevice>&) const override {
+    return nullptr;
+  }
+  std::unique_ptr<gpu::NeighbourSearch> make_neighbours(
+      const gpu::NeighbourConfig&) const override {
+    return std::make_unique<Search>(*world_);
+  }
+  std::unique_ptr<gpu::KMeans> make_kmeans(const gpu::KMeansConfig&) const override {
+    return std::make_unique<Clusters>(*world_);
+  }
+
+ private:
+  World* world_;
+  std::string name_ = "workspaces";
+};
+
+std::shared_ptr<const gpu::Device> device(World& world) {
+  return std::make_shared<const Workspaces>(world);
 }
 
 // Large enough to be worth it; the numbers are never read.
@@ -211,7 +232,7 @@ TEST(GpuAccelerator, ABrokenDeviceIsLeftAlone) {
 TEST(GpuAccelerator, BuildsOnACudaDevice) {
   if (gpu::cuda_devices().empty()) GTEST_SKIP() << gpu::cuda_status();
   World world;
-  const auto accelerator = GpuAccelerator::on_cuda(0, world.log());
+  const auto accelerator = std::make_unique<GpuAccelerator>(gpu::make_cuda_device({}), world.log());
   std::mt19937 random(5);
   constexpr size_t kKeys = 6000;
   index::test::Keys keys(kKeys, 64, DType::f16);

@@ -35,7 +35,7 @@ TEST(DeviceCodesTest, ParsesASpecOnceHoweverOftenBudgetsChange) {
         asked = shape.exact_rows;
         throw Error(Status::out_of_device_memory, "planted: no room");
       },
-      []() -> std::unique_ptr<PinnedMemory> { return nullptr; }, {}, rows, engine.log());
+      []() -> std::unique_ptr<gpu::PinnedMemory> { return nullptr; }, {}, rows, engine.log());
   std::vector<HeadParams> heads(size_t{model.layers} * model.kv_heads);
   std::vector<const HeadParams*> all;
   for (HeadParams& head : heads) {
@@ -71,7 +71,7 @@ TEST(DeviceCodesTest, NeverAsksADeviceForBitsThatItHasNoKernelsFor) {
             ADD_FAILURE() << "asked for";
             return nullptr;
           },
-          []() -> std::unique_ptr<PinnedMemory> { return nullptr; }, {}, rows, engine.log());
+          []() -> std::unique_ptr<gpu::PinnedMemory> { return nullptr; }, {}, rows, engine.log());
       std::vector<HeadParams> heads(size_t{model.layers} * model.kv_heads);
       std::vector<const HeadParams*> all;
       for (HeadParams& head : heads) {
@@ -107,7 +107,7 @@ TEST(DeviceCodesTest, RefusesToBeOnTheDeviceWithoutHeadsThatHaveThem) {
           ADD_FAILURE() << "asked for";
           return nullptr;
         },
-        []() -> std::unique_ptr<PinnedMemory> { return nullptr; }, {}, rows, engine.log());
+        []() -> std::unique_ptr<gpu::PinnedMemory> { return nullptr; }, {}, rows, engine.log());
     std::vector<HeadParams> heads(size_t{model.layers} * model.kv_heads);
     std::vector<const HeadParams*> all;
     for (HeadParams& head : heads) {

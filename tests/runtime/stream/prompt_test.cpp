@@ -64,6 +64,29 @@ class FakePrompt final : public gpu::PromptAttention {
   gpu::PromptBlocks blocks_;
 };
 
+/// A device of which prompts alone are asked.
+class PromptDevice final : public gpu::Device {
+ public:
+  /// patterns: gets those of the last stretch; null: there is no attention of prompts.
+  explicit PromptDevice(std::vector<gpu::PromptPattern>* patterns) : patterns_(patterns) {}
+  const std::string& name() const override { return name_; }
+  bool has(gpu::DevicePart part) const override {
+    return part == gpu::DevicePart::prompts && patterns_ != nullptr;
+  }
+  std::unique_ptr<gpu::Resident> make_resident(
+      const gpu::ResidentShape&, const std::shared_ptr<gpu::SessionOnDevice>&) const override {
+    return nullptr;
+  }
+  std::unique_ptr<gpu::PromptAttention> make_prompt(const gpu::PromptShape& shape) const override {
+    if (patterns_ == nullptr) return nullptr;
+    return std::make_unique<FakePrompt>(shape, *patterns_);
+  }
+
+ private:
+  std::vector<gpu::PromptPattern>* patterns_;
+  std::string name_ = "test device";
+};
+
 class PromptTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -82,15 +105,9 @@ class PromptTest : public testing::Test {
     config_.sink_logits = sinks_.data();
   }
   std::unique_ptr<keyhole_engine> engine(bool has_prompts = true) {
-    runtime::StreamDevice device;
-    device.name = "test device";
-    if (has_prompts) {
-      device.make_prompt = [this](const gpu::PromptShape& shape) {
-        return std::make_unique<FakePrompt>(shape, patterns_);
-      };
-    }
     auto made = std::make_unique<keyhole_engine>();
-    made->engine = std::make_shared<const runtime::Engine>(config_, std::move(device));
+    made->engine = std::make_shared<const runtime::Engine>(
+        config_, std::make_shared<const PromptDevice>(has_prompts ? &patterns_ : nullptr));
     return made;
   }
   struct Prompt {

@@ -1,0 +1,72 @@
+#include "gpu/cuda/codes/codes_variants.h"
+
+#include <algorithm>
+#include <string>
+
+#include "gpu/cuda/common/check.h"
+
+namespace keyhole::gpu {
+namespace {
+
+int attribute(cudaDeviceAttr name, int ordinal) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, name, ordinal), "the device's limits");
+  return value;
+}
+
+CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordinal,
+                   uint32_t resident_tokens, uint32_t tokens) {
+  const auto processors = static_cast<uint32_t>(attribute(cudaDevAttrMultiProcessorCount, ordinal));
+  const auto shared =
+      static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, ordinal));
+  CodesStep s;
+  s.shape = shape.code;
+  s.kv_heads = shape.kv_heads;
+  s.group = shape.q_heads / shape.kv_heads * tokens;
+  s.tokens = tokens;
+  s.block_capacity = std::max(shape.blocks, 1U);
+  s.fill = code_fill(shape.code, shape.kv_heads, s.group, processors, shared);
+  s.splits = std::min(code_splits(shape.code, shape.kv_heads, s.group, s.block_capacity, processors,
+                                  shared, resident_tokens),
+                      most_code_splits(shape.kv_heads));
+  s.block_stride = layout.block_stride;
+  s.head_stride = layout.head_stride;
+  // What the host reads has places for one token's.
+  s.exact_rows =
+      shape.rows_by_host ? shape.exact_rows : std::min(shape.exact_rows * tokens, kMostDeviceRows);
+  s.dtype = shape.dtype;
+  s.row_stride = shape.code.dim * dtype_size(shape.dtype);
+  return s;
+}
+
+}  // namespace
+
+CodesVariants::CodesVariants(const CodesShape& shape, const CodesLayout& layout, int ordinal,
+                             uint32_t resident_tokens) {
+  const uint32_t group = shape.q_heads / shape.kv_heads;
+  for (uint32_t tokens = 1; tokens <= most_step_tokens(group); ++tokens) {
+    CodesStep s = sizes_of(shape, layout, ordinal, resident_tokens, tokens);
+    size_t needs = 0;
+    const cudaError_t status = prepare_codes(s, ordinal, tokens == 1 ? &needs : nullptr);
+    if (tokens == 1 && status == cudaErrorNotSupported) {
+      throw Error(Status::unsupported,
+                  "codes on a CUDA device: head dimension " + std::to_string(shape.code.dim) +
+                      ", " + std::to_string(shape.code.key_bits) + " bits and " +
+                      std::to_string(group) + " query heads for a KV head take " +
+                      std::to_string(needs) + " bytes of shared memory; the device has " +
+                      std::to_string(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal)));
+    }
+    if (tokens > 1 && (status == cudaErrorNotSupported || status == cudaErrorInvalidValue)) break;
+    check(status, "the kernels of codes");
+    sizes_.push_back(s);
+  }
+  for (const CodesStep& s : sizes_) {
+    const size_t work = codes_work_bytes(s);
+    if (work <= layout.work_bytes) continue;
+    throw Error(Status::internal, "codes on a CUDA device: a step's work space takes " +
+                                      std::to_string(work) + " bytes, and " +
+                                      std::to_string(layout.work_bytes) + " were planned");
+  }
+}
+
+}  // namespace keyhole::gpu
