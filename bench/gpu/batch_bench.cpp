@@ -1,8 +1,9 @@
-// One token of several sequences at once (keyhole_extend_batch) with codes on the device, shape of Llama-3-8B (8 KV heads with
-// 4 query heads each, 128 components, f16), captured in one graph: all sessions on one stream, whose steps go by one launch of
-// each kernel; one after the other on that stream (keyhole_extend); or each on a stream of its own; beside the time of reading all K and V at the rate at which the card copies, the floor of full attention. Sequences are built one
-// by one, or are forks of one. Microseconds a layer for all sequences together; tokens reach a session from one buffer of
-// 8192.
+// One token of several sequences at once (keyhole_session_extend_batch) with codes on the device, shape of Llama-3-8B
+// (8 KV heads with 4 query heads each, 128 components, f16), captured in one graph: all sessions on one stream, whose
+// steps go by one launch of each kernel; one after the other on that stream (keyhole_session_extend); or each on a
+// stream of its own; beside the time of reading all K and V at the rate at which the card copies, the floor of full
+// attention. Sequences are built one by one, or are forks of one. Microseconds a layer for all sequences together;
+// tokens reach a session from one buffer of 8192.
 //
 //   gpu_batch_bench [layers] [bits] [weights] [SEQUENCESxTOKENS | SEQUENCESfTOKENS ...]    f: forks; e.g. 16x32768 16f131072
 //
@@ -87,7 +88,7 @@ class Sequences {
       keyhole_session* session = nullptr;
       const auto begin = Clock::now();
       if (are_forks && i > 0) {
-        must(keyhole_fork(sessions_[0], &session) == KEYHOLE_OK, "fork");
+        must(keyhole_session_fork(sessions_[0], &session) == KEYHOLE_OK, "fork");
         must(keyhole_session_synchronize(session) == KEYHOLE_OK, "synchronize");
         fork_us_ += us_since(begin) / (count - 1);
       } else {
@@ -114,7 +115,7 @@ class Sequences {
     for (keyhole_session* session : sessions_) {
       keyhole_statistics stats;
       keyhole_statistics_init(&stats);
-      must(keyhole_get_statistics(session, &stats) == KEYHOLE_OK, "statistics");
+      must(keyhole_session_get_statistics(session, &stats) == KEYHOLE_OK, "statistics");
       device += static_cast<double>(stats.device_bytes) / kGiB;
       host += static_cast<double>(stats.host_bytes - stats.shared_bytes) / kGiB;
     }
@@ -184,8 +185,8 @@ class Sequences {
     const auto n = static_cast<uint32_t>(sessions_.size());
     const keyhole_tensor q = q_.tensor(n), k = k_.tensor(n), v = v_.tensor(n), o = out_.tensor();
     if (way != Way::one_by_one) {
-      must(keyhole_extend_batch(sessions_.data(), n, layer, &q, &k, &v, starts_.data(), &o, nullptr,
-                                nullptr) == KEYHOLE_OK,
+      must(keyhole_session_extend_batch(sessions_.data(), n, layer, &q, &k, &v, starts_.data(), &o,
+                                        nullptr, nullptr) == KEYHOLE_OK,
            "extend_batch");
       return;
     }
@@ -196,7 +197,8 @@ class Sequences {
         return t;
       };
       const keyhole_tensor rq = row(q), rk = row(k), rv = row(v), ro = row(o);
-      must(keyhole_extend(sessions_[i], layer, &rq, &rk, &rv, nullptr, &ro, nullptr) == KEYHOLE_OK,
+      must(keyhole_session_extend(sessions_[i], layer, &rq, &rk, &rv, nullptr, &ro, nullptr) ==
+               KEYHOLE_OK,
            "extend");
     }
   }

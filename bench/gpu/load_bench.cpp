@@ -1,6 +1,7 @@
-// A saved session with codes on the device: how long until its first token after keyhole_load, by parts, beside the time in which
-// the machine's threads copy the file's bytes into memory that nobody has touched. Shape of Llama-3-8B (8 KV heads with 4 query
-// heads each, 128 components, f16), tensors in device memory; the file lies in memory (a page cache that is warm).
+// A saved session with codes on the device: how long until its first token after keyhole_session_load, by parts, beside
+// the time in which the machine's threads copy the file's bytes into memory that nobody has touched. Shape of
+// Llama-3-8B (8 KV heads with 4 query heads each, 128 components, f16), tensors in device memory; the file lies in
+// memory (a page cache that is warm).
 //
 //   gpu_load_bench [tokens] [layers] [bits] [FOLDER]    131072 32 2 /dev/shm
 #include <cuda_runtime_api.h>
@@ -71,21 +72,21 @@ int main(int argc, char** argv) {
   const auto token = [&] {
     const keyhole_tensor tq = q.tensor(1), tk = k.tensor(1), tv = v.tensor(1), to = out.tensor(1);
     for (uint32_t l = 0; l < layers; ++l) {
-      must(keyhole_attend(session, l, &tq, &tk, &tv, &to, nullptr) == KEYHOLE_OK, "attend");
+      must(keyhole_session_attend(session, l, &tq, &tk, &tv, &to, nullptr) == KEYHOLE_OK, "attend");
     }
     must(cudaStreamSynchronize(stream) == cudaSuccess, "synchronize");
     must(keyhole_session_synchronize(session) == KEYHOLE_OK, "synchronize");
   };
   token();
   auto begin = Clock::now();
-  must(keyhole_save(session, path.c_str()) == KEYHOLE_OK, "save");
+  must(keyhole_session_save(session, path.c_str()) == KEYHOLE_OK, "save");
   const double save = seconds_since(begin);
   keyhole_session_destroy(session);
   const double gib = static_cast<double>(std::filesystem::file_size(path)) / (1 << 30);
   const double copy = copy_seconds(path);
 
   begin = Clock::now();
-  must(keyhole_load(engine, path.c_str(), &session) == KEYHOLE_OK, "load");
+  must(keyhole_session_load(engine, path.c_str(), nullptr, &session) == KEYHOLE_OK, "load");
   const double load = seconds_since(begin);
   must(keyhole_session_set_stream(session, stream) == KEYHOLE_OK, "stream");
   token();

@@ -44,7 +44,7 @@ void prompt(keyhole_engine* engine, const keyhole_engine_config& model, uint32_t
   double longest = 0;
   const auto hand_over = [&](uint32_t layer, uint32_t first) {
     const auto at = Clock::now();
-    must(keyhole_prefill(session, layer, &tk, &tv, first == 0 ? &tq : nullptr) == KEYHOLE_OK,
+    must(keyhole_session_append(session, layer, &tk, &tv, first == 0 ? &tq : nullptr) == KEYHOLE_OK,
          "prefill");
     longest = std::max(longest, seconds_since(at));
   };
@@ -64,7 +64,7 @@ void prompt(keyhole_engine* engine, const keyhole_engine_config& model, uint32_t
   const double after = seconds_since(rest);
   keyhole_statistics s;
   keyhole_statistics_init(&s);
-  must(keyhole_get_statistics(session, &s) == KEYHOLE_OK, "statistics");
+  must(keyhole_session_get_statistics(session, &s) == KEYHOLE_OK, "statistics");
   std::printf(
       "  chunks of %6u, %s, %s: calls %6.3f s (longest %6.1f ms), then %6.3f s; %2u layers, "
       "pinned %5.2f GiB\n",

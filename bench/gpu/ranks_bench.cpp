@@ -120,7 +120,7 @@ StepUs step_us(const Rank& r, const Way& way, uint32_t tokens) {
     const keyhole_tensor tq = q.tensor(1, i), tk = k.tensor(1, i), tv = v.tensor(1, i);
     const keyhole_tensor to = out.tensor(1);
     for (uint32_t l = 0; l < kLayers; ++l) {
-      must(keyhole_attend(session, l, &tq, &tk, &tv, &to, nullptr) == KEYHOLE_OK, "attend");
+      must(keyhole_session_attend(session, l, &tq, &tk, &tv, &to, nullptr) == KEYHOLE_OK, "attend");
     }
   };
   StepUs us;

@@ -97,10 +97,10 @@ inline void fill(keyhole_session* session, uint32_t layers, uint32_t tokens, con
       const uint32_t n = std::min(kChunk, tokens - at);
       const uint32_t shift = at / kChunk;
       const keyhole_tensor tk = k.tensor(n, shift), tv = v.tensor(n, shift), tq = q.tensor(n);
-      must(keyhole_prefill(session, l, &tk, &tv, &tq) == KEYHOLE_OK, "prefill");
+      must(keyhole_session_append(session, l, &tk, &tv, &tq) == KEYHOLE_OK, "prefill");
     }
   }
-  must(keyhole_build(session, nullptr, nullptr) == KEYHOLE_OK, "build");
+  must(keyhole_session_build(session, nullptr, nullptr) == KEYHOLE_OK, "build");
   must(keyhole_session_synchronize(session) == KEYHOLE_OK, "synchronize");
 }
 

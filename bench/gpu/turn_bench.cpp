@@ -50,7 +50,7 @@ int main(int argc, char** argv) {
     const keyhole_tensor tq = q.tensor(n), tk = k.tensor(n), tv = v.tensor(n), to = out.tensor(n);
     for (uint32_t l = 0; l < layers; ++l) {
       if (products != nullptr) products->before(n, stream);
-      must(keyhole_extend(session, l, &tq, &tk, &tv, nullptr, &to, nullptr) == KEYHOLE_OK,
+      must(keyhole_session_extend(session, l, &tq, &tk, &tv, nullptr, &to, nullptr) == KEYHOLE_OK,
            "extend");
       if (products != nullptr) products->after(n, stream);
     }
@@ -101,7 +101,7 @@ int main(int argc, char** argv) {
       extend(n);
       must(cudaStreamSynchronize(stream) == cudaSuccess, "synchronize");
       best = std::min(best, us_since(begin) / layers);
-      must(keyhole_truncate(session, tokens) == KEYHOLE_OK, "truncate");
+      must(keyhole_session_truncate(session, tokens) == KEYHOLE_OK, "truncate");
       must(keyhole_session_synchronize(session) == KEYHOLE_OK, "synchronize");
     }
     return best;
@@ -120,9 +120,10 @@ int main(int argc, char** argv) {
     };
     const double exact = time_by("dense");
     uint64_t before[2] = {}, after[2] = {};
-    must(keyhole_session_extend_blocks(session, &before[0], &before[1]) == KEYHOLE_OK, "blocks");
+    must(keyhole_session_get_extend_blocks(session, &before[0], &before[1]) == KEYHOLE_OK,
+         "blocks");
     const double us = time_by(pattern);
-    must(keyhole_session_extend_blocks(session, &after[0], &after[1]) == KEYHOLE_OK, "blocks");
+    must(keyhole_session_get_extend_blocks(session, &after[0], &after[1]) == KEYHOLE_OK, "blocks");
     const auto seen = static_cast<double>(after[1] - before[1]);
     std::printf("%8u %12.0f %14.0f %8.2f %7.1f%%\n", n, exact, us, us / exact,
                 seen > 0 ? 100.0 * static_cast<double>(after[0] - before[0]) / seen : 100.0);

@@ -1,9 +1,10 @@
-// keyhole_fork of a session of N tokens (4 layers, 8 KV heads of 128, f16): its time, and what the copy takes of its own,
-// at once and after it has grown by a block; beside the time in which one thread copies as many bytes as the indexes have.
+// keyhole_session_fork of a session of N tokens (4 layers, 8 KV heads of 128, f16): its time, and what the copy takes
+// of its own, at once and after it has grown by a block; beside the time in which one thread copies as many bytes as
+// the indexes have.
 //
 // batch: one token of each of 16 copies (4 query heads for a KV head), which have N tokens in common and up to 480 of their
-// own, by keyhole_extend_batch, beside keyhole_extend of one after the other in the same run: `ratio` is how many times as long
-// that takes.
+// own, by keyhole_session_extend_batch, beside keyhole_session_extend of one after the other in the same run: `ratio`
+// is how many times as long that takes.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -38,7 +39,7 @@ void prefill(keyhole_session* session, int64_t n, bool with_queries = true) {
     for (int64_t at = 0; at < n; at += kChunk) {
       const int64_t shape[] = {std::min(n - at, kChunk), kHeads, kDim};
       const keyhole_tensor t = keyhole_tensor_host(kv.data(), KEYHOLE_F32, 3, shape);
-      must(keyhole_prefill(session, layer, &t, &t, with_queries ? &t : nullptr));
+      must(keyhole_session_append(session, layer, &t, &t, with_queries ? &t : nullptr));
     }
   }
 }
@@ -66,7 +67,7 @@ struct Session {
     }
     must(keyhole_session_create(engine, &sc, &session));
     prefill(session, tokens, group == 1);
-    must(keyhole_build(session, nullptr, nullptr));
+    must(keyhole_session_build(session, nullptr, nullptr));
   }
   ~Session() {
     keyhole_session_destroy(session);
@@ -79,7 +80,7 @@ struct Session {
 keyhole_statistics statistics(const keyhole_session* session) {
   keyhole_statistics s;
   keyhole_statistics_init(&s);
-  must(keyhole_get_statistics(session, &s));
+  must(keyhole_session_get_statistics(session, &s));
   return s;
 }
 
@@ -92,7 +93,7 @@ void fork_session(benchmark::State& state, const char* index) {
   const Session s(state.range(0), index);
   keyhole_session* copy = nullptr;
   for (auto _ : state) {
-    must(keyhole_fork(s.session, &copy));
+    must(keyhole_session_fork(s.session, &copy));
     state.PauseTiming();
     keyhole_session_destroy(copy);
     state.ResumeTiming();
@@ -100,10 +101,10 @@ void fork_session(benchmark::State& state, const char* index) {
   const keyhole_statistics all = statistics(s.session);
   state.counters["index_MB"] = static_cast<double>(all.index_bytes) / 1e6;
   state.counters["session_MB"] = static_cast<double>(all.host_bytes) / 1e6;
-  must(keyhole_fork(s.session, &copy));
+  must(keyhole_session_fork(s.session, &copy));
   state.counters["copy_own_MB"] = own_mb(copy);
   prefill(copy, 1024);
-  must(keyhole_build(copy, nullptr, nullptr));
+  must(keyhole_session_build(copy, nullptr, nullptr));
   state.counters["grown_own_MB"] = own_mb(copy);
   keyhole_session_destroy(copy);
 }
@@ -127,7 +128,7 @@ class Batch {
   Batch(const Session& of, int64_t group, uint32_t copies) : q_heads_(group * kHeads) {
     for (uint32_t i = 0; i < copies; ++i) {
       keyhole_session* copy = nullptr;
-      must(keyhole_fork(of.session, &copy));
+      must(keyhole_session_fork(of.session, &copy));
       prefill(copy, 32 * i, false);
       sessions_.push_back(copy);
       start_.push_back(i + 1);
@@ -152,8 +153,8 @@ class Batch {
       const auto n = static_cast<int64_t>(sessions_.size());
       const keyhole_tensor q = rows(q_, 0, n, q_heads_), kv = rows(kv_, 0, n, kHeads),
                            o = rows(o_, 0, n, q_heads_);
-      must(keyhole_extend_batch(sessions_.data(), static_cast<uint32_t>(n), layer, &q, &kv, &kv,
-                                start_.data(), &o, nullptr, nullptr));
+      must(keyhole_session_extend_batch(sessions_.data(), static_cast<uint32_t>(n), layer, &q, &kv,
+                                        &kv, start_.data(), &o, nullptr, nullptr));
     });
   }
   double one_by_one() {
@@ -161,7 +162,7 @@ class Batch {
       for (size_t i = 0; i < sessions_.size(); ++i) {
         const keyhole_tensor q = rows(q_, i, 1, q_heads_), kv = rows(kv_, i, 1, kHeads),
                              o = rows(o_, i, 1, q_heads_);
-        must(keyhole_extend(sessions_[i], layer, &q, &kv, &kv, nullptr, &o, nullptr));
+        must(keyhole_session_extend(sessions_[i], layer, &q, &kv, &kv, nullptr, &o, nullptr));
       }
     });
   }
@@ -173,7 +174,7 @@ class Batch {
     for (uint32_t layer = 0; layer < kLayers; ++layer) body(layer);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
     for (keyhole_session* s : sessions_) {
-      must(keyhole_truncate(s, static_cast<uint32_t>(statistics(s).tokens) - 1));
+      must(keyhole_session_truncate(s, static_cast<uint32_t>(statistics(s).tokens) - 1));
     }
     return took.count();
   }

@@ -102,10 +102,10 @@ Figures measure(uint32_t share, Network network) {
     for (float& x : k) x = normal(random);
     const int64_t shape[] = {n, kv_heads, kDim};
     const keyhole_tensor t = keyhole_tensor_host(k.data(), KEYHOLE_F32, 3, shape);
-    check(keyhole_prefill(session, 0, &t, &t, nullptr));
+    check(keyhole_session_append(session, 0, &t, &t, nullptr));
     done += static_cast<uint32_t>(n);
   }
-  check(keyhole_build(session, nullptr, nullptr));
+  check(keyhole_session_build(session, nullptr, nullptr));
   network.waited_us = 0.0;
   network.messages = network.bytes = 0;
   std::vector<double> times;
@@ -116,7 +116,7 @@ Figures measure(uint32_t share, Network network) {
     const keyhole_tensor tk = keyhole_tensor_host(q.data(), KEYHOLE_F32, 2, kv_shape);
     const keyhole_tensor to = keyhole_tensor_host(out.data(), KEYHOLE_F32, 2, q_shape);
     const auto begin = Clock::now();
-    check(keyhole_attend(session, 0, &tq, &tk, &tk, &to, nullptr));
+    check(keyhole_session_attend(session, 0, &tq, &tk, &tk, &to, nullptr));
     times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
   }
   std::nth_element(times.begin(), times.begin() + kSteps / 2, times.end());

@@ -56,10 +56,10 @@ struct Session {
     const keyhole_tensor t = keyhole_tensor_host(kv.data(), KEYHOLE_F32, 3, shape);
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
       for (int64_t at = 0; at < kTokens; at += kChunk) {
-        must(keyhole_prefill(session, layer, &t, &t, nullptr));
+        must(keyhole_session_append(session, layer, &t, &t, nullptr));
       }
     }
-    must(keyhole_build(session, nullptr, nullptr));
+    must(keyhole_session_build(session, nullptr, nullptr));
   }
   ~Session() {
     keyhole_session_destroy(session);
@@ -80,7 +80,7 @@ void tell_bytes(benchmark::State& state, const std::string& path) {
 void save(benchmark::State& state, const char* index) {
   const Session s(static_cast<uint32_t>(state.range(0)), index);
   const std::string path = file_name();
-  for (auto _ : state) must(keyhole_save(s.session, path.c_str()));
+  for (auto _ : state) must(keyhole_session_save(s.session, path.c_str()));
   tell_bytes(state, path);
   std::filesystem::remove(path);
 }
@@ -88,13 +88,13 @@ void save(benchmark::State& state, const char* index) {
 void load(benchmark::State& state, const char* index) {
   const Session s(static_cast<uint32_t>(state.range(0)), index);
   const std::string path = file_name();
-  must(keyhole_save(s.session, path.c_str()));
+  must(keyhole_session_save(s.session, path.c_str()));
   keyhole_session* loaded = nullptr;
   // A machine that is virtual has its memory from the first load on.
-  must(keyhole_load(s.engine, path.c_str(), &loaded));
+  must(keyhole_session_load(s.engine, path.c_str(), nullptr, &loaded));
   keyhole_session_destroy(loaded);
   for (auto _ : state) {
-    must(keyhole_load(s.engine, path.c_str(), &loaded));
+    must(keyhole_session_load(s.engine, path.c_str(), nullptr, &loaded));
     state.PauseTiming();
     keyhole_session_destroy(loaded);
     state.ResumeTiming();

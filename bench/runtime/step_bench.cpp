@@ -73,9 +73,9 @@ struct Layer {
       const int64_t q_shape[] = {n, q_heads, kDim};
       const keyhole_tensor t = keyhole_tensor_host(kv.data(), KEYHOLE_F32, 3, shape);
       const keyhole_tensor tq = keyhole_tensor_host(queries.data(), KEYHOLE_F32, 3, q_shape);
-      must(keyhole_prefill(session, 0, &t, &t, index == nullptr ? nullptr : &tq));
+      must(keyhole_session_append(session, 0, &t, &t, index == nullptr ? nullptr : &tq));
     }
-    if (index != nullptr) must(keyhole_build(session, nullptr, nullptr));
+    if (index != nullptr) must(keyhole_session_build(session, nullptr, nullptr));
     fill(q);
   }
   ~Layer() {
@@ -100,9 +100,10 @@ struct Layer {
     const int64_t kv_shape[] = {kv_heads, kDim};
     const keyhole_tensor tq = keyhole_tensor_host(q.data(), KEYHOLE_F32, 2, shape);
     const keyhole_tensor to = keyhole_tensor_host(out.data(), KEYHOLE_F32, 2, shape);
-    if (kv == nullptr) return must(keyhole_attend(session, 0, &tq, nullptr, nullptr, &to, nullptr));
+    if (kv == nullptr)
+      return must(keyhole_session_attend(session, 0, &tq, nullptr, nullptr, &to, nullptr));
     const keyhole_tensor t = keyhole_tensor_host(kv->data(), KEYHOLE_F32, 2, kv_shape);
-    must(keyhole_attend(session, 0, &tq, &t, &t, &to, nullptr));
+    must(keyhole_session_attend(session, 0, &tq, &t, &t, &to, nullptr));
   }
 };
 
@@ -124,7 +125,7 @@ class NewTokens {
     const keyhole_tensor tq = keyhole_tensor_host(q_.data(), KEYHOLE_F32, 3, shape),
                          t = keyhole_tensor_host(kv_.data(), KEYHOLE_F32, 3, kv_shape),
                          to = keyhole_tensor_host(out_.data(), KEYHOLE_F32, 3, shape);
-    must(keyhole_extend(layer_->session, 0, &tq, &t, &t, nullptr, &to, nullptr));
+    must(keyhole_session_extend(layer_->session, 0, &tq, &t, &t, nullptr, &to, nullptr));
   }
   void forget() { must(keyhole_session_accept(layer_->session, 0, nullptr)); }
 
@@ -283,7 +284,7 @@ void growing(benchmark::State& state) {
   }
   keyhole_statistics s;
   keyhole_statistics_init(&s);
-  must(keyhole_get_statistics(layer.session, &s));
+  must(keyhole_session_get_statistics(layer.session, &s));
   std::sort(times.begin(), times.end());
   state.counters["median_us"] = 1e6 * times[times.size() / 2];
   state.counters["p99_us"] = 1e6 * times[times.size() * 99 / 100];
@@ -336,7 +337,7 @@ void audited(benchmark::State& state) {
     }
     keyhole_audit a;
     keyhole_audit_init(&a);
-    must(keyhole_get_audit(layer.session, KEYHOLE_ALL, KEYHOLE_ALL, &a));
+    must(keyhole_session_get_audit(layer.session, KEYHOLE_ALL, KEYHOLE_ALL, &a));
     return std::chrono::duration<double>(Clock::now() - start).count() / kSteps;
   };
   std::vector<double> without, ratios;
@@ -352,7 +353,7 @@ void audited(benchmark::State& state) {
   }
   keyhole_audit a;
   keyhole_audit_init(&a);
-  must(keyhole_get_audit(audited.session, KEYHOLE_ALL, KEYHOLE_ALL, &a));
+  must(keyhole_session_get_audit(audited.session, KEYHOLE_ALL, KEYHOLE_ALL, &a));
   state.counters["step_us"] = 1e6 * median(without);
   state.counters["with/without"] = median(ratios);
   state.counters["audits"] = static_cast<double>(a.audits) / 4.0;

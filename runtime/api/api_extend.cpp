@@ -129,9 +129,10 @@ class Batch {
 
 extern "C" {
 
-keyhole_status keyhole_extend(keyhole_session* session, uint32_t layer, const keyhole_tensor* q,
-                              const keyhole_tensor* k, const keyhole_tensor* v,
-                              const uint64_t* mask, const keyhole_tensor* out, float* lse) {
+keyhole_status keyhole_session_extend(keyhole_session* session, uint32_t layer,
+                                      const keyhole_tensor* q, const keyhole_tensor* k,
+                                      const keyhole_tensor* v, const uint64_t* mask,
+                                      const keyhole_tensor* out, float* lse) {
   return with_session(session, Needs::stream, [&](SessionInterface& s) {
     check_layer(s.engine().model(), layer);
     ExtendArgs a = check_extend_tensors(s.engine(), layer, q, k, v, out, lse);
@@ -147,8 +148,8 @@ keyhole_status keyhole_session_set_extend_pattern(keyhole_session* session, cons
                       [&](SessionInterface& s) { s.set_extend_pattern(pattern, tokens); });
 }
 
-keyhole_status keyhole_session_extend_blocks(const keyhole_session* session, uint64_t* attended,
-                                             uint64_t* seen) {
+keyhole_status keyhole_session_get_extend_blocks(const keyhole_session* session, uint64_t* attended,
+                                                 uint64_t* seen) {
   return with_session(session, Needs::nothing, [&](SessionInterface& s) {
     require(attended, "attended");
     require(seen, "seen");
@@ -162,11 +163,11 @@ keyhole_status keyhole_session_accept(keyhole_session* session, uint32_t m, cons
   return with_session(session, Needs::stream, [&](SessionInterface& s) { s.accept(m, path); });
 }
 
-keyhole_status keyhole_extend_batch(keyhole_session* const* sessions, uint32_t count,
-                                    uint32_t layer, const keyhole_tensor* q,
-                                    const keyhole_tensor* k, const keyhole_tensor* v,
-                                    const uint32_t* query_start, const keyhole_tensor* out,
-                                    float* lse, keyhole_status* statuses) {
+keyhole_status keyhole_session_extend_batch(keyhole_session* const* sessions, uint32_t count,
+                                            uint32_t layer, const keyhole_tensor* q,
+                                            const keyhole_tensor* k, const keyhole_tensor* v,
+                                            const uint32_t* query_start, const keyhole_tensor* out,
+                                            float* lse, keyhole_status* statuses) {
   keyhole_status of_members = KEYHOLE_OK;
   const keyhole_status of_all = guarded([&] {
     if (count == 0) return;

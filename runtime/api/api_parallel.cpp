@@ -43,11 +43,11 @@ keyhole_status keyhole_communicator_create(const keyhole_transport* transport,
 
 void keyhole_communicator_destroy(keyhole_communicator* communicator) { destroy(communicator); }
 
-uint32_t keyhole_communicator_rank(const keyhole_communicator* communicator) {
+uint32_t keyhole_communicator_get_rank(const keyhole_communicator* communicator) {
   return communicator == nullptr ? 0 : communicator->communicator->rank();
 }
 
-uint32_t keyhole_communicator_size(const keyhole_communicator* communicator) {
+uint32_t keyhole_communicator_get_size(const keyhole_communicator* communicator) {
   return communicator == nullptr ? 1 : communicator->communicator->size();
 }
 

@@ -186,7 +186,8 @@ keyhole_status keyhole_prompt_set_pattern(keyhole_prompt* prompt, uint32_t layer
   });
 }
 
-keyhole_status keyhole_prompt_blocks(keyhole_prompt* prompt, uint64_t* attended, uint64_t* seen) {
+keyhole_status keyhole_prompt_get_blocks(keyhole_prompt* prompt, uint64_t* attended,
+                                         uint64_t* seen) {
   return guarded([&] {
     require(prompt, "prompt");
     require(attended, "attended");

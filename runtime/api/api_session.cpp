@@ -154,8 +154,9 @@ keyhole_status keyhole_session_get_budget(const keyhole_session* session, uint32
   });
 }
 
-keyhole_status keyhole_prefill(keyhole_session* session, uint32_t layer, const keyhole_tensor* k,
-                               const keyhole_tensor* v, const keyhole_tensor* q) {
+keyhole_status keyhole_session_append(keyhole_session* session, uint32_t layer,
+                                      const keyhole_tensor* k, const keyhole_tensor* v,
+                                      const keyhole_tensor* q) {
   return with_session(session, Needs::no_step, [&](SessionInterface& s) {
     check_layer(s.engine().model(), layer);
     const LayerShape m = s.engine().model().of(layer);
@@ -171,14 +172,16 @@ keyhole_status keyhole_prefill(keyhole_session* session, uint32_t layer, const k
   });
 }
 
-keyhole_status keyhole_build(keyhole_session* session, keyhole_progress_fn progress, void* user) {
+keyhole_status keyhole_session_build(keyhole_session* session, keyhole_progress_fn progress,
+                                     void* user) {
   return with_session(session, Needs::no_step,
                       [&](SessionInterface& s) { s.build(progress_function(progress, user)); });
 }
 
-keyhole_status keyhole_attend(keyhole_session* session, uint32_t layer, const keyhole_tensor* q,
-                              const keyhole_tensor* k, const keyhole_tensor* v,
-                              const keyhole_tensor* out, float* lse) {
+keyhole_status keyhole_session_attend(keyhole_session* session, uint32_t layer,
+                                      const keyhole_tensor* q, const keyhole_tensor* k,
+                                      const keyhole_tensor* v, const keyhole_tensor* out,
+                                      float* lse) {
   return with_session(session, Needs::stream, [&](SessionInterface& s) {
     // All checked first: after begin the token is there.
     const StepTensors t = check_step(s, layer, q, k, v);
@@ -188,9 +191,9 @@ keyhole_status keyhole_attend(keyhole_session* session, uint32_t layer, const ke
   });
 }
 
-keyhole_status keyhole_attend_begin(keyhole_session* session, uint32_t layer,
-                                    const keyhole_tensor* q, const keyhole_tensor* k,
-                                    const keyhole_tensor* v) {
+keyhole_status keyhole_session_attend_begin(keyhole_session* session, uint32_t layer,
+                                            const keyhole_tensor* q, const keyhole_tensor* k,
+                                            const keyhole_tensor* v) {
   return with_session(session, Needs::stream, [&](SessionInterface& s) {
     const StepTensors t = check_step(s, layer, q, k, v);
     if (t.appends) tell_dtype(*session, t.k);
@@ -198,30 +201,31 @@ keyhole_status keyhole_attend_begin(keyhole_session* session, uint32_t layer,
   });
 }
 
-keyhole_status keyhole_attend_end(keyhole_session* session, const keyhole_tensor* out, float* lse) {
+keyhole_status keyhole_session_attend_end(keyhole_session* session, const keyhole_tensor* out,
+                                          float* lse) {
   return with_session(session, Needs::end, [&](SessionInterface& s) {
     const std::optional<SessionInterface::OpenStep> step = s.open_step();
     if (!step) {
       throw Error(Status::invalid_argument,
-                  "no step is under way: call keyhole_attend_begin first");
+                  "no step is under way: call keyhole_session_attend_begin first");
     }
     s.attend_end(check_step_out(s, step->layer, out, step->on_device), lse);
   });
 }
 
-keyhole_status keyhole_attend_offloaded(keyhole_session* session, uint32_t layer,
-                                        const keyhole_tensor* q, const keyhole_tensor* out,
-                                        float* lse) {
+keyhole_status keyhole_session_attend_offloaded(keyhole_session* session, uint32_t layer,
+                                                const keyhole_tensor* q, const keyhole_tensor* out,
+                                                float* lse) {
   return with_session(session, Needs::no_step, [&](SessionInterface& s) {
     const StateTensors t = check_state(s, layer, q, out);
     s.attend_offloaded(layer, t.q, t.out, lse);
   });
 }
 
-keyhole_status keyhole_attend_tokens(keyhole_session* session, uint32_t layer,
-                                     const keyhole_tensor* q, const uint32_t* ids,
-                                     const uint32_t* counts, int32_t with_resident,
-                                     const keyhole_tensor* out, float* lse) {
+keyhole_status keyhole_session_attend_tokens(keyhole_session* session, uint32_t layer,
+                                             const keyhole_tensor* q, const uint32_t* ids,
+                                             const uint32_t* counts, int32_t with_resident,
+                                             const keyhole_tensor* out, float* lse) {
   return with_session(session, Needs::no_step, [&](SessionInterface& s) {
     const StateTensors t = check_state(s, layer, q, out);
     require(counts, "counts");
@@ -233,9 +237,9 @@ keyhole_status keyhole_attend_tokens(keyhole_session* session, uint32_t layer,
   });
 }
 
-keyhole_status keyhole_search_tokens(keyhole_session* session, uint32_t layer,
-                                     const keyhole_tensor* q, uint32_t top_k, uint32_t* ids,
-                                     float* scores, uint32_t* counts) {
+keyhole_status keyhole_session_search_tokens(keyhole_session* session, uint32_t layer,
+                                             const keyhole_tensor* q, uint32_t top_k, uint32_t* ids,
+                                             float* scores, uint32_t* counts) {
   return with_session(session, Needs::no_step, [&](SessionInterface& s) {
     const RowsIn queries = check_host_q(s, layer, q);
     require(ids, "ids");
@@ -262,11 +266,11 @@ keyhole_status keyhole_session_synchronize(keyhole_session* session) {
   return with_session(session, Needs::stream, [&](SessionInterface& s) { s.synchronize(); });
 }
 
-keyhole_status keyhole_truncate(keyhole_session* session, uint32_t n_tokens) {
+keyhole_status keyhole_session_truncate(keyhole_session* session, uint32_t n_tokens) {
   return with_session(session, Needs::no_step, [&](SessionInterface& s) { s.truncate(n_tokens); });
 }
 
-keyhole_status keyhole_fork(keyhole_session* session, keyhole_session** out) {
+keyhole_status keyhole_session_fork(keyhole_session* session, keyhole_session** out) {
   return with_session(session, Needs::copy, [&](SessionInterface& s) {
     require(out, "out");
     *out = nullptr;
@@ -274,20 +278,21 @@ keyhole_status keyhole_fork(keyhole_session* session, keyhole_session** out) {
   });
 }
 
-keyhole_status keyhole_save(keyhole_session* session, const char* path) {
+keyhole_status keyhole_session_save(keyhole_session* session, const char* path) {
   return with_session(session, Needs::copy, [&](SessionInterface& s) {
     require(path, "path");
     s.save(path);
   });
 }
 
-keyhole_status keyhole_load(keyhole_engine* engine, const char* path, keyhole_session** out) {
-  return keyhole_load_expecting(engine, path, nullptr, nullptr, 0, out);
+keyhole_status keyhole_session_load(keyhole_engine* engine, const char* path,
+                                    keyhole_session** out) {
+  return keyhole_session_load_expecting(engine, path, nullptr, nullptr, 0, out);
 }
 
-keyhole_status keyhole_load_expecting(keyhole_engine* engine, const char* path, const char* model,
-                                      const int32_t* tokens, uint64_t count,
-                                      keyhole_session** out) {
+keyhole_status keyhole_session_load_expecting(keyhole_engine* engine, const char* path,
+                                              const char* model, const int32_t* tokens,
+                                              uint64_t count, keyhole_session** out) {
   return guarded([&] {
     require(out, "out");
     *out = nullptr;
@@ -323,8 +328,8 @@ void keyhole_layer_tokens_init_sized(keyhole_layer_tokens* tokens, size_t size) 
   init_struct(tokens, size, {});
 }
 
-keyhole_status keyhole_get_layer_tokens(const keyhole_session* session, uint32_t layer,
-                                        keyhole_layer_tokens* tokens) {
+keyhole_status keyhole_session_get_layer_tokens(const keyhole_session* session, uint32_t layer,
+                                                keyhole_layer_tokens* tokens) {
   return with_session(session, Needs::nothing, [&](const SessionInterface& s) {
     check_layer(s.engine().model(), layer);
     write_struct(tokens, s.layer_tokens(layer), "tokens");
@@ -335,21 +340,21 @@ void keyhole_statistics_init_sized(keyhole_statistics* statistics, size_t size) 
   init_struct(statistics, size, {});
 }
 
-keyhole_status keyhole_get_statistics(const keyhole_session* session,
-                                      keyhole_statistics* statistics) {
+keyhole_status keyhole_session_get_statistics(const keyhole_session* session,
+                                              keyhole_statistics* statistics) {
   return with_session(session, Needs::nothing, [&](const SessionInterface& s) {
     write_struct(statistics, s.statistics(), "statistics");
   });
 }
 
-keyhole_status keyhole_reset_statistics(keyhole_session* session) {
+keyhole_status keyhole_session_reset_statistics(keyhole_session* session) {
   return with_session(session, Needs::no_step, [&](SessionInterface& s) { s.reset_statistics(); });
 }
 
 void keyhole_audit_init_sized(keyhole_audit* audit, size_t size) { init_struct(audit, size, {}); }
 
-keyhole_status keyhole_get_audit(keyhole_session* session, uint32_t layer, uint32_t kv_head,
-                                 keyhole_audit* audit) {
+keyhole_status keyhole_session_get_audit(keyhole_session* session, uint32_t layer, uint32_t kv_head,
+                                         keyhole_audit* audit) {
   return with_session(session, Needs::no_step, [&](SessionInterface& s) {
     write_struct(audit, s.audit(layer, kv_head), "audit");
   });

@@ -331,11 +331,12 @@ void AppendBlocks::report_unbuilt(uint32_t layer, const Block& block) {
   const bool has_grown = waited != 0 && rows < waited + 2 * uint64_t{params_->append_block};
   if (block.end == rows || has_grown || told_unbuilt_) return;
   told_unbuilt_ = true;
-  engine_->log()(KEYHOLE_LOG_WARNING,
-                 "layer " + std::to_string(layer) + ": " + std::to_string(rows) +
-                     " tokens have no index, as keyhole_build was not called after the prefill: "
-                     "steps index them " +
-                     std::to_string(block.end) + " at a time, and attend to the others exactly");
+  engine_->log()(
+      KEYHOLE_LOG_WARNING,
+      "layer " + std::to_string(layer) + ": " + std::to_string(rows) +
+          " tokens have no index, as keyhole_session_build was not called after the prefill: "
+          "steps index them " +
+          std::to_string(block.end) + " at a time, and attend to the others exactly");
 }
 
 void AppendBlocks::report_poor(uint32_t layer, const AppendJob& job) {

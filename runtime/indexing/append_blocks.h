@@ -1,4 +1,4 @@
-// Brings pending tokens into the indexes block by block while steps are made, without keyhole_build.
+// Brings pending tokens into the indexes block by block while steps are made, without keyhole_session_build.
 //
 // The rows of layer l are cut into rounds of append_block rows, the cuts shifted by l * append_block / layers, so
 // that layers take turns. The step that finds rows beyond a cut begins a block: for each head all rows that are

@@ -1,4 +1,4 @@
-// Bringing all pending tokens into the indexes at once: keyhole_build, after a prefill. Heads are
+// Bringing all pending tokens into the indexes at once: keyhole_session_build, after a prefill. Heads are
 // built in parallel.
 #pragma once
 

@@ -115,22 +115,22 @@ void SpreadSession::set_extend_pattern(const char* /*pattern*/, uint32_t /*token
   refuse_call("keyhole_session_set_extend_pattern");
 }
 
-Session& SpreadSession::batch_member() { refuse_call("keyhole_extend_batch"); }
+Session& SpreadSession::batch_member() { refuse_call("keyhole_session_extend_batch"); }
 
 void SpreadSession::attend_offloaded(uint32_t /*layer*/, const RowsIn& /*q*/,
                                      const RowsOut& /*out*/, float* /*lse*/) {
-  refuse_call("keyhole_attend_offloaded");
+  refuse_call("keyhole_session_attend_offloaded");
 }
 
 void SpreadSession::attend_tokens(uint32_t /*layer*/, const RowsIn& /*q*/,
                                   const TokenChoice& /*choice*/, const RowsOut& /*out*/,
                                   float* /*lse*/) {
-  refuse_call("keyhole_attend_tokens");
+  refuse_call("keyhole_session_attend_tokens");
 }
 
 void SpreadSession::search_tokens(uint32_t /*layer*/, const RowsIn& /*q*/,
                                   const TokenSearch::Found& /*found*/) {
-  refuse_call("keyhole_search_tokens");
+  refuse_call("keyhole_session_search_tokens");
 }
 
 // ---- Copies --------------------------------------------------------------------------------------
@@ -278,10 +278,11 @@ void SpreadSession::accept(uint32_t m, const uint32_t* path) {
     }
     agreed = e;
   }
-  if (agreed.tokens == 0) refuse("there is no keyhole_extend whose tokens could be accepted");
+  if (agreed.tokens == 0)
+    refuse("there is no keyhole_session_extend whose tokens could be accepted");
   if (m > agreed.tokens) {
     refuse("m is " + std::to_string(m) + ", allowed: 0.." + std::to_string(agreed.tokens) +
-           ", the tokens of keyhole_extend");
+           ", the tokens of keyhole_session_extend");
   }
   for (uint32_t i = 0; path != nullptr && i < m; ++i) {
     if (path[i] == i) continue;

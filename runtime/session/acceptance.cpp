@@ -29,7 +29,7 @@ void Acceptance::accept(uint32_t m, const uint32_t* path) {
   if (m > e.tokens) {
     throw Error(Status::invalid_argument, "m is " + std::to_string(m) + ", allowed: 0.." +
                                               std::to_string(e.tokens) +
-                                              ", the tokens of keyhole_extend");
+                                              ", the tokens of keyhole_session_extend");
   }
   for (uint32_t i = 0; path != nullptr && i < m; ++i) {
     if (path[i] >= e.tokens || (i > 0 && path[i] <= path[i - 1])) {

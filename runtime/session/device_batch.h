@@ -1,6 +1,6 @@
 // One or several new tokens of each of several sessions with tensors in device memory, each on the stream of its session
-// (keyhole_extend_batch). Sessions that have a stream in common take their steps together: those over codes on the device by
-// one launch for all that are alike (gpu/step_group.h).
+// (keyhole_session_extend_batch). Sessions that have a stream in common take their steps together: those over codes on
+// the device by one launch for all that are alike (gpu/step_group.h).
 //
 //   prepare   each waits for the host's part of its step before, for memory to be pinned, for an index
 //   add       no step waits in the group for more than the calls of the others

@@ -1,4 +1,5 @@
-// Several new tokens of a layer with tensors in device memory (keyhole_extend), on the session's stream, by the fastest of:
+// Several new tokens of a layer with tensors in device memory (keyhole_session_extend), on the session's stream, by the
+// fastest of:
 //
 //   steps    a few tokens at a time, in the order of the stream
 //   blocks   attention of all rows, for which the offloaded rows cross the bus once for all tokens

@@ -1,5 +1,5 @@
-// Tokens of prompts that come in device memory (keyhole_prefill): by way of host memory, where their session stores them, or of
-// sliding layers from device memory to device memory.
+// Tokens of prompts that come in device memory (keyhole_session_append): by way of host memory, where their session
+// stores them, or of sliding layers from device memory to device memory.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The tensors of several new tokens of a layer (keyhole_extend).
+// The tensors of several new tokens of a layer (keyhole_session_extend).
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@ ExtendedTokens::Extended ExtendedTokens::agreed(const Sequence& sequence) const 
     const Extended& e = layers_[layer];
     if (e.tokens == 0) continue;
     if (e.changed || (!e.on_stream && sequence.tokens(layer) != e.before + e.tokens)) {
-      bad(name(layer) + ": another call has changed its tokens since keyhole_extend");
+      bad(name(layer) + ": another call has changed its tokens since keyhole_session_extend");
     }
     if (agreed.tokens == 0) {
       agreed = e;
@@ -25,7 +25,7 @@ ExtendedTokens::Extended ExtendedTokens::agreed(const Sequence& sequence) const 
           ", needed: the same tokens in all layers");
     }
   }
-  if (agreed.tokens == 0) bad("there is no keyhole_extend whose tokens could be accepted");
+  if (agreed.tokens == 0) bad("there is no keyhole_session_extend whose tokens could be accepted");
   return agreed;
 }
 

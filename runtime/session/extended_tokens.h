@@ -1,4 +1,5 @@
-// The tokens that the last keyhole_extend of each layer has appended: what keyhole_session_accept may cut and reorder.
+// The tokens that the last keyhole_session_extend of each layer has appended: what keyhole_session_accept may cut and
+// reorder.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@ class ExtendedTokens {
     layers_[layer] = {before, tokens, on_stream, false};
   }
   void clear(uint32_t layer) { layers_[layer] = {}; }
-  /// The tokens of the layer change otherwise than by keyhole_extend.
+  /// The tokens of the layer change otherwise than by keyhole_session_extend.
   void note_change(uint32_t layer) { layers_[layer].changed = true; }
   /// The extend of all layers that took part; throws Error(invalid_argument) where they do not agree, or there is none.
   [[nodiscard]] Extended agreed(const Sequence& sequence) const;

@@ -1,5 +1,5 @@
-// New tokens of several sessions with tensors in host memory (keyhole_extend_batch): extensions whose steps are under way at
-// once.
+// New tokens of several sessions with tensors in host memory (keyhole_session_extend_batch): extensions whose steps are
+// under way at once.
 //
 //   by turns    of one session after the other the step under way is finished and the next begun at once: meanwhile
 //               workers have the tasks of all others

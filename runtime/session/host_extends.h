@@ -23,7 +23,7 @@ class HostExtends {
   HostExtends(const HostExtends&) = delete;
   HostExtends& operator=(const HostExtends&) = delete;
 
-  /// See keyhole_extend. Throws Error, and then has changed no token.
+  /// See keyhole_session_extend. Throws Error, and then has changed no token.
   void extend(uint32_t layer, const ExtendArgs& args) {
     HostExtension extension(parts_, layer, args);
     while (extension.start()) extension.finish();

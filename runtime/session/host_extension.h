@@ -25,8 +25,8 @@ struct ExtensionParts {
   std::vector<std::byte>& new_rows;  ///< memory for K and V of the extension under way
 };
 
-/// A keyhole_extend of one session: start() and finish() in turn until start() has nothing left to do, then append(). The
-/// session is used by nobody else meanwhile.
+/// A keyhole_session_extend of one session: start() and finish() in turn until start() has nothing left to do, then
+/// append(). The session is used by nobody else meanwhile.
 class HostExtension {
  public:
   enum class Tokens : uint8_t {

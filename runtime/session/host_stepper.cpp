@@ -66,7 +66,7 @@ void HostStepper::finish(DecodeStep& step, const StepTokens& tokens, const RowsO
   parts_.steps.count_bytes();
 }
 
-// ---- keyhole_attend ------------------------------------------------------------------------------
+// ---- keyhole_session_attend ------------------------------------------------------------------------------
 
 void HostStepper::begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v) {
   const Stopwatch watch;

@@ -1,5 +1,5 @@
-// Steps on the host: the driver of all of them, and keyhole_attend with tensors in host memory, which appends its token first.
-// Tokens that are appended when their answers are known: host_extension.h.
+// Steps on the host: the driver of all of them, and keyhole_session_attend with tensors in host memory, which appends
+// its token first. Tokens that are appended when their answers are known: host_extension.h.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +55,8 @@ class HostStepper {
   /// Waits for it, and writes the tokens' answers to their places in out and lse (null: not wanted).
   void finish(DecodeStep& step, const StepTokens& tokens, const RowsOut& out, float* lse);
 
-  // keyhole_attend_begin and keyhole_attend_end, with tensors in host memory. Where they throw, the token is not there.
+  // keyhole_session_attend_begin and keyhole_session_attend_end, with tensors in host memory. Where they throw, the
+  // token is not there.
   void begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v);
   void end(const RowsOut& out, float* lse);
   /// Ends the step without a result, before the session goes.

@@ -20,12 +20,12 @@ class OffloadedStates {
   OffloadedStates& operator=(const OffloadedStates&) = delete;
 
   // q and out may lie in device memory, both of them and lse with them. All throw Error(unsupported) of a sliding layer.
-  /// See keyhole_attend_offloaded.
+  /// See keyhole_session_attend_offloaded.
   void attend_offloaded(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse);
-  /// See keyhole_attend_tokens.
+  /// See keyhole_session_attend_tokens.
   void attend_tokens(uint32_t layer, const RowsIn& q, const TokenChoice& choice, const RowsOut& out,
                      float* lse);
-  /// See keyhole_search_tokens. q in host memory; found: all but first_token.
+  /// See keyhole_session_search_tokens. q in host memory; found: all but first_token.
   void search_tokens(uint32_t layer, const RowsIn& q, TokenSearch::Found found);
 
   /// Host memory.

@@ -24,7 +24,9 @@ void check_layer(const ModelShape& model, uint32_t layer) {
 }
 
 void throw_in_step() {
-  throw Error(Status::busy, "a step is under way: keyhole_attend_begin without keyhole_attend_end");
+  throw Error(
+      Status::busy,
+      "a step is under way: keyhole_session_attend_begin without keyhole_session_attend_end");
 }
 
 Session::Session(std::shared_ptr<const Engine> engine, SessionParams params, const Session* copied)

@@ -15,7 +15,7 @@ class SessionIndexing {
   SessionIndexing(IndexKeeper& keeper, HostSteps& steps, HostMemory& memory)
       : keeper_(&keeper), steps_(&steps), memory_(&memory) {}
 
-  /// See keyhole_build. Throws as IndexKeeper::build().
+  /// See keyhole_session_build. Throws as IndexKeeper::build().
   void build(const BuildProgress& progress) {
     keeper_->build(progress, [this](bool has_first) { steps_->reserve(has_first); });
   }

@@ -79,7 +79,7 @@ class SessionInterface {
   virtual void accept(uint32_t tokens, const uint32_t* path) = 0;
   virtual void set_extend_pattern(const char* pattern, uint32_t tokens) = 0;
   [[nodiscard]] virtual gpu::PromptBlocks extend_blocks() const = 0;
-  /// The session as a member of keyhole_extend_batch.
+  /// The session as a member of keyhole_session_extend_batch.
   [[nodiscard]] virtual Session& batch_member() = 0;
 
   // States for engines with attention of their own.

@@ -40,8 +40,8 @@ class SessionTokens {
   /// Throws Error(not_finite).
   void check_queries(const RowsIn& q) const;
 
-  /// Stores tokens of a prompt, see keyhole_prefill. q: of all tokens, or those of some of them that the index's sample may want
-  /// (RowsIn::step); null: none.
+  /// Stores tokens of a prompt, see keyhole_session_append. q: of all tokens, or those of some of them that the index's
+  /// sample may want (RowsIn::step); null: none.
   void prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
   /// Appends the token of a step, which has been checked.
   void append(uint32_t layer, const RowsIn& k, const RowsIn& v) {

@@ -28,7 +28,7 @@ class StreamStepper {
   /// Copies tensors between host and device memory.
   [[nodiscard]] DeviceRowsReader& copies();
 
-  // Steps, see keyhole_attend with tensors in device memory.
+  // Steps, see keyhole_session_attend with tensors in device memory.
   /// With out null the first half of a step, else all of it.
   void enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
                const RowsOut* out, float* lse);

@@ -22,7 +22,7 @@ struct HeadTokens {
   gpu::ResidentRows resident;
 };
 
-/// The caller's choice of tokens, see keyhole_attend_tokens.
+/// The caller's choice of tokens, see keyhole_session_attend_tokens.
 struct TokenChoice {
   const uint32_t* ids = nullptr;     ///< those of all KV heads, one head after the other
   const uint32_t* counts = nullptr;  ///< `[kv_heads]`

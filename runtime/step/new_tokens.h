@@ -1,5 +1,5 @@
-// The new tokens of keyhole_extend, which a step attends exactly beside those that the sequence holds: each is seen
-// by itself and by those that may see it.
+// The new tokens of keyhole_session_extend, which a step attends exactly beside those that the sequence holds: each is
+// seen by itself and by those that may see it.
 #pragma once
 
 #include <cstdint>

@@ -201,7 +201,9 @@ void StreamRunner::check_not_capturing() const {
 
 void StreamRunner::check_no_open_step() const {
   if (!is_open_) return;
-  throw Error(Status::busy, "a step is under way: keyhole_attend_begin without keyhole_attend_end");
+  throw Error(
+      Status::busy,
+      "a step is under way: keyhole_session_attend_begin without keyhole_session_attend_end");
 }
 
 void StreamRunner::synchronize() {
@@ -466,7 +468,8 @@ void StreamRunner::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, con
 
 void StreamRunner::enqueue_end(const RowsOut& out, float* lse) {
   if (!is_open_) {
-    throw Error(Status::invalid_argument, "no step is under way: call keyhole_attend_begin first");
+    throw Error(Status::invalid_argument,
+                "no step is under way: call keyhole_session_attend_begin first");
   }
   const uint64_t id = steps_->capture_id(stream_);
   if (id != open_capture_ && open_capture_ == 0) {

@@ -70,13 +70,13 @@ void use(keyhole_session* session) {
   const int64_t shape[] = {kHeads, kDim};
   const keyhole_tensor out = keyhole_tensor_host(o.data(), KEYHOLE_F32, 2, shape);
   for (int i = 0; i < 4; ++i) {
-    expect_allowed(keyhole_attend(session, 0, &q, &kv, &kv, &out, nullptr));
+    expect_allowed(keyhole_session_attend(session, 0, &q, &kv, &kv, &out, nullptr));
   }
   keyhole_session* copy = nullptr;
-  expect_allowed(keyhole_fork(session, &copy));
+  expect_allowed(keyhole_session_fork(session, &copy));
   keyhole_session_destroy(copy);
-  expect_allowed(keyhole_truncate(session, 30));
-  expect_allowed(keyhole_attend(session, 0, &q, &kv, &kv, &out, nullptr));
+  expect_allowed(keyhole_session_truncate(session, 30));
+  expect_allowed(keyhole_session_attend(session, 0, &q, &kv, &kv, &out, nullptr));
 }
 
 keyhole_session* make_session(const char* spec, uint32_t tokens) {
@@ -91,8 +91,8 @@ keyhole_session* make_session(const char* spec, uint32_t tokens) {
   keyhole_session* session = nullptr;
   require(keyhole_session_create(engine(), &c, &session) == KEYHOLE_OK);
   const keyhole_tensor q = numbers(tokens, kHeads, false), kv = numbers(tokens, 1, false);
-  require(keyhole_prefill(session, 0, &kv, &kv, &q) == KEYHOLE_OK);
-  require(keyhole_build(session, nullptr, nullptr) == KEYHOLE_OK);
+  require(keyhole_session_append(session, 0, &kv, &kv, &q) == KEYHOLE_OK);
+  require(keyhole_session_build(session, nullptr, nullptr) == KEYHOLE_OK);
   return session;
 }
 
@@ -103,7 +103,8 @@ void write_corpus(const std::filesystem::path& folder) {
        {"flat", "flat:codec=int8", "ivf:C=4,probe=2", "hnsw:M=4,efc=8", "roargraph:M=4,ef=8",
         "sparq:r=4", "codes:k=2,v=2", "codes:k=2,v=2,lists=16"}) {
     keyhole_session* session = make_session(spec, number >= 6 ? 270 : 30);
-    require(keyhole_save(session, (folder / std::to_string(number++)).c_str()) == KEYHOLE_OK);
+    require(keyhole_session_save(session, (folder / std::to_string(number++)).c_str()) ==
+            KEYHOLE_OK);
     keyhole_session_destroy(session);
   }
 }

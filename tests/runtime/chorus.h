@@ -29,12 +29,12 @@ class Chorus {
     const auto tv = tensor(v, {n, shape_.hkv, shape_.d});
     const auto tq = tensor(q, {n, shape_.hq, shape_.d});
     for (uint32_t l = 0; l < ec_.layers; ++l) {
-      for (const auto& s : sessions_) ASSERT_OK(keyhole_prefill(s.get(), l, &tk, &tv, &tq));
+      for (const auto& s : sessions_) ASSERT_OK(keyhole_session_append(s.get(), l, &tk, &tv, &tq));
       model_.append(l, k, v);
     }
   }
   void build() {
-    for (const auto& s : sessions_) ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    for (const auto& s : sessions_) ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
   }
   void set_index(const char* spec) {
     for (const auto& s : sessions_) ASSERT_OK(keyhole_session_set_index(s.get(), spec));
@@ -45,7 +45,7 @@ class Chorus {
     }
   }
   void truncate(uint32_t n) {
-    for (const auto& s : sessions_) ASSERT_OK(keyhole_truncate(s.get(), n));
+    for (const auto& s : sessions_) ASSERT_OK(keyhole_session_truncate(s.get(), n));
     model_.truncate(n);
   }
 
@@ -62,7 +62,7 @@ class Chorus {
       for (size_t i = 0; i < sessions_.size(); ++i) {
         Answer a{std::vector<float>(shape_.q(1)), std::vector<float>(ec_.q_heads)};
         const auto out = tensor(a.o, {shape_.hq, shape_.d});
-        ASSERT_OK(keyhole_attend(sessions_[i].get(), l, &tq, &tk, &tv, &out, a.lse.data()));
+        ASSERT_OK(keyhole_session_attend(sessions_[i].get(), l, &tq, &tk, &tv, &out, a.lse.data()));
         if (i == 0) first = a;
         ASSERT_EQ(first.o, a.o) << "layer " << l << ", session " << i;
         ASSERT_EQ(first.lse, a.lse);

@@ -107,7 +107,7 @@ void prefill_both(keyhole_session* s, Model& model, const Shape& shape, uint32_t
   const auto tk = tensor(k, {n, shape.hkv, shape.d});
   const auto tv = tensor(v, {n, shape.hkv, shape.dv});
   const auto tq = tensor(q, {n, shape.hq, shape.d});
-  ASSERT_OK(keyhole_prefill(s, layer, &tk, shape.given(tv), &tq));
+  ASSERT_OK(keyhole_session_append(s, layer, &tk, shape.given(tv), &tq));
   model.append(layer, k, v);
 }
 
@@ -116,7 +116,7 @@ Answer attend_only(keyhole_session* s, const Shape& shape, uint32_t layer,
   Answer a{std::vector<float>(shape.o(1)), std::vector<float>(static_cast<size_t>(shape.hq))};
   const auto tq = tensor(q, {shape.hq, shape.d});
   const auto out = tensor(a.o, {shape.hq, shape.dv});
-  EXPECT_OK(keyhole_attend(s, layer, &tq, nullptr, nullptr, &out, a.lse.data()));
+  EXPECT_OK(keyhole_session_attend(s, layer, &tq, nullptr, nullptr, &out, a.lse.data()));
   return a;
 }
 
@@ -141,14 +141,14 @@ void expect_exact(keyhole_session* s, const Model& model, const Shape& shape, ui
 keyhole_layer_tokens layer_tokens(const keyhole_session* s, uint32_t layer) {
   keyhole_layer_tokens t;
   keyhole_layer_tokens_init(&t);
-  EXPECT_OK(keyhole_get_layer_tokens(s, layer, &t));
+  EXPECT_OK(keyhole_session_get_layer_tokens(s, layer, &t));
   return t;
 }
 
 keyhole_statistics statistics(const keyhole_session* s) {
   keyhole_statistics st;
   keyhole_statistics_init(&st);
-  EXPECT_OK(keyhole_get_statistics(s, &st));
+  EXPECT_OK(keyhole_session_get_statistics(s, &st));
   return st;
 }
 

@@ -1,5 +1,5 @@
-// keyhole_attend_offloaded, keyhole_attend_tokens and keyhole_search_tokens beside the double-precision model of a
-// session.
+// keyhole_session_attend_offloaded, keyhole_session_attend_tokens and keyhole_session_search_tokens beside the
+// double-precision model of a session.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ inline Answer attend_offloaded(keyhole_session* s, const Shape& shape, uint32_t 
   Answer a{std::vector<float>(shape.o(1), NAN),
            std::vector<float>(static_cast<size_t>(shape.hq), NAN)};
   const auto tq = tensor(q, {shape.hq, shape.d}), out = tensor(a.o, {shape.hq, shape.dv});
-  EXPECT_OK(keyhole_attend_offloaded(s, layer, &tq, &out, a.lse.data()));
+  EXPECT_OK(keyhole_session_attend_offloaded(s, layer, &tq, &out, a.lse.data()));
   return a;
 }
 
@@ -26,8 +26,8 @@ inline Answer attend_tokens(keyhole_session* s, const Shape& shape, uint32_t lay
   Answer a{std::vector<float>(shape.o(1), NAN),
            std::vector<float>(static_cast<size_t>(shape.hq), NAN)};
   const auto tq = tensor(q, {shape.hq, shape.d}), out = tensor(a.o, {shape.hq, shape.dv});
-  EXPECT_OK(keyhole_attend_tokens(s, layer, &tq, ids.data(), counts.data(), with_resident ? 1 : 0,
-                                  &out, a.lse.data()));
+  EXPECT_OK(keyhole_session_attend_tokens(s, layer, &tq, ids.data(), counts.data(),
+                                          with_resident ? 1 : 0, &out, a.lse.data()));
   return a;
 }
 
@@ -106,7 +106,8 @@ inline double expect_search_sound(keyhole_session* s, const Model& model,
   const auto tq = tensor(q, {shape.hq, shape.d});
   std::vector<uint32_t> ids(size_t{ec.q_heads} * top_k, UINT32_MAX), counts(ec.q_heads);
   std::vector<float> scores(ids.size());
-  EXPECT_OK(keyhole_search_tokens(s, layer, &tq, top_k, ids.data(), scores.data(), counts.data()));
+  EXPECT_OK(keyhole_session_search_tokens(s, layer, &tq, top_k, ids.data(), scores.data(),
+                                          counts.data()));
   const keyhole_layer_tokens t = layer_tokens(s, layer);
   const uint32_t offloaded = t.indexed + t.pending;
   const uint32_t group = ec.q_heads / ec.kv_heads;

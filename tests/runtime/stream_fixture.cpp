@@ -152,7 +152,7 @@ void StreamTest::prefill(keyhole_session* s, uint32_t n, uint64_t seed) {
     const auto q = numbers.many(size_t{n} * engine_config_.q_heads * engine_config_.head_dim);
     const keyhole_tensor tk = tensor(k, {n, hkv(), d()}), tv = tensor(v, {n, hkv(), d()});
     const keyhole_tensor tq = tensor(q, {n, hq(), d()});
-    ASSERT_OK(keyhole_prefill(s, l, &tk, &tv, &tq));
+    ASSERT_OK(keyhole_session_append(s, l, &tk, &tv, &tq));
   }
 }
 
@@ -161,7 +161,7 @@ std::vector<float> StreamTest::attend_host(keyhole_session* s, uint32_t layer, c
   std::vector<float> out(t.q.size());
   const keyhole_tensor q = tensor(t.q, {hq(), d()}), k = tensor(t.k, {hkv(), d()}),
                        v = tensor(t.v, {hkv(), d()}), o = tensor(out, {hq(), d()});
-  EXPECT_OK(keyhole_attend(s, layer, &q, &k, &v, &o, lse));
+  EXPECT_OK(keyhole_session_attend(s, layer, &q, &k, &v, &o, lse));
   return out;
 }
 
@@ -169,9 +169,9 @@ keyhole_status StreamTest::enqueue(keyhole_session* s, uint32_t layer, const Tok
                                    std::vector<float>& out, float* lse, bool halves) {
   const keyhole_tensor q = on_device(t.q, {hq(), d()}), k = on_device(t.k, {hkv(), d()}),
                        v = on_device(t.v, {hkv(), d()}), o = on_device(out, {hq(), d()});
-  if (!halves) return keyhole_attend(s, layer, &q, &k, &v, &o, lse);
-  const keyhole_status status = keyhole_attend_begin(s, layer, &q, &k, &v);
-  return status != KEYHOLE_OK ? status : keyhole_attend_end(s, &o, lse);
+  if (!halves) return keyhole_session_attend(s, layer, &q, &k, &v, &o, lse);
+  const keyhole_status status = keyhole_session_attend_begin(s, layer, &q, &k, &v);
+  return status != KEYHOLE_OK ? status : keyhole_session_attend_end(s, &o, lse);
 }
 
 void StreamTest::compare(keyhole_session* host, keyhole_session* stream, uint32_t tokens,
@@ -202,8 +202,8 @@ void StreamTest::compare(keyhole_session* host, keyhole_session* stream, uint32_
       keyhole_layer_tokens a, b;
       keyhole_layer_tokens_init(&a);
       keyhole_layer_tokens_init(&b);
-      ASSERT_OK(keyhole_get_layer_tokens(host, l, &a));
-      ASSERT_OK(keyhole_get_layer_tokens(stream, l, &b));
+      ASSERT_OK(keyhole_session_get_layer_tokens(host, l, &a));
+      ASSERT_OK(keyhole_session_get_layer_tokens(stream, l, &b));
       ASSERT_EQ(0, std::memcmp(&a, &b, sizeof a)) << "token " << t << ", layer " << l;
     }
   }

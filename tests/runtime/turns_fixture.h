@@ -61,7 +61,7 @@ class StreamTurns : public StreamCodes, public testing::WithParamInterface<TurnW
                          k = on_device(t.k, {t.n, hkv(), d()}),
                          v = on_device(t.v, {t.n, hkv(), d()}),
                          o = on_device(t.out, {t.n, hq(), d()});
-    return keyhole_extend(s, layer, &q, &k, &v, mask, &o, t.lse.data());
+    return keyhole_session_extend(s, layer, &q, &k, &v, mask, &o, t.lse.data());
   }
   /// Checks the turn, when the model has its tokens as its newest.
   void expect_turn(const Model& model, uint32_t layer, const Turn& t, const uint64_t* mask) {
@@ -131,7 +131,7 @@ class StreamTurns : public StreamCodes, public testing::WithParamInterface<TurnW
       const auto k = stored(numbers_.many(static_cast<size_t>(n * hkv() * d())));
       const auto v = stored(numbers_.many(k.size()));
       const keyhole_tensor tk = tensor(k, {n, hkv(), d()}), tv = tensor(v, {n, hkv(), d()});
-      ASSERT_OK(keyhole_prefill(s, l, &tk, &tv, nullptr));
+      ASSERT_OK(keyhole_session_append(s, l, &tk, &tv, nullptr));
       m.append(l, k, v);
       m.follow(s);
     }

@@ -28,14 +28,14 @@ int main(void) {
 
   keyhole_tensor keys = keyhole_tensor_host(k, KEYHOLE_F32, 3, prompt);
   keyhole_tensor values = keyhole_tensor_host(v, KEYHOLE_F32, 3, prompt);
-  CHECK(keyhole_prefill(session, 0, &keys, &values, NULL));
-  CHECK(keyhole_build(session, NULL, NULL));
+  CHECK(keyhole_session_append(session, 0, &keys, &values, NULL));
+  CHECK(keyhole_session_build(session, NULL, NULL));
 
   keyhole_tensor key = keyhole_tensor_host(k, KEYHOLE_F32, 2, kv_token);
   keyhole_tensor value = keyhole_tensor_host(v, KEYHOLE_F32, 2, kv_token);
   keyhole_tensor query = keyhole_tensor_host(q, KEYHOLE_F32, 2, q_token);
   keyhole_tensor result = keyhole_tensor_host(out, KEYHOLE_F32, 2, q_token);
-  CHECK(keyhole_attend(session, 0, &query, &key, &value, &result, NULL));
+  CHECK(keyhole_session_attend(session, 0, &query, &key, &value, &result, NULL));
   printf("keyhole %s: head 0 attends to %.3f %.3f %.3f ...\n", keyhole_version(), out[0], out[1],
          out[2]);
 

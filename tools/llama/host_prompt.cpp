@@ -26,7 +26,7 @@ keyhole_tensor host_rows(const float* data, size_t tokens, uint32_t heads, uint3
 
 PromptBlocks blocks_of(const PromptHandle& prompt) {
   PromptBlocks blocks;
-  check(keyhole_prompt_blocks(prompt.get(), &blocks.attended, &blocks.seen));
+  check(keyhole_prompt_get_blocks(prompt.get(), &blocks.attended, &blocks.seen));
   return blocks;
 }
 

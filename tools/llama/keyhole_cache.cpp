@@ -119,9 +119,9 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
   cache.kv_type_ = element_of(engine.kv_dtype);
   cache.own_q_heads_ = engine.q_heads;
   cache.own_kv_heads_ = engine.kv_heads;
-  cache.writes_ = keyhole_communicator_rank(options.ranks.communicator) == 0;
+  cache.writes_ = keyhole_communicator_get_rank(options.ranks.communicator) == 0;
   if (options.ranks.communicator != nullptr && options.ranks.by_heads) {
-    const uint32_t size = keyhole_communicator_size(options.ranks.communicator);
+    const uint32_t size = keyhole_communicator_get_size(options.ranks.communicator);
     if (engine.kv_heads % size != 0) {
       throw std::runtime_error("the model has " + std::to_string(engine.kv_heads) +
                                " KV heads, which " + std::to_string(size) +
@@ -206,10 +206,11 @@ KeyholeCache KeyholeCache::load(const LlamaConfig& model, const KeyholeCacheOpti
   KeyholeCache cache = with_engine(model, options);
   keyhole_session* session = nullptr;
   if (contents == nullptr) {
-    check(keyhole_load(cache.engine_.get(), path.c_str(), &session));
+    check(keyhole_session_load(cache.engine_.get(), path.c_str(), nullptr, &session));
   } else {
-    check(keyhole_load_expecting(cache.engine_.get(), path.c_str(), contents->model.c_str(),
-                                 contents->tokens.data(), contents->tokens.size(), &session));
+    check(keyhole_session_load_expecting(cache.engine_.get(), path.c_str(), contents->model.c_str(),
+                                         contents->tokens.data(), contents->tokens.size(),
+                                         &session));
   }
   cache.session_.reset(session);
   cache.audited_ = cache.config().audit_share > 0.0;
@@ -223,7 +224,7 @@ void KeyholeCache::save(const std::string& path, const Contents* contents) const
     check(keyhole_session_set_identity(session_.get(), contents->model.c_str(),
                                        tokens.empty() ? nullptr : tokens.data(), tokens.size()));
   }
-  check(keyhole_save(session_.get(), path.c_str()));
+  check(keyhole_session_save(session_.get(), path.c_str()));
 }
 
 keyhole_session_config KeyholeCache::config() const {
@@ -248,7 +249,7 @@ KeyholeCache KeyholeCache::fork() const {
   copy.places_ = places_;
   copy.format_ = format_;
   keyhole_session* session = nullptr;
-  check(keyhole_fork(session_.get(), &session));
+  check(keyhole_session_fork(session_.get(), &session));
   copy.session_.reset(session);
   return copy;
 }
@@ -276,13 +277,13 @@ void KeyholeCache::prefill(const DeviceLayerChunk& chunk) {
 void KeyholeCache::append(uint32_t layer, const keyhole_tensor& k, const keyhole_tensor& v,
                           const keyhole_tensor& q) {
   const auto start = std::chrono::steady_clock::now();
-  check(keyhole_prefill(session_.get(), layer, &k, &v, &q));
+  check(keyhole_session_append(session_.get(), layer, &k, &v, &q));
   prefill_seconds_ +=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 void KeyholeCache::build(keyhole_progress_fn progress, void* user) {
-  check(keyhole_build(session_.get(), progress, user));
+  check(keyhole_session_build(session_.get(), progress, user));
 }
 
 void KeyholeCache::attend(uint32_t layer, const float* q, const float* k, const float* v,
@@ -294,14 +295,15 @@ void KeyholeCache::attend(uint32_t layer, const float* q, const float* k, const 
   const keyhole_tensor keys = own_rows(new_k, kv_heads_, own_kv_heads_, 1);
   const keyhole_tensor values = own_rows(new_v, kv_heads_, own_kv_heads_, 1);
   const keyhole_tensor result = heads(own_out(out, 1), own_q_heads_);
-  check(keyhole_attend(session_.get(), places_[layer], &queries, &keys, &values, &result, nullptr));
+  check(keyhole_session_attend(session_.get(), places_[layer], &queries, &keys, &values, &result,
+                               nullptr));
   gather_heads(out, 1);
 }
 
 keyhole_tensor KeyholeCache::own_rows(const void* data, uint32_t heads, uint32_t own, size_t tokens,
                                       keyhole_memory memory, keyhole_dtype dtype) const {
   const size_t head = size_t{head_dim_} * (dtype == KEYHOLE_F32 ? 4 : 2);
-  const size_t first = size_t{keyhole_communicator_rank(heads_of_ranks_)} * own;
+  const size_t first = size_t{keyhole_communicator_get_rank(heads_of_ranks_)} * own;
   const int64_t shape[] = {static_cast<int64_t>(tokens), own, head_dim_};
   keyhole_tensor t =
       keyhole_tensor_host(static_cast<const std::byte*>(data) + first * head, dtype, 3, shape);
@@ -318,7 +320,7 @@ float* KeyholeCache::own_out(float* out, size_t tokens) {
 
 void KeyholeCache::gather_heads(float* out, size_t tokens) {
   if (!shares_heads()) return;
-  const uint32_t ranks = keyhole_communicator_size(heads_of_ranks_);
+  const uint32_t ranks = keyhole_communicator_get_size(heads_of_ranks_);
   const size_t row = size_t{own_q_heads_} * head_dim_;
   all_out_.resize(ranks * own_out_.size());
   check(keyhole_communicator_gather(heads_of_ranks_, own_out_.data(), all_out_.data(),
@@ -339,8 +341,8 @@ void KeyholeCache::extend(const LayerChunk& chunk, float* out) {
   const keyhole_tensor v =
       own_rows(stored(chunk.v, numbers, stored_v_), kv_heads_, own_kv_heads_, n);
   const keyhole_tensor result = keyhole_tensor_host(own_out(out, n), KEYHOLE_F32, 3, out_shape);
-  check(
-      keyhole_extend(session_.get(), places_[chunk.layer], &q, &k, &v, nullptr, &result, nullptr));
+  check(keyhole_session_extend(session_.get(), places_[chunk.layer], &q, &k, &v, nullptr, &result,
+                               nullptr));
   gather_heads(out, n);
 }
 
@@ -351,15 +353,15 @@ void KeyholeCache::set_extend_pattern(const std::string& pattern) {
 
 PromptBlocks KeyholeCache::extend_blocks() const {
   PromptBlocks blocks;
-  check(keyhole_session_extend_blocks(session_.get(), &blocks.attended, &blocks.seen));
+  check(keyhole_session_get_extend_blocks(session_.get(), &blocks.attended, &blocks.seen));
   return blocks;
 }
 
 void KeyholeCache::attend(uint32_t layer, const float* q, float* out) {
   const keyhole_tensor queries = own_rows(q, q_heads_, own_q_heads_, 1);
   const keyhole_tensor result = heads(own_out(out, 1), own_q_heads_);
-  check(
-      keyhole_attend(session_.get(), places_[layer], &queries, nullptr, nullptr, &result, nullptr));
+  check(keyhole_session_attend(session_.get(), places_[layer], &queries, nullptr, nullptr, &result,
+                               nullptr));
   gather_heads(out, 1);
 }
 
@@ -377,7 +379,8 @@ void KeyholeCache::enqueue_attend(uint32_t layer, const float* q, const float* k
   const keyhole_tensor keys = own(k, kv_heads_, own_kv_heads_);
   const keyhole_tensor values = own(v, kv_heads_, own_kv_heads_);
   const keyhole_tensor result = heads(shares_heads() ? room : out, own_q_heads_, KEYHOLE_DEVICE);
-  check(keyhole_attend(session_.get(), places_[layer], &queries, &keys, &values, &result, nullptr));
+  check(keyhole_session_attend(session_.get(), places_[layer], &queries, &keys, &values, &result,
+                               nullptr));
   if (!shares_heads()) return;
   // One token's heads: those of the ranks lie behind each other in their order.
   check(keyhole_communicator_gather_on_stream(
@@ -394,8 +397,8 @@ void KeyholeCache::enqueue_extend(uint32_t layer, uint32_t n, const float* q, co
   };
   const keyhole_tensor queries = tokens(q, q_heads_), keys = tokens(k, kv_heads_);
   const keyhole_tensor values = tokens(v, kv_heads_), result = tokens(out, q_heads_);
-  check(keyhole_extend(session_.get(), places_[layer], &queries, &keys, &values, nullptr, &result,
-                       nullptr));
+  check(keyhole_session_extend(session_.get(), places_[layer], &queries, &keys, &values, nullptr,
+                               &result, nullptr));
 }
 
 void KeyholeCache::synchronize() {
@@ -415,7 +418,7 @@ void KeyholeCache::meet_ranks(const std::exception* why) {
   if (!shares_heads()) return;
   std::array<char, 256> own{};
   if (why != nullptr) std::strncpy(own.data(), why->what(), own.size() - 1);
-  std::vector<std::array<char, 256>> all(keyhole_communicator_size(heads_of_ranks_));
+  std::vector<std::array<char, 256>> all(keyhole_communicator_get_size(heads_of_ranks_));
   check(keyhole_communicator_gather(heads_of_ranks_, own.data(), all.data(), own.size()));
   for (size_t r = 0; r < all.size() && why == nullptr; ++r) {
     if (all[r][0] == 0) continue;
@@ -434,7 +437,9 @@ bool KeyholeCache::announce() {
   return true;
 }
 
-void KeyholeCache::truncate(uint32_t tokens) { check(keyhole_truncate(session_.get(), tokens)); }
+void KeyholeCache::truncate(uint32_t tokens) {
+  check(keyhole_session_truncate(session_.get(), tokens));
+}
 
 void KeyholeCache::set_index(const std::string& spec) {
   check(keyhole_session_set_index(session_.get(), spec.c_str()));
@@ -455,23 +460,23 @@ void KeyholeCache::set_budget(const keyhole_budget& budget) {
 keyhole_statistics KeyholeCache::statistics() const {
   keyhole_statistics statistics;
   keyhole_statistics_init(&statistics);
-  check(keyhole_get_statistics(session_.get(), &statistics));
+  check(keyhole_session_get_statistics(session_.get(), &statistics));
   return statistics;
 }
 
 keyhole_audit KeyholeCache::audit() const {
   keyhole_audit audit;
   keyhole_audit_init(&audit);
-  check(keyhole_get_audit(session_.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
+  check(keyhole_session_get_audit(session_.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
   return audit;
 }
 
-void KeyholeCache::reset_statistics() { check(keyhole_reset_statistics(session_.get())); }
+void KeyholeCache::reset_statistics() { check(keyhole_session_reset_statistics(session_.get())); }
 
 keyhole_layer_tokens KeyholeCache::layer_tokens(uint32_t layer) const {
   keyhole_layer_tokens tokens;
   keyhole_layer_tokens_init(&tokens);
-  check(keyhole_get_layer_tokens(session_.get(), places_[layer], &tokens));
+  check(keyhole_session_get_layer_tokens(session_.get(), places_[layer], &tokens));
   return tokens;
 }
 

@@ -96,7 +96,7 @@ class KeyholeCache {
                                          const Contents* contents = nullptr);
   /// Whether this process shall write the files that accompany the cache.
   [[nodiscard]] bool writes() const { return writes_; }
-  /// Writes tokens, indexes and settings to `path` by keyhole_save(), with their contents where they are known.
+  /// Writes tokens, indexes and settings to `path` by keyhole_session_save(), with their contents where they are known.
   void save(const std::string& path, const Contents* contents = nullptr) const;
   /// The session's settings in effect. Its texts and layers are valid until the next call that changes them.
   [[nodiscard]] keyhole_session_config config() const;

@@ -79,7 +79,8 @@ NcclReadiness nccl_readiness(bool wants) {
 keyhole_communicator* make_nccl_ranks(keyhole_communicator* over,
                                       const keyhole_communicator_config& config) {
   const Library& nccl = library();
-  const uint32_t rank = keyhole_communicator_rank(over), size = keyhole_communicator_size(over);
+  const uint32_t rank = keyhole_communicator_get_rank(over),
+                 size = keyhole_communicator_get_size(over);
   const auto check_nccl = [&](ncclResult_t result, const char* what) {
     if (result == ncclSuccess) return;
     throw std::runtime_error(std::string(what) + ": " + nccl.text_of(result));

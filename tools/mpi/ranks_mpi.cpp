@@ -121,8 +121,8 @@ void join_ranks(int argc, char** argv) {
     config.timeout_ms = config.long_timeout_ms = static_cast<uint32_t>(ms);
   }
   check(keyhole_communicator_from_mpi(nullptr, &config, &all.communicator));
-  all.rank = keyhole_communicator_rank(all.communicator);
-  all.size = keyhole_communicator_size(all.communicator);
+  all.rank = keyhole_communicator_get_rank(all.communicator);
+  all.size = keyhole_communicator_get_size(all.communicator);
   all.timeout_ms = config.timeout_ms;
 }
 

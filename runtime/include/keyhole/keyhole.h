@@ -7,10 +7,10 @@
  *
  * A decoder calls, per sequence:
  *
- *     keyhole_prefill(session, layer, k, v, q)      for each layer and chunk of the prompt
- *     keyhole_build(session, ...)                   once after the prefill
- *     keyhole_attend(session, layer, q, k, v, out)  for each layer of each decoding step
- *     keyhole_extend(session, layer, q, k, v, ...)  the same with several tokens: later turns, drafts
+ *     keyhole_session_append(session, layer, k, v, q)      for each layer and chunk of the prompt
+ *     keyhole_session_build(session, ...)                   once after the prefill
+ *     keyhole_session_attend(session, layer, q, k, v, out)  for each layer of each decoding step
+ *     keyhole_session_extend(session, layer, q, k, v, ...)  the same with several tokens: later turns, drafts
  *
  * WORDS   sink: the first S tokens. window: the newest tokens, W of them or up to a flush block
  *         more. resident: sink or window. offloaded: all others. indexed / pending: offloaded
@@ -220,7 +220,7 @@ typedef struct keyhole_layer_config {
   size_t struct_size;
   /* 0: the layer attends to all tokens. W > 0, up to 2^29: to its newest W, the new one included. */
   uint32_t window;
-  /* Of a window: tokens behind it that are kept so that keyhole_truncate can take as many back, 0..2^29.
+  /* Of a window: tokens behind it that are kept so that keyhole_session_truncate can take as many back, 0..2^29.
    * AUTO: 16. */
   uint32_t window_slack;
   float scale;
@@ -356,15 +356,16 @@ static inline void keyhole_engine_config_init(keyhole_engine_config* config) {
  * A layer with a window W is a sliding layer. A step of it attends to its newest W tokens, no more and no fewer, exactly in every
  * mode: it has no sink and no index, offloads nothing, and keeps W + window_slack tokens (fewer, where max_tokens is less). sink,
  * window, flush_block and budgets of sessions do not concern it. It is saved, loaded and forked with its session, and load wants an
- * engine with the same windows. keyhole_truncate refuses what would leave it without tokens of its window.
+ * engine with the same windows. keyhole_session_truncate refuses what would leave it without tokens of its window.
  *
- * These tokens lie where the layer's last call had its tensors: in host memory, or on a CUDA device once keyhole_prefill,
- * keyhole_attend or keyhole_extend brought tensors in device memory. A call with tensors in the other memory moves them first, which waits for copies of W + window_slack tokens. The first call with
- * tensors in device memory takes device memory for all sliding layers (OUT_OF_DEVICE_MEMORY: nothing has changed);
- * keyhole_plan counts it. Such a step has no host's part, and is not audited. The device finds q, k or v with a NaN or an
- * infinity: NOT_FINITE by a later call, at the latest keyhole_session_synchronize, and no more steps; keyhole_save and
- * keyhole_fork take the tokens before the first such k or v, where window_slack reaches back to their window. What lies on
- * a device that has failed is lost: then they return DEVICE_ERROR. */
+ * These tokens lie where the layer's last call had its tensors: in host memory, or on a CUDA device once
+ * keyhole_session_append, keyhole_session_attend or keyhole_session_extend brought tensors in device memory. A call
+ * with tensors in the other memory moves them first, which waits for copies of W + window_slack tokens. The first call
+ * with tensors in device memory takes device memory for all sliding layers (OUT_OF_DEVICE_MEMORY: nothing has changed);
+ * keyhole_plan counts it. Such a step has no host's part, and is not audited. The device finds q, k or v with a NaN or
+ * an infinity: NOT_FINITE by a later call, at the latest keyhole_session_synchronize, and no more steps;
+ * keyhole_session_save and keyhole_session_fork take the tokens before the first such k or v, where window_slack
+ * reaches back to their window. What lies on a device that has failed is lost: then they return DEVICE_ERROR. */
 
 /* Fills in struct_size and what `engine` says for all layers; NULL: zeros. window becomes 0. */
 KEYHOLE_API void keyhole_layer_config_init_sized(keyhole_layer_config* layer, size_t size,
@@ -591,7 +592,7 @@ static inline void keyhole_session_config_init(keyhole_session_config* config) {
  * tokens per layer (plus the tokens of one graph launch, during which nothing is taken in): it
  * indexes the others by itself. See docs/embedding.md, Pending tokens. */
 
-/* AUDITS. A share of all steps is computed again exactly, beside the decoding; keyhole_get_audit tells
+/* AUDITS. A share of all steps is computed again exactly, beside the decoding; keyhole_session_get_audit tells
  * the errors found, and audit_action can act on them (not in steps on a stream, which are counted alone).
  * See docs/choosing.md, Audits. */
 
@@ -614,7 +615,7 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_session_get_config(const keyhole_session* session, keyhole_session_config* config);
 
 /* Changes the index type of every head, also of those that a budgets file made dense: drops the
- * built indexes. All offloaded tokens are pending (attended exactly) until keyhole_build or the
+ * built indexes. All offloaded tokens are pending (attended exactly) until keyhole_session_build or the
  * session's own appends have indexed them. Budgets that the index type chose, and tails of codes that
  * the new one has not, become its own. "auto" stands for what it stands for in the config of a session
  * with these budgets: where that is codes, they become the tail of every budget without a tail. Errors:
@@ -639,7 +640,7 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_attend(keyhole_s
 
 /* The budget of one head, or of all heads of a layer or KV head or of all (KEYHOLE_ALL), from the
  * next step on. Sets nothing on an error. May allocate. A head without partitions that gets a tail
- * or a target needs a keyhole_build for them (which does nothing else where all is indexed); until
+ * or a target needs a keyhole_session_build for them (which does nothing else where all is indexed); until
  * then it has neither. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_budget(
     keyhole_session* session, uint32_t layer, uint32_t kv_head, const keyhole_budget* budget);
@@ -658,10 +659,11 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_get_budget(
  * tokens can be attended at once (they are pending until they are indexed). On an error nothing is
  * appended. Errors: INVALID_ARGUMENT (layer, shape, dtype; more than max_tokens), NOT_FINITE (names
  * tensor, token, head; also for a finite value that overflows kv_dtype), OUT_OF_MEMORY, BUSY. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prefill(keyhole_session* session,
-                                                            uint32_t layer, const keyhole_tensor* k,
-                                                            const keyhole_tensor* v,
-                                                            const keyhole_tensor* q);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_append(keyhole_session* session,
+                                                                   uint32_t layer,
+                                                                   const keyhole_tensor* k,
+                                                                   const keyhole_tensor* v,
+                                                                   const keyhole_tensor* q);
 
 /* Brings every pending token of every layer into the index: builds where there is none yet, appends
  * where there is one. Fewer tokens than the index's `from`, where its spec has one, stay pending. Does nothing for dense
@@ -669,18 +671,19 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prefill(keyhole_session* ses
  * the others stay pending: nothing is lost, and the call can be repeated. progress may be NULL. Errors: CANCELLED,
  * OUT_OF_MEMORY (the memory or host_memory_limit), BUSY, or the error of an earlier stream step.
  *
- * A session in KEYHOLE_MODE_INDEXED without keyhole_build indexes by itself while it decodes. After
+ * A session in KEYHOLE_MODE_INDEXED without keyhole_session_build indexes by itself while it decodes. After
  * a large prompt that was never built it takes at most 8 * append_block tokens of a layer in a
  * round, so that no step waits for a whole build; until the last round the rest is attended
- * exactly, and the log says once that keyhole_build was not called.
+ * exactly, and the log says once that keyhole_session_build was not called.
  *
  * A CUDA device helps with large builds (exact neighbours, k-means), in workspaces of at most 3 GB
  * (1 GB for 128k keys of d = 128) that are taken beside all plans and limits and given back at the
  * end. Where the device has too little memory for them the host does all of the build, and the log
  * says so. What a device has helped to build can differ from what the host builds alone as far as
  * scores are equal up to rounding; either is the same each time. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_build(keyhole_session* session,
-                                                          keyhole_progress_fn progress, void* user);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_build(keyhole_session* session,
+                                                                  keyhole_progress_fn progress,
+                                                                  void* user);
 
 /* One decoding step of one layer: appends the token's K and V, then attends to all tokens including
  * it.
@@ -689,46 +692,44 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_build(keyhole_session* sessi
  *   out  `[Hq, d]`, any dtype
  *   lse  NULL, or Hq floats: log-sum-exp of the logits of all tokens attended
  * In steady state allocates nothing (a step that begins or takes in a block of pending tokens may).
- * Errors: as keyhole_prefill; INVALID_ARGUMENT for a layer without any token. On an error nothing
+ * Errors: as keyhole_session_append; INVALID_ARGUMENT for a layer without any token. On an error nothing
  * is appended and out is unspecified. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend(keyhole_session* session, uint32_t layer,
-                                                           const keyhole_tensor* q,
-                                                           const keyhole_tensor* k,
-                                                           const keyhole_tensor* v,
-                                                           const keyhole_tensor* out, float* lse);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_attend(
+    keyhole_session* session, uint32_t layer, const keyhole_tensor* q, const keyhole_tensor* k,
+    const keyhole_tensor* v, const keyhole_tensor* out, float* lse);
 
 /* The same in two halves: begin appends, publishes q and starts the work; the caller may do other
  * work; end waits and writes the result. Between the two only calls that read counts and settings
  * are allowed (get_layer_tokens, get_statistics, get_config, get_budget); every other call returns
  * BUSY. q is copied by begin; in device memory it must stay as it is until the stream has done the work of
  * both halves. If begin fails there is no end to call. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_begin(keyhole_session* session,
-                                                                 uint32_t layer,
-                                                                 const keyhole_tensor* q,
-                                                                 const keyhole_tensor* k,
-                                                                 const keyhole_tensor* v);
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_end(keyhole_session* session,
-                                                               const keyhole_tensor* out,
-                                                               float* lse);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_attend_begin(keyhole_session* session,
+                                                                         uint32_t layer,
+                                                                         const keyhole_tensor* q,
+                                                                         const keyhole_tensor* k,
+                                                                         const keyhole_tensor* v);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_attend_end(keyhole_session* session,
+                                                                       const keyhole_tensor* out,
+                                                                       float* lse);
 
 /* SEVERAL TOKENS. A turn of a chat, a chunk of a prompt after the build, drafts that are to be verified: n new tokens of
  * one layer at once. See docs/embedding.md, Several tokens, several sequences. */
 
 /* Attends with n >= 1 new tokens of one layer, then appends them. Each attends to all tokens before the call, as mode and
  * budget say (audits and targets see them together with the new ones), and exactly to the new ones: all up to itself, as
- * they are stored in kv_dtype. keyhole_attend is n = 1, up to rounding.
+ * they are stored in kv_dtype. keyhole_session_attend is n = 1, up to rounding.
  *   q     `[n, Hq, d]`, any dtype
  *   k, v  `[n, Hkv, d]`
  *   mask  NULL: causal. Else, for trees of drafts, n words, n <= 64: bit j of word i says that new token i attends to new
  *         token j. Bit i must be set, bits above i must not.
  *   out   `[n, Hq, d]`, any dtype, rows that do not overlap; may be q
  *   lse   NULL, or `[n, Hq]` floats: log-sum-exp of the logits of all tokens attended
- * Tokens are appended as by keyhole_prefill, so that n is not bound to the window; no queries are sampled. Small n on a
- * host device read keys and codes once for as many tokens as make up 16 query heads of a KV head, where the index type
- * searches for each query head by itself (flat, codes), without partitions and without audits; with codes the heavy rows
- * of these tokens are chosen together, top_k for each token. A sliding layer attends one token after the other, each
- * to the newest `window` tokens that it sees, of those before the call and the new ones together. May allocate.
- * Hundreds of tokens may attend as prompts do: keyhole_session_set_extend_pattern().
+ * Tokens are appended as by keyhole_session_append, so that n is not bound to the window; no queries are sampled. Small
+ * n on a host device read keys and codes once for as many tokens as make up 16 query heads of a KV head, where the
+ * index type searches for each query head by itself (flat, codes), without partitions and without audits; with codes
+ * the heavy rows of these tokens are chosen together, top_k for each token. A sliding layer attends one token after the
+ * other, each to the newest `window` tokens that it sees, of those before the call and the new ones together. May
+ * allocate. Hundreds of tokens may attend as prompts do: keyhole_session_set_extend_pattern().
  * With a CUDA device q, k, v, out and lse may all lie in device memory: the work is enqueued on the session's stream. A few
  * tokens are steps over codes (16 query heads of a KV head at once, their heavy rows chosen together, 64 at most), or one step
  * each where a layer has no codes on the device; these may be captured in a graph, and steps of several tokens are not audited.
@@ -738,20 +739,20 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_end(keyhole_session* 
  * `window`, needs that: else UNSUPPORTED. A sliding layer takes one step for each token there, with a mask, too, and
  * all of it may be captured; a token sees what its layer still keeps when it comes, so that n tokens of a tree need a window_slack of
  * n - 1 (INVALID_ARGUMENT names the layer and what it needs), or max_tokens of no more than the layer keeps.
- * Errors: as keyhole_attend; INVALID_ARGUMENT also for n = 0 and the mask. On an error nothing is appended (of a capture:
- * the graph is lost) and out and lse are unspecified. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_extend(
+ * Errors: as keyhole_session_attend; INVALID_ARGUMENT also for n = 0 and the mask. On an error nothing is appended (of
+ * a capture: the graph is lost) and out and lse are unspecified. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_extend(
     keyhole_session* session, uint32_t layer, const keyhole_tensor* q, const keyhole_tensor* k,
     const keyhole_tensor* v, const uint64_t* mask, const keyhole_tensor* out, float* lse);
 
-/* By which pattern a session's keyhole_extend and keyhole_extend_batch of many new tokens attend: those of at least
+/* By which pattern a session's keyhole_session_extend and keyhole_session_extend_batch of many new tokens attend: those of at least
  * `tokens` of them, without a mask. Such a call looks at K and V themselves, in no index: of
  * all tokens that there are, offloaded ones as they lie (int8, too), and of the new ones. Each tile of 128 new tokens
  * chooses blocks of 64 tokens among all before it as keyhole_prompt_attend of keyhole/prefill.h does, with the same q, k
  * and v up to the rounding of stored K and V; "dense" is exact.
  *   pattern  text as of keyhole_prompt_create(); NULL, as a session begins: none, and extends attend as steps do
  *   tokens   1..2^31; KEYHOLE_AUTO: 128, and of tensors in device memory no fewer than are attended at once in any case, see
- *            keyhole_extend(). Fewer new tokens attend as steps do
+ *            keyhole_session_extend(). Fewer new tokens attend as steps do
  * With tensors in device memory the device chooses and attends, on the session's stream, for which the call waits: offloaded K and V
  * cross the bus once, all of them, as the choice is by all keys; a dense pattern, or one that is dense up to as many tokens as there are
  * (`from`), is exact there. K and V of a few KV heads at a time lie on the device whole: that takes up to 128 MiB, or two heads' where
@@ -766,57 +767,58 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_extend(
  * then nothing has changed. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_session_set_extend_pattern(keyhole_session* session, const char* pattern, uint32_t tokens);
-/* As keyhole_prompt_blocks(), of all such calls of the session that were not dense: blocks attended, and those that the
+/* As keyhole_prompt_get_blocks(), of all such calls of the session that were not dense: blocks attended, and those that the
  * new tokens see. Errors: BUSY. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
-keyhole_session_extend_blocks(const keyhole_session* session, uint64_t* attended, uint64_t* seen);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_get_extend_blocks(
+    const keyhole_session* session, uint64_t* attended, uint64_t* seen);
 
-/* After one keyhole_extend of the same n tokens in every layer that took part, or one launch of a graph that extends
+/* After one keyhole_session_extend of the same n tokens in every layer that took part, or one launch of a graph that extends
  * layers so: keeps m of them, and drops the others in all these layers.
  *   path  NULL: the first m (0..n). Else m rising indexes below n, a path of the tree: they become the tokens that follow
  *         those before the call, in this order.
- * Drops as keyhole_truncate does: what was offloaded stays offloaded, and with KEYHOLE_KV_HOST_INT8 tokens that had left
- * the window come back rounded. One accept for each extend. Of up to 64 tokens in device memory, no more than `window`, it is
- * enqueued on the session's stream, waits for nothing, and graphs stay valid. Not during a capture. Errors: INVALID_ARGUMENT
- * (m, path; no keyhole_extend before; another call has changed a layer's tokens since; layers with another n or other tokens
- * before it; a sliding layer that no longer holds its window before the tokens that go: window_slack is as many as can be),
- * OUT_OF_MEMORY, BUSY,
+ * Drops as keyhole_session_truncate does: what was offloaded stays offloaded, and with KEYHOLE_KV_HOST_INT8 tokens that
+ * had left the window come back rounded. One accept for each extend. Of up to 64 tokens in device memory, no more than
+ * `window`, it is enqueued on the session's stream, waits for nothing, and graphs stay valid. Not during a capture.
+ * Errors: INVALID_ARGUMENT (m, path; no keyhole_session_extend before; another call has changed a layer's tokens since;
+ * layers with another n or other tokens before it; a sliding layer that no longer holds its window before the tokens
+ * that go: window_slack is as many as can be), OUT_OF_MEMORY, BUSY,
  * or the error of an earlier stream step; nothing changes then. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_accept(keyhole_session* session,
                                                                    uint32_t m,
                                                                    const uint32_t* path);
 
-/* keyhole_extend (without masks) of `count` different sessions of one engine, whose work the engine's threads share. With
+/* keyhole_session_extend (without masks) of `count` different sessions of one engine, whose work the engine's threads share. With
  * tensors in device memory each is enqueued on the stream of its session. Of those that have a stream in common and whose layer
  * the device attends by codes, steps that are alike (compute capability 9.0 or newer, 2 or 4 bits of keys and values, heads of 64
  * or 128 components, up to 8 query heads for a KV head and step) go by one launch for up to 16 sessions, also in a capture: short
  * sequences then fill the device together. It shares its thread blocks by their lengths as they are when the kernels run, so a
- * session's result may differ by rounding from that of keyhole_extend. A launch that fails is a failure of each session in it.
- * Sequences may join and leave between calls. On a host device what copies (keyhole_fork) have in common of codes without lists,
- * and of K and V that are attended exactly, is read once for all of them: results differ by rounding from those of keyhole_extend, at most.
+ * session's result may differ by rounding from that of keyhole_session_extend. A launch that fails is a failure of each
+ * session in it. Sequences may join and leave between calls. On a host device what copies (keyhole_session_fork) have
+ * in common of codes without lists, and of K and V that are attended exactly, is read once for all of them: results
+ * differ by rounding from those of keyhole_session_extend, at most.
  *   q, out       `[total, Hq, d]`, total = query_start[count]: the tokens of session 0, then those of session 1, ...
  *   k, v         `[total, Hkv, d]`
  *   query_start  `[count + 1]`, rising from 0: tokens query_start[i] to query_start[i + 1] are session i's; none: the
  *                session is left alone
  *   lse          NULL, or `[total, Hq]` floats
- *   statuses     NULL, or `[count]`: what keyhole_extend would have returned for each
+ *   statuses     NULL, or `[count]`: what keyhole_session_extend would have returned for each
  * What fails for one session (NOT_FINITE in its rows, its OUT_OF_MEMORY, BUSY, ...) leaves that session as it was and its
  * rows of out and lse unspecified; the others go on. Returns KEYHOLE_OK if all succeeded, else the first failure in
  * the order of the sessions, whose text keyhole_last_error() gives. Arguments that concern all (tensors, query_start,
  * layer, a NULL session, sessions of several engines) are checked first: INVALID_ARGUMENT or UNSUPPORTED, and no session has
  * changed; statuses then hold that status. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_extend_batch(
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_extend_batch(
     keyhole_session* const* sessions, uint32_t count, uint32_t layer, const keyhole_tensor* q,
     const keyhole_tensor* k, const keyhole_tensor* v, const uint32_t* query_start,
     const keyhole_tensor* out, float* lse, keyhole_status* statuses);
-/* ENGINES WITH ATTENTION OF THEIR OWN keep sink and window themselves, append with keyhole_prefill, and
+/* ENGINES WITH ATTENTION OF THEIR OWN keep sink and window themselves, append with keyhole_session_append, and
  * merge what these two calls return with their own states (keyhole_merge_states_base and
  * keyhole_merge_states_device). Arrays lie in host memory, and so do tensors, whatever the engine's
  * device; with a CUDA device q, out and lse of the first two may lie in device memory, all of them: such a call waits for what is on
- * the session's stream before it, and the state is there when it returns. lse is a natural logarithm. Which tokens are offloaded keyhole_get_layer_tokens tells: all but the first
- * `sink` and the last `window` of them. Learned sinks are in none of these states: the caller adds them once.
- * UNSUPPORTED in sliding layers, which have nothing offloaded. See docs/embedding.md, Engines with attention of their
- * own. */
+ * the session's stream before it, and the state is there when it returns. lse is a natural logarithm. Which tokens are
+ * offloaded keyhole_session_get_layer_tokens tells: all but the first `sink` and the last `window` of them. Learned
+ * sinks are in none of these states: the caller adds them once. UNSUPPORTED in sliding layers, which have nothing
+ * offloaded. See docs/embedding.md, Engines with attention of their own. */
 
 /* The state of a layer's offloaded tokens alone, pending and indexed, as mode and budget say, without
  * sink and window. Nothing is appended; as in a step, blocks of pending tokens are taken into the index.
@@ -827,29 +829,27 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_extend_batch(
  * Errors: INVALID_ARGUMENT, NOT_FINITE, BUSY, or the error of an earlier stream step; UNSUPPORTED where
  * the device attends the layer by codes (keyhole_session_config.offload_placement = KEYHOLE_PLACE_HOST keeps them
  * on the host). out is unspecified then. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_offloaded(keyhole_session* session,
-                                                                     uint32_t layer,
-                                                                     const keyhole_tensor* q,
-                                                                     const keyhole_tensor* out,
-                                                                     float* lse);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_session_attend_offloaded(keyhole_session* session, uint32_t layer, const keyhole_tensor* q,
+                                 const keyhole_tensor* out, float* lse);
 
 /* The state of tokens that the caller has chosen, each exactly, in place of a search.
  *   counts  `[Hkv]`: how many tokens each KV head attends, 0 allowed
  *   ids     their positions, 0..total - 1 of keyhole_layer_tokens, those of KV head 0 first; of each head
  *           distinct, in any order (which changes results by rounding alone); NULL where all counts are 0
  *   with_resident  non-zero: sink and window are attended as well, by every head; ids of them count once
- *   q, out, lse    as in keyhole_attend_offloaded
+ *   q, out, lse    as in keyhole_session_attend_offloaded
  * Mode and budget do not matter. A head that attends nothing has (0, -inf). May allocate. Errors:
  * INVALID_ARGUMENT (names KV head, id and the ids allowed; an id that comes twice), NOT_FINITE,
  * OUT_OF_MEMORY, BUSY, or the error of an earlier stream step. out is unspecified then. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_tokens(
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_attend_tokens(
     keyhole_session* session, uint32_t layer, const keyhole_tensor* q, const uint32_t* ids,
     const uint32_t* counts, int32_t with_resident, const keyhole_tensor* out, float* lse);
 
 /* The ids that a search chooses: of every query head the offloaded tokens with the largest inner products
  * q . k, best first, equal ones by position.
  *   q       `[Hq, d]`, any dtype;  top_k 1..max_tokens
- *   ids     `[Hq, top_k]` out: positions, as keyhole_attend_tokens takes them
+ *   ids     `[Hq, top_k]` out: positions, as keyhole_session_attend_tokens takes them
  *   scores  NULL, or `[Hq, top_k]` out: q . k of the key as it is stored, unscaled
  *   counts  `[Hq]` out: how many each head has, min(top_k, offloaded tokens) or fewer where its index finds
  *           no more; what lies behind them is left as it was
@@ -858,11 +858,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_tokens(
  * by codes) and of a session in KEYHOLE_MODE_EXACT, are scored one by one. As in a step, blocks of pending
  * tokens are taken into the index. May allocate. Errors: INVALID_ARGUMENT, NOT_FINITE, OUT_OF_MEMORY, BUSY,
  * or the error of an earlier stream step; what was written is unspecified then. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_search_tokens(keyhole_session* session,
-                                                                  uint32_t layer,
-                                                                  const keyhole_tensor* q,
-                                                                  uint32_t top_k, uint32_t* ids,
-                                                                  float* scores, uint32_t* counts);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_session_search_tokens(keyhole_session* session, uint32_t layer, const keyhole_tensor* q,
+                              uint32_t top_k, uint32_t* ids, float* scores, uint32_t* counts);
 
 /* STREAM STEPS. With a CUDA device the calls above also take q, k, v, out and lse in device memory:
  * the step is enqueued on the session's stream, and can be captured. Other than the borrowed arrays of
@@ -889,19 +887,20 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_synchronize(keyhole_
  * shorter than W until it has filled again. A layer of at most n_tokens tokens is left alone.
  * Errors: BUSY, or the error of an earlier stream step; INVALID_ARGUMENT where a sliding layer no longer holds
  * all of its window before n_tokens (window_slack), unless n_tokens is 0: nothing changes then. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_truncate(keyhole_session* session,
-                                                             uint32_t n_tokens);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_truncate(keyhole_session* session,
+                                                                     uint32_t n_tokens);
 
 /* An independent copy of the session. It copies resident tokens and the config; offloaded K and V, indexes, codes and
  * training queries it shares with the session until one of the two changes them. That one takes a copy of its own first, of
  * what it changes: of an index that grows or is cut, all of that head's (codes and the lists of ivf and saap stay shared);
- * of K and V, a page of each array; of codes on a device, pages of it. Where there is no memory for it, tokens stay pending, or keyhole_build returns
- * OUT_OF_MEMORY. See shared_bytes of keyhole_statistics. Both give the same answers, to the last bit, as long as they have
- * indexed the same tokens (with KEYHOLE_APPEND_BACKGROUND a block is indexed when it is ready). A session and its copies
- * may be used by different threads at once, and destroyed in any order. The caller destroys *out. BUSY leaves *out as it
- * was; it is NULL on other failures. Errors: OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY, DEVICE_ERROR, BUSY. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_fork(keyhole_session* session,
-                                                         keyhole_session** out);
+ * of K and V, a page of each array; of codes on a device, pages of it. Where there is no memory for it, tokens stay
+ * pending, or keyhole_session_build returns OUT_OF_MEMORY. See shared_bytes of keyhole_statistics. Both give the same
+ * answers, to the last bit, as long as they have indexed the same tokens (with KEYHOLE_APPEND_BACKGROUND a block is
+ * indexed when it is ready). A session and its copies may be used by different threads at once, and destroyed in any
+ * order. The caller destroys *out. BUSY leaves *out as it was; it is NULL on other failures. Errors: OUT_OF_MEMORY,
+ * OUT_OF_DEVICE_MEMORY, DEVICE_ERROR, BUSY. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_fork(keyhole_session* session,
+                                                                 keyhole_session** out);
 
 /* Writes the session to a file: shape, config, K, V and indexes, with magic, format version and
  * checksum, for its owner to read alone (mode 0600). save writes a file of another name beside it and
@@ -911,10 +910,11 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_fork(keyhole_session* sessio
  * budgets file is not read again. The caller destroys *out; it is NULL on failure. Errors: IO,
  * CORRUPT, VERSION_MISMATCH, INVALID_ARGUMENT, OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY; of save also
  * BUSY. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_save(keyhole_session* session,
-                                                         const char* path);
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_load(keyhole_engine* engine, const char* path,
-                                                         keyhole_session** out);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_save(keyhole_session* session,
+                                                                 const char* path);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_load(keyhole_engine* engine,
+                                                                 const char* path,
+                                                                 keyhole_session** out);
 
 /* What a session's tokens are, so that a saved context is not taken for another one: the id of a model and
  * the ids of the tokens, from the first one on. The caller sets it, save writes it, fork copies it, a
@@ -940,14 +940,14 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_identity(keyhole
                                                                          uint64_t count);
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_session_get_identity(const keyhole_session* session, keyhole_identity* identity);
-/* keyhole_load of a file whose model is `model` (NULL: any) and whose tokens are the first of `tokens`, a
+/* keyhole_session_load of a file whose model is `model` (NULL: any) and whose tokens are the first of `tokens`, a
  * prompt that it may be continued with (NULL: any). Anything else, also a file that does not say what it
  * holds, or that holds more tokens than it names: INVALID_ARGUMENT, with what the file says and what was
  * asked for, before K and V are read. How many of the tokens the session holds
- * keyhole_session_get_identity tells. Other errors as keyhole_load. */
+ * keyhole_session_get_identity tells. Other errors as keyhole_session_load. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
-keyhole_load_expecting(keyhole_engine* engine, const char* path, const char* model,
-                       const int32_t* tokens, uint64_t count, keyhole_session** out);
+keyhole_session_load_expecting(keyhole_engine* engine, const char* path, const char* model,
+                               const int32_t* tokens, uint64_t count, keyhole_session** out);
 
 /* Tokens of a layer: all, and how many of them are sink, window, indexed, pending (these add up to
  * total; of a sliding layer total counts all tokens that came, window those that it attends). A token is
@@ -965,11 +965,10 @@ static inline void keyhole_layer_tokens_init(keyhole_layer_tokens* tokens) {
 /* While a stream is being captured this waits only for the host's part of steps enqueued before,
  * and does not touch the stream: of steps that were captured and not launched it knows nothing.
  * INVALID_ARGUMENT: layer. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_layer_tokens(const keyhole_session* session,
-                                                                     uint32_t layer,
-                                                                     keyhole_layer_tokens* tokens);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_get_layer_tokens(
+    const keyhole_session* session, uint32_t layer, keyhole_layer_tokens* tokens);
 
-/* Over all layers. Sums run since the session was made or keyhole_reset_statistics. */
+/* Over all layers. Sums run since the session was made or keyhole_session_reset_statistics. */
 typedef struct keyhole_statistics {
   size_t struct_size;
   /* Sum: steps of a layer that are done. */
@@ -992,7 +991,7 @@ typedef struct keyhole_statistics {
   double resident_seconds;
   /* Sum: time in appends of K and V, flushes and index appends in attends. */
   double append_seconds;
-  /* Sum: wall time of keyhole_build. */
+  /* Sum: wall time of keyhole_session_build. */
   double build_seconds;
   /* Now: of the longest layer. */
   uint64_t tokens;
@@ -1064,10 +1063,11 @@ static inline void keyhole_statistics_init(keyhole_statistics* statistics) {
 /* Allowed between attend_begin and attend_end: a step under way is counted when it ends. While a
  * stream is being captured this waits only for the host's part of steps enqueued before, and does
  * not touch the stream. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_statistics(const keyhole_session* session,
-                                                                   keyhole_statistics* statistics);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_session_get_statistics(const keyhole_session* session, keyhole_statistics* statistics);
 /* Sets the sums to 0, and the figures of audits. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_reset_statistics(keyhole_session* session);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_session_reset_statistics(keyhole_session* session);
 
 /* What audits have found since the session was made or its statistics were reset (docs/choosing.md,
  * Audits); of one head, or of all of a layer, KV head or model (KEYHOLE_ALL). Errors and masses are
@@ -1112,9 +1112,10 @@ static inline void keyhole_audit_init(keyhole_audit* audit) {
 /* Waits for the session's stream, and finishes the audits under way first, on the engine's threads,
  * each of which reads all offloaded K and V of its head; so call it seldom. All 0 for a session without
  * audits. INVALID_ARGUMENT: layer or kv_head; BUSY: between attend_begin and attend_end. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_audit(keyhole_session* session,
-                                                              uint32_t layer, uint32_t kv_head,
-                                                              keyhole_audit* audit);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_get_audit(keyhole_session* session,
+                                                                      uint32_t layer,
+                                                                      uint32_t kv_head,
+                                                                      keyhole_audit* audit);
 
 /* ---- Plan: memory before anything is allocated ----------------------------------------------- */
 

@@ -16,29 +16,29 @@
  *   - A token t is of rank (t / context_block) % size. The rank's own session has sink and window among its own tokens: so
  *     the first `sink` and the newest `window` tokens of the whole context are attended exactly, and up to size times as
  *     many others. Sliding layers are the same on every rank.
- *   - keyhole_prefill, _build, _attend, _attend_end, _extend, _session_set_index, _session_create, _fork, _save and _load are
+ *   - keyhole_session_append, _build, _attend, _attend_end, _extend, _session_set_index, _session_create, _fork, _save and _load are
  *     collective: each waits for all ranks. An error of one rank is returned by all, with the same text, which begins with the
  *     rank; what these calls change is then as the comments of each say, on all ranks (set_index: indexes of
  *     the ranks may differ; call it again). Budgets count on each rank: with top_k N each rank reads the best N of its own
  *     tokens, which the best N of all are among; a target is met by each rank for its own tokens.
- *   - max_tokens, keyhole_truncate and statistics.tokens are about the whole context. All other figures of statistics, audits
- *     and plans are this rank's; of keyhole_get_layer_tokens `total` is of the whole context, the others add up to this
+ *   - max_tokens, keyhole_session_truncate and statistics.tokens are about the whole context. All other figures of statistics, audits
+ *     and plans are this rank's; of keyhole_session_get_layer_tokens `total` is of the whole context, the others add up to this
  *     rank's share. Memory limits are each rank's.
- *   - keyhole_save writes a file for each rank beside `path` and a small one to `path` that names them; the old ones stay until
- *     the new are whole. keyhole_load takes `path` with the same number of ranks or another, with an engine without
+ *   - keyhole_session_save writes a file for each rank beside `path` and a small one to `path` that names them; the old ones stay until
+ *     the new are whole. keyhole_session_load takes `path` with the same number of ranks or another, with an engine without
  *     a communicator, too, and on ranks a file of an ordinary session. With another number each rank must be able to read
- *     all files, takes its tokens from them, memory of its share twice meanwhile, and leaves them pending: keyhole_build
+ *     all files, takes its tokens from them, memory of its share twice meanwhile, and leaves them pending: keyhole_session_build
  *     indexes them (without training queries, which are not carried over).
- *   - TENSORS IN DEVICE MEMORY (engines with a CUDA device). keyhole_attend, _attend_begin and _attend_end enqueue on the session's
+ *   - TENSORS IN DEVICE MEMORY (engines with a CUDA device). keyhole_session_attend, _attend_begin and _attend_end enqueue on the session's
  *     stream this rank's step, an all_gather_on_stream of the states (`[Hq, d + 1]` fp32 of each rank) and their merge; the first
  *     such call of a session waits for all ranks, the others for this rank's own step of the layer before, which stands behind
  *     the gathers before it. out has no gaps between heads. Where a rank's part fails, its call returns the error (of what is found
  *     while the stream runs, such as keys that are not finite, a later call), the answers of all ranks are NaN from then on, but of
  *     sliding layers, and the next collective call that waits returns the error on all ranks; keyhole_session_synchronize is
  *     one. After it there are no more steps, as after any error of a stream step. A stream that has not come by a gather within timeout_ms when a call waits for it (also
- *     keyhole_session_destroy, keyhole_get_statistics) is TIMEOUT: the gather is given up, see keyhole_transport.abort. Where the
+ *     keyhole_session_destroy, keyhole_session_get_statistics) is TIMEOUT: the gather is given up, see keyhole_transport.abort. Where the
  *     transport has no all_gather_on_stream, steps go by way of host memory and wait for all ranks, which take back one that fails; after
- *     an error of the device, or keys that are not finite, there are no more. keyhole_extend always goes that way.
+ *     an error of the device, or keys that are not finite, there are no more. keyhole_session_extend always goes that way.
  *   - GRAPHS. Such steps can be captured on transports with all_gather_on_stream, after a first one that was not. A graph is good for
  *     tokens of the same rank: at the end of a block all ranks capture again, which keyhole_session_announce says by
  *     INVALID_ARGUMENT, as for all that makes a graph invalid; so it does of max_tokens. It is not collective, and leaves the
@@ -48,8 +48,8 @@
  *     these; NCCL_GRAPH_REGISTER=0 makes sure. After any other error of keyhole_session_announce, if the last capture was whole, the graph is not to be
  *     launched: what it would have done is enqueued with NaN as this rank's states, and goes on as after a step that has
  *     failed. Where a capture itself fails, the token's steps are made as single calls, which keep step with the others.
- *   - UNSUPPORTED: masks of keyhole_extend, paths of keyhole_session_accept, patterns of extends,
- *     keyhole_extend_batch, keyhole_attend_offloaded, _attend_tokens, _search_tokens, and index types that undo RoPE
+ *   - UNSUPPORTED: masks of keyhole_session_extend, paths of keyhole_session_accept, patterns of extends,
+ *     keyhole_session_extend_batch, keyhole_session_attend_offloaded, _attend_tokens, _search_tokens, and index types that undo RoPE
  *     (saap, ivf with rope=undo), as a rank's tokens are not at their places in the text.
  *   - After RANK_FAILED or TIMEOUT the communicator is lost, and every collective call returns that error at once. Sessions
  *     can be destroyed.
@@ -101,7 +101,7 @@ static inline void keyhole_transport_init(keyhole_transport* transport) {
 
 typedef struct keyhole_communicator_config {
   size_t struct_size;
-  /* Milliseconds that a rank waits in a step for the others: keyhole_attend and _extend, keyhole_communicator_gather and _sum.
+  /* Milliseconds that a rank waits in a step for the others: keyhole_session_attend and _extend, keyhole_communicator_gather and _sum.
    * AUTO: 30000. */
   uint32_t timeout_ms;
   /* The same where ranks may arrive much later than others: prefills, builds, saves, loads, keyhole_communicator_broadcast.
@@ -123,9 +123,9 @@ keyhole_communicator_create(const keyhole_transport* transport,
 KEYHOLE_API void keyhole_communicator_destroy(keyhole_communicator* communicator);
 
 /* 0 for NULL. */
-KEYHOLE_API uint32_t keyhole_communicator_rank(const keyhole_communicator* communicator);
+KEYHOLE_API uint32_t keyhole_communicator_get_rank(const keyhole_communicator* communicator);
 /* 1 for NULL. */
-KEYHOLE_API uint32_t keyhole_communicator_size(const keyhole_communicator* communicator);
+KEYHOLE_API uint32_t keyhole_communicator_get_size(const keyhole_communicator* communicator);
 
 /* `bytes` bytes of every rank, to `all` `[size, bytes]` on every rank. Collective. Errors: TIMEOUT, RANK_FAILED (of the transport;
  * also where ranks make different calls), OUT_OF_MEMORY, BUSY. */

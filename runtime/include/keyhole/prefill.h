@@ -1,7 +1,7 @@
 /* Keyhole: attention of a prompt, exact or over the blocks of tokens that matter (MInference and what
  * came after), for a decoder that computes prompts with K and V of a layer in the memory of the engine's
- * device: a CUDA device or the host. Nothing is stored: keyhole_prefill of keyhole/keyhole.h takes K and V for the
- * decoding. The opening comment of that header (words, errors, structs) holds here, too.
+ * device: a CUDA device or the host. Nothing is stored: keyhole_session_append of keyhole/keyhole.h takes K and V for
+ * the decoding. The opening comment of that header (words, errors, structs) holds here, too.
  */
 #ifndef KEYHOLE_PREFILL_H_
 #define KEYHOLE_PREFILL_H_
@@ -65,9 +65,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_attend(
 
 /* Blocks of 64 tokens, summed over tiles of 128 queries and query heads, of all calls that were not
  * dense: those attended, and those that the queries see. Waits for them. Errors: DEVICE_ERROR, BUSY. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_blocks(keyhole_prompt* prompt,
-                                                                  uint64_t* attended,
-                                                                  uint64_t* seen);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_get_blocks(keyhole_prompt* prompt,
+                                                                      uint64_t* attended,
+                                                                      uint64_t* seen);
 
 #ifdef __cplusplus
 } /* extern "C" */

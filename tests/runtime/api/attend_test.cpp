@@ -28,7 +28,7 @@ class Attend : public ::testing::Test {
 
 TEST_F(Attend, ResidentModeReadsSinkAndWindowOnly) {
   make(300);
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   ASSERT_OK(keyhole_session_set_mode(session_.get(), KEYHOLE_MODE_RESIDENT, 0));
   const auto t = layer_tokens(session_.get(), 0);
   const auto q = numbers_.many(shape_.q(1));
@@ -42,7 +42,7 @@ TEST_F(Attend, ResidentModeReadsSinkAndWindowOnly) {
 TEST_F(Attend, ExactModeIsExactWithASmallK) {
   sc_.budget.top_k = 1;
   make(300);
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   ASSERT_OK(keyhole_session_set_mode(session_.get(), KEYHOLE_MODE_EXACT, 0));
   expect_exact(session_.get(), model_, shape_, 1, numbers_);
 }
@@ -61,7 +61,7 @@ TEST_F(Attend, ScoredOverFlatIsExact) {
   sc_.budget.top_k = 1;
   sc_.budget.attend = KEYHOLE_ATTEND_SCORED;
   make(500);
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   const auto t = layer_tokens(session_.get(), 0);
   expect_exact(session_.get(), model_, shape_, 0, numbers_);
   const auto st = statistics(session_.get());
@@ -77,7 +77,7 @@ TEST_F(Attend, WeightAttendsTheGroupsHeavyTokens) {
   sc_.budget.attend = KEYHOLE_ATTEND_WEIGHT;
   sc_.budget.min_weight = 0.02F;
   make(400);
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   const auto t = layer_tokens(session_.get(), 0);
   const auto q = numbers_.many(shape_.q(1));
   const auto offloaded = [&](uint32_t i) { return i >= t.sink && i < t.total - t.window; };
@@ -113,7 +113,7 @@ TEST_F(Attend, WeightAttendsTheGroupsHeavyTokens) {
 
 TEST_F(Attend, AttendModeCanBeChangedAndReadBack) {
   make(300);
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   const auto expect_config = [&](keyhole_attend_mode attend, float min_weight) {
     keyhole_session_config c;
     keyhole_session_config_init(&c);
@@ -139,7 +139,7 @@ TEST_F(Attend, AttendModeCanBeChangedAndReadBack) {
 TEST_F(Attend, SmallKAttendsTheUnionOfTheGroupsBestKeys) {
   sc_.budget.top_k = 3;
   make(200);
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   const auto t = layer_tokens(session_.get(), 0);
   const auto q = numbers_.many(shape_.q(1));
   const auto seen = attend_only(session_.get(), shape_, 0, q);
@@ -161,24 +161,24 @@ TEST_F(Attend, SmallKAttendsTheUnionOfTheGroupsBestKeys) {
 
 TEST_F(Attend, BeginAndEndGiveTheSameAsAttend) {
   make(200);
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   const auto q = numbers_.many(shape_.q(1));
   const auto whole = attend_only(session_.get(), shape_, 0, q);
   auto copy = q;
   const auto tq = tensor(copy, {shape_.hq, shape_.d});
-  ASSERT_OK(keyhole_attend_begin(session_.get(), 0, &tq, nullptr, nullptr));
+  ASSERT_OK(keyhole_session_attend_begin(session_.get(), 0, &tq, nullptr, nullptr));
   std::fill(copy.begin(), copy.end(), 0.0F);  // begin has taken its copy
-  EXPECT_EQ(KEYHOLE_BUSY, keyhole_attend_begin(session_.get(), 0, &tq, nullptr, nullptr));
-  EXPECT_EQ(KEYHOLE_BUSY, keyhole_truncate(session_.get(), 3));
-  EXPECT_EQ(KEYHOLE_BUSY, keyhole_build(session_.get(), nullptr, nullptr));
+  EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_attend_begin(session_.get(), 0, &tq, nullptr, nullptr));
+  EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_truncate(session_.get(), 3));
+  EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_build(session_.get(), nullptr, nullptr));
   const auto wrong = tensor(copy, {shape_.hq + 1, shape_.d});
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_attend_end(session_.get(), &wrong, nullptr));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_attend_end(session_.get(), &wrong, nullptr));
   Answer a{std::vector<float>(shape_.q(1)), std::vector<float>(ec_.q_heads)};
   const auto out = tensor(a.o, {shape_.hq, shape_.d});
-  ASSERT_OK(keyhole_attend_end(session_.get(), &out, a.lse.data()));
+  ASSERT_OK(keyhole_session_attend_end(session_.get(), &out, a.lse.data()));
   EXPECT_EQ(whole.o, a.o);
   EXPECT_EQ(whole.lse, a.lse);
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_attend_end(session_.get(), &out, nullptr));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_attend_end(session_.get(), &out, nullptr));
 }
 
 TEST_F(Attend, TwoSessionsOfOneThreadMayOverlapTheirSteps) {
@@ -188,13 +188,13 @@ TEST_F(Attend, TwoSessionsOfOneThreadMayOverlapTheirSteps) {
   prefill_both(other.get(), other_model, shape_, 0, 150, numbers_);
   const auto q = numbers_.many(shape_.q(1));
   const auto tq = tensor(q, {shape_.hq, shape_.d});
-  ASSERT_OK(keyhole_attend_begin(session_.get(), 0, &tq, nullptr, nullptr));
-  ASSERT_OK(keyhole_attend_begin(other.get(), 0, &tq, nullptr, nullptr));
+  ASSERT_OK(keyhole_session_attend_begin(session_.get(), 0, &tq, nullptr, nullptr));
+  ASSERT_OK(keyhole_session_attend_begin(other.get(), 0, &tq, nullptr, nullptr));
   std::vector<double> lse;
   const auto finish = [&](keyhole_session* s, const Model& m) {
     Answer a{std::vector<float>(shape_.q(1)), std::vector<float>(ec_.q_heads)};
     const auto out = tensor(a.o, {shape_.hq, shape_.d});
-    ASSERT_OK(keyhole_attend_end(s, &out, a.lse.data()));
+    ASSERT_OK(keyhole_session_attend_end(s, &out, a.lse.data()));
     const auto o = m.attend_all(0, q, lse);
     expect_near(a, o, lse);
   };
@@ -206,7 +206,7 @@ TEST_F(Attend, DestroyingASessionInsideAStepIsSafe) {
   make(200);
   const auto q = numbers_.many(shape_.q(1));
   const auto tq = tensor(q, {shape_.hq, shape_.d});
-  ASSERT_OK(keyhole_attend_begin(session_.get(), 0, &tq, nullptr, nullptr));
+  ASSERT_OK(keyhole_session_attend_begin(session_.get(), 0, &tq, nullptr, nullptr));
   session_.reset();
 }
 
@@ -228,7 +228,7 @@ TEST_F(Attend, StridedTensorsOfEveryDtype) {
     auto tq = keyhole_tensor{rows.data(), t, KEYHOLE_HOST, 2, {shape_.hq, shape_.d}, {stride, 1}};
     auto out = tq;
     out.data = result.data();
-    ASSERT_OK(keyhole_attend(session_.get(), 0, &tq, nullptr, nullptr, &out, nullptr));
+    ASSERT_OK(keyhole_session_attend(session_.get(), 0, &tq, nullptr, nullptr, &out, nullptr));
     std::vector<float> row(static_cast<size_t>(stride));
     for (int64_t h = 0; h < shape_.hq; ++h) {
       kernels.to_f32[t](result.data() + static_cast<size_t>(h * stride) * size, row.data(),
@@ -248,7 +248,7 @@ TEST_F(Attend, StridedTensorsOfEveryDtype) {
 
 TEST_F(Attend, StatisticsCountWhatWasDone) {
   make(300);
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   const auto before = statistics(session_.get());
   EXPECT_EQ(0U, before.attends);
   EXPECT_EQ(300U, before.tokens);
@@ -262,7 +262,7 @@ TEST_F(Attend, StatisticsCountWhatWasDone) {
   EXPECT_GT(after.attend_seconds, 0.0);
   EXPECT_GT(after.search_seconds, 0.0);
   EXPECT_GT(after.bytes_read, 0U);
-  ASSERT_OK(keyhole_reset_statistics(session_.get()));
+  ASSERT_OK(keyhole_session_reset_statistics(session_.get()));
   EXPECT_EQ(0U, statistics(session_.get()).attends);
 }
 

@@ -54,7 +54,7 @@ struct Busy {
     for (uint32_t l = 0; l < config.layers; ++l) {
       prefill_both(session.get(), model, shape, l, 200, numbers);
     }
-    EXPECT_OK(keyhole_build(session.get(), nullptr, nullptr));
+    EXPECT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
     for (uint32_t l = 0; l < config.layers; ++l) {
       prefill_both(session.get(), model, shape, l, 100, numbers);
     }
@@ -82,21 +82,21 @@ TEST(ChildProcess, CallsWithObjectsOfTheParentAreRefusedAndDestroyingThemReturns
     uint64_t attended = 0, seen = 0;
     float value = 1;
     int step = 0;
-    for (const bool refused :
-         {is_refused(keyhole_engine_get_config(engine, &config)),
-          is_refused(keyhole_session_create(engine, nullptr, &other)),
-          is_refused(keyhole_load(engine, "file", &other)),
-          is_refused(keyhole_fork(session, &other)), is_refused(keyhole_truncate(session, 10)),
-          is_refused(keyhole_save(session, "file")),
-          is_refused(keyhole_build(session, nullptr, nullptr)),
-          is_refused(keyhole_session_synchronize(session)),
-          is_refused(keyhole_index_get_info(index, &info)),
-          is_refused(keyhole_prompt_blocks(prompt, &attended, &seen)),
-          is_refused(keyhole_communicator_sum(communicator, &value, 1)), [&] {
-            config = small_engine();
-            config.communicator = communicator;
-            return is_refused(keyhole_engine_create(&config, &with));
-          }()}) {
+    for (const bool refused : {is_refused(keyhole_engine_get_config(engine, &config)),
+                               is_refused(keyhole_session_create(engine, nullptr, &other)),
+                               is_refused(keyhole_session_load(engine, "file", nullptr, &other)),
+                               is_refused(keyhole_session_fork(session, &other)),
+                               is_refused(keyhole_session_truncate(session, 10)),
+                               is_refused(keyhole_session_save(session, "file")),
+                               is_refused(keyhole_session_build(session, nullptr, nullptr)),
+                               is_refused(keyhole_session_synchronize(session)),
+                               is_refused(keyhole_index_get_info(index, &info)),
+                               is_refused(keyhole_prompt_get_blocks(prompt, &attended, &seen)),
+                               is_refused(keyhole_communicator_sum(communicator, &value, 1)), [&] {
+                                 config = small_engine();
+                                 config.communicator = communicator;
+                                 return is_refused(keyhole_engine_create(&config, &with));
+                               }()}) {
       ++step;
       if (!refused) return step;
     }

@@ -35,7 +35,7 @@ class Dtype : public ::testing::Test {
                          keyhole_dtype dtype) {
     const keyhole_tensor tk = rows(k, dtype);
     const keyhole_tensor tv = rows(v, dtype);
-    return keyhole_prefill(session_.get(), 0, &tk, &tv, nullptr);
+    return keyhole_session_append(session_.get(), 0, &tk, &tv, nullptr);
   }
 
   std::vector<std::string> told_;
@@ -65,7 +65,8 @@ TEST_F(Dtype, AValueThatOverflowsIsRefusedByName) {
   const auto none = zeros();
   const keyhole_tensor tk = rows(k, KEYHOLE_BF16, 1);
   const keyhole_tensor tv = rows(none, KEYHOLE_BF16, 1);
-  EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_attend(session_.get(), 0, &tq, &tk, &tv, &to, nullptr));
+  EXPECT_EQ(KEYHOLE_NOT_FINITE,
+            keyhole_session_attend(session_.get(), 0, &tq, &tk, &tv, &to, nullptr));
   EXPECT_NE(std::string(keyhole_last_error()).find("tensor k"), std::string::npos);
   EXPECT_EQ(layer_tokens(session_.get(), 0).total, kTokens);
 }

@@ -212,9 +212,9 @@ TEST_F(CallErrors, ShapesThatDoNotMatch) {
   auto good = tensor(kv_, {3, shape_.hkv, shape_.d});
   const auto refused = [&](const keyhole_tensor& bad, const char* text) {
     EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, text,
-                 keyhole_prefill(session_.get(), 0, &bad, &good, nullptr));
+                 keyhole_session_append(session_.get(), 0, &bad, &good, nullptr));
     EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, text,
-                 keyhole_prefill(session_.get(), 0, &good, &bad, nullptr));
+                 keyhole_session_append(session_.get(), 0, &good, &bad, nullptr));
   };
   refused(tensor(kv_, {3, shape_.hkv, shape_.d - 1}), "needed: [n, 2, 64]");
   refused(tensor(kv_, {3, shape_.hkv + 1, shape_.d}), "needed: [n, 2, 64]");
@@ -247,31 +247,31 @@ TEST_F(CallErrors, ShapesThatDoNotMatch) {
   bad = good;
   bad.memory = KEYHOLE_DEVICE;
   EXPECT_ERROR(KEYHOLE_UNSUPPORTED, "device memory",
-               keyhole_prefill(session_.get(), 0, &bad, &good, nullptr));
+               keyhole_session_append(session_.get(), 0, &bad, &good, nullptr));
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "NULL",
-               keyhole_prefill(session_.get(), 0, nullptr, &good, nullptr));
+               keyhole_session_append(session_.get(), 0, nullptr, &good, nullptr));
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "NULL",
-               keyhole_prefill(nullptr, 0, &good, &good, nullptr));
+               keyhole_session_append(nullptr, 0, &good, &good, nullptr));
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "layer is 2",
-               keyhole_prefill(session_.get(), 2, &good, &good, nullptr));
+               keyhole_session_append(session_.get(), 2, &good, &good, nullptr));
 }
 
 TEST_F(CallErrors, OutputsThatDoNotFit) {
   const auto q = tensor(q_, {1, shape_.hq, shape_.d});
   std::vector<float> o(shape_.q(1));
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "out",
-               keyhole_attend(session_.get(), 0, &q, nullptr, nullptr, nullptr, nullptr));
+               keyhole_session_attend(session_.get(), 0, &q, nullptr, nullptr, nullptr, nullptr));
   auto out = tensor(o, {shape_.hq, shape_.d - 16});
   const auto k = tensor(kv_, {1, shape_.hkv, shape_.d});
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "out",
-               keyhole_attend(session_.get(), 0, &q, &k, &k, &out, nullptr));
+               keyhole_session_attend(session_.get(), 0, &q, &k, &k, &out, nullptr));
   out = tensor(o, {shape_.hq, shape_.d});
   out.strides[0] = 1;
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "overlap",
-               keyhole_attend(session_.get(), 0, &q, &k, &k, &out, nullptr));
+               keyhole_session_attend(session_.get(), 0, &q, &k, &k, &out, nullptr));
   out = tensor(o, {shape_.hq, shape_.d});
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "both or none",
-               keyhole_attend(session_.get(), 0, &q, &k, nullptr, &out, nullptr));
+               keyhole_session_attend(session_.get(), 0, &q, &k, nullptr, &out, nullptr));
 }
 
 TEST_F(CallErrors, NotANumber) {
@@ -286,18 +286,18 @@ TEST_F(CallErrors, NotANumber) {
       const auto good = tensor(kv_, {3, shape_.hkv, shape_.d});
       const auto tensor_bad = tensor(bad, {3, shape_.hkv, shape_.d});
       EXPECT_ERROR(KEYHOLE_NOT_FINITE, "tensor k",
-                   keyhole_prefill(session_.get(), 0, &tensor_bad, &good, nullptr));
+                   keyhole_session_append(session_.get(), 0, &tensor_bad, &good, nullptr));
       EXPECT_ERROR(KEYHOLE_NOT_FINITE, "tensor v",
-                   keyhole_prefill(session_.get(), 0, &good, &tensor_bad, nullptr));
+                   keyhole_session_append(session_.get(), 0, &good, &tensor_bad, nullptr));
       EXPECT_ERROR(KEYHOLE_NOT_FINITE, ("token " + std::to_string(at / shape_.kv(1))).c_str(),
-                   keyhole_prefill(session_.get(), 0, &tensor_bad, &good, nullptr));
+                   keyhole_session_append(session_.get(), 0, &tensor_bad, &good, nullptr));
     }
     auto bad_q = q_;
     bad_q[shape_.q(1) - 1] = poison;
     const auto q = tensor(bad_q, {shape_.hq, shape_.d});
     const auto k = tensor(kv_, {shape_.hkv, shape_.d});
     EXPECT_ERROR(KEYHOLE_NOT_FINITE, "tensor q",
-                 keyhole_attend(session_.get(), 0, &q, &k, &k, &out, nullptr));
+                 keyhole_session_attend(session_.get(), 0, &q, &k, &k, &out, nullptr));
   }
 }
 
@@ -305,18 +305,18 @@ TEST_F(CallErrors, AValueThatOverflowsTheStorage) {
   kv_[7] = 1e5F;
   const auto bad = tensor(kv_, {3, shape_.hkv, shape_.d});
   EXPECT_ERROR(KEYHOLE_NOT_FINITE, "65504",
-               keyhole_prefill(session_.get(), 0, &bad, &bad, nullptr));
+               keyhole_session_append(session_.get(), 0, &bad, &bad, nullptr));
 }
 
 TEST_F(CallErrors, MoreTokensThanRoom) {
   const auto many = numbers_.many(shape_.kv(4037));
   const auto t = tensor(many, {4037, shape_.hkv, shape_.d});
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "max_tokens",
-               keyhole_prefill(session_.get(), 0, &t, &t, nullptr));
+               keyhole_session_append(session_.get(), 0, &t, &t, nullptr));
 }
 
 TEST_F(CallErrors, KAboveEverythingIsAllowed) {
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   ASSERT_OK(keyhole_session_set_mode(session_.get(), KEYHOLE_MODE_INDEXED, 4096));  // max_tokens
 }
 
@@ -342,7 +342,7 @@ TEST(StepErrors, ALayerWithoutTokens) {
   const auto tq = tensor(q, {shape.hq, shape.d});
   const auto out = tensor(o, {shape.hq, shape.d});
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "no token",
-               keyhole_attend(session.get(), 0, &tq, nullptr, nullptr, &out, nullptr));
+               keyhole_session_attend(session.get(), 0, &tq, nullptr, nullptr, &out, nullptr));
 }
 
 // Inner products of 1e60 do not fit fp32; attention over finite rows is finite all the same.
@@ -357,7 +357,7 @@ TEST(StepErrors, LogitsBeyondFp32StillAttend) {
   const auto q = tensor(huge, {shape.hq, shape.d});
   const auto k = tensor(huge, {shape.hkv, shape.d});
   const auto out = tensor(o, {shape.hq, shape.d});
-  ASSERT_OK(keyhole_attend(session.get(), 0, &q, &k, &k, &out, nullptr));
+  ASSERT_OK(keyhole_session_attend(session.get(), 0, &q, &k, &k, &out, nullptr));
   for (const float x : o) ASSERT_FLOAT_EQ(1e30F, x);
 }
 

@@ -40,7 +40,7 @@ TEST(AttendOffloaded, IsExactOverTheOffloadedTokensWhereTheBudgetReadsAll) {
       for (const uint32_t n : {3U, 20U, 60U, 200U, 45U}) {
         w.prefill(n);
         if (n == 200U) {
-          ASSERT_OK(keyhole_build(w.session.get(), nullptr, nullptr));
+          ASSERT_OK(keyhole_session_build(w.session.get(), nullptr, nullptr));
         }
         SCOPED_TRACE(std::to_string(w.model.tokens(0)) + " tokens");
         expect_offloaded_exact(w.session.get(), w.model, ec, 1, w.query());
@@ -67,7 +67,7 @@ TEST(AttendOffloaded, WithSinkAndWindowItIsTheWholeStep) {
       }
       World w(small_engine(), sc);
       w.prefill(600);
-      ASSERT_OK(keyhole_build(w.session.get(), nullptr, nullptr));
+      ASSERT_OK(keyhole_session_build(w.session.get(), nullptr, nullptr));
       w.prefill(50);
       const auto q = w.query();
       const Answer all = attend_only(w.session.get(), w.shape, 0, q);
@@ -102,7 +102,7 @@ TEST(AttendOffloaded, OfNothingIsEmpty) {
 TEST(AttendOffloaded, TakesPendingTokensIntoTheIndex) {
   World w(small_engine(), small_session());
   w.prefill(100);
-  ASSERT_OK(keyhole_build(w.session.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(w.session.get(), nullptr, nullptr));
   const uint32_t before = layer_tokens(w.session.get(), 0).indexed;
   for (int i = 0; i < 200; ++i) {
     w.prefill(1);
@@ -136,7 +136,7 @@ TEST_P(AttendTokens, AttendsWhatItIsTold) {
   w.prefill(9);  // the sink, and a window
   for (int i = 0; i < 20; ++i) expect_tokens_exact(w.session.get(), w.model, w.ec, 0, w.numbers);
   w.prefill(unless_sanitized(2600, 1300));  // more than one chunk of rows
-  ASSERT_OK(keyhole_build(w.session.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(w.session.get(), nullptr, nullptr));
   w.prefill(50);
   for (uint32_t i = 0; i < unless_sanitized(20, 4); ++i) {
     expect_tokens_exact(w.session.get(), w.model, w.ec, i % 2, w.numbers);
@@ -146,7 +146,7 @@ TEST_P(AttendTokens, AttendsWhatItIsTold) {
 TEST_P(AttendTokens, FindsWhatThereIs) {
   World w(engine_config(), session_config());
   w.prefill(700);
-  ASSERT_OK(keyhole_build(w.session.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(w.session.get(), nullptr, nullptr));
   w.prefill(60);
   for (const uint32_t top_k : {1U, 7U, 100U, 4096U}) {
     expect_search_sound(w.session.get(), w.model, w.ec, 1, top_k, w.numbers);
@@ -173,7 +173,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AttendTokens,
 TEST(SearchTokens, AFlatIndexFindsTheBest) {
   World w(small_engine(), small_session());
   w.prefill(500);
-  ASSERT_OK(keyhole_build(w.session.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(w.session.get(), nullptr, nullptr));
   w.prefill(40);
   for (const uint32_t top_k : {1U, 20U, 600U}) {
     EXPECT_EQ(expect_search_sound(w.session.get(), w.model, w.ec, 0, top_k, w.numbers), 1.0);
@@ -187,8 +187,8 @@ TEST(SearchTokens, OfNothingIsEmpty) {
     std::vector<uint32_t> ids(w.ec.q_heads * 5, 77), counts(w.ec.q_heads, 9);
     const auto q = w.query();
     const auto tq = tensor(q, {w.shape.hq, w.shape.d});
-    ASSERT_OK(
-        keyhole_search_tokens(w.session.get(), 0, &tq, 5, ids.data(), nullptr, counts.data()));
+    ASSERT_OK(keyhole_session_search_tokens(w.session.get(), 0, &tq, 5, ids.data(), nullptr,
+                                            counts.data()));
     EXPECT_EQ(counts, std::vector<uint32_t>(w.ec.q_heads, 0));
     EXPECT_EQ(ids, std::vector<uint32_t>(w.ec.q_heads * 5, 77));
   }
@@ -203,12 +203,13 @@ TEST(SearchTokens, WhatItChoosesIsWhatAStepAttends) {
   sc.budget.top_k = 12;
   World w(ec, sc);
   w.prefill(500);
-  ASSERT_OK(keyhole_build(w.session.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(w.session.get(), nullptr, nullptr));
   ASSERT_EQ(layer_tokens(w.session.get(), 0).pending, 0U);
   const auto q = w.query();
   std::vector<uint32_t> ids(ec.q_heads * 12), counts(ec.q_heads);
   const auto tq = tensor(q, {w.shape.hq, w.shape.d});
-  ASSERT_OK(keyhole_search_tokens(w.session.get(), 0, &tq, 12, ids.data(), nullptr, counts.data()));
+  ASSERT_OK(keyhole_session_search_tokens(w.session.get(), 0, &tq, 12, ids.data(), nullptr,
+                                          counts.data()));
   ASSERT_EQ(counts, std::vector<uint32_t>(ec.q_heads, 12));
   const Answer chosen = attend_tokens(w.session.get(), w.shape, 0, q, ids, counts, true);
   const Answer step = attend_only(w.session.get(), w.shape, 0, q);
@@ -245,7 +246,7 @@ TEST(OwnAttention, OutputsAreOfAnyDtype) {
   const int64_t shape[] = {w.shape.hq, w.shape.d};
   const auto tq = tensor(q, {w.shape.hq, w.shape.d});
   const keyhole_tensor out = keyhole_tensor_host(half.data(), KEYHOLE_BF16, 2, shape);
-  ASSERT_OK(keyhole_attend_offloaded(w.session.get(), 0, &tq, &out, nullptr));
+  ASSERT_OK(keyhole_session_attend_offloaded(w.session.get(), 0, &tq, &out, nullptr));
   for (size_t i = 0; i < half.size(); ++i) {
     const uint32_t bits = uint32_t{half[i]} << 16;
     float x = 0;
@@ -267,34 +268,36 @@ TEST(OwnAttention, ArgumentsAreNamed) {
         << keyhole_last_error();
   };
   const auto attend = [&](const std::vector<uint32_t>& ids, const std::vector<uint32_t>& counts) {
-    return keyhole_attend_tokens(s, 0, &tq, ids.data(), counts.data(), 0, &out, lse.data());
+    return keyhole_session_attend_tokens(s, 0, &tq, ids.data(), counts.data(), 0, &out, lse.data());
   };
   refused(attend({5, 100, 3}, {2, 1}), "KV head 0: number 1 is 100, allowed: 0..99");
   refused(attend({5, 3, 4, 4}, {1, 3}), "KV head 1: 4 comes twice");
   ASSERT_OK(attend({5, 4, 3, 4}, {2, 2}));
-  refused(keyhole_attend_tokens(s, 0, &tq, nullptr, nullptr, 0, &out, nullptr), "counts is NULL");
+  refused(keyhole_session_attend_tokens(s, 0, &tq, nullptr, nullptr, 0, &out, nullptr),
+          "counts is NULL");
   const uint32_t counts[] = {0, 1};
-  refused(keyhole_attend_tokens(s, 0, &tq, nullptr, counts, 0, &out, nullptr), "ids is NULL");
-  refused(keyhole_attend_offloaded(s, 9, &tq, &out, nullptr), "layer is 9");
-  refused(keyhole_attend_offloaded(s, 0, nullptr, &out, nullptr), "q is NULL");
+  refused(keyhole_session_attend_tokens(s, 0, &tq, nullptr, counts, 0, &out, nullptr),
+          "ids is NULL");
+  refused(keyhole_session_attend_offloaded(s, 9, &tq, &out, nullptr), "layer is 9");
+  refused(keyhole_session_attend_offloaded(s, 0, nullptr, &out, nullptr), "q is NULL");
   uint32_t id = 0, count[4];
-  refused(keyhole_search_tokens(s, 0, &tq, 0, &id, nullptr, count), "top_k is 0");
-  refused(keyhole_search_tokens(s, 0, &tq, 4097, &id, nullptr, count), "top_k is 4097");
-  refused(keyhole_search_tokens(s, 0, &tq, 1, nullptr, nullptr, count), "ids is NULL");
+  refused(keyhole_session_search_tokens(s, 0, &tq, 0, &id, nullptr, count), "top_k is 0");
+  refused(keyhole_session_search_tokens(s, 0, &tq, 4097, &id, nullptr, count), "top_k is 4097");
+  refused(keyhole_session_search_tokens(s, 0, &tq, 1, nullptr, nullptr, count), "ids is NULL");
   keyhole_tensor on_device = tq;
   on_device.memory = KEYHOLE_DEVICE;
-  EXPECT_NE(keyhole_attend_offloaded(s, 0, &on_device, &out, nullptr), KEYHOLE_OK);
+  EXPECT_NE(keyhole_session_attend_offloaded(s, 0, &on_device, &out, nullptr), KEYHOLE_OK);
   // After refusals marks of ids are clean.
   std::vector<uint32_t> all(200);
   for (uint32_t i = 0; i < 200; ++i) all[i] = i % 100;
   ASSERT_OK(attend(all, {100, 100}));
   q[3] = NAN;
-  EXPECT_EQ(keyhole_attend_offloaded(s, 0, &tq, &out, nullptr), KEYHOLE_NOT_FINITE);
+  EXPECT_EQ(keyhole_session_attend_offloaded(s, 0, &tq, &out, nullptr), KEYHOLE_NOT_FINITE);
   q[3] = 0.0F;
-  ASSERT_OK(keyhole_attend_begin(s, 0, &tq, nullptr, nullptr));
-  EXPECT_EQ(keyhole_attend_offloaded(s, 0, &tq, &out, nullptr), KEYHOLE_BUSY);
+  ASSERT_OK(keyhole_session_attend_begin(s, 0, &tq, nullptr, nullptr));
+  EXPECT_EQ(keyhole_session_attend_offloaded(s, 0, &tq, &out, nullptr), KEYHOLE_BUSY);
   EXPECT_EQ(attend({1}, {1, 0}), KEYHOLE_BUSY);
-  ASSERT_OK(keyhole_attend_end(s, &out, nullptr));
+  ASSERT_OK(keyhole_session_attend_end(s, &out, nullptr));
 }
 
 /// On a device: resident tokens are read in the host's copy.
@@ -347,9 +350,10 @@ TEST_F(OwnAttentionOnADevice, TakesAndGivesTensorsInDeviceMemory) {
     for (uint32_t h = 0; h < engine_config_.kv_heads; ++h) ids.insert(ids.end(), {h, 50 + h});
     float* const sums = i % 3 == 0 ? nullptr : lse.data();
     if (offloaded) {
-      ASSERT_OK(keyhole_attend_offloaded(s.get(), 1, &tq, &out, sums));
+      ASSERT_OK(keyhole_session_attend_offloaded(s.get(), 1, &tq, &out, sums));
     } else {
-      ASSERT_OK(keyhole_attend_tokens(s.get(), 1, &tq, ids.data(), counts.data(), 0, &out, sums));
+      ASSERT_OK(
+          keyhole_session_attend_tokens(s.get(), 1, &tq, ids.data(), counts.data(), 0, &out, sums));
     }
     const auto group = engine_config_.q_heads / engine_config_.kv_heads;
     for (uint32_t h = 0; h < heads; ++h) {
@@ -370,14 +374,17 @@ TEST_F(OwnAttentionOnADevice, TakesAndGivesTensorsInDeviceMemory) {
   // Both tensors are given, or none.
   std::vector<float> q(shape.q(1)), o(q.size());
   const auto here = tensor(q, {shape.hq, shape.d}), there = on_device(o, {shape.hq, shape.d});
-  EXPECT_EQ(keyhole_attend_offloaded(s.get(), 1, &here, &there, nullptr), KEYHOLE_INVALID_ARGUMENT);
+  EXPECT_EQ(keyhole_session_attend_offloaded(s.get(), 1, &here, &there, nullptr),
+            KEYHOLE_INVALID_ARGUMENT);
   EXPECT_NE(std::string(keyhole_last_error()).find("allowed: both in the same"), std::string::npos)
       << keyhole_last_error();
-  EXPECT_EQ(keyhole_attend_offloaded(s.get(), 1, &there, &here, nullptr), KEYHOLE_INVALID_ARGUMENT);
+  EXPECT_EQ(keyhole_session_attend_offloaded(s.get(), 1, &there, &here, nullptr),
+            KEYHOLE_INVALID_ARGUMENT);
   // Not of an engine on the host.
   const EnginePtr host = make_engine(engine_config_);
   const SessionPtr plain = make_session(host.get(), small_session());
-  EXPECT_EQ(keyhole_attend_offloaded(plain.get(), 0, &there, &there, nullptr), KEYHOLE_UNSUPPORTED);
+  EXPECT_EQ(keyhole_session_attend_offloaded(plain.get(), 0, &there, &there, nullptr),
+            KEYHOLE_UNSUPPORTED);
 }
 
 TEST_F(OwnAttentionOnADevice, CodesOnTheDeviceHaveNoStateOfTheirOwn) {
@@ -388,7 +395,7 @@ TEST_F(OwnAttentionOnADevice, CodesOnTheDeviceHaveNoStateOfTheirOwn) {
   const auto q = numbers_.many(Shape(engine_config_).q(1));
   std::vector<float> o(q.size());
   const auto tq = tensor(q, {hq(), d()}), out = tensor(o, {hq(), d()});
-  EXPECT_EQ(keyhole_attend_offloaded(s.get(), 0, &tq, &out, nullptr), KEYHOLE_UNSUPPORTED);
+  EXPECT_EQ(keyhole_session_attend_offloaded(s.get(), 0, &tq, &out, nullptr), KEYHOLE_UNSUPPORTED);
   EXPECT_NE(std::string(keyhole_last_error()).find("KEYHOLE_PLACE_HOST"), std::string::npos);
   expect_tokens_exact(s.get(), model, engine_config_, 1, numbers_);
   EXPECT_EQ(expect_search_sound(s.get(), model, engine_config_, 0, 30, numbers_), 1.0);

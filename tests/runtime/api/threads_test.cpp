@@ -20,7 +20,7 @@ std::vector<Answer> run(uint32_t threads, const char* index) {
   const Shape shape(ec);
   for (uint32_t l = 0; l < ec.layers; ++l)
     prefill_both(session.get(), model, shape, l, unless_sanitized(2500, 900), numbers);
-  EXPECT_OK(keyhole_build(session.get(), nullptr, nullptr));
+  EXPECT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
   for (uint32_t l = 0; l < ec.layers; ++l)
     prefill_both(session.get(), model, shape, l, 400, numbers);
   std::vector<Answer> answers;
@@ -76,7 +76,7 @@ TEST(Threads, PartsOfOneHeadGiveTheSameBits) {
     Model model(ec);
     const Shape shape(ec);
     prefill_both(session.get(), model, shape, 0, kRowsForParts, numbers);
-    EXPECT_OK(keyhole_build(session.get(), nullptr, nullptr));
+    EXPECT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
     prefill_both(session.get(), model, shape, 0, 30, numbers);
     std::vector<std::vector<Answer>> answers;
     for (const keyhole_attend_mode attend : kModes) {
@@ -125,7 +125,7 @@ TEST(Threads, SessionsOfOneEngineRunAtOnce) {
       const Shape shape(ec);
       for (uint32_t l = 0; l < ec.layers; ++l)
         prefill_both(session.get(), model, shape, l, 200, numbers);
-      EXPECT_OK(keyhole_build(session.get(), nullptr, nullptr));
+      EXPECT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
       for (int i = 0; i < 20; ++i) expect_exact(session.get(), model, shape, 0, numbers);
     });
   }
@@ -152,11 +152,11 @@ TEST(Threads, ASessionAndItsCopiesRunAtOnce) {
     const Shape shape(ec);
     for (uint32_t l = 0; l < ec.layers; ++l)
       prefill_both(session.get(), model, shape, l, 300, numbers);
-    ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
     std::vector<SessionPtr> family;
     for (int i = 0; i < 2; ++i) {
       keyhole_session* copy = nullptr;
-      ASSERT_OK(keyhole_fork(i == 0 ? session.get() : family[0].get(), &copy));
+      ASSERT_OK(keyhole_session_fork(i == 0 ? session.get() : family[0].get(), &copy));
       family.emplace_back(copy);
     }
     family.push_back(std::move(session));
@@ -172,14 +172,14 @@ TEST(Threads, ASessionAndItsCopiesRunAtOnce) {
               }
               if (random.below(3) == 0) {
                 const uint32_t n = own.tokens(0) / 2 + random.below(own.tokens(0) / 2);
-                EXPECT_OK(keyhole_truncate(mine.get(), n));
+                EXPECT_OK(keyhole_session_truncate(mine.get(), n));
                 own.truncate(n);
               }
               if (random.below(3) == 0) {
-                EXPECT_OK(keyhole_build(mine.get(), nullptr, nullptr));
+                EXPECT_OK(keyhole_session_build(mine.get(), nullptr, nullptr));
               }
               keyhole_session* copy = nullptr;
-              EXPECT_OK(keyhole_fork(mine.get(), &copy));
+              EXPECT_OK(keyhole_session_fork(mine.get(), &copy));
               if (random.below(2) == 0) expect_exact(mine.get(), own, shape, 0, random);
               mine.reset(copy);
               (void)statistics(mine.get());
@@ -208,12 +208,12 @@ TEST(Threads, ASecondCallIntoASessionIsRefused) {
     keyhole_session* session;
     std::atomic<int> busy{0}, other{0};
   } seen{session.get()};
-  ASSERT_OK(keyhole_build(
+  ASSERT_OK(keyhole_session_build(
       session.get(),
       [](void* user, double, const char*) -> int32_t {
         auto* s = static_cast<Seen*>(user);
         std::thread([&] {
-          ++(keyhole_truncate(s->session, 0) == KEYHOLE_BUSY ? s->busy : s->other);
+          ++(keyhole_session_truncate(s->session, 0) == KEYHOLE_BUSY ? s->busy : s->other);
         }).join();
         return 0;
       },

@@ -34,7 +34,7 @@ class ValueDim : public ::testing::Test {
     for (uint32_t l = 0; l < ec.layers; ++l) {
       prefill_both(session_.get(), model_, Shape(ec), l, tokens, numbers_);
     }
-    ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   }
   /// A step of layer 0; the largest |o - o*| / |o*| of its heads.
   double step_error() {
@@ -45,7 +45,7 @@ class ValueDim : public ::testing::Test {
     std::vector<float> o(shape.o(1));
     const auto tk = tensor(k, {shape.hkv, shape.d}), tv = tensor(v, {shape.hkv, shape.dv}),
                tq = tensor(q, {shape.hq, shape.d}), out = tensor(o, {shape.hq, shape.dv});
-    EXPECT_OK(keyhole_attend(session_.get(), 0, &tq, &tk, shape.given(tv), &out, nullptr));
+    EXPECT_OK(keyhole_session_attend(session_.get(), 0, &tq, &tk, shape.given(tv), &out, nullptr));
     model_.append(0, k, v);
     std::vector<double> lse;
     const auto truth = model_.attend_all(0, q, lse);
@@ -104,7 +104,7 @@ TEST_F(ValueDim, AuditsAreOfTheComponentsThatValuesHave) {
   const double error = step_error();
   keyhole_audit audit;
   keyhole_audit_init(&audit);
-  ASSERT_OK(keyhole_get_audit(session_.get(), 0, KEYHOLE_ALL, &audit));
+  ASSERT_OK(keyhole_session_get_audit(session_.get(), 0, KEYHOLE_ALL, &audit));
   ASSERT_EQ(audit.audits, ec.q_heads);
   EXPECT_GT(error, 1e-3);
   EXPECT_NEAR(audit.error_max, error, 1e-3 * error);
@@ -214,11 +214,12 @@ TEST_F(ValueDim, IsReadBackAndPartOfASavedSessionsShape) {
   ASSERT_OK(keyhole_engine_get_config(engine_.get(), &seen));
   EXPECT_EQ(seen.value_dim, 32U);
   const std::string path = ::testing::TempDir() + "keyhole_value_dim.bin";
-  ASSERT_OK(keyhole_save(session_.get(), path.c_str()));
+  ASSERT_OK(keyhole_session_save(session_.get(), path.c_str()));
   ec.value_dim = 48;
   const EnginePtr other = make_engine(ec);
   keyhole_session* loaded = nullptr;
-  EXPECT_EQ(keyhole_load(other.get(), path.c_str(), &loaded), KEYHOLE_INVALID_ARGUMENT);
+  EXPECT_EQ(keyhole_session_load(other.get(), path.c_str(), nullptr, &loaded),
+            KEYHOLE_INVALID_ARGUMENT);
   EXPECT_NE(std::string(keyhole_last_error()).find("value_dim 32, the engine has 48"),
             std::string::npos)
       << keyhole_last_error();
@@ -252,21 +253,23 @@ TEST_F(ValueDim, WhatIsNotAllowedIsRefused) {
   const auto wide = tensor(rows, {2, 64}), narrow = tensor(rows, {2, 32}), tq = tensor(q, {4, 64}),
              out = tensor(o, {4, 32}), wide_out = tensor(o, {4, 64});
   keyhole_session* const s = session_.get();
-  expect_refused(keyhole_attend(s, 0, &tq, &wide, &wide, &out, nullptr),
+  expect_refused(keyhole_session_attend(s, 0, &tq, &wide, &wide, &out, nullptr),
                  "tensor v has shape [2, 64], needed: [2, 32]");
-  expect_refused(keyhole_attend(s, 0, &tq, &wide, &narrow, &wide_out, nullptr),
+  expect_refused(keyhole_session_attend(s, 0, &tq, &wide, &narrow, &wide_out, nullptr),
                  "tensor out has shape [4, 64], needed: [4, 32]");
-  expect_refused(keyhole_attend(s, 0, &tq, &wide, nullptr, &out, nullptr), "k and v: one is NULL");
+  expect_refused(keyhole_session_attend(s, 0, &tq, &wide, nullptr, &out, nullptr),
+                 "k and v: one is NULL");
   EXPECT_EQ(layer_tokens(s, 0).total, 20U);
 
   ec.values_in_keys = 1;
   make(ec, small_session(), 20);
-  expect_refused(keyhole_attend(session_.get(), 0, &tq, &wide, &narrow, &out, nullptr),
+  expect_refused(keyhole_session_attend(session_.get(), 0, &tq, &wide, &narrow, &out, nullptr),
                  "tensor v is given, but the engine was made with values_in_keys");
-  expect_refused(keyhole_attend(session_.get(), 0, &tq, nullptr, &narrow, &out, nullptr),
+  expect_refused(keyhole_session_attend(session_.get(), 0, &tq, nullptr, &narrow, &out, nullptr),
                  "k and v: one is NULL");
   const keyhole_tensor one_k = tensor(rows, {1, 2, 64}), one_v = tensor(rows, {1, 2, 32});
-  expect_refused(keyhole_prefill(session_.get(), 0, &one_k, &one_v, nullptr), "tensor v is given");
+  expect_refused(keyhole_session_append(session_.get(), 0, &one_k, &one_v, nullptr),
+                 "tensor v is given");
   EXPECT_EQ(layer_tokens(session_.get(), 0).total, 20U);
 }
 
@@ -280,7 +283,8 @@ TEST_F(ValueDim, WhatIsNotFiniteIsNamed) {
   const auto tk = tensor(k, {2, 64}), tv = tensor(v, {2, 32}), tq = tensor(q, {4, 64}),
              out = tensor(o, {4, 32});
   v[63] = NAN;
-  EXPECT_EQ(keyhole_attend(session_.get(), 0, &tq, &tk, &tv, &out, nullptr), KEYHOLE_NOT_FINITE);
+  EXPECT_EQ(keyhole_session_attend(session_.get(), 0, &tq, &tk, &tv, &out, nullptr),
+            KEYHOLE_NOT_FINITE);
   EXPECT_NE(std::string(keyhole_last_error()).find("tensor v"), std::string::npos);
 }
 

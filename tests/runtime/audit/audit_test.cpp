@@ -20,7 +20,7 @@ keyhole_audit audit_of(keyhole_session* s, uint32_t layer = KEYHOLE_ALL,
                        uint32_t kv_head = KEYHOLE_ALL) {
   keyhole_audit a;
   keyhole_audit_init(&a);
-  EXPECT_OK(keyhole_get_audit(s, layer, kv_head, &a));
+  EXPECT_OK(keyhole_session_get_audit(s, layer, kv_head, &a));
   return a;
 }
 
@@ -44,7 +44,7 @@ class Audited {
     const auto v = numbers_.many(shape_.kv(n));
     const auto tk = tensor(k, {n, shape_.hkv, shape_.d});
     const auto tv = tensor(v, {n, shape_.hkv, shape_.d});
-    ASSERT_OK(keyhole_prefill(session(), 0, &tk, &tv, nullptr));
+    ASSERT_OK(keyhole_session_append(session(), 0, &tk, &tv, nullptr));
     model_.append(0, k, v);
     keys_.insert(keys_.end(), k.begin(), k.end());
   }
@@ -215,10 +215,10 @@ TEST(Audit, FiguresEqualAnOfflineComputation) {
                  ", attend " + std::to_string(sc.budget.attend) + ", tail " +
                  std::to_string(sc.budget.tail) + ", k " + std::to_string(sc.budget.top_k));
     one.prefill(round % 5 == 4 ? 1 + choice.below(20) : 200 + choice.below(1500));
-    ASSERT_OK(keyhole_build(one.session(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(one.session(), nullptr, nullptr));
     if (choice.below(2) == 0) one.prefill(1 + choice.below(60));
     for (int i = 0; i < 3; ++i) {
-      ASSERT_OK(keyhole_reset_statistics(one.session()));
+      ASSERT_OK(keyhole_session_reset_statistics(one.session()));
       const auto expected = one.attend();
       const auto tokens = layer_tokens(one.session(), 0);
       uint64_t over = 0;
@@ -262,11 +262,11 @@ TEST(Audit, FiguresOfStepsWithATarget) {
     Model model(ec);
     const Shape shape(ec);
     prefill_both(s.get(), model, shape, 0, 1200, numbers);
-    ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
     for (const uint32_t pending : {0U, 60U}) {
       if (pending != 0) prefill_both(s.get(), model, shape, 0, pending, numbers);
       for (int i = 0; i < 10; ++i) {
-        ASSERT_OK(keyhole_reset_statistics(s.get()));
+        ASSERT_OK(keyhole_session_reset_statistics(s.get()));
         auto q = numbers.many(shape.q(1));
         for (float& x : q) x *= 0.0625F;
         const Answer answer = attend_only(s.get(), shape, 0, q);
@@ -305,8 +305,8 @@ TEST(Audit, OutliersAreNoTrouble) {
     const auto v = numbers.many(shape.kv(300));
     const auto tk = tensor(k, {300, shape.hkv, shape.d});
     const auto tv = tensor(v, {300, shape.hkv, shape.d});
-    ASSERT_OK(keyhole_prefill(s.get(), 0, &tk, &tv, nullptr));
-    ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_append(s.get(), 0, &tk, &tv, nullptr));
+    ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
     auto q = numbers.many(shape.q(1));
     for (float& x : q) x *= size;
     (void)attend_only(s.get(), shape, 0, q);
@@ -332,8 +332,8 @@ class Told {
     const auto k = numbers_.many(shape_.kv(n));
     const auto tk = tensor(k, {n, shape_.hkv, shape_.d});
     for (uint32_t l = 0; l < layers_; ++l)
-      ASSERT_OK(keyhole_prefill(session(), l, &tk, &tk, nullptr));
-    ASSERT_OK(keyhole_build(session(), nullptr, nullptr));
+      ASSERT_OK(keyhole_session_append(session(), l, &tk, &tk, nullptr));
+    ASSERT_OK(keyhole_session_build(session(), nullptr, nullptr));
   }
   void step() {
     const auto k = numbers_.many(shape_.kv(1));
@@ -344,7 +344,7 @@ class Told {
     for (uint32_t l = 0; l < layers_; ++l) {
       std::vector<float> o(shape_.q(1));
       const auto out = tensor(o, {shape_.hq, shape_.d});
-      ASSERT_OK(keyhole_attend(session(), l, &tq, &tk, &tk, &out, nullptr));
+      ASSERT_OK(keyhole_session_attend(session(), l, &tq, &tk, &tk, &out, nullptr));
       answers.push_back(std::move(o));
     }
   }
@@ -443,20 +443,20 @@ TEST(Audit, NothingDependsOnThreadsOrTime) {
           const uint32_t operation = choice.below(8);
           keyhole_session* copy = nullptr;
           if (operation == 0) {
-            ASSERT_OK(keyhole_fork(told.session(), &copy));
+            ASSERT_OK(keyhole_session_fork(told.session(), &copy));
             told.replace(copy);
           } else if (operation == 1) {
-            ASSERT_OK(keyhole_save(told.session(), path.c_str()));
-            ASSERT_OK(keyhole_load(engine.get(), path.c_str(), &copy));
+            ASSERT_OK(keyhole_session_save(told.session(), path.c_str()));
+            ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &copy));
             told.replace(copy);
           } else if (operation == 2) {
             const uint32_t n = layer_tokens(told.session(), 0).total;
-            ASSERT_OK(keyhole_truncate(told.session(), n - choice.below(100)));
+            ASSERT_OK(keyhole_session_truncate(told.session(), n - choice.below(100)));
           } else if (operation == 3) {
             figures.push_back(audit_of(told.session(), choice.below(2), KEYHOLE_ALL));
           } else if (operation == 4 && i % 3 == 0) {
             ASSERT_OK(keyhole_session_set_index(told.session(), sc.index));
-            ASSERT_OK(keyhole_build(told.session(), nullptr, nullptr));
+            ASSERT_OK(keyhole_session_build(told.session(), nullptr, nullptr));
           } else if (operation == 5 && i % 3 == 0) {
             ASSERT_OK(keyhole_session_set_mode(told.session(), KEYHOLE_MODE_INDEXED,
                                                2 + choice.below(3)));
@@ -509,7 +509,7 @@ class Actions : public ::testing::Test {
     numbers_ = Numbers(5);
     Model model(ec_);
     prefill_both(session_.get(), model, Shape(ec_), 0, 900, numbers_);
-    ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   }
   /// Keys that the next step attends to of the offloaded ones.
   uint64_t next() {
@@ -568,7 +568,7 @@ TEST_F(Actions, ExactAttendsEverythingFromThenOn) {
   ASSERT_EQ(1U, log_.warnings.size());
   EXPECT_NE(std::string::npos, log_.warnings[0].find("exactly"));
   ASSERT_OK(keyhole_session_set_index(session_.get(), "flat"));
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   EXPECT_EQ(3U, next());
 }
 
@@ -604,11 +604,11 @@ TEST(Audit, ASessionMayEndOrChangeAtAnyMoment) {
     if (seed % 4 == 0) continue;
     if (seed % 4 == 1) {
       keyhole_session* copy = nullptr;
-      ASSERT_OK(keyhole_fork(told.session(), &copy));
+      ASSERT_OK(keyhole_session_fork(told.session(), &copy));
       keyhole_session_destroy(copy);
       told.steps(2);
     } else if (seed % 4 == 2) {
-      ASSERT_OK(keyhole_truncate(told.session(), 200));
+      ASSERT_OK(keyhole_session_truncate(told.session(), 200));
       told.prefill(5000);
       told.steps(2);
     } else {
@@ -617,10 +617,10 @@ TEST(Audit, ASessionMayEndOrChangeAtAnyMoment) {
       Numbers numbers(seed);
       const auto q = numbers.many(shape.q(1));
       const auto tq = tensor(q, {shape.hq, shape.d});
-      ASSERT_OK(keyhole_attend_begin(told.session(), 0, &tq, nullptr, nullptr));
+      ASSERT_OK(keyhole_session_attend_begin(told.session(), 0, &tq, nullptr, nullptr));
       keyhole_audit a;
       keyhole_audit_init(&a);
-      EXPECT_EQ(KEYHOLE_BUSY, keyhole_get_audit(told.session(), 0, 0, &a));
+      EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_get_audit(told.session(), 0, 0, &a));
     }
   }
 }
@@ -671,10 +671,10 @@ TEST(Audit, WhatIsNotAllowedIsRefusedAndDefaultsCanBeReadBack) {
   EXPECT_EQ(0.1F, c.audit_bound);
   keyhole_audit a;
   keyhole_audit_init(&a);
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_get_audit(s.get(), ec.layers, 0, &a));
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_get_audit(s.get(), 0, ec.kv_heads, &a));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_get_audit(s.get(), ec.layers, 0, &a));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_get_audit(s.get(), 0, ec.kv_heads, &a));
   EXPECT_NE(std::string(keyhole_last_error()).find("kv_head is 2"), std::string::npos);
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_get_audit(s.get(), 0, 0, nullptr));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_get_audit(s.get(), 0, 0, nullptr));
   keyhole_audit_init(nullptr);
   EXPECT_EQ(0U, audit_of(s.get()).audits);
 }

@@ -138,16 +138,16 @@ TEST_F(ClassifierFile, ASessionOfSaapIndexesIsExactWhereAllIsProbed) {
   for (uint32_t layer = 0; layer < 2; ++layer) {
     prefill_both(session.get(), model, shape, layer, 400, numbers);
   }
-  ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
   const std::string saved = (folder_ / "session").string();
   for (uint32_t layer = 0; layer < 2; ++layer) {
     expect_exact(session.get(), model, shape, layer, numbers);
     prefill_both(session.get(), model, shape, layer, 100, numbers);
     expect_exact(session.get(), model, shape, layer, numbers);
   }
-  ASSERT_OK(keyhole_save(session.get(), saved.c_str()));
+  ASSERT_OK(keyhole_session_save(session.get(), saved.c_str()));
   keyhole_session* loaded = nullptr;
-  ASSERT_OK(keyhole_load(engine_.get(), saved.c_str(), &loaded));
+  ASSERT_OK(keyhole_session_load(engine_.get(), saved.c_str(), nullptr, &loaded));
   const SessionPtr owner(loaded);
   for (uint32_t layer = 0; layer < 2; ++layer) {
     expect_exact(loaded, model, shape, layer, numbers);
@@ -155,7 +155,7 @@ TEST_F(ClassifierFile, ASessionOfSaapIndexesIsExactWhereAllIsProbed) {
   // An engine without the file cannot know what the saved lists mean.
   const EnginePtr without = make_engine(small_engine());
   keyhole_session* foreign = nullptr;
-  EXPECT_EQ(keyhole_load(without.get(), saved.c_str(), &foreign), KEYHOLE_CORRUPT);
+  EXPECT_EQ(keyhole_session_load(without.get(), saved.c_str(), nullptr, &foreign), KEYHOLE_CORRUPT);
   EXPECT_NE(std::string(keyhole_last_error()).find("classifier"), std::string::npos);
 }
 

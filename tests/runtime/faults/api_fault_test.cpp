@@ -56,7 +56,7 @@ class World {
     for (uint32_t l = 0; l < ec_.layers; ++l) {
       prefill_both(session_.get(), model_, shape_, l, kPrompt, numbers_);
     }
-    EXPECT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+    EXPECT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
     for (int i = 0; i < 3; ++i) {
       for (uint32_t l = 0; l < ec_.layers; ++l) EXPECT_EQ(step(l), KEYHOLE_OK);
     }
@@ -79,9 +79,9 @@ class World {
                tq = tensor(q, {shape_.hq, shape_.d}), out = tensor(o, {shape_.hq, shape_.d});
     keyhole_session* const s = session_.get();
     const keyhole_status status = under_fault([&] {
-      if (!in_halves) return keyhole_attend(s, layer, &tq, &tk, &tv, &out, lse.data());
-      const keyhole_status begun = keyhole_attend_begin(s, layer, &tq, &tk, &tv);
-      return begun != KEYHOLE_OK ? begun : keyhole_attend_end(s, &out, lse.data());
+      if (!in_halves) return keyhole_session_attend(s, layer, &tq, &tk, &tv, &out, lse.data());
+      const keyhole_status begun = keyhole_session_attend_begin(s, layer, &tq, &tk, &tv);
+      return begun != KEYHOLE_OK ? begun : keyhole_session_attend_end(s, &out, lse.data());
     });
     if (status == KEYHOLE_OK) model_.append(layer, k, v);
     return status;
@@ -92,12 +92,13 @@ class World {
     const auto tk = tensor(k, {n, shape_.hkv, shape_.d}), tv = tensor(v, {n, shape_.hkv, shape_.d}),
                tq = tensor(q, {n, shape_.hq, shape_.d});
     const keyhole_status status =
-        under_fault([&] { return keyhole_prefill(session_.get(), layer, &tk, &tv, &tq); });
+        under_fault([&] { return keyhole_session_append(session_.get(), layer, &tk, &tv, &tq); });
     if (status == KEYHOLE_OK) model_.append(layer, k, v);
     return status;
   }
   keyhole_status truncate(uint32_t n) {
-    const keyhole_status status = under_fault([&] { return keyhole_truncate(session_.get(), n); });
+    const keyhole_status status =
+        under_fault([&] { return keyhole_session_truncate(session_.get(), n); });
     if (status == KEYHOLE_OK) model_.truncate(n);
     return status;
   }
@@ -109,7 +110,8 @@ class World {
     const auto tk = tensor(k, {n, shape_.hkv, shape_.d}), tv = tensor(v, {n, shape_.hkv, shape_.d}),
                tq = tensor(q, {n, shape_.hq, shape_.d}), out = tensor(o, {n, shape_.hq, shape_.d});
     const keyhole_status status = under_fault([&] {
-      return keyhole_extend(session_.get(), layer, &tq, &tk, &tv, nullptr, &out, lse.data());
+      return keyhole_session_extend(session_.get(), layer, &tq, &tk, &tv, nullptr, &out,
+                                    lse.data());
     });
     if (status == KEYHOLE_OK) model_.append(layer, k, v);
     return status;
@@ -128,7 +130,7 @@ class World {
   keyhole_status extend_batch(uint32_t layer, uint32_t n) {
     if (other_ == nullptr || layer_tokens(other_.get(), layer).total > 1500) {
       keyhole_session* copy = nullptr;
-      EXPECT_OK(keyhole_fork(session_.get(), &copy));
+      EXPECT_OK(keyhole_session_fork(session_.get(), &copy));
       other_.reset(copy);
     }
     keyhole_session* const other = other_.get();
@@ -145,7 +147,8 @@ class World {
     keyhole_status statuses[] = {1, 1};
     const uint32_t before = layer_tokens(other, layer).total;
     const keyhole_status status = under_fault([&] {
-      return keyhole_extend_batch(both, 2, layer, &tq, &tk, &tv, start, &out, nullptr, statuses);
+      return keyhole_session_extend_batch(both, 2, layer, &tq, &tk, &tv, start, &out, nullptr,
+                                          statuses);
     });
     EXPECT_EQ(status, statuses[0] != KEYHOLE_OK ? statuses[0] : statuses[1]);
     EXPECT_EQ(layer_tokens(other, layer).total, before + (statuses[1] == KEYHOLE_OK ? n : 0));
@@ -188,23 +191,25 @@ class World {
     const std::vector<uint32_t> chosen_counts(ec_.kv_heads, 100);
     return under_fault([&] {
       switch (what) {
-        case State::offloaded: return keyhole_attend_offloaded(s, layer, &tq, &out, lse.data());
+        case State::offloaded:
+          return keyhole_session_attend_offloaded(s, layer, &tq, &out, lse.data());
         case State::chosen:
-          return keyhole_attend_tokens(s, layer, &tq, chosen.data(), chosen_counts.data(), 1, &out,
-                                       lse.data());
+          return keyhole_session_attend_tokens(s, layer, &tq, chosen.data(), chosen_counts.data(),
+                                               1, &out, lse.data());
         default:
-          return keyhole_search_tokens(s, layer, &tq, 40, ids.data(), scores.data(), counts.data());
+          return keyhole_session_search_tokens(s, layer, &tq, 40, ids.data(), scores.data(),
+                                               counts.data());
       }
     });
   }
   keyhole_status build() {
-    return under_fault([&] { return keyhole_build(session_.get(), nullptr, nullptr); });
+    return under_fault([&] { return keyhole_session_build(session_.get(), nullptr, nullptr); });
   }
 
   /// A copy of the session, which is to stay as it is whatever the session does: check() looks at both.
   void keep_copy() {
     keyhole_session* copy = nullptr;
-    ASSERT_OK(keyhole_fork(session_.get(), &copy));
+    ASSERT_OK(keyhole_session_fork(session_.get(), &copy));
     kept_.reset(copy);
     kept_model_ = model_;
   }
@@ -417,7 +422,7 @@ TEST_P(ApiFault, Settings) {
 TEST_P(ApiFault, Fork) {
   keyhole_session* copy = nullptr;
   try_all([&](World& w) {
-    const auto status = under_fault([&] { return keyhole_fork(w.session(), &copy); });
+    const auto status = under_fault([&] { return keyhole_session_fork(w.session(), &copy); });
     const SessionPtr owner(copy);
     EXPECT_EQ(copy != nullptr, status == KEYHOLE_OK);
     if (copy != nullptr) w.check(copy);
@@ -450,7 +455,8 @@ TEST_P(ApiFault, ChangesOfWhatACopyShares) {
 TEST_P(ApiFault, SaveAndLoad) {
   try_all([&](World& w) {
     const std::string path = w.folder() / "session";
-    const auto status = under_fault([&] { return keyhole_save(w.session(), path.c_str()); });
+    const auto status =
+        under_fault([&] { return keyhole_session_save(w.session(), path.c_str()); });
     // The old file or the new one, and nothing beside it.
     if (std::filesystem::exists(path)) {
       EXPECT_EQ(std::distance(std::filesystem::directory_iterator(w.folder().path()), {}), 1);
@@ -463,10 +469,11 @@ TEST_P(ApiFault, SaveAndLoad) {
   try_all([&](World& w) {
     const std::string path = w.folder() / "session";
     if (!std::filesystem::exists(path)) {
-      EXPECT_OK(keyhole_save(w.session(), path.c_str()));
+      EXPECT_OK(keyhole_session_save(w.session(), path.c_str()));
     }
     keyhole_session* copy = nullptr;
-    const auto status = under_fault([&] { return keyhole_load(w.engine(), path.c_str(), &copy); });
+    const auto status =
+        under_fault([&] { return keyhole_session_load(w.engine(), path.c_str(), nullptr, &copy); });
     const SessionPtr owner(copy);
     EXPECT_EQ(copy != nullptr, status == KEYHOLE_OK);
     if (copy != nullptr) w.check(copy);
@@ -492,7 +499,7 @@ TEST(ApiFaultOfCopies, ABatchFailsForNoneButWhomItConcerns) {
     SessionPtr copies[3];
     keyhole_session* sessions[3];
     for (int i = 0; i < 3; ++i) {
-      ASSERT_OK(keyhole_fork(root.get(), &sessions[i]));
+      ASSERT_OK(keyhole_session_fork(root.get(), &sessions[i]));
       copies[i].reset(sessions[i]);
     }
     const auto k = numbers.many(shape.kv(3)), v = numbers.many(shape.kv(3)),
@@ -504,7 +511,8 @@ TEST(ApiFaultOfCopies, ABatchFailsForNoneButWhomItConcerns) {
     keyhole_status statuses[3];
     Planted::plant(Fault::allocation, n);
     const keyhole_status status = under_fault([&] {
-      return keyhole_extend_batch(sessions, 3, 0, &tq, &tk, &tv, start, &out, lse.data(), statuses);
+      return keyhole_session_extend_batch(sessions, 3, 0, &tq, &tk, &tv, start, &out, lse.data(),
+                                          statuses);
     });
     hit = Planted::lift();
     EXPECT_TRUE(status == KEYHOLE_OK || status == KEYHOLE_OUT_OF_MEMORY);
@@ -559,7 +567,7 @@ TEST_P(ApiFault, CreateAndRead) {
     keyhole_audit a;
     keyhole_audit_init(&a);
     return under_fault(
-        [&] { return keyhole_get_audit(w.session(), KEYHOLE_ALL, KEYHOLE_ALL, &a); });
+        [&] { return keyhole_session_get_audit(w.session(), KEYHOLE_ALL, KEYHOLE_ALL, &a); });
   });
   try_all([](World& w) {
     keyhole_memory_plan p;
@@ -610,7 +618,7 @@ TEST(PromptFault, MakeAndAttend) {
         ASSERT_EQ(attend(p, out), KEYHOLE_OK) << keyhole_last_error();
       }
       uint64_t attended = 0, seen = 0;
-      ASSERT_EQ(keyhole_prompt_blocks(p, &attended, &seen), KEYHOLE_OK);
+      ASSERT_EQ(keyhole_prompt_get_blocks(p, &attended, &seen), KEYHOLE_OK);
       EXPECT_EQ(seen, uint64_t{4} * (2 + 4 + 6 + 7)) << "a call that failed counts for nothing";
       if (truth.empty()) truth = out;
       EXPECT_EQ(out, truth);

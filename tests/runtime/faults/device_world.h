@@ -95,7 +95,7 @@ class DeviceWorld {
                tq = tensor(q, {n, shape_.hq, shape_.d});
     maybe_ = model_;
     maybe_.append(layer, k, v);
-    return taken(keyhole_prefill(session(), layer, &tk, &tv, &tq));
+    return taken(keyhole_session_append(session(), layer, &tk, &tv, &tq));
   }
   keyhole_status host_step(uint32_t layer) {
     const Rows r = rows();
@@ -104,7 +104,7 @@ class DeviceWorld {
     std::vector<float> o(shape_.q(1));
     const auto tk = tensor(r.k, {shape_.hkv, shape_.d}), tv = tensor(r.v, {shape_.hkv, shape_.d}),
                tq = tensor(r.q, {shape_.hq, shape_.d}), out = tensor(o, {shape_.hq, shape_.d});
-    return taken(keyhole_attend(session(), layer, &tq, &tk, &tv, &out, nullptr));
+    return taken(keyhole_session_attend(session(), layer, &tq, &tk, &tv, &out, nullptr));
   }
   /// Takes a token through all layers on the stream. A layer's step that is refused is made again, once.
   keyhole_status stream_token() {
@@ -161,12 +161,12 @@ class DeviceWorld {
   }
   keyhole_status build() {
     maybe_ = model_;
-    return keyhole_build(session(), nullptr, nullptr);
+    return keyhole_session_build(session(), nullptr, nullptr);
   }
   keyhole_status truncate(uint32_t n) {
     maybe_ = model_;
     maybe_.truncate(n);
-    const keyhole_status status = keyhole_truncate(session(), n);
+    const keyhole_status status = keyhole_session_truncate(session(), n);
     if (status == KEYHOLE_OK) model_ = maybe_;
     return status;
   }
@@ -181,13 +181,13 @@ class DeviceWorld {
     keyhole_status status = KEYHOLE_OK;
     if (through_file) {
       const std::string path = folder_ / "session";
-      status = keyhole_save(session(), path.c_str());
+      status = keyhole_session_save(session(), path.c_str());
       EXPECT_TRUE(status == KEYHOLE_OK || way_.slides) << "what it saves lies in host memory";
       if (status == KEYHOLE_OK) {
-        status = keyhole_load(device_.handle.get(), path.c_str(), &made);
+        status = keyhole_session_load(device_.handle.get(), path.c_str(), nullptr, &made);
       }
     } else {
-      status = keyhole_fork(session(), &made);
+      status = keyhole_session_fork(session(), &made);
     }
     (void)refusal.lift();
     const SessionPtr owner(made);
@@ -231,11 +231,11 @@ class DeviceWorld {
   /// Checks a session whose device has failed: a copy has, for each layer, the beginning of its tokens.
   void check_failed() {
     keyhole_session* const s = session();
-    EXPECT_EQ(keyhole_build(s, nullptr, nullptr), KEYHOLE_DEVICE_ERROR);
+    EXPECT_EQ(keyhole_session_build(s, nullptr, nullptr), KEYHOLE_DEVICE_ERROR);
     EXPECT_EQ(keyhole_session_synchronize(s), KEYHOLE_DEVICE_ERROR);
-    EXPECT_EQ(keyhole_truncate(s, 0), KEYHOLE_DEVICE_ERROR);
+    EXPECT_EQ(keyhole_session_truncate(s, 0), KEYHOLE_DEVICE_ERROR);
     keyhole_session* copy = nullptr;
-    ASSERT_OK(keyhole_fork(s, &copy));
+    ASSERT_OK(keyhole_session_fork(s, &copy));
     const SessionPtr owner(copy);
     for (uint32_t l = 0; l < ec_.layers; ++l) {
       const uint32_t total = layer_tokens(copy, l).total;
@@ -250,7 +250,7 @@ class DeviceWorld {
     const Rows r = rows();
     std::vector<float> o(shape_.q(1));
     const auto q = tensor(r.q, {shape_.hq, shape_.d}), out = tensor(o, {shape_.hq, shape_.d});
-    return keyhole_attend(session(), 0, &q, nullptr, nullptr, &out, nullptr) ==
+    return keyhole_session_attend(session(), 0, &q, nullptr, nullptr, &out, nullptr) ==
            KEYHOLE_DEVICE_ERROR;
   }
   [[nodiscard]] keyhole_session* session() { return session_.get(); }
@@ -274,7 +274,7 @@ class DeviceWorld {
     const auto k = on_device(r.k, {shape_.hkv, shape_.d}),
                v = on_device(r.v, {shape_.hkv, shape_.d}),
                q = on_device(r.q, {shape_.hq, shape_.d}), o = on_device(r.o, {shape_.hq, shape_.d});
-    return keyhole_attend(session(), layer, &q, &k, &v, &o, nullptr);
+    return keyhole_session_attend(session(), layer, &q, &k, &v, &o, nullptr);
   }
   void expect_truth(keyhole_session* s, uint32_t layer, const Model& model, uint32_t tokens) {
     const auto q = numbers_.many(shape_.q(1));
@@ -285,7 +285,7 @@ class DeviceWorld {
       auto tq = tensor(q, {shape_.hq, shape_.d}), out = tensor(a.o, {shape_.hq, shape_.d});
       tq.memory = out.memory = memory;
       const auto attend = [&] {
-        return keyhole_attend(s, layer, &tq, nullptr, nullptr, &out, a.lse.data());
+        return keyhole_session_attend(s, layer, &tq, nullptr, nullptr, &out, a.lse.data());
       };
       keyhole_status status = attend();
       // Pinning that goes on beside other work fails where that is waited for.

@@ -114,11 +114,11 @@ class RandomCalls {
     const keyhole_tensor out = tensor(a.o, {ec_.q_heads, shape().dv});
     keyhole_session* const session = s.session.get();
     if (random_.below(2) == 0) {
-      ASSERT_OK(keyhole_attend(session, l, &gq.tensor, &gk.tensor, tv, &out, a.lse.data()));
+      ASSERT_OK(keyhole_session_attend(session, l, &gq.tensor, &gk.tensor, tv, &out, a.lse.data()));
     } else {
-      ASSERT_OK(keyhole_attend_begin(session, l, &gq.tensor, &gk.tensor, tv));
-      ASSERT_EQ(keyhole_truncate(session, 0), KEYHOLE_BUSY) << "inside a step";
-      ASSERT_OK(keyhole_attend_end(session, &out, a.lse.data()));
+      ASSERT_OK(keyhole_session_attend_begin(session, l, &gq.tensor, &gk.tensor, tv));
+      ASSERT_EQ(keyhole_session_truncate(session, 0), KEYHOLE_BUSY) << "inside a step";
+      ASSERT_OK(keyhole_session_attend_end(session, &out, a.lse.data()));
     }
     s.model.append(l, k, v);
     expect_truth(s, l, q, a);
@@ -148,9 +148,9 @@ class RandomCalls {
       const NewRows rows = new_rows(n);
       std::vector<float> o(shape().o(n)), lse(size_t{n} * ec_.q_heads);
       const keyhole_tensor out = tensor(o, {n, ec_.q_heads, shape().dv});
-      ASSERT_OK(keyhole_extend(s.session.get(), l, &rows.tq.tensor, &rows.tk.tensor,
-                               shape().given(rows.tv.tensor), mask.empty() ? nullptr : mask.data(),
-                               &out, lse.data()));
+      ASSERT_OK(keyhole_session_extend(s.session.get(), l, &rows.tq.tensor, &rows.tk.tensor,
+                                       shape().given(rows.tv.tensor),
+                                       mask.empty() ? nullptr : mask.data(), &out, lse.data()));
       s.model.append(l, rows.k, rows.v);
       expect_truth_of_many(s, l, before, rows.q, mask, o.data(), lse.data());
       if (::testing::Test::HasFatalFailure()) return;
@@ -224,10 +224,10 @@ class RandomCalls {
       std::vector<float> o(shape().o(total)), lse(size_t{total} * ec_.q_heads);
       std::vector<keyhole_status> statuses(sessions.size(), 1);
       const keyhole_tensor out = tensor(o, {total, ec_.q_heads, shape().dv});
-      const keyhole_status status =
-          keyhole_extend_batch(sessions.data(), static_cast<uint32_t>(sessions.size()), l,
-                               &rows.tq.tensor, &rows.tk.tensor, shape().given(rows.tv.tensor),
-                               start.data(), &out, lse.data(), statuses.data());
+      const keyhole_status status = keyhole_session_extend_batch(
+          sessions.data(), static_cast<uint32_t>(sessions.size()), l, &rows.tq.tensor,
+          &rows.tk.tensor, shape().given(rows.tv.tensor), start.data(), &out, lse.data(),
+          statuses.data());
       ASSERT_EQ(status, breaks ? KEYHOLE_NOT_FINITE : KEYHOLE_OK) << keyhole_last_error();
       for (size_t i = 0; i < sessions.size(); ++i) {
         const bool fails = broken >= start[i] && broken < start[i + 1];
@@ -256,8 +256,8 @@ class RandomCalls {
       const RandomTensor gk(k, n, ec_.kv_heads, ec_.head_dim, random_, false),
           gv(v, n, ec_.kv_heads, shape().dv, random_, false),
           gq(q, n, ec_.q_heads, ec_.head_dim, random_, false);
-      ASSERT_OK(keyhole_prefill(s.session.get(), l, &gk.tensor, shape().given(gv.tensor),
-                                random_.below(2) == 0 ? &gq.tensor : nullptr));
+      ASSERT_OK(keyhole_session_append(s.session.get(), l, &gk.tensor, shape().given(gv.tensor),
+                                       random_.below(2) == 0 ? &gq.tensor : nullptr));
       s.model.append(l, k, v);
     }
   }
@@ -427,11 +427,11 @@ class RandomCalls {
       case 7:
         if (has_room(s, 0)) step(s);
         return;
-      case 8: ASSERT_OK(keyhole_build(session, nullptr, nullptr)); return;
+      case 8: ASSERT_OK(keyhole_session_build(session, nullptr, nullptr)); return;
       case 9:
       case 10: {
         const uint32_t n = random_.below(s.model.tokens(0) + 4);
-        const keyhole_status status = keyhole_truncate(session, n);
+        const keyhole_status status = keyhole_session_truncate(session, n);
         // A sliding layer that has let go of tokens can refuse it; check() sees that nothing has changed then.
         if (status == KEYHOLE_INVALID_ARGUMENT && can_refuse_truncation_ && n != 0) return;
         ASSERT_OK(status);
@@ -470,7 +470,7 @@ class RandomCalls {
     const keyhole_tensor tq = tensor(q, {ec_.q_heads, ec_.head_dim}),
                          out = tensor(a.o, {ec_.q_heads, shape().dv});
     const keyhole_status status =
-        keyhole_attend_offloaded(s.session.get(), layer, &tq, &out, a.lse.data());
+        keyhole_session_attend_offloaded(s.session.get(), layer, &tq, &out, a.lse.data());
     if (window_of(layer) != 0) {
       ASSERT_EQ(status, KEYHOLE_UNSUPPORTED);
     }
@@ -484,11 +484,11 @@ class RandomCalls {
   void copy(Sequence& s, bool in_memory) {
     keyhole_session* made = nullptr;
     if (in_memory) {
-      ASSERT_OK(keyhole_fork(s.session.get(), &made));
+      ASSERT_OK(keyhole_session_fork(s.session.get(), &made));
     } else {
       const std::string path = folder_ / "session";
-      ASSERT_OK(keyhole_save(s.session.get(), path.c_str()));
-      ASSERT_OK(keyhole_load(engine_, path.c_str(), &made));
+      ASSERT_OK(keyhole_session_save(s.session.get(), path.c_str()));
+      ASSERT_OK(keyhole_session_load(engine_, path.c_str(), nullptr, &made));
     }
     Sequence other{{}, s.model, SessionPtr(made)};
     check(other);
@@ -518,25 +518,25 @@ inline void RandomCalls::break_a_rule(Sequence& s) {
   const keyhole_tensor out = tensor(o, {ec_.q_heads, shape().dv});
   keyhole_status status = KEYHOLE_OK;
   switch (random_.below(10)) {
-    case 0: status = keyhole_prefill(session, ec_.layers, &tk, given, nullptr); break;
+    case 0: status = keyhole_session_append(session, ec_.layers, &tk, given, nullptr); break;
     case 1:
       tk.shape[1] += 1;
-      status = keyhole_prefill(session, 0, &tk, given, nullptr);
+      status = keyhole_session_append(session, 0, &tk, given, nullptr);
       break;
     case 2:
       tv.shape[0] -= 1;
-      status = keyhole_prefill(session, 0, &tk, &tv, nullptr);
+      status = keyhole_session_append(session, 0, &tk, &tv, nullptr);
       break;
     case 3:
       k[random_.below(static_cast<uint32_t>(k.size()))] = random_.below(2) == 0 ? NAN : INFINITY;
-      status = keyhole_prefill(session, 0, &tk, given, nullptr);
+      status = keyhole_session_append(session, 0, &tk, given, nullptr);
       EXPECT_EQ(status, KEYHOLE_NOT_FINITE);
       break;
     case 4:
       tq.shape[1] /= 2;
-      status = keyhole_attend(session, 0, &tq, nullptr, nullptr, &out, nullptr);
+      status = keyhole_session_attend(session, 0, &tq, nullptr, nullptr, &out, nullptr);
       break;
-    case 5: status = keyhole_attend_end(session, &out, nullptr); break;
+    case 5: status = keyhole_session_attend_end(session, &out, nullptr); break;
     case 6: status = keyhole_session_set_index(session, "ivf:C=0x"); break;
     case 7: status = keyhole_session_set_mode(session, 7, 0); break;
     case 8: {
@@ -551,7 +551,7 @@ inline void RandomCalls::break_a_rule(Sequence& s) {
       const std::vector<float> all(shape().kv(static_cast<uint32_t>(many)));
       tk = tensor(all, {many, ec_.kv_heads, ec_.head_dim});
       tv = tensor(all, {many, ec_.kv_heads, shape().dv});
-      status = keyhole_prefill(session, 0, &tk, given, nullptr);
+      status = keyhole_session_append(session, 0, &tk, given, nullptr);
     }
   }
   EXPECT_NE(status, KEYHOLE_OK);

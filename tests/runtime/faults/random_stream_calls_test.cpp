@@ -129,14 +129,15 @@ class RandomStreamCalls final : public RandomCalls {
     float* const lse = step.seen.lse.data();
     seen_->steps += 1;
     if (random_.below(2) == 0) {
-      return keyhole_attend(session, step.layer, &step.q.tensor, k, v, &out, lse);
+      return keyhole_session_attend(session, step.layer, &step.q.tensor, k, v, &out, lse);
     }
-    if (const auto status = keyhole_attend_begin(session, step.layer, &step.q.tensor, k, v)) {
+    if (const auto status =
+            keyhole_session_attend_begin(session, step.layer, &step.q.tensor, k, v)) {
       return status;
     }
-    EXPECT_EQ(keyhole_truncate(session, 0), KEYHOLE_BUSY) << "inside a step";
-    EXPECT_EQ(keyhole_attend_begin(session, 0, &step.q.tensor, k, v), KEYHOLE_BUSY);
-    return keyhole_attend_end(session, &out, lse);
+    EXPECT_EQ(keyhole_session_truncate(session, 0), KEYHOLE_BUSY) << "inside a step";
+    EXPECT_EQ(keyhole_session_attend_begin(session, 0, &step.q.tensor, k, v), KEYHOLE_BUSY);
+    return keyhole_session_attend_end(session, &out, lse);
   }
 
   void enqueue_token(Sequence& s) {
@@ -177,7 +178,7 @@ class RandomStreamCalls final : public RandomCalls {
     for (uint32_t n = random_.below(6); n > 0 && has_room(s, 4 * tokens); --n) {
       if (random_.below(4) == 0) {
         const uint32_t left = random_.below(s.model.tokens(0) + 4);
-        const keyhole_status cut = keyhole_truncate(session, left);
+        const keyhole_status cut = keyhole_session_truncate(session, left);
         if (cut == KEYHOLE_OK) s.model.truncate(left);
         ASSERT_TRUE(cut == KEYHOLE_OK ||
                     (cut == KEYHOLE_INVALID_ARGUMENT && can_refuse_truncation_ && left != 0))
@@ -213,9 +214,9 @@ class RandomStreamCalls final : public RandomCalls {
   keyhole_status refused_in_capture(keyhole_session* session) {
     keyhole_session* copy = nullptr;
     switch (random_.below(6)) {
-      case 0: return keyhole_truncate(session, 0);
-      case 1: return keyhole_build(session, nullptr, nullptr);
-      case 2: return keyhole_fork(session, &copy);
+      case 0: return keyhole_session_truncate(session, 0);
+      case 1: return keyhole_session_build(session, nullptr, nullptr);
+      case 2: return keyhole_session_fork(session, &copy);
       case 3: return keyhole_session_synchronize(session);
       case 4: return keyhole_session_announce(session);
       default: return keyhole_session_set_stream(session, nullptr);
@@ -239,9 +240,9 @@ class RandomStreamCalls final : public RandomCalls {
     }
     if (status == KEYHOLE_OK) status = keyhole_session_synchronize(s.session.get());
     ASSERT_EQ(status, KEYHOLE_NOT_FINITE) << keyhole_last_error();
-    ASSERT_EQ(keyhole_truncate(s.session.get(), 0), KEYHOLE_NOT_FINITE);
+    ASSERT_EQ(keyhole_session_truncate(s.session.get(), 0), KEYHOLE_NOT_FINITE);
     keyhole_session* copy = nullptr;
-    const keyhole_status forked = keyhole_fork(s.session.get(), &copy);
+    const keyhole_status forked = keyhole_session_fork(s.session.get(), &copy);
     if (forked == KEYHOLE_NOT_FINITE && window_of(broken) != 0) {
       // Without slack the window before the token is gone.
       s.session = make_session(device_->handle.get(), sc_);
@@ -259,9 +260,9 @@ class RandomStreamCalls final : public RandomCalls {
       ASSERT_EQ(total, tokens + (l < broken || maybe_more ? 1 : 0)) << "layer " << l;
       seen_->sliding_failures += l == broken && window_of(l) != 0 ? 1 : 0;
     }
-    const keyhole_status cut = keyhole_truncate(copy, tokens);
+    const keyhole_status cut = keyhole_session_truncate(copy, tokens);
     if (cut == KEYHOLE_INVALID_ARGUMENT && can_refuse_truncation_) {
-      ASSERT_OK(keyhole_truncate(copy, 0));
+      ASSERT_OK(keyhole_session_truncate(copy, 0));
       s.model.truncate(0);
     } else {
       ASSERT_OK(cut);

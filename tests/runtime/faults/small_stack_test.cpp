@@ -58,12 +58,12 @@ TEST_P(SmallStack, IsEnoughForEveryCall) {
       const auto to = of(o, n, shape.hq);
       for (uint32_t l = 0; l < ec.layers; ++l) {
         if (n == prompt) {
-          ASSERT_OK(keyhole_prefill(session.get(), l, &tk, &tv, &tq));
+          ASSERT_OK(keyhole_session_append(session.get(), l, &tk, &tv, &tq));
         } else {
-          ASSERT_OK(keyhole_extend(session.get(), l, &tq, &tk, &tv, nullptr, &to, nullptr));
+          ASSERT_OK(keyhole_session_extend(session.get(), l, &tq, &tk, &tv, nullptr, &to, nullptr));
         }
       }
-      ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+      ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
     }
     const auto k = rows(1, shape.hkv), q = rows(1, shape.hq);
     const auto tk = tensor(k, {shape.hkv, shape.d}), tq = tensor(q, {shape.hq, shape.d});
@@ -71,15 +71,15 @@ TEST_P(SmallStack, IsEnoughForEveryCall) {
       for (uint32_t l = 0; l < ec.layers; ++l) {
         auto o = rows(1, shape.hq);
         const auto to = tensor(o, {shape.hq, shape.d});
-        ASSERT_OK(keyhole_attend(session.get(), l, &tq, &tk, &tk, &to, nullptr));
+        ASSERT_OK(keyhole_session_attend(session.get(), l, &tq, &tk, &tk, &to, nullptr));
       }
     }
     const std::string path = folder / "small.session";
-    ASSERT_OK(keyhole_save(session.get(), path.c_str()));
+    ASSERT_OK(keyhole_session_save(session.get(), path.c_str()));
     keyhole_session* loaded = nullptr;
-    ASSERT_OK(keyhole_load(engine.get(), path.c_str(), &loaded));
+    ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &loaded));
     const SessionPtr owner(loaded);
-    ASSERT_OK(keyhole_truncate(loaded, prompt / 2));
+    ASSERT_OK(keyhole_session_truncate(loaded, prompt / 2));
     session = SessionPtr();
   });
 }

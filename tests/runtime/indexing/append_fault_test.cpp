@@ -46,7 +46,7 @@ class AppendFault : public ::testing::TestWithParam<const char*> {
     session_ = make_session(engine_.get(), sc);
     for (uint32_t l = 0; l < ec_.layers; ++l)
       prefill_both(session_.get(), model_, shape_, l, 250, numbers_);
-    ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   }
   void TearDown() override {
     others_fail = false;
@@ -64,7 +64,7 @@ class AppendFault : public ::testing::TestWithParam<const char*> {
         const auto tv = tensor(v, {shape_.hkv, shape_.d});
         const auto tq = tensor(q, {shape_.hq, shape_.d});
         const auto out = tensor(a.o, {shape_.hq, shape_.d});
-        ASSERT_OK(keyhole_attend(session_.get(), l, &tq, &tk, &tv, &out, a.lse.data()));
+        ASSERT_OK(keyhole_session_attend(session_.get(), l, &tq, &tk, &tv, &out, a.lse.data()));
         model_.append(l, k, v);
         std::vector<double> lse;
         const auto o = model_.attend_all(l, q, lse);

@@ -147,10 +147,10 @@ TEST_P(Append, CopiesMadeMeanwhileAnswerAlikeEverAfter) {
     for (int i = 0; i < 17; ++i) chorus.step();
     keyhole_session* copy = nullptr;
     if (round % 2 == 0) {
-      ASSERT_OK(keyhole_fork(chorus[0], &copy));
+      ASSERT_OK(keyhole_session_fork(chorus[0], &copy));
     } else {
-      ASSERT_OK(keyhole_save(chorus[0], path.c_str()));
-      ASSERT_OK(keyhole_load(engine.get(), path.c_str(), &copy));
+      ASSERT_OK(keyhole_session_save(chorus[0], path.c_str()));
+      ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &copy));
     }
     keyhole_session_config c;
     keyhole_session_config_init(&c);

@@ -34,7 +34,7 @@ TEST_F(Build, ReportsRisingProgressUpToOne) {
   sc_.index = "ivf:C=8,probe=16777216";
   make(600);
   std::vector<double> seen;
-  ASSERT_OK(keyhole_build(
+  ASSERT_OK(keyhole_session_build(
       session_.get(),
       [](void* user, double fraction, const char* what) -> int32_t {
         static_cast<std::vector<double>*>(user)->push_back(fraction);
@@ -51,10 +51,10 @@ TEST_F(Build, CancelLosesNothingAndCanBeRepeated) {
   sc_.index = "ivf:C=8,probe=16777216";
   make(600);
   EXPECT_EQ(KEYHOLE_CANCELLED,
-            keyhole_build(
+            keyhole_session_build(
                 session_.get(), [](void*, double, const char*) -> int32_t { return 1; }, nullptr));
   expect_all_exact();
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   EXPECT_EQ(0U, layer_tokens(session_.get(), 0).pending);
   expect_all_exact();
 }
@@ -66,20 +66,20 @@ TEST_F(Build, TokensAreIndexedWhereTheyAreInEveryHead) {
   // After the first head of the first layer.
   EXPECT_EQ(
       KEYHOLE_CANCELLED,
-      keyhole_build(
+      keyhole_session_build(
           session_.get(),
           [](void*, double fraction, const char*) -> int32_t { return fraction > 0.25; }, nullptr));
   EXPECT_GT(statistics(session_.get()).index_bytes, 0U);
   EXPECT_EQ(0U, layer_tokens(session_.get(), 0).indexed) << "not in the other heads";
   expect_all_exact();
   EXPECT_GT(statistics(session_.get()).keys_scored, 0U) << "which the first one searches";
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   EXPECT_EQ(0U, layer_tokens(session_.get(), 0).pending);
 }
 
 TEST_F(Build, ChangingTheIndexMakesAllPending) {
   make(300);
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_set_index(session_.get(), "flatt"));
   EXPECT_EQ(0U, layer_tokens(session_.get(), 0).pending);
   for (const char* spec : {"ivf:C=4,probe=16777216", "hnsw:M=16,ef=4096", "roargraph:ef=4096",
@@ -87,7 +87,7 @@ TEST_F(Build, ChangingTheIndexMakesAllPending) {
     ASSERT_OK(keyhole_session_set_index(session_.get(), spec));
     EXPECT_EQ(0U, layer_tokens(session_.get(), 0).indexed);
     expect_all_exact();
-    ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
     EXPECT_EQ(0U, layer_tokens(session_.get(), 0).pending);
     expect_all_exact();
     EXPECT_EQ(std::string(spec).substr(0, 3) != "fla", statistics(session_.get()).index_bytes > 0);
@@ -97,7 +97,7 @@ TEST_F(Build, ChangingTheIndexMakesAllPending) {
 TEST_F(Build, AppendsPendingTokensBlockByBlockWhileDecoding) {
   sc_.append_block = 16;
   make(300);
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   const uint32_t indexed = layer_tokens(session_.get(), 0).indexed;
   for (int i = 0; i < 100; ++i) {
     const auto k = numbers_.many(shape_.kv(1));
@@ -108,7 +108,7 @@ TEST_F(Build, AppendsPendingTokensBlockByBlockWhileDecoding) {
     const auto tv = tensor(v, {shape_.hkv, shape_.d});
     const auto tq = tensor(q, {shape_.hq, shape_.d});
     const auto out = tensor(o, {shape_.hq, shape_.d});
-    ASSERT_OK(keyhole_attend(session_.get(), 0, &tq, &tk, &tv, &out, nullptr));
+    ASSERT_OK(keyhole_session_attend(session_.get(), 0, &tq, &tk, &tv, &out, nullptr));
     model_.append(0, k, v);
     // One block on its way, one that fills; one flush may come on top before the next step sees it.
     ASSERT_LE(layer_tokens(session_.get(), 0).pending, 2 * sc_.append_block + sc_.flush_block);
@@ -124,7 +124,7 @@ TEST_F(Build, HostMemoryLimitRefusesBeforeItTakes) {
   const auto before = layer_tokens(session_.get(), 0);
   const auto k = numbers_.many(shape_.kv(2000));
   const auto tk = tensor(k, {2000, shape_.hkv, shape_.d});
-  EXPECT_EQ(KEYHOLE_OUT_OF_MEMORY, keyhole_prefill(session_.get(), 0, &tk, &tk, nullptr));
+  EXPECT_EQ(KEYHOLE_OUT_OF_MEMORY, keyhole_session_append(session_.get(), 0, &tk, &tk, nullptr));
   EXPECT_NE(std::string(keyhole_last_error()).find("host_memory_limit"), std::string::npos);
   EXPECT_EQ(before.total, layer_tokens(session_.get(), 0).total);
   expect_all_exact();
@@ -132,10 +132,10 @@ TEST_F(Build, HostMemoryLimitRefusesBeforeItTakes) {
 
 TEST_F(Build, OfAnEmptySessionDoesNothing) {
   make(0);
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   model_ = Model(ec_);
   make(20);  // all resident
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   EXPECT_EQ(0U, layer_tokens(session_.get(), 0).indexed);
   expect_all_exact();
 }
@@ -151,10 +151,10 @@ TEST_F(Build, APoorGraphIsSaidToBeOne) {
   sc_.index = "ivf";
   sc_.training_queries = 0;  // what the prefill brings is not kept
   make(300);
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   EXPECT_TRUE(warnings.empty());
   ASSERT_OK(keyhole_session_set_index(session_.get(), "roargraph:M=4"));
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   ASSERT_EQ(1U, warnings.size());
   EXPECT_NE(warnings[0].find("no training query"), std::string::npos) << warnings[0];
 }

@@ -1,4 +1,4 @@
-// Sessions that keyhole_build was not called for, or only while nothing was offloaded: steps index
+// Sessions that keyhole_session_build was not called for, or only while nothing was offloaded: steps index
 // their tokens, and nothing that happens meanwhile makes a difference.
 #include <algorithm>
 #include <filesystem>
@@ -101,7 +101,7 @@ TEST(FirstIndexFrom, WaitsForAsManyTokensAsItsSpecSays) {
     }
   }
   for (uint32_t l = 0; l < ec.layers; ++l) EXPECT_GE(layer_tokens(one[0], l).indexed, kFrom);
-  EXPECT_EQ(warnings.with("keyhole_build was not called"), 0);
+  EXPECT_EQ(warnings.with("keyhole_session_build was not called"), 0);
 
   // A prompt of as many is indexed by its build.
   Chorus longer(ec, 5);
@@ -156,7 +156,7 @@ TEST_P(FirstIndex, OfALongPromptIsTakenInPieceByPiece) {
     EXPECT_LE(layer_tokens(one[0], l).pending, 2 * kBlock + kFlush);
     EXPECT_GE(taken[l], unless_sanitized(6, 4));
   }
-  EXPECT_EQ(1, warnings.with("keyhole_build was not called"));
+  EXPECT_EQ(1, warnings.with("keyhole_session_build was not called"));
 }
 
 // Whoever does the work, and whatever happens while it is done, the same tokens are indexed by the
@@ -191,11 +191,11 @@ TEST_P(FirstIndex, DependsOnTheCallsAlone) {
         chorus.truncate(chorus.tokens() -
                         chorus.numbers().below(std::min(chorus.tokens(), 40U) + 1));
       } else if (operation == 4 && chorus.size() < 5) {
-        ASSERT_OK(keyhole_fork(chorus[0], &copy));
+        ASSERT_OK(keyhole_session_fork(chorus[0], &copy));
         chorus.adopt(copy);
       } else if (operation == 5 && chorus.size() < 5) {
-        ASSERT_OK(keyhole_save(chorus[0], path.c_str()));
-        ASSERT_OK(keyhole_load(engine.get(), path.c_str(), &copy));
+        ASSERT_OK(keyhole_session_save(chorus[0], path.c_str()));
+        ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &copy));
         chorus.adopt(copy);
       } else if (operation == 6) {
         keyhole_budget budget;

@@ -106,13 +106,13 @@ std::vector<float> converse(keyhole_session* s, const Data& data, int64_t from) 
   const int64_t together = 30;
   const auto k = rows(data.k, kKvHeads, from, together), v = rows(data.v, kKvHeads, from, together);
   const auto q = rows(data.q, kQueryHeads, from, together), o = rows(out, kQueryHeads, 0, together);
-  check(keyhole_extend(s, 0, &q, &k, &v, nullptr, &o, nullptr), "extend");
+  check(keyhole_session_extend(s, 0, &q, &k, &v, nullptr, &o, nullptr), "extend");
   for (int64_t t = from + together; t < data.n; ++t) {
     const auto k1 = rows(data.k, kKvHeads, t, 1), v1 = rows(data.v, kKvHeads, t, 1);
     const auto q1 = rows(data.q, kQueryHeads, t, 1), o1 = rows(out, kQueryHeads, t - from, 1);
     if (t == data.n - 1) die_in("step");
     const auto begin = std::chrono::steady_clock::now();
-    const keyhole_status status = keyhole_attend(s, 0, &q1, &k1, &v1, &o1, nullptr);
+    const keyhole_status status = keyhole_session_attend(s, 0, &q1, &k1, &v1, &o1, nullptr);
     expect(status, t == data.n - 1 ? "step" : "", begin);
   }
   return out;
@@ -130,8 +130,8 @@ int main(int argc, char** argv) {
   timeouts.timeout_ms = timeouts.long_timeout_ms = dies_in.empty() ? 60000 : kTimeoutMs;
   keyhole_communicator* ranks = nullptr;
   check(keyhole_communicator_from_mpi(nullptr, &timeouts, &ranks), "communicator");
-  rank = keyhole_communicator_rank(ranks);
-  size = keyhole_communicator_size(ranks);
+  rank = keyhole_communicator_get_rank(ranks);
+  size = keyhole_communicator_get_size(ranks);
   uint32_t local_rank = 0, local_size = 0;
   check(keyhole_mpi_local_ranks(nullptr, &local_rank, &local_size), "local ranks");
   if (local_rank >= local_size || local_size > size) fail("local ranks");
@@ -142,23 +142,23 @@ int main(int argc, char** argv) {
   const auto k = rows(data.k, kKvHeads, 0, kTokens), v = rows(data.v, kKvHeads, 0, kTokens);
   die_in("prefill");
   auto begin = std::chrono::steady_clock::now();
-  keyhole_status status = keyhole_prefill(s, 0, &k, &v, nullptr);
+  keyhole_status status = keyhole_session_append(s, 0, &k, &v, nullptr);
   expect(status, "prefill", begin);
-  check(keyhole_build(s, nullptr, nullptr), "build");
-  check(keyhole_save(s, path.c_str()), "save");
+  check(keyhole_session_build(s, nullptr, nullptr), "build");
+  check(keyhole_session_save(s, path.c_str()), "save");
   const std::vector<float> seen = converse(s, data, kTokens);
   die_in("save");
   begin = std::chrono::steady_clock::now();
-  status = keyhole_save(s, path.c_str());
+  status = keyhole_session_save(s, path.c_str());
   expect(status, "save", begin);
   keyhole_session_destroy(s);
-  check(keyhole_load(engine, path.c_str(), &s), "load");
+  check(keyhole_session_load(engine, path.c_str(), nullptr, &s), "load");
 
   // The same calls in this process alone.
   keyhole_engine* alone = make_engine(nullptr);
   keyhole_session* whole = make_session(alone);
-  check(keyhole_prefill(whole, 0, &k, &v, nullptr), "prefill alone");
-  check(keyhole_build(whole, nullptr, nullptr), "build alone");
+  check(keyhole_session_append(whole, 0, &k, &v, nullptr), "prefill alone");
+  check(keyhole_session_build(whole, nullptr, nullptr), "build alone");
   dies_in.clear();
   const std::vector<float> truth = converse(whole, data, kTokens);
   for (size_t i = 0; i < truth.size(); ++i) {

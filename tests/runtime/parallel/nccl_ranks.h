@@ -93,8 +93,8 @@ inline void run_rank(uint32_t rank, uint32_t size, const Part& f, uint32_t timeo
   keyhole_communicator* c = nullptr;
   ASSERT_EQ(keyhole_communicator_from_nccl(&comm, &config, &c), KEYHOLE_OK) << keyhole_last_error();
   const CommunicatorPtr owner(c);
-  EXPECT_EQ(keyhole_communicator_rank(c), rank);
-  EXPECT_EQ(keyhole_communicator_size(c), size);
+  EXPECT_EQ(keyhole_communicator_get_rank(c), rank);
+  EXPECT_EQ(keyhole_communicator_get_size(c), size);
   f(rank, comm, c, shared);
   int device = -1;
   EXPECT_EQ(cudaSuccess, cudaGetDevice(&device));

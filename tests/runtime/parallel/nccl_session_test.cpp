@@ -101,16 +101,16 @@ struct LayerRows {
     const auto tq = dq.tensor({kHeads, kDim}), tk = dk.tensor({kKvHeads, kDim});
     const auto tv = dv.tensor({kKvHeads, kDim}), to = out.tensor({kHeads, kDim});
     auto* const sums = static_cast<float*>(lse.tensor({kHeads}).data);
-    if (!halves) return keyhole_attend(s, layer, &tq, &tk, &tv, &to, sums);
-    const keyhole_status begun = keyhole_attend_begin(s, layer, &tq, &tk, &tv);
-    return begun != KEYHOLE_OK ? begun : keyhole_attend_end(s, &to, sums);
+    if (!halves) return keyhole_session_attend(s, layer, &tq, &tk, &tv, &to, sums);
+    const keyhole_status begun = keyhole_session_attend_begin(s, layer, &tq, &tk, &tv);
+    return begun != KEYHOLE_OK ? begun : keyhole_session_attend_end(s, &to, sums);
   }
   /// o and lse of a step on the host.
   [[nodiscard]] std::vector<float> attend(keyhole_session* s, uint32_t layer) const {
     std::vector<float> o(kHeads * kDim), sums(kHeads);
     const auto tq = on_host(q, {kHeads, kDim}), tk = on_host(k, {kKvHeads, kDim});
     const auto tv = on_host(v, {kKvHeads, kDim}), to = on_host(o, {kHeads, kDim});
-    EXPECT_EQ(keyhole_attend(s, layer, &tq, &tk, &tv, &to, sums.data()), KEYHOLE_OK);
+    EXPECT_EQ(keyhole_session_attend(s, layer, &tq, &tk, &tv, &to, sums.data()), KEYHOLE_OK);
     o.insert(o.end(), sums.begin(), sums.end());
     return o;
   }
@@ -130,14 +130,14 @@ void prefill(keyhole_session* s, keyhole_session* truth, std::mt19937& random,
     const auto tk = on_host(k, {kPrompt, kKvHeads, kDim});
     const auto tv = on_host(v, {kPrompt, kKvHeads, kDim});
     if (truth != nullptr) {
-      ASSERT_EQ(keyhole_prefill(truth, l, &tk, &tv, nullptr), KEYHOLE_OK);
+      ASSERT_EQ(keyhole_session_append(truth, l, &tk, &tv, nullptr), KEYHOLE_OK);
     }
     DeviceVector dk(k.size()), dv(v.size());
     dk.set(k, stream);
     dv.set(v, stream);
     const auto sk = dk.tensor({kPrompt, kKvHeads, kDim});
     const auto sv = dv.tensor({kPrompt, kKvHeads, kDim});
-    ASSERT_EQ(keyhole_prefill(s, l, &sk, &sv, nullptr), KEYHOLE_OK) << keyhole_last_error();
+    ASSERT_EQ(keyhole_session_append(s, l, &sk, &sv, nullptr), KEYHOLE_OK) << keyhole_last_error();
   }
 }
 
@@ -262,7 +262,7 @@ TEST(NcclSession, ATokenThatIsNotFiniteIsNanOnAllRanksAndEveryRanksErrorWhenThey
       ASSERT_EQ(keyhole_session_set_stream(s, stream.get()), KEYHOLE_OK) << keyhole_last_error();
       std::mt19937 random(11);
       prefill(s, nullptr, random, stream.get());
-      ASSERT_EQ(keyhole_build(s, nullptr, nullptr), KEYHOLE_OK) << keyhole_last_error();
+      ASSERT_EQ(keyhole_session_build(s, nullptr, nullptr), KEYHOLE_OK) << keyhole_last_error();
       LayerRows rows;
       rows.fill(random, stream.get());
       ASSERT_EQ(rows.enqueue(s, 0, false), KEYHOLE_OK) << keyhole_last_error();
@@ -297,17 +297,17 @@ TEST(NcclSession, AStepThatTheOtherRankDoesNotMakeEndsInATimeout) {
         k.set(std::vector<float>(kKvHeads * kDim, 1.0F), nullptr);
         const auto tq = q.tensor({kHeads, kDim}), tk = k.tensor({kKvHeads, kDim});
         const auto to = o.tensor({kHeads, kDim});
-        ASSERT_EQ(keyhole_attend(s, 0, &tq, &tk, &tk, &to, nullptr), KEYHOLE_OK);
+        ASSERT_EQ(keyhole_session_attend(s, 0, &tq, &tk, &tk, &to, nullptr), KEYHOLE_OK);
         ASSERT_EQ(keyhole_session_synchronize(s), KEYHOLE_OK) << keyhole_last_error();
         EXPECT_NEAR(o.get()[0], 1.0F, 1e-5);
         if (rank == 0) {
-          ASSERT_EQ(keyhole_attend(s, 0, &tq, &tk, &tk, &to, nullptr), KEYHOLE_OK);
+          ASSERT_EQ(keyhole_session_attend(s, 0, &tq, &tk, &tk, &to, nullptr), KEYHOLE_OK);
           const auto begin = std::chrono::steady_clock::now();
           EXPECT_EQ(keyhole_session_synchronize(s), KEYHOLE_TIMEOUT);
           EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
           // NCCL's kernel has ended: the stream goes on.
           EXPECT_EQ(cudaSuccess, cudaStreamSynchronize(nullptr));
-          EXPECT_EQ(keyhole_build(s, nullptr, nullptr), KEYHOLE_TIMEOUT);
+          EXPECT_EQ(keyhole_session_build(s, nullptr, nullptr), KEYHOLE_TIMEOUT);
           shared.raise();
         }
         shared.await();

@@ -134,7 +134,7 @@ TEST(Nccl, AnEngineSpreadsItsSessionsOverOneRank) {
     const auto tk = keyhole_tensor_host(k.data(), KEYHOLE_F32, 2, shape);
     const auto tv = keyhole_tensor_host(v.data(), KEYHOLE_F32, 2, shape);
     const auto to = keyhole_tensor_host(out.data(), KEYHOLE_F32, 2, shape);
-    EXPECT_EQ(keyhole_attend(session, 0, &tk, &tk, &tv, &to, nullptr), KEYHOLE_OK)
+    EXPECT_EQ(keyhole_session_attend(session, 0, &tk, &tk, &tv, &to, nullptr), KEYHOLE_OK)
         << keyhole_last_error();
     for (uint32_t i = 0; i < kDim; ++i) EXPECT_NEAR(out[i], v[i], 0.05F);
     keyhole_session_destroy(session);

@@ -62,7 +62,8 @@ TEST(SpreadGraph, ARankCapturesAgainWhileTheOthersWaitForItsStates) {
       std::copy_n(strides, 2, out.strides);
       const auto q = on_device(graph.steps()[0]->q, {shape.hq, shape.d});
       its.device->stream.begin_capture();
-      EXPECT_EQ(keyhole_attend(s, 0, &q, nullptr, nullptr, &out, nullptr), KEYHOLE_UNSUPPORTED);
+      EXPECT_EQ(keyhole_session_attend(s, 0, &q, nullptr, nullptr, &out, nullptr),
+                KEYHOLE_UNSUPPORTED);
       its.device->stream.end_capture();
     }
     graph.launch(its, s, numbers);
@@ -176,7 +177,8 @@ TEST(SpreadGraph, RefusesGraphsWithoutAStepBeforeAndGapsByName) {
     const auto q = on_device(step.q, {shape.hq, shape.d});
     auto out = on_device(wide, {shape.hq, shape.dv});
     std::copy_n(strides, 2, out.strides);
-    EXPECT_EQ(keyhole_attend(s, 0, &q, nullptr, nullptr, &out, nullptr), KEYHOLE_UNSUPPORTED);
+    EXPECT_EQ(keyhole_session_attend(s, 0, &q, nullptr, nullptr, &out, nullptr),
+              KEYHOLE_UNSUPPORTED);
     EXPECT_NE(std::string(keyhole_last_error()).find("gaps"), std::string::npos);
     // The next call still finds all ranks together.
     ASSERT_OK(step.enqueue(s, shape, 0, false));
@@ -206,16 +208,16 @@ TEST(SpreadGraph, AStepOfAGraphEndsInTheCaptureThatItBeganIn) {
     FakeStream& stream = its.device->stream;
     ASSERT_OK(keyhole_session_synchronize(s));
     stream.begin_capture();
-    ASSERT_OK(keyhole_attend_begin(s, 0, &q, &k, &v));
+    ASSERT_OK(keyhole_session_attend_begin(s, 0, &q, &k, &v));
     stream.end_capture();
-    EXPECT_EQ(keyhole_attend_end(s, &out, nullptr), KEYHOLE_INVALID_ARGUMENT);
+    EXPECT_EQ(keyhole_session_attend_end(s, &out, nullptr), KEYHOLE_INVALID_ARGUMENT);
     EXPECT_EQ(keyhole_session_announce(s), KEYHOLE_INVALID_ARGUMENT);
     // And one that began before a capture ends after it.
-    ASSERT_OK(keyhole_attend_begin(s, 1, &q, &k, &v));
+    ASSERT_OK(keyhole_session_attend_begin(s, 1, &q, &k, &v));
     stream.begin_capture();
-    EXPECT_EQ(keyhole_attend_end(s, &out, nullptr), KEYHOLE_BUSY);
+    EXPECT_EQ(keyhole_session_attend_end(s, &out, nullptr), KEYHOLE_BUSY);
     stream.end_capture();
-    ASSERT_OK(keyhole_attend_end(s, &out, nullptr));
+    ASSERT_OK(keyhole_session_attend_end(s, &out, nullptr));
     ASSERT_OK(keyhole_session_synchronize(s));
     EXPECT_TRUE(std::isfinite(step.o[0]));
     EXPECT_EQ(layer_tokens(s, 0).total, 31U);

@@ -49,9 +49,9 @@ struct Step {
     const auto tk = on_device(k, {shape.hkv, shape.d}), tv = on_device(v, {shape.hkv, shape.dv});
     const keyhole_tensor* const keys = k.empty() ? nullptr : &tk;
     const keyhole_tensor* const values = k.empty() ? nullptr : &tv;
-    if (!halves) return keyhole_attend(s, layer, &tq, keys, values, &out, lse.data());
-    const keyhole_status begun = keyhole_attend_begin(s, layer, &tq, keys, values);
-    return begun != KEYHOLE_OK ? begun : keyhole_attend_end(s, &out, lse.data());
+    if (!halves) return keyhole_session_attend(s, layer, &tq, keys, values, &out, lse.data());
+    const keyhole_status begun = keyhole_session_attend_begin(s, layer, &tq, keys, values);
+    return begun != KEYHOLE_OK ? begun : keyhole_session_attend_end(s, &out, lse.data());
   }
   /// Replaces the numbers in place.
   void refill(const Shape& shape, Numbers& numbers) {

@@ -48,24 +48,24 @@ class Conversation {
     const Shape shape(config_);
     switch (numbers_.below(gathers_ ? 11 : 9)) {
       case 0: prefill(1 + numbers_.below(100)); break;
-      case 1: EXPECT_OK(keyhole_build(session_.get(), nullptr, nullptr)); break;
+      case 1: EXPECT_OK(keyhole_session_build(session_.get(), nullptr, nullptr)); break;
       case 2: {
         const uint32_t held = model_->tokens(0);
         const uint32_t n = held - std::min(held, numbers_.below(40));
-        EXPECT_OK(keyhole_truncate(session_.get(), n));
+        EXPECT_OK(keyhole_session_truncate(session_.get(), n));
         model_->truncate(n);
         break;
       }
       case 3: {
         keyhole_session* copy = nullptr;
-        EXPECT_OK(keyhole_fork(session_.get(), &copy));
+        EXPECT_OK(keyhole_session_fork(session_.get(), &copy));
         session_.reset(copy);
         break;
       }
       case 4: {
-        EXPECT_OK(keyhole_save(session_.get(), path_.c_str()));
+        EXPECT_OK(keyhole_session_save(session_.get(), path_.c_str()));
         keyhole_session* copy = nullptr;
-        EXPECT_OK(keyhole_load(rank_->engine(), path_.c_str(), &copy));
+        EXPECT_OK(keyhole_session_load(rank_->engine(), path_.c_str(), nullptr, &copy));
         session_.reset(copy);
         break;
       }
@@ -96,7 +96,7 @@ class Conversation {
       const auto tk = on_device(k, {n, shape.hkv, shape.d});
       const auto tv = on_device(v, {n, shape.hkv, shape.dv});
       const auto tq = on_device(q, {n, shape.hq, shape.d});
-      ASSERT_OK(keyhole_prefill(session_.get(), l, &tk, &tv, &tq));
+      ASSERT_OK(keyhole_session_append(session_.get(), l, &tk, &tv, &tq));
       model_->append(l, k, v);
     }
   }
@@ -147,7 +147,8 @@ class Conversation {
       const auto tk = on_device(k, {n, shape.hkv, shape.d});
       const auto tv = on_device(v, {n, shape.hkv, shape.dv});
       const auto out = on_device(o, {n, shape.hq, shape.dv});
-      ASSERT_OK(keyhole_extend(session_.get(), l, &tq, &tk, &tv, nullptr, &out, lse.data()));
+      ASSERT_OK(
+          keyhole_session_extend(session_.get(), l, &tq, &tk, &tv, nullptr, &out, lse.data()));
       for (uint32_t i = 0; i < n; ++i) {
         const auto row = [&](const Rows& rows, size_t width) {
           const auto at = rows.begin() + static_cast<ptrdiff_t>(i * width);
@@ -226,8 +227,8 @@ TEST(SpreadStream, AnErrorOfOneRankIsNanAtOnceAndEveryRanksWhenTheyMeet) {
       // There are no more steps, on any rank.
       EXPECT_EQ(keyhole_session_synchronize(s), wanted);
       EXPECT_EQ(third.enqueue(s, shape, 1, false), wanted);
-      EXPECT_EQ(keyhole_build(s, nullptr, nullptr), wanted);
-      EXPECT_EQ(keyhole_save(s, "/nowhere/at/all"), wanted);
+      EXPECT_EQ(keyhole_session_build(s, nullptr, nullptr), wanted);
+      EXPECT_EQ(keyhole_session_save(s, "/nowhere/at/all"), wanted);
     });
     ASSERT_FALSE(testing::Test::HasFailure());
   }
@@ -247,7 +248,7 @@ TEST(SpreadStream, ARankThatDoesNotComeEndsInATimeout) {
         EXPECT_NE(std::string(keyhole_last_error()).find("300 ms"), std::string::npos)
             << keyhole_last_error();
         // The ranks are lost, and nothing is left on the stream.
-        EXPECT_EQ(keyhole_build(s, nullptr, nullptr), KEYHOLE_TIMEOUT);
+        EXPECT_EQ(keyhole_session_build(s, nullptr, nullptr), KEYHOLE_TIMEOUT);
         EXPECT_EQ(statistics(s).tokens, 32U);
       },
       300, &ranks);
@@ -263,7 +264,7 @@ TEST(SpreadStream, ASessionThatIsDestroyedWaitsForNoRankForEver) {
         ASSERT_OK(together.enqueue(s, shape, 0, false));
         ASSERT_OK(keyhole_session_synchronize(s));
         keyhole_session* copy = nullptr;
-        ASSERT_OK(keyhole_fork(s, &copy));
+        ASSERT_OK(keyhole_session_fork(s, &copy));
         const SessionPtr owner(copy);
         ASSERT_OK(together.enqueue(copy, shape, 0, false));
         ASSERT_OK(keyhole_session_synchronize(copy));

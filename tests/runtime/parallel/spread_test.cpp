@@ -34,13 +34,13 @@ keyhole_engine_config rank_engine(keyhole_communicator* c, uint32_t block) {
 
 SessionPtr fork_of(keyhole_session* s) {
   keyhole_session* copy = nullptr;
-  EXPECT_OK(keyhole_fork(s, &copy));
+  EXPECT_OK(keyhole_session_fork(s, &copy));
   return SessionPtr(copy);
 }
 
 SessionPtr load_of(keyhole_engine* e, const std::string& path) {
   keyhole_session* s = nullptr;
-  EXPECT_OK(keyhole_load(e, path.c_str(), &s));
+  EXPECT_OK(keyhole_session_load(e, path.c_str(), nullptr, &s));
   return SessionPtr(s);
 }
 
@@ -55,9 +55,9 @@ void extend_both(keyhole_session* s, Model& model, const Shape& shape, uint32_t 
   if (n == 1) {
     const auto k1 = tensor(k, {shape.hkv, shape.d}), v1 = tensor(v, {shape.hkv, shape.dv});
     const auto q1 = tensor(q, {shape.hq, shape.d}), o1 = tensor(o, {shape.hq, shape.dv});
-    ASSERT_OK(keyhole_attend(s, layer, &q1, &k1, &v1, &o1, lse.data()));
+    ASSERT_OK(keyhole_session_attend(s, layer, &q1, &k1, &v1, &o1, lse.data()));
   } else {
-    ASSERT_OK(keyhole_extend(s, layer, &tq, &tk, &tv, nullptr, &out, lse.data()));
+    ASSERT_OK(keyhole_session_extend(s, layer, &tq, &tk, &tv, nullptr, &out, lse.data()));
   }
   for (uint32_t i = 0; i < n; ++i) {
     const auto row = [&](const std::vector<float>& rows, size_t width) {
@@ -111,17 +111,17 @@ std::vector<float> converse(ThreadRanks& ranks, uint32_t rank, uint64_t seed,
         }
         break;
       }
-      case 1: EXPECT_OK(keyhole_build(s.get(), nullptr, nullptr)); break;
+      case 1: EXPECT_OK(keyhole_session_build(s.get(), nullptr, nullptr)); break;
       case 2: {
         const uint32_t held = model.tokens(0);
         const uint32_t n = held - std::min(held, numbers.below(40));
-        EXPECT_OK(keyhole_truncate(s.get(), n));
+        EXPECT_OK(keyhole_session_truncate(s.get(), n));
         model.truncate(n);
         break;
       }
       case 3: s = fork_of(s.get()); break;
       case 4: {
-        EXPECT_OK(keyhole_save(s.get(), path.c_str()));
+        EXPECT_OK(keyhole_session_save(s.get(), path.c_str()));
         s = load_of(engine.get(), path);
         break;
       }
@@ -182,8 +182,8 @@ std::vector<float> answer_of(uint32_t size, const std::string& path, bool loads)
       }
       const int32_t tokens[] = {1, 2, 3};
       EXPECT_OK(keyhole_session_set_identity(s.get(), "a model", tokens, 3));
-      EXPECT_OK(keyhole_build(s.get(), nullptr, nullptr));
-      EXPECT_OK(keyhole_save(s.get(), path.c_str()));
+      EXPECT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
+      EXPECT_OK(keyhole_session_save(s.get(), path.c_str()));
       numbers = Numbers(6);
     }
     EXPECT_EQ(layer_tokens(s.get(), 0).total, 333U);
@@ -238,7 +238,7 @@ TEST(Spread, APipeIsNoPlaceForFilesOfRanks) {
     const CommunicatorPtr c = make_communicator(ranks, r);
     const EnginePtr engine = make_engine(rank_engine(c.get(), 8));
     const SessionPtr s = make_session(engine.get(), small_session());
-    EXPECT_EQ(keyhole_save(s.get(), path.c_str()), KEYHOLE_IO);
+    EXPECT_EQ(keyhole_session_save(s.get(), path.c_str()), KEYHOLE_IO);
     EXPECT_NE(std::string(keyhole_last_error()).find("no regular file"), std::string::npos);
   });
   EXPECT_EQ(files_in(folder.path()), 1U);
@@ -251,7 +251,8 @@ TEST(Spread, OldFilesGoWhenNewOnesAreThere) {
     const CommunicatorPtr c = make_communicator(ranks, r);
     const EnginePtr engine = make_engine(rank_engine(c.get(), 8));
     const SessionPtr s = make_session(engine.get(), small_session());
-    for (int i = 0; i < 3; ++i) EXPECT_OK(keyhole_save(s.get(), (folder / "saved").c_str()));
+    for (int i = 0; i < 3; ++i)
+      EXPECT_OK(keyhole_session_save(s.get(), (folder / "saved").c_str()));
   });
   EXPECT_EQ(files_in(folder.path()), 4U);  // one that names, three that are named
 }
@@ -272,7 +273,8 @@ TEST(Spread, RefusesByNameWhatARankCannotDo) {
     const Shape shape(small_engine());
     std::vector<float> q(shape.q(1)), o(shape.o(1));
     const auto tq = tensor(q, {shape.hq, shape.d}), out = tensor(o, {shape.hq, shape.dv});
-    EXPECT_EQ(keyhole_attend_offloaded(s.get(), 0, &tq, &out, nullptr), KEYHOLE_UNSUPPORTED);
+    EXPECT_EQ(keyhole_session_attend_offloaded(s.get(), 0, &tq, &out, nullptr),
+              KEYHOLE_UNSUPPORTED);
     // The next call still finds all ranks together.
     Model model(small_engine());
     Numbers numbers(1);
@@ -298,7 +300,7 @@ TEST(Spread, AnErrorOfOneRankIsEveryRanksAndIsTakenBack) {
     const uint32_t n = 40000;
     const std::vector<float> rows(shape.kv(n), 1.0F);
     const auto t = tensor(rows, {n, shape.hkv, shape.d});
-    EXPECT_EQ(keyhole_prefill(s.get(), 0, &t, &t, nullptr), KEYHOLE_OUT_OF_MEMORY);
+    EXPECT_EQ(keyhole_session_append(s.get(), 0, &t, &t, nullptr), KEYHOLE_OUT_OF_MEMORY);
     EXPECT_TRUE(std::string(keyhole_last_error()).starts_with("rank 1: ")) << keyhole_last_error();
     EXPECT_EQ(layer_tokens(s.get(), 0).total, 70U);
     expect_exact(s.get(), model, shape, 0, numbers);
@@ -350,14 +352,15 @@ keyhole_status converse_until_failure(keyhole_communicator* c, const std::string
   };
   for (uint32_t turn = 0; turn < 2; ++turn) {
     for (uint32_t l = 0; l < 2; ++l) {
-      call([&] { return keyhole_prefill(s.get(), l, &kv, &kv, nullptr); });
+      call([&] { return keyhole_session_append(s.get(), l, &kv, &kv, nullptr); });
     }
-    call([&] { return keyhole_build(s.get(), nullptr, nullptr); });
+    call([&] { return keyhole_session_build(s.get(), nullptr, nullptr); });
     for (uint32_t l = 0; l < 2; ++l) {
-      call([&] { return keyhole_extend(s.get(), l, &q, &kv, &kv, nullptr, &out, nullptr); });
-      call([&] { return keyhole_attend(s.get(), l, &q1, &k1, &k1, &o1, nullptr); });
+      call(
+          [&] { return keyhole_session_extend(s.get(), l, &q, &kv, &kv, nullptr, &out, nullptr); });
+      call([&] { return keyhole_session_attend(s.get(), l, &q1, &k1, &k1, &o1, nullptr); });
     }
-    call([&] { return keyhole_save(s.get(), path.c_str()); });
+    call([&] { return keyhole_session_save(s.get(), path.c_str()); });
   }
   return status;
 }
@@ -404,8 +407,8 @@ TEST(Spread, RanksThatMakeDifferentCallsAreTold) {
     const Shape shape(small_engine());
     const std::vector<float> rows(shape.kv(9), 0.5F);
     const auto t = tensor(rows, {9, shape.hkv, shape.d});
-    EXPECT_EQ(r == 0 ? keyhole_prefill(s.get(), 0, &t, &t, nullptr)
-                     : keyhole_build(s.get(), nullptr, nullptr),
+    EXPECT_EQ(r == 0 ? keyhole_session_append(s.get(), 0, &t, &t, nullptr)
+                     : keyhole_session_build(s.get(), nullptr, nullptr),
               KEYHOLE_RANK_FAILED);
     EXPECT_NE(std::string(keyhole_last_error()).find("the same calls"), std::string::npos)
         << keyhole_last_error();
@@ -417,8 +420,8 @@ TEST(Communicator, SumsInTheOrderOfTheRanks) {
   const float parts[] = {1e8F, 1.0F, -1e8F};  // any other order gives another sum
   ranks.run([&](uint32_t r) {
     const CommunicatorPtr c = make_communicator(ranks, r);
-    EXPECT_EQ(keyhole_communicator_rank(c.get()), r);
-    EXPECT_EQ(keyhole_communicator_size(c.get()), 3U);
+    EXPECT_EQ(keyhole_communicator_get_rank(c.get()), r);
+    EXPECT_EQ(keyhole_communicator_get_size(c.get()), 3U);
     std::vector<float> values(300001, parts[r]);
     EXPECT_OK(keyhole_communicator_sum(c.get(), values.data(), values.size()));
     EXPECT_EQ(values.front(), (1e8F + 1.0F) - 1e8F);
@@ -449,7 +452,7 @@ TEST(Communicator, RefusesWhatIsNoTransportAndReleasesIt) {
   t.rank = 2;
   refused("rank is 2");
   EXPECT_EQ(released, 3);
-  EXPECT_EQ(keyhole_communicator_size(nullptr), 1U);
+  EXPECT_EQ(keyhole_communicator_get_size(nullptr), 1U);
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ class BudgetFile : public ::testing::Test {
   }
   void fill(uint32_t n) {
     for (uint32_t l = 0; l < 2; ++l) prefill_both(session_.get(), model_, shape_, l, n, numbers_);
-    ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   }
   [[nodiscard]] keyhole_budget get(uint32_t layer, uint32_t kv_head) const {
     keyhole_budget b;
@@ -105,12 +105,12 @@ TEST_F(BudgetFile, HeadsHaveTheirOwnIndex) {
   fill(700);
   const SessionPtr mixed = std::move(session_);
   const std::string saved = (folder_ / "saved").string();
-  ASSERT_OK(keyhole_save(mixed.get(), saved.c_str()));
+  ASSERT_OK(keyhole_session_save(mixed.get(), saved.c_str()));
   keyhole_session* loaded = nullptr;
-  ASSERT_OK(keyhole_load(engine_.get(), saved.c_str(), &loaded));
+  ASSERT_OK(keyhole_session_load(engine_.get(), saved.c_str(), nullptr, &loaded));
   const SessionPtr loaded_guard(loaded);
   keyhole_session* forked = nullptr;
-  ASSERT_OK(keyhole_fork(mixed.get(), &forked));
+  ASSERT_OK(keyhole_session_fork(mixed.get(), &forked));
   const SessionPtr forked_guard(forked);
   for (uint32_t i = 0; i < 4; ++i) {
     auto c = small_session();
@@ -159,7 +159,7 @@ TEST_F(BudgetFile, DenseHeadsAreExactAndHaveNoIndex) {
   EXPECT_EQ(layer_tokens(session_.get(), 1).indexed, 0U);
   // An index for all is one for these heads too.
   ASSERT_OK(keyhole_session_set_index(session_.get(), "flat"));
-  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
   EXPECT_EQ(layer_tokens(session_.get(), 1).pending, 0U);
 }
 
@@ -179,7 +179,7 @@ TEST_F(BudgetFile, DecodingGoesOnWithMixedHeads) {
       const auto tv = tensor(v, {2, 64});
       const auto tq = tensor(q, {4, 64});
       const auto out = tensor(o, {4, 64});
-      ASSERT_OK(keyhole_attend(session_.get(), l, &tq, &tk, &tv, &out, nullptr));
+      ASSERT_OK(keyhole_session_attend(session_.get(), l, &tq, &tk, &tv, &out, nullptr));
       model_.append(l, k, v);
     }
   }

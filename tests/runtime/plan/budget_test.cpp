@@ -51,7 +51,7 @@ class Budgets : public ::testing::TestWithParam<const char*> {
     for (uint32_t l = 0; l < ec.layers; ++l) {
       prefill_both(s.get(), model, Shape(ec), l, n, numbers);
     }
-    EXPECT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    EXPECT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
     return s;
   }
   keyhole_session_config config() const {
@@ -126,13 +126,13 @@ TEST_P(Budgets, AForkAndAFileKeepThem) {
 
   const std::string path =
       ::testing::TempDir() + "keyhole_budget_" + std::to_string(reinterpret_cast<uintptr_t>(this));
-  ASSERT_OK(keyhole_save(session.get(), path.c_str()));
+  ASSERT_OK(keyhole_session_save(session.get(), path.c_str()));
   keyhole_session* loaded = nullptr;
-  ASSERT_OK(keyhole_load(engine_.get(), path.c_str(), &loaded));
+  ASSERT_OK(keyhole_session_load(engine_.get(), path.c_str(), nullptr, &loaded));
   const SessionPtr guard(loaded);
   (void)std::remove(path.c_str());
   keyhole_session* forked = nullptr;
-  ASSERT_OK(keyhole_fork(session.get(), &forked));
+  ASSERT_OK(keyhole_session_fork(session.get(), &forked));
   const SessionPtr other_guard(forked);
   Numbers numbers(8);
   for (const keyhole_session* copy : {loaded, forked}) {

@@ -98,7 +98,7 @@ TEST(Plan, ForeseesWhatASessionTakes) {
     const Shape shape(ec);
     for (uint32_t l = 0; l < ec.layers; ++l)
       prefill_both(session.get(), model, shape, l, 3000, numbers);
-    ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
     const auto p = plan(ec, &sc, 3000);
     const auto st = statistics(session.get());
     EXPECT_EQ(p.device_bytes, st.device_bytes);

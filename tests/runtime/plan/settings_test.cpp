@@ -116,12 +116,12 @@ TEST_F(Settings, EveryFieldIsReadBack) {
 
 TEST_F(Settings, EveryFieldSurvivesSaveLoadAndFork) {
   const SessionPtr session = make_session(engine_.get(), config_);
-  ASSERT_OK(keyhole_save(session.get(), saved_.c_str()));
+  ASSERT_OK(keyhole_session_save(session.get(), saved_.c_str()));
   keyhole_session* made = nullptr;
-  ASSERT_OK(keyhole_fork(session.get(), &made));
+  ASSERT_OK(keyhole_session_fork(session.get(), &made));
   const SessionPtr forked(made);
   std::ofstream(budgets_) << "not read again";
-  ASSERT_OK(keyhole_load(engine_.get(), saved_.c_str(), &made));
+  ASSERT_OK(keyhole_session_load(engine_.get(), saved_.c_str(), nullptr, &made));
   const SessionPtr loaded(made);
   for (const keyhole_session* copy : {forked.get(), loaded.get()}) {
     expect_equal(get(copy), config_);

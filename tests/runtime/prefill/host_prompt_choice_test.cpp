@@ -113,7 +113,7 @@ TEST(HostPromptChoice, GroupsOfQueriesChooseBlocks) {
         }
       }
     }
-    ASSERT_OK(keyhole_prompt_blocks(prompt.p, &attended, &seen));
+    ASSERT_OK(keyhole_prompt_get_blocks(prompt.p, &attended, &seen));
     EXPECT_EQ(attended, wanted);
     EXPECT_EQ(seen, expected_seen);
     EXPECT_LT(attended, seen);
@@ -218,7 +218,7 @@ TEST(HostPromptChoice, ColumnsAndDiagonalsAreThoseOfTheLastQueries) {
       }
     }
     uint64_t attended = 0, seen = 0;
-    ASSERT_OK(keyhole_prompt_blocks(prompt.p, &attended, &seen));
+    ASSERT_OK(keyhole_prompt_get_blocks(prompt.p, &attended, &seen));
     EXPECT_EQ(attended, wanted_blocks);
     EXPECT_EQ(seen, wanted_seen);
   }

@@ -38,7 +38,7 @@ TEST(HostPrompt, PatternsAttendWhatTheySay) {
       }
     }
     uint64_t attended = 0, seen = 0;
-    ASSERT_OK(keyhole_prompt_blocks(prompt.p, &attended, &seen));
+    ASSERT_OK(keyhole_prompt_get_blocks(prompt.p, &attended, &seen));
     // Three tiles that begin at 367, 495 and 623 see 8, 10 and 11 blocks: the first, and from the 3rd, 5th and 7th on.
     EXPECT_EQ(seen, is_a_shape ? kHeads * (8 + 10 + 11) : 0);
     EXPECT_EQ(attended, is_a_shape ? kHeads * (6 + 6 + 5) : 0);
@@ -56,7 +56,7 @@ TEST(HostPrompt, ChunksOfWholeTilesChooseAlike) {
   EXPECT_EQ(attend(all.p, tokens, 1280, 1280), exact);
   EXPECT_EQ(attend(dense.p, tokens, 1280, 300), exact);
   uint64_t attended = 0, seen = 0;
-  ASSERT_OK(keyhole_prompt_blocks(prompt.p, &attended, &seen));
+  ASSERT_OK(keyhole_prompt_get_blocks(prompt.p, &attended, &seen));
   EXPECT_LT(attended, seen * 9 / 10);
   // Less is attended, and nothing beyond what dense attention has; most of the weight is held.
   double held = 0;

@@ -52,8 +52,9 @@ struct Batch {
     const auto n = static_cast<int64_t>(start.back());
     const auto tk = tensor(k, {n, shape_.hkv, shape_.d}), tv = tensor(v, {n, shape_.hkv, shape_.d}),
                tq = tensor(q, {n, shape_.hq, shape_.d}), out = tensor(o, {n, shape_.hq, shape_.d});
-    return keyhole_extend_batch(sessions.data(), static_cast<uint32_t>(sessions.size()), layer_,
-                                &tq, &tk, &tv, start.data(), &out, lse.data(), statuses.data());
+    return keyhole_session_extend_batch(sessions.data(), static_cast<uint32_t>(sessions.size()),
+                                        layer_, &tq, &tk, &tv, start.data(), &out, lse.data(),
+                                        statuses.data());
   }
   [[nodiscard]] std::vector<float> part(const std::vector<float>& x, size_t begin,
                                         size_t end) const {
@@ -76,7 +77,7 @@ struct Batch {
                tv = tensor(mv, {n, shape_.hkv, shape_.d}),
                tq = tensor(mq, {n, shape_.hq, shape_.d}),
                out = tensor(a.o, {n, shape_.hq, shape_.d});
-    EXPECT_OK(keyhole_extend(s, layer_, &tq, &tk, &tv, nullptr, &out, a.lse.data()));
+    EXPECT_OK(keyhole_session_extend(s, layer_, &tq, &tk, &tv, nullptr, &out, a.lse.data()));
     return a;
   }
   /// Appends the member's tokens to its model; the answers are its exact ones.
@@ -130,15 +131,17 @@ class Family {
       for (float& x : k) x *= key_size_;
       const auto v = numbers.many(s.kv(n));
       const auto tk = tensor(k, {n, s.hkv, s.d}), tv = tensor(v, {n, s.hkv, s.d});
-      EXPECT_OK(keyhole_prefill(m.session.get(), l, &tk, &tv, nullptr));
+      EXPECT_OK(keyhole_session_append(m.session.get(), l, &tk, &tv, nullptr));
       m.model.append(l, k, v);
     }
   }
   void join(size_t of) { members.push_back({fork(members[of].session.get()), members[of].model}); }
-  void build(size_t i) { EXPECT_OK(keyhole_build(members[i].session.get(), nullptr, nullptr)); }
+  void build(size_t i) {
+    EXPECT_OK(keyhole_session_build(members[i].session.get(), nullptr, nullptr));
+  }
   void leave(size_t i) { members.erase(members.begin() + static_cast<std::ptrdiff_t>(i)); }
   void truncate(size_t i, uint32_t n) {
-    EXPECT_OK(keyhole_truncate(members[i].session.get(), n));
+    EXPECT_OK(keyhole_session_truncate(members[i].session.get(), n));
     members[i].model.truncate(n);
   }
   [[nodiscard]] Batch batch(const std::vector<uint32_t>& tokens, uint32_t layer = 0) {
@@ -269,8 +272,8 @@ TEST(Cascade, AnswersAsEachWouldAlone) {
     std::vector<SessionPtr> twins;
     for (keyhole_session* s : f.sessions()) {
       twins.push_back(fork(s));
-      EXPECT_OK(keyhole_reset_statistics(s));
-      EXPECT_OK(keyhole_reset_statistics(twins.back().get()));
+      EXPECT_OK(keyhole_session_reset_statistics(s));
+      EXPECT_OK(keyhole_session_reset_statistics(twins.back().get()));
     }
     Batch b = f.batch({1, 1, 3, 1, 2, 1});
     ASSERT_OK(b.run(f.sessions()));

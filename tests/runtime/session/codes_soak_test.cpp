@@ -56,7 +56,7 @@ class CodesSoak : public StreamTest {
       const auto q = numbers_.many(static_cast<size_t>(n * hq() * d()));
       const keyhole_tensor tk = tensor(k, {n, hkv(), d()}), tv = tensor(v, {n, hkv(), d()});
       const keyhole_tensor tq = tensor(q, {n, hq(), d()});
-      ASSERT_OK(keyhole_prefill(s, l, &tk, &tv, &tq));
+      ASSERT_OK(keyhole_session_append(s, l, &tk, &tv, &tq));
       rows.add(k, v);
     }
   }
@@ -81,16 +81,16 @@ class CodesSoak : public StreamTest {
     const uint32_t kind = tokens() >= kMost ? 0 : numbers_.below(6);
     if (kind < 2) {
       const uint32_t n = tokens() / 3 + numbers_.below(tokens() * 2 / 3);
-      ASSERT_OK(keyhole_truncate(s.get(), n));
+      ASSERT_OK(keyhole_session_truncate(s.get(), n));
       for (Rows& rows : rows_) rows.truncate(n * row_size());
       ++truncations_;
     } else if (kind < 4) {
       keyhole_session* copy = nullptr;
-      ASSERT_OK(keyhole_fork(s.get(), &copy));
+      ASSERT_OK(keyhole_session_fork(s.get(), &copy));
       s.reset(copy);
       ++forks_;
     } else if (kind == 4) {
-      ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+      ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
     } else {
       prefill_some(s.get(), 1 + numbers_.below(300));
     }

@@ -31,7 +31,7 @@ void step(keyhole_session* s, Model& model, const Shape& shape, uint32_t layers,
     const auto tv = tensor(v, {shape.hkv, shape.d});
     const auto tq = tensor(q, {shape.hq, shape.d});
     const auto out = tensor(o, {shape.hq, shape.d});
-    ASSERT_OK(keyhole_attend(s, l, &tq, &tk, &tv, &out, nullptr));
+    ASSERT_OK(keyhole_session_attend(s, l, &tq, &tk, &tv, &out, nullptr));
     model.append(l, k, v);
   }
 }
@@ -46,7 +46,7 @@ void prefill(keyhole_session* s, Model& model, const Shape& shape, uint32_t laye
     const auto tk = tensor(k, {n, shape.hkv, shape.d});
     const auto tv = tensor(v, {n, shape.hkv, shape.d});
     const auto tq = tensor(q, {n, shape.hq, shape.d});
-    ASSERT_OK(keyhole_prefill(s, l, &tk, &tv, &tq));
+    ASSERT_OK(keyhole_session_append(s, l, &tk, &tv, &tq));
     model.append(l, k, v);
   }
 }
@@ -97,12 +97,12 @@ TEST(Codes, EveryTokenIsAttendedOnceAfterEveryOperation) {
         const uint32_t steps = 1 + numbers.below(60);
         for (uint32_t t = 0; t < steps; ++t) step(session.get(), model, shape, 2, numbers, 0.0F);
       } else if (operation == 6) {
-        ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+        ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
       } else if (operation == 7) {
         session = fork(session.get());
       } else {
         const uint32_t n = model.tokens(0) * 2 / 3 + numbers.below(model.tokens(0) / 3 + 1);
-        ASSERT_OK(keyhole_truncate(session.get(), n));
+        ASSERT_OK(keyhole_session_truncate(session.get(), n));
         model.truncate(n);
       }
       for (uint32_t l = 0; l < 2 && model.tokens(l) != 0; ++l) {
@@ -130,7 +130,7 @@ TEST(Codes, AsManyExactRowsAsThereAreIsExactAttention) {
     Model model(ec);
     const Shape shape(ec);
     prefill(session.get(), model, shape, 2, 1000, numbers, 0.25F);
-    ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
     EXPECT_EQ(layer_tokens(session.get(), 0).indexed, 980U);
     for (uint32_t l = 0; l < 2; ++l) expect_exact(session.get(), model, shape, l, numbers);
   }
@@ -151,7 +151,7 @@ TEST(Codes, ErrorsFallWithBitsAndRows) {
       const SessionPtr session = make_session(engine.get(), with_codes(index, rows));
       // Logits differ by half a nat: no row is read in doubt.
       prefill(session.get(), model, shape, 2, 3000, same, 0.1F);
-      ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+      ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
       double error = 0.0;
       for (int i = 0; i < 8; ++i) {
         const auto q = same.many(shape.q(1));
@@ -180,16 +180,16 @@ void expect_same_bits(const char* index) {
     Model model(ec);
     const SessionPtr session = make_session(engine.get(), with_codes(index, 16));
     prefill(session.get(), model, shape, 2, kPrompt, numbers, 0.5F);
-    ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
     for (int i = 0; i < 700; ++i) step(session.get(), model, shape, 2, numbers, 0.5F);
     EXPECT_GT(layer_tokens(session.get(), 0).indexed, kPrompt);
     const auto q = numbers.many(shape.q(1));
     answers.push_back(attend_only(session.get(), shape, 1, q));
     const SessionPtr copy = fork(session.get());
     answers.push_back(attend_only(copy.get(), shape, 1, q));
-    ASSERT_OK(keyhole_save(session.get(), path.c_str()));
+    ASSERT_OK(keyhole_session_save(session.get(), path.c_str()));
     keyhole_session* loaded = nullptr;
-    ASSERT_OK(keyhole_load(engine.get(), path.c_str(), &loaded));
+    ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &loaded));
     const SessionPtr owned(loaded);
     answers.push_back(attend_only(loaded, shape, 1, q));
     std::vector<double> lse;
@@ -217,7 +217,7 @@ TEST(Codes, SharpHeadsAreReadUntilTheirCodesCanTell) {
       Model model(ec);
       const Shape shape(ec);
       prefill(session.get(), model, shape, 2, 3000, numbers, size);
-      ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+      ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
       for (int i = 0; i < 6; ++i) {
         const auto q = numbers.many(shape.q(1));
         std::vector<double> lse;
@@ -256,11 +256,11 @@ TEST(Codes, AuditsSeeWhatWasReadAndWhatStandsForTheRest) {
     sc.audit_bound = 1e-5F;
     const SessionPtr session = make_session(engine.get(), sc);
     prefill(session.get(), model, shape, 2, 2000, numbers, 0.5F);
-    ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
     for (int i = 0; i < 40; ++i) step(session.get(), model, shape, 2, numbers, 0.5F);
     keyhole_audit audit;
     keyhole_audit_init(&audit);
-    ASSERT_OK(keyhole_get_audit(session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
+    ASSERT_OK(keyhole_session_get_audit(session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
     EXPECT_GT(audit.audits, 0U);
     EXPECT_LT(audit.error_median, 0.5);
     EXPECT_GT(audit.missing_mean, 0.0);
@@ -291,8 +291,8 @@ TEST(Codes, TokensThatAreBeyondTheFirstOnesCodesAreReadExactly) {
         for (float& x : v) x *= first ? value_size : 1.0F;
         const auto tk = tensor(k, {kTokens, shape.hkv, shape.d}),
                    tv = tensor(v, {kTokens, shape.hkv, shape.d});
-        ASSERT_OK(keyhole_prefill(session.get(), 0, &tk, &tv, nullptr));
-        ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+        ASSERT_OK(keyhole_session_append(session.get(), 0, &tk, &tv, nullptr));
+        ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
         model.append(0, k, v);
         const auto q = numbers.many(shape.q(1));
         std::vector<double> lse;
@@ -373,7 +373,7 @@ TEST(Codes, WithoutATailItIsAnIndexLikeOthers) {
   Model model(ec);
   const Shape shape(ec);
   prefill(session.get(), model, shape, 2, 2000, numbers, 0.25F);
-  ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
   for (uint32_t l = 0; l < 2; ++l) expect_exact(session.get(), model, shape, l, numbers);
 }
 

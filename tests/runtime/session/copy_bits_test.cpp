@@ -63,13 +63,13 @@ class CopyBits : public ::testing::TestWithParam<CopyCase> {
           const auto tk = tensor(k, {n, shape_.hkv, shape_.d}),
                      tv = tensor(v, {n, shape_.hkv, shape_.d}),
                      tq = tensor(q, {n, shape_.hq, shape_.d});
-          ASSERT_OK(keyhole_prefill(s, l, &tk, &tv, &tq));
+          ASSERT_OK(keyhole_session_append(s, l, &tk, &tv, &tq));
           continue;
         }
         std::vector<float> o(shape_.q(1));
         const auto tk = tensor(k, {shape_.hkv, shape_.d}), tv = tensor(v, {shape_.hkv, shape_.d}),
                    tq = tensor(q, {shape_.hq, shape_.d}), out = tensor(o, {shape_.hq, shape_.d});
-        ASSERT_OK(keyhole_attend(s, l, &tq, &tk, &tv, &out, nullptr));
+        ASSERT_OK(keyhole_session_attend(s, l, &tq, &tk, &tv, &out, nullptr));
       }
     }
   }
@@ -115,17 +115,19 @@ TEST_P(CopyBits, AreTheSameAfterAnyCalls) {
     sc.training_queries = 32;
     SessionPtr s = make_session(engine.get(), sc);
     append(s.get(), 150 + numbers_.below(200), false);
-    ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
     for (uint64_t i = 0; i < unless_sanitized(8, 2); ++i) {
       SCOPED_TRACE("call " + std::to_string(i));
       switch (numbers_.below(7)) {
         case 0: append(s.get(), 1 + numbers_.below(60), false); break;
         case 1: append(s.get(), 1 + numbers_.below(60), true); break;
         case 2:
-          ASSERT_OK(keyhole_truncate(s.get(), layer_tokens(s.get(), 0).total - numbers_.below(60)));
+          ASSERT_OK(keyhole_session_truncate(s.get(),
+                                             layer_tokens(s.get(), 0).total - numbers_.below(60)));
           break;
         case 3:
-          ASSERT_OK(keyhole_truncate(s.get(), numbers_.below(layer_tokens(s.get(), 0).total + 1)));
+          ASSERT_OK(keyhole_session_truncate(s.get(),
+                                             numbers_.below(layer_tokens(s.get(), 0).total + 1)));
           break;
         case 4: {
           keyhole_budget b = sc.budget;
@@ -135,32 +137,32 @@ TEST_P(CopyBits, AreTheSameAfterAnyCalls) {
           break;
         }
         case 5: ASSERT_OK(keyhole_session_set_index(s.get(), c.spec)); break;
-        default: ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+        default: ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
       }
       if (is_background || numbers_.below(3) == 0) {
-        ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+        ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
       }
       keyhole_session *forked = nullptr, *loaded = nullptr;
-      ASSERT_OK(keyhole_fork(s.get(), &forked));
+      ASSERT_OK(keyhole_session_fork(s.get(), &forked));
       SessionPtr owner(forked);
-      ASSERT_OK(keyhole_save(s.get(), path.c_str()));
-      ASSERT_OK(keyhole_load(engine.get(), path.c_str(), &loaded));
+      ASSERT_OK(keyhole_session_save(s.get(), path.c_str()));
+      ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &loaded));
       const SessionPtr other(loaded);
       expect_same({s.get(), forked, loaded});
       if (HasFatalFailure()) return;
       if (i % 4 ==
           3) {  // the copy alone is cut and grows: the session stays like the file, whoever made it
         const uint32_t n = numbers_.below(layer_tokens(s.get(), 0).total + 1);
-        ASSERT_OK(keyhole_truncate(forked, n));
+        ASSERT_OK(keyhole_session_truncate(forked, n));
         append(forked, 1 + numbers_.below(60), false);
-        ASSERT_OK(keyhole_build(forked, nullptr, nullptr));
+        ASSERT_OK(keyhole_session_build(forked, nullptr, nullptr));
         expect_same({s.get(), loaded});
         if (HasFatalFailure()) return;
         keyhole_session* again = nullptr;
-        ASSERT_OK(keyhole_fork(forked, &again));
+        ASSERT_OK(keyhole_session_fork(forked, &again));
         const SessionPtr owned(again);
-        ASSERT_OK(keyhole_save(forked, path.c_str()));
-        ASSERT_OK(keyhole_load(engine.get(), path.c_str(), &loaded));
+        ASSERT_OK(keyhole_session_save(forked, path.c_str()));
+        ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &loaded));
         const SessionPtr third(loaded);
         if (numbers_.below(2) == 0) std::swap(s, owner);
         owner.reset();  // of a family, any may go first

@@ -65,7 +65,7 @@ class CudaAudit : public testing::Test {
     for (uint32_t l = 0; l < config_.layers; ++l) {
       prefill_both(s.get(), model, Shape(config_), l, tokens, numbers_);
     }
-    EXPECT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    EXPECT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
     EXPECT_OK(keyhole_session_set_stream(s.get(), stream_));
     EXPECT_OK(keyhole_session_synchronize(s.get()));
     return s;
@@ -90,10 +90,10 @@ class CudaAudit : public testing::Test {
                            v = t.v.tensor({hkv, d}), out = t.out.tensor({hq, d});
       auto* lse = static_cast<float*>(t.lse.tensor({hq}).data);
       if (halves) {
-        ASSERT_OK(keyhole_attend_begin(s, l, &q, &k, &v));
-        ASSERT_OK(keyhole_attend_end(s, &out, lse));
+        ASSERT_OK(keyhole_session_attend_begin(s, l, &q, &k, &v));
+        ASSERT_OK(keyhole_session_attend_end(s, &out, lse));
       } else {
-        ASSERT_OK(keyhole_attend(s, l, &q, &k, &v, &out, lse));
+        ASSERT_OK(keyhole_session_attend(s, l, &q, &k, &v, &out, lse));
       }
     }
   }
@@ -120,7 +120,7 @@ class CudaAudit : public testing::Test {
         }
         keyhole_audit a;
         keyhole_audit_init(&a);
-        ASSERT_OK(keyhole_get_audit(s, l, kv, &a));
+        ASSERT_OK(keyhole_session_get_audit(s, l, kv, &a));
         ASSERT_EQ(a.audits, group) << "layer " << l << ", KV head " << kv;
         EXPECT_NEAR(a.error_mean, error, 1e-4 + 1e-3 * error);
         EXPECT_NEAR(a.error_max, worst, 1e-4 + 1e-3 * worst);
@@ -138,7 +138,7 @@ class CudaAudit : public testing::Test {
   void run(keyhole_session* s, Model& model, bool codes) {
     const auto step = [&](auto&& launch) {
       fill();
-      ASSERT_OK(keyhole_reset_statistics(s));
+      ASSERT_OK(keyhole_session_reset_statistics(s));
       launch();
       ASSERT_OK(keyhole_session_synchronize(s));
       expect_found(s, model, codes);
@@ -158,14 +158,14 @@ class CudaAudit : public testing::Test {
       });
     }
     // Without a wait in between, across a flush of the window: nothing is lost.
-    ASSERT_OK(keyhole_reset_statistics(s));
+    ASSERT_OK(keyhole_session_reset_statistics(s));
     for (int i = 0; i < 300; ++i) {
       ASSERT_OK(keyhole_session_announce(s));
       ASSERT_CUDA(cudaGraphLaunch(executable, stream_));
     }
     keyhole_audit a;
     keyhole_audit_init(&a);
-    ASSERT_OK(keyhole_get_audit(s, KEYHOLE_ALL, KEYHOLE_ALL, &a));
+    ASSERT_OK(keyhole_session_get_audit(s, KEYHOLE_ALL, KEYHOLE_ALL, &a));
     EXPECT_EQ(a.audits, uint64_t{300} * config_.layers * config_.q_heads);
     EXPECT_TRUE(std::isfinite(a.error_max));
     (void)cudaGraphExecDestroy(executable);
@@ -224,7 +224,7 @@ TEST_F(CudaAudit, KeepingAnswersChangesNone) {
         out.dtype = i % 3 == 0 ? KEYHOLE_F32 : i % 3 == 1 ? KEYHOLE_F16 : KEYHOLE_BF16;
         t.out.set(std::vector<float>(static_cast<size_t>(hq * d), 0.0F), stream_);
         auto* lse = i % 2 == 0 ? nullptr : static_cast<float*>(t.lse.tensor({hq}).data);
-        ASSERT_OK(keyhole_attend(s.get(), l, &q, &k, &v, &out, lse));
+        ASSERT_OK(keyhole_session_attend(s.get(), l, &q, &k, &v, &out, lse));
         ASSERT_OK(keyhole_session_synchronize(s.get()));
         seen[audited].push_back(t.out.get());
         seen[audited].push_back(t.lse.get());

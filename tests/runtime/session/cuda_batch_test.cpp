@@ -1,5 +1,5 @@
-// keyhole_extend_batch of sessions on the machine's CUDA device that share a stream, beside twins of theirs that take the same
-// tokens one by one: one launch for many sessions changes nothing but rounding.
+// keyhole_session_extend_batch of sessions on the machine's CUDA device that share a stream, beside twins of theirs
+// that take the same tokens one by one: one launch for many sessions changes nothing but rounding.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -59,7 +59,7 @@ class CudaBatch : public testing::Test {
         const keyhole_tensor tk = tensor(k, {prompt, hkv(), d()}),
                              tv = tensor(v, {prompt, hkv(), d()}),
                              tq = tensor(q, {prompt, hq(), d()});
-        ASSERT_OK(keyhole_prefill(s, l, &tk, &tv, &tq));
+        ASSERT_OK(keyhole_session_append(s, l, &tk, &tv, &tq));
       }
       ASSERT_OK(keyhole_session_set_stream(s, stream_));
       ASSERT_OK(keyhole_session_synchronize(s));
@@ -100,9 +100,9 @@ class CudaBatch : public testing::Test {
     const keyhole_tensor q = t.q.tensor({n, hq(), d()}), k = t.k.tensor({n, hkv(), d()}),
                          v = t.v.tensor({n, hkv(), d()}), o = t.out.tensor({n, hq(), d()}),
                          lse = t.lse.tensor({n, hq()});
-    ASSERT_OK(keyhole_extend_batch(handles.data(), static_cast<uint32_t>(handles.size()), layer, &q,
-                                   &k, &v, t.start.data(), &o, static_cast<float*>(lse.data),
-                                   nullptr));
+    ASSERT_OK(keyhole_session_extend_batch(handles.data(), static_cast<uint32_t>(handles.size()),
+                                           layer, &q, &k, &v, t.start.data(), &o,
+                                           static_cast<float*>(lse.data), nullptr));
   }
   void synchronize(const std::vector<SessionPtr>& sessions) {
     for (const SessionPtr& s : sessions) ASSERT_OK(keyhole_session_synchronize(s.get()));
@@ -123,8 +123,8 @@ class CudaBatch : public testing::Test {
       if (t.start[i] == t.start[i + 1]) continue;
       const keyhole_tensor pq = part(q, hq(), i), pk = part(k, hkv(), i), pv = part(v, hkv(), i),
                            po = part(o, hq(), i);
-      ASSERT_OK(keyhole_extend(twins_[i].get(), layer, &pq, &pk, &pv, nullptr, &po,
-                               static_cast<float*>(lse.data) + t.start[i] * hq()));
+      ASSERT_OK(keyhole_session_extend(twins_[i].get(), layer, &pq, &pk, &pv, nullptr, &po,
+                                       static_cast<float*>(lse.data) + t.start[i] * hq()));
       ASSERT_OK(keyhole_session_synchronize(twins_[i].get()));
     }
     const std::vector<float> want = t.out.get(), want_lse = t.lse.get();
@@ -184,7 +184,7 @@ TEST_F(CudaBatch, ForksAttendWhatTheyShareAsAlone) {
     for (std::vector<SessionPtr>* some : {&members_, &twins_}) {
       keyhole_session* copy = nullptr;
       // The last is a copy of a copy.
-      ASSERT_OK(keyhole_fork((*some)[i == 4 ? 2 : 0].get(), &copy));
+      ASSERT_OK(keyhole_session_fork((*some)[i == 4 ? 2 : 0].get(), &copy));
       some->emplace_back(copy);
       ASSERT_OK(keyhole_session_set_stream(copy, stream_));
     }
@@ -195,7 +195,7 @@ TEST_F(CudaBatch, ForksAttendWhatTheyShareAsAlone) {
   }
   // One parts within what all share, and all grow by blocks of their own.
   for (const std::vector<SessionPtr>* some : {&members_, &twins_}) {
-    ASSERT_OK(keyhole_truncate((*some)[3].get(), 1000));
+    ASSERT_OK(keyhole_session_truncate((*some)[3].get(), 1000));
   }
   for (int i = 0; i < 40; ++i) {
     round({8, 13, 0, 7});
@@ -266,8 +266,8 @@ TEST_F(CudaBatch, AMemberThatIsNotFiniteLeavesOthersAlone) {
   const int64_t n = t.start.back();
   const keyhole_tensor tq = t.q.tensor({n, hq(), d()}), k = t.k.tensor({n, hkv(), d()}),
                        v = t.v.tensor({n, hkv(), d()}), o = t.out.tensor({n, hq(), d()});
-  ASSERT_OK(keyhole_extend_batch(handles.data(), 4, 0, &tq, &k, &v, t.start.data(), &o, nullptr,
-                                 nullptr));
+  ASSERT_OK(keyhole_session_extend_batch(handles.data(), 4, 0, &tq, &k, &v, t.start.data(), &o,
+                                         nullptr, nullptr));
   synchronize(twins_);
   const std::vector<float> want = t.out.get();
   for (size_t i = 0; i < want.size(); ++i) {

@@ -23,10 +23,11 @@ TEST(CudaFault, AnErrorInTheMiddleOfAStepIsReported) {
     return t;
   };
   const keyhole_tensor q = nowhere(config.q_heads), kv = nowhere(config.kv_heads);
-  keyhole_status status = keyhole_attend(session.get(), 0, &q, &kv, &kv, &q, nullptr);
+  keyhole_status status = keyhole_session_attend(session.get(), 0, &q, &kv, &kv, &q, nullptr);
   if (status == KEYHOLE_OK) status = keyhole_session_synchronize(session.get());
   EXPECT_EQ(status, KEYHOLE_DEVICE_ERROR) << keyhole_last_error();
-  EXPECT_EQ(keyhole_attend(session.get(), 0, &q, &kv, &kv, &q, nullptr), KEYHOLE_DEVICE_ERROR)
+  EXPECT_EQ(keyhole_session_attend(session.get(), 0, &q, &kv, &kv, &q, nullptr),
+            KEYHOLE_DEVICE_ERROR)
       << keyhole_last_error();
   EXPECT_FALSE(std::string(keyhole_last_error()).empty());
   session.reset();  // ends, although nothing on the device does any more

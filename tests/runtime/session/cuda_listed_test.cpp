@@ -22,7 +22,7 @@ struct Blocks {
 };
 Blocks blocks_of(const keyhole_session* s) {
   Blocks b;
-  EXPECT_OK(keyhole_session_extend_blocks(s, &b.attended, &b.seen));
+  EXPECT_OK(keyhole_session_get_extend_blocks(s, &b.attended, &b.seen));
   return b;
 }
 
@@ -52,8 +52,8 @@ class CudaListed : public testing::Test {
     for (uint32_t l = 0; l < config_.layers; ++l) {
       const auto k = many(n * hkv() * d()), v = many(n * hkv() * d());
       const keyhole_tensor tk = tensor(k, {n, hkv(), d()}), tv = tensor(v, {n, hkv(), d()});
-      ASSERT_OK(keyhole_prefill(a, l, &tk, &tv, nullptr));
-      ASSERT_OK(keyhole_prefill(b, l, &tk, &tv, nullptr));
+      ASSERT_OK(keyhole_session_append(a, l, &tk, &tv, nullptr));
+      ASSERT_OK(keyhole_session_append(b, l, &tk, &tv, nullptr));
     }
   }
   /// Makes the same turn in both sessions, and returns the largest difference of outputs and sums.
@@ -62,7 +62,7 @@ class CudaListed : public testing::Test {
     std::vector<float> o(q.size()), lse(static_cast<size_t>(n * hq()));
     const keyhole_tensor tq = tensor(q, {n, hq(), d()}), tk = tensor(k, {n, hkv(), d()}),
                          tv = tensor(v, {n, hkv(), d()}), to = tensor(o, {n, hq(), d()});
-    EXPECT_OK(keyhole_extend(host, layer, &tq, &tk, &tv, nullptr, &to, lse.data()));
+    EXPECT_OK(keyhole_session_extend(host, layer, &tq, &tk, &tv, nullptr, &to, lse.data()));
     DeviceVector dq(q.size()), dk(k.size()), dv(v.size()), dout(o.size()), dlse(lse.size());
     dq.set(q, stream_);
     dk.set(k, stream_);
@@ -70,8 +70,8 @@ class CudaListed : public testing::Test {
     const keyhole_tensor cq = dq.tensor({n, hq(), d()}), ck = dk.tensor({n, hkv(), d()}),
                          cv = dv.tensor({n, hkv(), d()}), co = dout.tensor({n, hq(), d()}),
                          cl = dlse.tensor({n, hq()});
-    EXPECT_OK(
-        keyhole_extend(cuda, layer, &cq, &ck, &cv, nullptr, &co, static_cast<float*>(cl.data)));
+    EXPECT_OK(keyhole_session_extend(cuda, layer, &cq, &ck, &cv, nullptr, &co,
+                                     static_cast<float*>(cl.data)));
     EXPECT_OK(keyhole_session_synchronize(cuda));
     double worst = 0;
     const auto compare = [&](const std::vector<float>& a, const std::vector<float>& b) {

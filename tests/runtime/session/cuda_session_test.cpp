@@ -53,11 +53,11 @@ class CudaSession : public testing::Test {
         dq.set(q, stream_);
         const keyhole_tensor tk = dk.tensor({n, hkv(), d()}), tv = dv.tensor({n, hkv(), d()}),
                              tq = dq.tensor({n, hq(), d()});
-        ASSERT_OK(keyhole_prefill(s, l, &tk, &tv, &tq));
+        ASSERT_OK(keyhole_session_append(s, l, &tk, &tv, &tq));
       } else {
         const keyhole_tensor tk = tensor(k, {n, hkv(), d()}), tv = tensor(v, {n, hkv(), d()}),
                              tq = tensor(q, {n, hq(), d()});
-        ASSERT_OK(keyhole_prefill(s, l, &tk, &tv, &tq));
+        ASSERT_OK(keyhole_session_append(s, l, &tk, &tv, &tq));
       }
     }
   }
@@ -73,7 +73,7 @@ class CudaSession : public testing::Test {
     std::vector<float> out(q_size());
     const keyhole_tensor q = tensor(r.q, {hq(), d()}), k = tensor(r.k, {hkv(), d()}),
                          v = tensor(r.v, {hkv(), d()}), o = tensor(out, {hq(), d()});
-    EXPECT_OK(keyhole_attend(s, layer, &q, &k, &v, &o, lse));
+    EXPECT_OK(keyhole_session_attend(s, layer, &q, &k, &v, &o, lse));
     return out;
   }
 
@@ -103,10 +103,11 @@ class CudaSession : public testing::Test {
                              tv = v[l]->tensor({hkv(), d()}), to = out[l]->tensor({hq(), d()}),
                              tl = lse[l]->tensor({hq()});
         if (t % 2 == 0) {
-          ASSERT_OK(keyhole_attend(cuda, l, &tq, &tk, &tv, &to, static_cast<float*>(tl.data)));
+          ASSERT_OK(
+              keyhole_session_attend(cuda, l, &tq, &tk, &tv, &to, static_cast<float*>(tl.data)));
         } else {
-          ASSERT_OK(keyhole_attend_begin(cuda, l, &tq, &tk, &tv));
-          ASSERT_OK(keyhole_attend_end(cuda, &to, static_cast<float*>(tl.data)));
+          ASSERT_OK(keyhole_session_attend_begin(cuda, l, &tq, &tk, &tv));
+          ASSERT_OK(keyhole_session_attend_end(cuda, &to, static_cast<float*>(tl.data)));
         }
       }
       ASSERT_OK(keyhole_session_synchronize(cuda));
@@ -135,7 +136,7 @@ TEST_F(CudaSession, StepsWithTensorsInHostMemoryAgree) {
              cuda = make_session(b.get(), small_session());
   for (keyhole_session* s : {host.get(), cuda.get()}) {
     prefill(s, 200, 7);
-    ASSERT_OK(keyhole_build(s, nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(s, nullptr, nullptr));
   }
   for (uint32_t t = 0; t < 100; ++t) {
     const Rows r = rows();
@@ -161,7 +162,7 @@ TEST_F(CudaSession, StreamStepsAgree) {
       prefill(host.get(), 150, 7);
       prefill(cuda.get(), 150, 7, true);
       for (keyhole_session* s : {host.get(), cuda.get()})
-        ASSERT_OK(keyhole_build(s, nullptr, nullptr));
+        ASSERT_OK(keyhole_session_build(s, nullptr, nullptr));
       compare(host.get(), cuda.get(), 80, 1e-3);
     }
   }
@@ -188,14 +189,14 @@ TEST_F(CudaSession, CodesOnTheDeviceAttendAsThoseOfTheHost) {
     SessionPtr b = make_session(cuda.get(), c);
     prefill(a.get(), 1500, 5);
     prefill(b.get(), 1500, 5, true);
-    ASSERT_OK(keyhole_build(a.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(a.get(), nullptr, nullptr));
     ASSERT_EQ(layer_tokens(b.get(), 1).pending, 0U) << "nothing is left to build";
     compare(a.get(), b.get(), 300, 0.05);
     EXPECT_EQ(statistics(b.get()).index_bytes, 0U);
-    ASSERT_OK(keyhole_truncate(a.get(), 1100));
-    ASSERT_OK(keyhole_truncate(b.get(), 1100));
+    ASSERT_OK(keyhole_session_truncate(a.get(), 1100));
+    ASSERT_OK(keyhole_session_truncate(b.get(), 1100));
     keyhole_session* copy = nullptr;
-    ASSERT_OK(keyhole_fork(b.get(), &copy));
+    ASSERT_OK(keyhole_session_fork(b.get(), &copy));
     b.reset(copy);
     compare(a.get(), b.get(), 20, 0.05);
 
@@ -204,11 +205,11 @@ TEST_F(CudaSession, CodesOnTheDeviceAttendAsThoseOfTheHost) {
     const Rows r = rows();
     std::vector<float> seen(q_size());
     const keyhole_tensor q = tensor(r.q, {hq(), d()}), o = tensor(seen, {hq(), d()});
-    ASSERT_OK(keyhole_attend(b.get(), 1, &q, nullptr, nullptr, &o, nullptr));
+    ASSERT_OK(keyhole_session_attend(b.get(), 1, &q, nullptr, nullptr, &o, nullptr));
     DeviceVector dq(q_size()), out(q_size());
     dq.set(r.q, stream_);
     const keyhole_tensor tq = dq.tensor({hq(), d()}), to = out.tensor({hq(), d()});
-    ASSERT_OK(keyhole_attend(b.get(), 1, &tq, nullptr, nullptr, &to, nullptr));
+    ASSERT_OK(keyhole_session_attend(b.get(), 1, &tq, nullptr, nullptr, &to, nullptr));
     ASSERT_OK(keyhole_session_synchronize(b.get()));
     EXPECT_EQ(out.get(), seen);
   }
@@ -246,13 +247,13 @@ TEST_F(CudaSession, LearnedSinksAndLayersOfTheirOwnAgree) {
     SessionPtr cuda = make_session(b.get(), c);
     for (keyhole_session* s : {host.get(), cuda.get()}) {
       prefill(s, 700, 3);
-      ASSERT_OK(keyhole_build(s, nullptr, nullptr));
+      ASSERT_OK(keyhole_session_build(s, nullptr, nullptr));
     }
     // A head in doubt reads more rows; sink and window are in what the device asks, not in what the host does.
     compare(host.get(), cuda.get(), 60, codes ? 0.15 : 1e-3);
     keyhole_audit audit;
     keyhole_audit_init(&audit);
-    ASSERT_OK(keyhole_get_audit(cuda.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
+    ASSERT_OK(keyhole_session_get_audit(cuda.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
     EXPECT_EQ(audit.audits, uint64_t{60} * 2 * host_config_.q_heads);
     EXPECT_LT(audit.error_max, codes ? 0.3 : 1e-2);
     EXPECT_GT(audit.mass_mean, 0.98);
@@ -285,10 +286,10 @@ TEST_F(CudaSession, RowsThatTheHostReadsGiveTheSameBits) {
       k.set(r.k, stream_);
       v.set(r.v, stream_);
       if (way == 0) {
-        EXPECT_OK(keyhole_attend(s, l, &tq, &tk, &tv, &to, nullptr));
+        EXPECT_OK(keyhole_session_attend(s, l, &tq, &tk, &tv, &to, nullptr));
       } else if (way == 1) {
-        EXPECT_OK(keyhole_attend_begin(s, l, &tq, &tk, &tv));
-        EXPECT_OK(keyhole_attend_end(s, &to, nullptr));
+        EXPECT_OK(keyhole_session_attend_begin(s, l, &tq, &tk, &tv));
+        EXPECT_OK(keyhole_session_attend_end(s, &to, nullptr));
       } else if (l == 0) {
         EXPECT_OK(keyhole_session_announce(s));
         EXPECT_EQ(cudaGraphLaunch(graph, stream_), cudaSuccess);
@@ -320,7 +321,7 @@ TEST_F(CudaSession, RowsThatTheHostReadsGiveTheSameBits) {
         cudaGraph_t graph = nullptr;
         ASSERT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
         for (uint32_t l = 0; l < host_config_.layers; ++l) {
-          EXPECT_OK(keyhole_attend(sessions[i].get(), l, &tq, &tk, &tv, &to, nullptr));
+          EXPECT_OK(keyhole_session_attend(sessions[i].get(), l, &tq, &tk, &tv, &to, nullptr));
         }
         ASSERT_CUDA(cudaStreamEndCapture(stream_, &graph));
         ASSERT_CUDA(cudaGraphInstantiate(&graphs[i], graph, 0));
@@ -337,9 +338,9 @@ TEST_F(CudaSession, RowsThatTheHostReadsGiveTheSameBits) {
         if (graphs[i] != nullptr) {
           ASSERT_CUDA(cudaGraphExecDestroy(graphs[i]));
         }
-        ASSERT_OK(keyhole_truncate(sessions[i].get(), 900));
+        ASSERT_OK(keyhole_session_truncate(sessions[i].get(), 900));
         keyhole_session* copy = nullptr;
-        ASSERT_OK(keyhole_fork(sessions[i].get(), &copy));
+        ASSERT_OK(keyhole_session_fork(sessions[i].get(), &copy));
         sessions[i].reset(copy);
         ASSERT_OK(keyhole_session_set_stream(sessions[i].get(), stream_));
         EXPECT_EQ(statistics(sessions[i].get()).rows_by_host, static_cast<uint32_t>(i));
@@ -396,7 +397,7 @@ TEST_F(CudaSession, GraphsAreCapturedOnceAndLaunchedOften) {
     }
     SessionPtr cuda = make_session(b.get(), c);
     for (keyhole_session* s : {host.get(), cuda.get()}) prefill(s, 100, 7);
-    ASSERT_OK(keyhole_build(cuda.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(cuda.get(), nullptr, nullptr));
     ASSERT_OK(keyhole_session_set_stream(cuda.get(), stream_));
     ASSERT_OK(keyhole_session_synchronize(cuda.get()));
     DeviceVector q(q_size()), k(kv_size()), v(kv_size()), out(q_size());
@@ -409,12 +410,12 @@ TEST_F(CudaSession, GraphsAreCapturedOnceAndLaunchedOften) {
       if (graph != nullptr) (void)cudaGraphDestroy(graph);
       ASSERT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
       for (uint32_t l = 0; l < 2; ++l) {
-        EXPECT_OK(keyhole_attend(cuda.get(), l, &tq, &tk, &tv, &to, nullptr));
+        EXPECT_OK(keyhole_session_attend(cuda.get(), l, &tq, &tk, &tv, &to, nullptr));
         EXPECT_EQ(layer_tokens(cuda.get(), l).total, 100U);
         EXPECT_EQ(statistics(cuda.get()).stream_steps, 0U);
         EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_synchronize(cuda.get()));
         EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_set_mode(cuda.get(), KEYHOLE_MODE_EXACT, 0));
-        EXPECT_EQ(KEYHOLE_BUSY, keyhole_truncate(cuda.get(), 10));
+        EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_truncate(cuda.get(), 10));
       }
       ASSERT_CUDA(cudaStreamEndCapture(stream_, &graph));
     }
@@ -463,7 +464,7 @@ TEST_F(CudaSession, TakesTensorsWhoseHeadsRunBackwards) {
   v.set(reversed(r.v), stream_);
   const keyhole_tensor tq = backwards(q, hq()), tk = backwards(k, hkv()), tv = backwards(v, hkv()),
                        to = backwards(out, hq());
-  ASSERT_OK(keyhole_attend(cuda.get(), 0, &tq, &tk, &tv, &to, nullptr));
+  ASSERT_OK(keyhole_session_attend(cuda.get(), 0, &tq, &tk, &tv, &to, nullptr));
   ASSERT_OK(keyhole_session_synchronize(cuda.get()));
   const auto expected = reversed(attend_host(host.get(), 0, r, nullptr));
   const auto seen = out.get();
@@ -494,12 +495,13 @@ TEST_F(CudaSession, StatesOfOffloadedTokensInDeviceMemory) {
     ASSERT_CUDA(cudaMemcpyAsync(tq.data, queries.data(), q_size() * sizeof(float),
                                 cudaMemcpyHostToDevice, stream_));
     if (i % 2 == 0) {
-      ASSERT_OK(keyhole_attend_offloaded(s.get(), 1, &tq, &to, sums));
-      ASSERT_OK(keyhole_attend_offloaded(s.get(), 1, &host_q, &host_out, host_lse.data()));
+      ASSERT_OK(keyhole_session_attend_offloaded(s.get(), 1, &tq, &to, sums));
+      ASSERT_OK(keyhole_session_attend_offloaded(s.get(), 1, &host_q, &host_out, host_lse.data()));
     } else {
-      ASSERT_OK(keyhole_attend_tokens(s.get(), 1, &tq, ids.data(), counts.data(), 1, &to, sums));
-      ASSERT_OK(keyhole_attend_tokens(s.get(), 1, &host_q, ids.data(), counts.data(), 1, &host_out,
-                                      host_lse.data()));
+      ASSERT_OK(
+          keyhole_session_attend_tokens(s.get(), 1, &tq, ids.data(), counts.data(), 1, &to, sums));
+      ASSERT_OK(keyhole_session_attend_tokens(s.get(), 1, &host_q, ids.data(), counts.data(), 1,
+                                              &host_out, host_lse.data()));
     }
     EXPECT_EQ(lse.get(), host_lse);
     const std::vector<float> seen = out.get();
@@ -541,10 +543,10 @@ TEST_F(CudaSession, FaultsHaveAStatusAndATextAndAnEnd) {
   k.set(bad, stream_);
   const keyhole_tensor tq = q.tensor({hq(), d()}), tk = k.tensor({hkv(), d()}),
                        tv = v.tensor({hkv(), d()}), to = out.tensor({hq(), d()});
-  EXPECT_OK(keyhole_attend(s.get(), 0, &tq, &tk, &tv, &to, nullptr));
+  EXPECT_OK(keyhole_session_attend(s.get(), 0, &tq, &tk, &tv, &to, nullptr));
   EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_synchronize(s.get()));
   k.set(r.k, stream_);
-  EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_attend(s.get(), 0, &tq, &tk, &tv, &to, nullptr));
+  EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_attend(s.get(), 0, &tq, &tk, &tv, &to, nullptr));
 
   // A graph that is announced and never launched.
   s = make_session(engine.get(), c);
@@ -552,7 +554,7 @@ TEST_F(CudaSession, FaultsHaveAStatusAndATextAndAnEnd) {
   ASSERT_OK(keyhole_session_synchronize(s.get()));
   cudaGraph_t graph = nullptr;
   ASSERT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-  EXPECT_OK(keyhole_attend(s.get(), 0, &tq, &tk, &tv, &to, nullptr));
+  EXPECT_OK(keyhole_session_attend(s.get(), 0, &tq, &tk, &tv, &to, nullptr));
   ASSERT_CUDA(cudaStreamEndCapture(stream_, &graph));
   (void)cudaGraphDestroy(graph);
   ASSERT_OK(keyhole_session_announce(s.get()));
@@ -564,7 +566,7 @@ TEST_F(CudaSession, FaultsHaveAStatusAndATextAndAnEnd) {
     s = make_session(engine.get(), c);
     ASSERT_OK(keyhole_session_set_stream(s.get(), stream_));
     for (uint32_t l = 0; l < 2; ++l) {
-      ASSERT_OK(keyhole_attend(s.get(), l, &tq, &tk, &tv, &to, nullptr));
+      ASSERT_OK(keyhole_session_attend(s.get(), l, &tq, &tk, &tv, &to, nullptr));
     }
     s.reset();
   }

@@ -76,19 +76,19 @@ class CudaWindows : public testing::Test {
       const auto tq = q.tensor({s.hq, s.d}), tk = k.tensor({s.hkv, s.d}),
                  tv = v.tensor({s.hkv, s.d}), to = out.tensor({s.hq, s.d});
       auto* sums = static_cast<float*>(lse.tensor({s.hq}).data);
-      if (!halves) return keyhole_attend(session, layer, &tq, &tk, &tv, &to, sums);
-      const keyhole_status status = keyhole_attend_begin(session, layer, &tq, &tk, &tv);
-      return status != KEYHOLE_OK ? status : keyhole_attend_end(session, &to, sums);
+      if (!halves) return keyhole_session_attend(session, layer, &tq, &tk, &tv, &to, sums);
+      const keyhole_status status = keyhole_session_attend_begin(session, layer, &tq, &tk, &tv);
+      return status != KEYHOLE_OK ? status : keyhole_session_attend_end(session, &to, sums);
     }
     keyhole_status extend(keyhole_session* session, const uint64_t* mask = nullptr) {
       const auto tq = q.tensor({n, s.hq, s.d}), tk = k.tensor({n, s.hkv, s.d}),
                  tv = v.tensor({n, s.hkv, s.d}), to = out.tensor({n, s.hq, s.d});
-      return keyhole_extend(session, layer, &tq, &tk, &tv, mask, &to,
-                            static_cast<float*>(lse.tensor({n, s.hq}).data));
+      return keyhole_session_extend(session, layer, &tq, &tk, &tv, mask, &to,
+                                    static_cast<float*>(lse.tensor({n, s.hq}).data));
     }
     keyhole_status prefill(keyhole_session* session) {
       const auto tk = k.tensor({n, s.hkv, s.d}), tv = v.tensor({n, s.hkv, s.d});
-      return keyhole_prefill(session, layer, &tk, &tv, nullptr);
+      return keyhole_session_append(session, layer, &tk, &tv, nullptr);
     }
     Shape s;
     uint32_t layer, n;
@@ -185,7 +185,7 @@ TEST_F(CudaWindows, DecodeWithTensorsInEitherMemory) {
     decode(s.get(), model, 5);
     prefill(s.get(), model, 100);
     decode(s.get(), model, 50);
-    ASSERT_OK(keyhole_truncate(s.get(), model.tokens(0) - 9));
+    ASSERT_OK(keyhole_session_truncate(s.get(), model.tokens(0) - 9));
     model.truncate(model.tokens(0) - 9);
     decode(s.get(), model, 30);
     expect_exact_on_host(s.get(), model);
@@ -283,7 +283,7 @@ TEST_F(CudaWindows, GraphsAreLaunchedOften) {
     // What moves them to the host, or takes some of them, moves them back when the graph is announced.
     if (i % 20 == 7) expect_exact_on_host(s.get(), model);
     if (i % 20 == 13) {
-      ASSERT_OK(keyhole_truncate(s.get(), model.tokens(0) - 3));
+      ASSERT_OK(keyhole_session_truncate(s.get(), model.tokens(0) - 3));
       model.truncate(model.tokens(0) - 3);
     }
   }
@@ -301,15 +301,15 @@ TEST_F(CudaWindows, AreCopiedWithTheirSession) {
   for (int round = 0; round < 3; ++round) {
     decode(s.get(), model, 25);
     keyhole_session* made = nullptr;
-    ASSERT_OK(keyhole_fork(s.get(), &made));
+    ASSERT_OK(keyhole_session_fork(s.get(), &made));
     const SessionPtr fork(made);
-    ASSERT_OK(keyhole_save(s.get(), path.c_str()));
-    ASSERT_OK(keyhole_load(engine.get(), path.c_str(), &made));
+    ASSERT_OK(keyhole_session_save(s.get(), path.c_str()));
+    ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &made));
     const SessionPtr loaded(made);
     for (keyhole_session* copy : {fork.get(), loaded.get()}) {
       ASSERT_OK(keyhole_session_set_stream(copy, stream_));
       Model own = model;
-      ASSERT_OK(keyhole_truncate(copy, own.tokens(0) - 10)) << "the slack is copied, too";
+      ASSERT_OK(keyhole_session_truncate(copy, own.tokens(0) - 10)) << "the slack is copied, too";
       own.truncate(own.tokens(0) - 10);
       decode(copy, own, 12);
     }

@@ -31,7 +31,7 @@ class Batches {
     for (uint32_t l = 0; l < ec_.layers; ++l) {
       prefill_both(m.session.get(), m.model, shape_, l, n, numbers_);
     }
-    EXPECT_OK(keyhole_build(m.session.get(), nullptr, nullptr));
+    EXPECT_OK(keyhole_session_build(m.session.get(), nullptr, nullptr));
   }
 
   /// New tokens, as many for each session as `tokens` says.
@@ -54,8 +54,9 @@ class Batches {
     const auto n = static_cast<int64_t>(start.back());
     const auto tk = tensor(k, {n, shape_.hkv, shape_.d}), tv = tensor(v, {n, shape_.hkv, shape_.d}),
                tq = tensor(q, {n, shape_.hq, shape_.d}), out = tensor(o, {n, shape_.hq, shape_.d});
-    return keyhole_extend_batch(sessions.data(), static_cast<uint32_t>(sessions.size()), layer, &tq,
-                                &tk, &tv, start.data(), &out, lse.data(), statuses.data());
+    return keyhole_session_extend_batch(sessions.data(), static_cast<uint32_t>(sessions.size()),
+                                        layer, &tq, &tk, &tv, start.data(), &out, lse.data(),
+                                        statuses.data());
   }
   /// The answers of a member that succeeded, whose model follows.
   void expect_truth(uint32_t layer, size_t i) {
@@ -155,13 +156,13 @@ TEST(Batch, LeavesABusySessionAlone) {
   keyhole_session* const busy = b.members()[1].session.get();
   const auto q = b.numbers().many(b.shape().q(1));
   const auto tq = tensor(q, {b.shape().hq, b.shape().d});
-  ASSERT_OK(keyhole_attend_begin(busy, 0, &tq, nullptr, nullptr));
+  ASSERT_OK(keyhole_session_attend_begin(busy, 0, &tq, nullptr, nullptr));
   b.fill({2, 2, 2});
   EXPECT_EQ(b.run(0), KEYHOLE_BUSY);
   EXPECT_EQ(b.statuses, (std::vector<keyhole_status>{KEYHOLE_OK, KEYHOLE_BUSY, KEYHOLE_OK}));
   b.expect_truth(0, 0);
   b.expect_truth(0, 2);
-  ASSERT_OK(keyhole_attend_end(busy, &tq, nullptr));
+  ASSERT_OK(keyhole_session_attend_end(busy, &tq, nullptr));
   EXPECT_EQ(layer_tokens(busy, 0).total, b.members()[1].model.tokens(0));
   // The same session twice: the second time it is in use.
   keyhole_session* const twice = b.members()[0].session.get();
@@ -224,8 +225,8 @@ TEST(Batch, RunsBesideOthersOnTheSameEngine) {
                  tq = tensor(q, {n, s.hq, s.d}), out = tensor(o, {n, s.hq, s.d});
       std::vector<keyhole_status> statuses(batch.size());
       const keyhole_status status =
-          keyhole_extend_batch(batch.data(), static_cast<uint32_t>(batch.size()), 0, &tq, &tk, &tv,
-                               start.data(), &out, nullptr, statuses.data());
+          keyhole_session_extend_batch(batch.data(), static_cast<uint32_t>(batch.size()), 0, &tq,
+                                       &tk, &tv, start.data(), &out, nullptr, statuses.data());
       EXPECT_EQ(status, statuses.back());
       for (size_t i = 0; i < mine.size(); ++i) {
         if (statuses[i] == KEYHOLE_OK) appended[mine[i]] += start[i + 1] - start[i];

@@ -1,4 +1,4 @@
-// Sessions whose new tokens come by keyhole_extend, beside their models.
+// Sessions whose new tokens come by keyhole_session_extend, beside their models.
 #pragma once
 
 #include <algorithm>
@@ -49,7 +49,8 @@ class Pair {
                tv = tensor(t.v, {n, shape_.hkv, shape_.dv}),
                tq = tensor(t.q, {n, shape_.hq, shape_.d}),
                out = tensor(a.o, {n, shape_.hq, shape_.dv});
-    return keyhole_extend(session(), layer, &tq, &tk, shape_.given(tv), mask, &out, a.lse.data());
+    return keyhole_session_extend(session(), layer, &tq, &tk, shape_.given(tv), mask, &out,
+                                  a.lse.data());
   }
   /// Extends every layer; compares each `step`-th answer and the last with the truth.
   void extend_and_check(uint32_t n, const std::vector<uint64_t>& mask, double tolerance,

@@ -43,7 +43,7 @@ class ExtendLayers : public LayerConfig {
     a = {std::vector<float>(t.q.size(), NAN), std::vector<float>(static_cast<size_t>(t.n * hq()))};
     const auto tk = tensor(t.k, {t.n, hkv(), d()}), tv = tensor(t.v, {t.n, hkv(), d()}),
                tq = tensor(t.q, {t.n, hq(), d()}), out = tensor(a.o, {t.n, hq(), d()});
-    return keyhole_extend(s, layer, &tq, &tk, &tv, mask, &out, a.lse.data());
+    return keyhole_session_extend(s, layer, &tq, &tk, &tv, mask, &out, a.lse.data());
   }
   /// The model has t as its newest tokens.
   void expect_answers(const Model& model, uint32_t layer, const NewTokens& t, const uint64_t* mask,
@@ -174,7 +174,7 @@ TEST_F(ExtendLayers, SinksAndLogitsCountOnceForEveryToken) {
     Model model = plain_model();
     extend_and_check(s.get(), model, 3, nullptr);  // there are no others
     prefill_model(s.get(), model, 200);
-    ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
     for (const uint32_t n : {1U, 2U, 8U, 9U, 40U, 130U}) {
       const auto mask = n <= 64 ? tree(n) : std::vector<uint64_t>();
       extend_and_check(s.get(), model, n, nullptr);
@@ -184,7 +184,7 @@ TEST_F(ExtendLayers, SinksAndLogitsCountOnceForEveryToken) {
     if (way.audit_share == 0.0) continue;
     keyhole_audit audit;
     keyhole_audit_init(&audit);
-    ASSERT_OK(keyhole_get_audit(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
+    ASSERT_OK(keyhole_session_get_audit(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
     EXPECT_GT(audit.audits, 0U);
     EXPECT_LT(audit.error_max, 1e-4);
   }
@@ -204,7 +204,8 @@ TEST_F(ExtendLayers, BatchesHaveThemToo) {
     const auto k = tensor(all.k, {17, hkv(), d()}), v = tensor(all.v, {17, hkv(), d()}),
                q = tensor(all.q, {17, hq(), d()}), out = tensor(a.o, {17, hq(), d()});
     keyhole_session* const both[] = {s[0].get(), s[1].get()};
-    ASSERT_OK(keyhole_extend_batch(both, 2, l, &q, &k, &v, starts, &out, a.lse.data(), nullptr));
+    ASSERT_OK(
+        keyhole_session_extend_batch(both, 2, l, &q, &k, &v, starts, &out, a.lse.data(), nullptr));
     for (uint32_t i = 0; i < 2; ++i) {
       const auto cut = [&](const std::vector<float>& x) {
         const auto width = static_cast<ptrdiff_t>(x.size() / 17);
@@ -283,7 +284,7 @@ TEST_F(ExtendLayers, AcceptDropsWithinTheSlack) {
   for (uint32_t i = 0; i < 32; ++i) most[i] = i;
   accept(40, most, false);
   // Of the first tokens of all, which have left, none can move up.
-  ASSERT_OK(keyhole_truncate(s.get(), 0));
+  ASSERT_OK(keyhole_session_truncate(s.get(), 0));
   model.truncate(0);
   extend_and_check(s.get(), model, 40, nullptr);
   const uint32_t path[] = {3, 39};
@@ -305,7 +306,7 @@ TEST_F(ExtendLayers, SlidingLayersOfADeviceThatHasNoneTakeHostMemoryAlone) {
   const auto enqueue_all = [&](uint32_t layer) {
     const auto q = on_device(t.q, {5, hq(), d()}), k = on_device(t.k, {5, hkv(), d()}),
                v = on_device(t.v, {5, hkv(), d()}), o = on_device(out, {5, hq(), d()});
-    return keyhole_extend(s.get(), layer, &q, &k, &v, nullptr, &o, nullptr);
+    return keyhole_session_extend(s.get(), layer, &q, &k, &v, nullptr, &o, nullptr);
   };
   EXPECT_EQ(KEYHOLE_UNSUPPORTED, enqueue_all(1));
   EXPECT_NE(std::string(keyhole_last_error()).find("layer 1 has a sliding window"),
@@ -330,11 +331,11 @@ TEST_F(ExtendLayers, EnginesWithAttentionOfTheirOwnGetNoSinksAndNoWindows) {
   const auto tq = tensor(q, {hq(), d()}), out = tensor(a.o, {hq(), d()});
   const uint32_t counts[] = {2, 2}, ids[] = {1, 50, 1, 50};
   std::vector<uint32_t> found(size_t{4} * 2), found_counts(4);
-  EXPECT_EQ(KEYHOLE_UNSUPPORTED, keyhole_attend_offloaded(s.get(), 0, &tq, &out, nullptr));
+  EXPECT_EQ(KEYHOLE_UNSUPPORTED, keyhole_session_attend_offloaded(s.get(), 0, &tq, &out, nullptr));
   EXPECT_EQ(KEYHOLE_UNSUPPORTED,
-            keyhole_attend_tokens(s.get(), 0, &tq, ids, counts, 0, &out, nullptr));
-  EXPECT_EQ(KEYHOLE_UNSUPPORTED,
-            keyhole_search_tokens(s.get(), 0, &tq, 2, found.data(), nullptr, found_counts.data()));
+            keyhole_session_attend_tokens(s.get(), 0, &tq, ids, counts, 0, &out, nullptr));
+  EXPECT_EQ(KEYHOLE_UNSUPPORTED, keyhole_session_search_tokens(s.get(), 0, &tq, 2, found.data(),
+                                                               nullptr, found_counts.data()));
   engine_config_.sink_logits = nullptr;
   const keyhole_layer_tokens held = layer_tokens(s.get(), 1);
   Model without = plain_model();
@@ -342,10 +343,10 @@ TEST_F(ExtendLayers, EnginesWithAttentionOfTheirOwnGetNoSinksAndNoWindows) {
   std::vector<double> lse;
   auto o = without.attend(
       1, q, lse, [&](uint32_t t) { return t >= held.sink && t < held.total - held.window; });
-  ASSERT_OK(keyhole_attend_offloaded(s.get(), 1, &tq, &out, a.lse.data()));
+  ASSERT_OK(keyhole_session_attend_offloaded(s.get(), 1, &tq, &out, a.lse.data()));
   expect_near(a, o, lse);
   o = without.attend(1, q, lse, [](uint32_t t) { return t == 1 || t == 50; });
-  ASSERT_OK(keyhole_attend_tokens(s.get(), 1, &tq, ids, counts, 0, &out, a.lse.data()));
+  ASSERT_OK(keyhole_session_attend_tokens(s.get(), 1, &tq, ids, counts, 0, &out, a.lse.data()));
   expect_near(a, o, lse);
 }
 

@@ -14,7 +14,7 @@ struct Blocks {
 };
 Blocks blocks_of(const keyhole_session* session) {
   Blocks b;
-  EXPECT_OK(keyhole_session_extend_blocks(session, &b.attended, &b.seen));
+  EXPECT_OK(keyhole_session_get_extend_blocks(session, &b.attended, &b.seen));
   return b;
 }
 
@@ -56,11 +56,11 @@ TEST(ExtendPattern, FullListsAreExact) {
       ASSERT_OK(keyhole_session_set_extend_pattern(p.session(), pattern, 1));
       if (numbers.below(2) == 0) p.prefill(1 + numbers.below(500));
       if (numbers.below(3) == 0) {
-        ASSERT_OK(keyhole_build(p.session(), nullptr, nullptr));
+        ASSERT_OK(keyhole_session_build(p.session(), nullptr, nullptr));
       }
       if (numbers.below(3) == 0) {
         const uint32_t n = numbers.below(p.model().tokens(0) + 1);
-        ASSERT_OK(keyhole_truncate(p.session(), n));
+        ASSERT_OK(keyhole_session_truncate(p.session(), n));
         p.model().truncate(n);
       }
       const uint32_t n = 1 + numbers.below(numbers.below(3) == 0 ? 10 : 300);
@@ -82,7 +82,7 @@ Answer of_prompt(Pair& p, const char* pattern, const New& t, uint32_t n, Blocks&
   const auto q = tensor(t.q, {n, s.hq, s.d}), k = tensor(p.model().keys(0), {m, s.hkv, s.d}),
              v = tensor(p.model().values(0), {m, s.hkv, s.d}), o = tensor(a.o, {n, s.hq, s.d});
   EXPECT_OK(keyhole_prompt_attend(prompt, 0, &q, &k, &v, &o, a.lse.data(), nullptr));
-  EXPECT_OK(keyhole_prompt_blocks(prompt, &blocks.attended, &blocks.seen));
+  EXPECT_OK(keyhole_prompt_get_blocks(prompt, &blocks.attended, &blocks.seen));
   keyhole_prompt_destroy(prompt);
   return a;
 }
@@ -102,7 +102,7 @@ TEST(ExtendPattern, AttendsWhatAPromptOfAllTokensChooses) {
     sc.window = 111;
     Pair p(ec, sc, 21);
     p.prefill(unless_sanitized(1500, 900));
-    ASSERT_OK(keyhole_build(p.session(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(p.session(), nullptr, nullptr));
     ASSERT_OK(keyhole_session_set_extend_pattern(p.session(), pattern, KEYHOLE_AUTO));
     Blocks all;
     for (const uint32_t n : {300U, 128U}) {
@@ -182,11 +182,11 @@ TEST(ExtendPattern, IsOfManyNewTokensAlone) {
     a = {std::vector<float>(t.q.size()), std::vector<float>(20 * 4)};
     const auto out = tensor(a.o, {20, 4, 64});
     for (uint32_t l = 0; l < 2; ++l) {
-      EXPECT_OK(keyhole_extend(session, l, &tq, &tk, &tv, nullptr, &out, a.lse.data()));
+      EXPECT_OK(keyhole_session_extend(session, l, &tq, &tk, &tv, nullptr, &out, a.lse.data()));
     }
   };
   keyhole_session* copy = nullptr;
-  ASSERT_OK(keyhole_fork(s, &copy));
+  ASSERT_OK(keyhole_session_fork(s, &copy));
   const SessionPtr held(copy);
   // Tokens 339..358 see 6 blocks and attend the one or two from that of the first of them on.
   extend(copy);
@@ -216,8 +216,8 @@ TEST(ExtendPattern, MembersOfABatchAttendByTheirOwn) {
   const auto tk = tensor(t.k, {230, 2, 64}), tv = tensor(t.v, {230, 2, 64}),
              tq = tensor(t.q, {230, 4, 64}), out = tensor(a.o, {230, 4, 64});
   keyhole_session* const sessions[] = {other.get(), plain.session()};
-  ASSERT_OK(
-      keyhole_extend_batch(sessions, 2, 0, &tq, &tk, &tv, start, &out, a.lse.data(), nullptr));
+  ASSERT_OK(keyhole_session_extend_batch(sessions, 2, 0, &tq, &tk, &tv, start, &out, a.lse.data(),
+                                         nullptr));
   EXPECT_EQ(blocks_of(other.get()), (Blocks{4 * (2 + 3), 4 * (2 + 4)}));
   EXPECT_EQ(layer_tokens(other.get(), 0).total, 200U);
   EXPECT_EQ(layer_tokens(plain.session(), 0).total, 430U);
@@ -257,8 +257,8 @@ TEST(ExtendPattern, RefusesWhatItCannotDo) {
   EXPECT_EQ(keyhole_session_set_extend_pattern(s, "budgets:/no/such/file", 1), KEYHOLE_IO);
   EXPECT_EQ(keyhole_session_set_extend_pattern(nullptr, "dense", 1), bad);
   uint64_t blocks = 0;
-  EXPECT_EQ(keyhole_session_extend_blocks(s, &blocks, nullptr), bad);
-  EXPECT_EQ(keyhole_session_extend_blocks(nullptr, &blocks, &blocks), bad);
+  EXPECT_EQ(keyhole_session_get_extend_blocks(s, &blocks, nullptr), bad);
+  EXPECT_EQ(keyhole_session_get_extend_blocks(nullptr, &blocks, &blocks), bad);
   p.extend_and_check(70, {}, 1e-4, 13);  // by what was set first
   EXPECT_EQ(blocks_of(s), (Blocks{2 * 4 * 2, 2 * 4 * 2}));
   New t = p.new_tokens(70);

@@ -73,10 +73,10 @@ TEST_P(Extend, EveryAnswerIsExactAcrossAllBorders) {
       SCOPED_TRACE("call " + std::to_string(i));
       switch (numbers.below(5)) {
         case 0: p.prefill(1 + numbers.below(60)); break;
-        case 1: ASSERT_OK(keyhole_build(p.session(), nullptr, nullptr)); break;
+        case 1: ASSERT_OK(keyhole_session_build(p.session(), nullptr, nullptr)); break;
         case 2: {
           const uint32_t n = numbers.below(p.model().tokens(0) + 1);
-          ASSERT_OK(keyhole_truncate(p.session(), n));
+          ASSERT_OK(keyhole_session_truncate(p.session(), n));
           p.model().truncate(n);
           break;
         }
@@ -127,7 +127,7 @@ INSTANTIATE_TEST_SUITE_P(
                                  KEYHOLE_TAIL_CODES, KEYHOLE_KV_HOST_INT8, 0.2}),
     [](const auto& p) { return p.param.name; });
 
-// One by one, in one call, and as steps of keyhole_attend.
+// One by one, in one call, and as steps of keyhole_session_attend.
 TEST(ExtendCall, IsWhatSingleStepsGive) {
   for (const char* index : {"flat", "codes:k=4,v=4", "ivf:C=4,probe=16777216"}) {
     SCOPED_TRACE(index);
@@ -139,7 +139,7 @@ TEST(ExtendCall, IsWhatSingleStepsGive) {
     Pair once(ec, sc, 7), each(ec, sc, 7), steps(ec, sc, 7);
     for (Pair* p : {&once, &each, &steps}) {
       p->prefill(unless_sanitized(700, 200));
-      ASSERT_OK(keyhole_build(p->session(), nullptr, nullptr));
+      ASSERT_OK(keyhole_session_build(p->session(), nullptr, nullptr));
     }
     const auto tokens = unless_sanitized(70, 12);
     for (uint32_t l = 0; l < ec.layers; ++l) {
@@ -157,7 +157,7 @@ TEST(ExtendCall, IsWhatSingleStepsGive) {
         ASSERT_OK(each.extend(l, one, nullptr, a));
         const auto tk = tensor(one.k, {s.hkv, s.d}), tv = tensor(one.v, {s.hkv, s.d}),
                    tq = tensor(one.q, {s.hq, s.d}), out = tensor(b.o, {s.hq, s.d});
-        ASSERT_OK(keyhole_attend(steps.session(), l, &tq, &tk, &tv, &out, b.lse.data()));
+        ASSERT_OK(keyhole_session_attend(steps.session(), l, &tq, &tk, &tv, &out, b.lse.data()));
         for (size_t j = 0; j < a.o.size(); ++j) {
           ASSERT_NEAR(a.o[j], of_all.o[i * a.o.size() + j], 2e-5);
           ASSERT_NEAR(a.o[j], b.o[j], 2e-5);
@@ -183,7 +183,7 @@ TEST(ExtendCall, HasTheSameBitsForAnyNumberOfThreads) {
       sc.append_mode = KEYHOLE_APPEND_IN_STEP;
       Pair p(small_engine(threads), sc, 11);
       p.prefill(unless_sanitized(2500, 1100));
-      ASSERT_OK(keyhole_build(p.session(), nullptr, nullptr));
+      ASSERT_OK(keyhole_session_build(p.session(), nullptr, nullptr));
       std::vector<float> all;
       for (const uint32_t n : {1U, 3U, 8U, 100U}) {
         Answer a;
@@ -204,11 +204,11 @@ TEST(ExtendCall, IsAuditedWithItsNewTokens) {
   sc.audit_share = 1.0;
   Pair p(small_engine(), sc, 3);
   p.prefill(300);
-  ASSERT_OK(keyhole_build(p.session(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(p.session(), nullptr, nullptr));
   p.extend_and_check(20, {}, 1e-4);
   keyhole_audit a;
   keyhole_audit_init(&a);
-  ASSERT_OK(keyhole_get_audit(p.session(), KEYHOLE_ALL, KEYHOLE_ALL, &a));
+  ASSERT_OK(keyhole_session_get_audit(p.session(), KEYHOLE_ALL, KEYHOLE_ALL, &a));
   EXPECT_EQ(a.audits, 20U * 2 * 4);
   EXPECT_LT(a.error_max, 1e-4);
   EXPECT_GT(a.mass_mean, 0.9999);
@@ -230,7 +230,7 @@ TEST(ExtendCall, WritesItsAnswersWhereTheQueriesWere) {
   const auto tk = tensor(t.k, {9, s.hkv, s.d}), tv = tensor(t.v, {9, s.hkv, s.d}),
              tq = tensor(t.q, {9, s.hq, s.d});
   Answer a{{}, std::vector<float>(9 * static_cast<size_t>(s.hq))};
-  ASSERT_OK(keyhole_extend(p.session(), 0, &tq, &tk, &tv, nullptr, &tq, a.lse.data()));
+  ASSERT_OK(keyhole_session_extend(p.session(), 0, &tq, &tk, &tv, nullptr, &tq, a.lse.data()));
   a.o = t.q;
   model.append(0, t.k, t.v);
   for (uint32_t i = 0; i < 9; ++i) p.check_one(0, kept, a, i, 100, {}, 1e-4);
@@ -254,8 +254,8 @@ TEST(ExtendCall, RefusesWhatItCannotDoAndChangesNothing) {
         std::vector<uint64_t> mask;
         uint32_t layer = 0;
         spoil(t, x, mask, layer);
-        EXPECT_EQ(keyhole_extend(p.session(), layer, &x[0], &x[1], &x[2],
-                                 mask.empty() ? nullptr : mask.data(), &x[3], nullptr),
+        EXPECT_EQ(keyhole_session_extend(p.session(), layer, &x[0], &x[1], &x[2],
+                                         mask.empty() ? nullptr : mask.data(), &x[3], nullptr),
                   expected)
             << keyhole_last_error();
         p.expect_all_exact(1e-4);
@@ -318,10 +318,10 @@ TEST(Accept, RefusesWhatWasNotExtended) {
   ASSERT_OK(p.extend(1, t, nullptr, a));
   p.model().append(1, t.k, t.v);
   EXPECT_EQ(keyhole_session_accept(s, 2, nullptr), bad) << "layers of other tokens";
-  ASSERT_OK(keyhole_truncate(s, 67));
+  ASSERT_OK(keyhole_session_truncate(s, 67));
   p.model().truncate(67);
   p.extend_and_check(5, {}, 1e-4);
-  ASSERT_OK(keyhole_truncate(s, 71));
+  ASSERT_OK(keyhole_session_truncate(s, 71));
   p.model().truncate(71);
   EXPECT_EQ(keyhole_session_accept(s, 2, nullptr), bad) << "after a truncation";
   p.expect_all_exact(1e-4);
@@ -344,7 +344,7 @@ TEST(Accept, GoesOnAsIfTheOthersHadNeverBeen) {
   Pair drafts(small_engine(), small_session(), 13), plain(small_engine(), small_session(), 13);
   for (Pair* p : {&drafts, &plain}) {
     p->prefill(40);
-    ASSERT_OK(keyhole_build(p->session(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(p->session(), nullptr, nullptr));
   }
   for (uint32_t round = 0; round < unless_sanitized(30, 8); ++round) {
     const uint32_t n = 1 + drafts.numbers().below(7);

@@ -21,9 +21,9 @@ class ForgedSession : public ::testing::TestWithParam<const char*> {
     const uint32_t tokens = std::string(GetParam()).starts_with("codes") ? 290 : 90;
     for (uint32_t l = 0; l < ec_.layers; ++l)
       prefill_both(s.get(), model, shape_, l, tokens, numbers_);
-    ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
     for (uint32_t l = 0; l < ec_.layers; ++l) prefill_both(s.get(), model, shape_, l, 30, numbers_);
-    ASSERT_OK(keyhole_save(s.get(), path_.c_str()));
+    ASSERT_OK(keyhole_session_save(s.get(), path_.c_str()));
     good_ = read_file(path_);
   }
   /// `bytes` with the checksum of what it holds in its last 8.
@@ -44,7 +44,8 @@ class ForgedSession : public ::testing::TestWithParam<const char*> {
   keyhole_status load(const std::string& bytes, SessionPtr& session) {
     std::ofstream(path_, std::ios::binary | std::ios::trunc) << sealed(bytes);
     keyhole_session* loaded = nullptr;
-    const keyhole_status status = keyhole_load(engine_.get(), path_.c_str(), &loaded);
+    const keyhole_status status =
+        keyhole_session_load(engine_.get(), path_.c_str(), nullptr, &loaded);
     EXPECT_EQ(status == KEYHOLE_OK, loaded != nullptr);
     session.reset(loaded);
     return status;
@@ -57,18 +58,18 @@ class ForgedSession : public ::testing::TestWithParam<const char*> {
       std::vector<float> o(shape_.q(1));
       const auto tq = tensor(q, {shape_.hq, shape_.d}), out = tensor(o, {shape_.hq, shape_.d}),
                  tk = tensor(k, {shape_.hkv, shape_.d}), tv = tensor(v, {shape_.hkv, shape_.d});
-      return keyhole_attend(s, l, &tq, appends ? &tk : nullptr, appends ? &tv : nullptr, &out,
-                            nullptr);
+      return keyhole_session_attend(s, l, &tq, appends ? &tk : nullptr, appends ? &tv : nullptr,
+                                    &out, nullptr);
     };
     for (uint32_t l = 0; l < ec_.layers; ++l) {
       if (layer_tokens(s, l).total != 0) expect_allowed(attend(l, false));
       for (int i = 0; i < 20; ++i) expect_allowed(attend(l, true));
     }
-    expect_allowed(keyhole_build(s, nullptr, nullptr));
+    expect_allowed(keyhole_session_build(s, nullptr, nullptr));
     for (uint32_t l = 0; l < ec_.layers; ++l) expect_allowed(attend(l, true));
-    expect_allowed(keyhole_truncate(s, 50));
+    expect_allowed(keyhole_session_truncate(s, 50));
     keyhole_session* copy = nullptr;
-    expect_allowed(keyhole_fork(s, &copy));
+    expect_allowed(keyhole_session_fork(s, &copy));
     keyhole_session_destroy(copy);
   }
   /// A forged config may forbid tokens or memory, forged keys may be so large that their products are beyond fp32; nothing

@@ -35,7 +35,7 @@ class IdentityTest : public ::testing::Test {
   }
   keyhole_status load(const char* model, const std::vector<int32_t>* tokens) {
     keyhole_session* loaded = nullptr;
-    const keyhole_status status = keyhole_load_expecting(
+    const keyhole_status status = keyhole_session_load_expecting(
         engine_.get(), path_.c_str(), model, tokens == nullptr ? nullptr : tokens->data(),
         tokens == nullptr ? 0 : tokens->size(), &loaded);
     EXPECT_EQ(loaded != nullptr, status == KEYHOLE_OK);
@@ -49,7 +49,7 @@ class IdentityTest : public ::testing::Test {
           << keyhole_last_error();
     }
   }
-  void save() { ASSERT_OK(keyhole_save(session_.get(), path_.c_str())); }
+  void save() { ASSERT_OK(keyhole_session_save(session_.get(), path_.c_str())); }
 
   keyhole_engine_config ec_ = small_engine();
   EnginePtr engine_ = make_engine(ec_);
@@ -86,7 +86,7 @@ TEST_F(IdentityTest, IsSavedAndCopied) {
   save();
   ASSERT_EQ(load(nullptr, nullptr), KEYHOLE_OK) << keyhole_last_error();
   keyhole_session* forked = nullptr;
-  ASSERT_OK(keyhole_fork(session_.get(), &forked));
+  ASSERT_OK(keyhole_session_fork(session_.get(), &forked));
   const SessionPtr owner(forked);
   for (keyhole_session* s : {loaded_.get(), forked}) {
     EXPECT_EQ(std::string(identity_of(s).model), std::string(255, 'm'));
@@ -97,9 +97,9 @@ TEST_F(IdentityTest, IsSavedAndCopied) {
 
 TEST_F(IdentityTest, ATruncationForgetsTheTokens) {
   set("model", 60);
-  ASSERT_OK(keyhole_truncate(session_.get(), 60));
+  ASSERT_OK(keyhole_session_truncate(session_.get(), 60));
   EXPECT_EQ(identity_of(session_.get()).token_count, 60U);
-  ASSERT_OK(keyhole_truncate(session_.get(), 59));
+  ASSERT_OK(keyhole_session_truncate(session_.get(), 59));
   EXPECT_EQ(identity_of(session_.get()).token_count, 0U);
   EXPECT_EQ(identity_of(session_.get()).token_hash, 0U);
   EXPECT_STREQ(identity_of(session_.get()).model, "model");

@@ -43,7 +43,7 @@ void step_both(keyhole_session* s, StoredModel& m, const keyhole_engine_config& 
     const auto tv = tensor(v, {shape.hkv, shape.d});
     const auto tq = tensor(queries.back(), {shape.hq, shape.d});
     const auto out = tensor(answers.back().o, {shape.hq, shape.d});
-    ASSERT_OK(keyhole_attend(s, l, &tq, &tk, &tv, &out, answers.back().lse.data()));
+    ASSERT_OK(keyhole_session_attend(s, l, &tq, &tk, &tv, &out, answers.back().lse.data()));
   }
   m.follow(s);
   for (uint32_t l = 0; l < ec.layers; ++l) {
@@ -55,14 +55,14 @@ void step_both(keyhole_session* s, StoredModel& m, const keyhole_engine_config& 
 
 SessionPtr forked(keyhole_session* s) {
   keyhole_session* copy = nullptr;
-  EXPECT_OK(keyhole_fork(s, &copy));
+  EXPECT_OK(keyhole_session_fork(s, &copy));
   return SessionPtr(copy);
 }
 
 SessionPtr reloaded(keyhole_engine* engine, keyhole_session* s, const std::string& path) {
-  EXPECT_OK(keyhole_save(s, path.c_str()));
+  EXPECT_OK(keyhole_session_save(s, path.c_str()));
   keyhole_session* copy = nullptr;
-  EXPECT_OK(keyhole_load(engine, path.c_str(), &copy));
+  EXPECT_OK(keyhole_session_load(engine, path.c_str(), nullptr, &copy));
   return SessionPtr(copy);
 }
 
@@ -113,7 +113,7 @@ TEST_P(KvHostInt8, EveryTokenIsAttendedOnceAfterEveryOperation) {
       const uint32_t steps = 1 + numbers.below(40);
       for (uint32_t t = 0; t < steps; ++t) step_both(session.get(), m, ec, numbers);
     } else if (operation == 6) {
-      ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+      ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
     } else if (operation == 7) {
       session = numbers.below(2) == 0
                     ? forked(session.get())
@@ -121,7 +121,7 @@ TEST_P(KvHostInt8, EveryTokenIsAttendedOnceAfterEveryOperation) {
       ASSERT_NE(session, nullptr);
     } else {
       const uint32_t n = m.tokens(0) / 2 + numbers.below(m.tokens(0) / 2 + 1);
-      ASSERT_OK(keyhole_truncate(session.get(), n));
+      ASSERT_OK(keyhole_session_truncate(session.get(), n));
       m.truncate(n);
       m.follow(session.get());
     }
@@ -223,11 +223,11 @@ TEST_P(OfWhatInt8StandsFor, AnIndexIsTheSame) {
         const auto tv = tensor(pv, {n, shape.hkv, shape.d});
         const auto tq = tensor(pq, {n, shape.hq, shape.d});
         keyhole_session* s = is_int8 ? int8.get() : same.get();
-        ASSERT_OK(keyhole_prefill(s, l, &tk, &tv, &tq));
+        ASSERT_OK(keyhole_session_append(s, l, &tk, &tv, &tq));
       };
       give(0, kFirst);
       if (l + 1 == ec.layers) {
-        ASSERT_OK(keyhole_build(is_int8 ? int8.get() : same.get(), nullptr, nullptr));
+        ASSERT_OK(keyhole_session_build(is_int8 ? int8.get() : same.get(), nullptr, nullptr));
       }
       give(kFirst, kSecond);
     }
@@ -250,13 +250,13 @@ TEST_P(OfWhatInt8StandsFor, AnIndexIsTheSame) {
   };
   expect_same(rows);
   EXPECT_GT(layer_tokens(int8.get(), 0).indexed, 0U);
-  ASSERT_OK(keyhole_build(int8.get(), nullptr, nullptr));
-  ASSERT_OK(keyhole_build(same.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(int8.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(same.get(), nullptr, nullptr));
   expect_same(rows);
   // Not within a block: fp32 takes what came back from int8 as it is.
   const uint32_t cut = sc.sink + first_rows - kInt8Block + 100;
-  ASSERT_OK(keyhole_truncate(int8.get(), cut));
-  ASSERT_OK(keyhole_truncate(same.get(), cut));
+  ASSERT_OK(keyhole_session_truncate(int8.get(), cut));
+  ASSERT_OK(keyhole_session_truncate(same.get(), cut));
   expect_same(first_rows - kInt8Block);
 }
 
@@ -320,7 +320,7 @@ TEST(KvHost, Int8IsNearExactAttentionWithOutlierChannelsToo) {
       }
       const auto tk = tensor(k, {kTokens, shape.hkv, shape.d});
       const auto tv = tensor(v, {kTokens, shape.hkv, shape.d});
-      ASSERT_OK(keyhole_prefill(session.get(), l, &tk, &tv, nullptr));
+      ASSERT_OK(keyhole_session_append(session.get(), l, &tk, &tv, nullptr));
       model.append(l, k, v);
     }
     double squares = 0.0, norms = 0.0;
@@ -376,9 +376,9 @@ TEST(KvHost, NumbersAtTheEndsOfTheirDtypeStayFinite) {
         const auto tk = tensor(k, {kTokens, shape.hkv, shape.d});
         const auto tv = tensor(v, {kTokens, shape.hkv, shape.d});
         const auto tq = tensor(q, {kTokens, shape.hq, shape.d});
-        ASSERT_OK(keyhole_prefill(session.get(), l, &tk, &tv, &tq));
+        ASSERT_OK(keyhole_session_append(session.get(), l, &tk, &tv, &tq));
       }
-      ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+      ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
       const auto expect_finite = [&] {
         const Answer a = attend_only(session.get(), shape, 0, numbers.many(shape.q(1)));
         for (const float x : a.o) ASSERT_TRUE(std::isfinite(x)) << index;
@@ -387,7 +387,7 @@ TEST(KvHost, NumbersAtTheEndsOfTheirDtypeStayFinite) {
       expect_finite();
       ASSERT_OK(keyhole_session_set_mode(session.get(), KEYHOLE_MODE_EXACT, 0));
       expect_finite();
-      ASSERT_OK(keyhole_truncate(session.get(), kTokens - 200));  // within a block
+      ASSERT_OK(keyhole_session_truncate(session.get(), kTokens - 200));  // within a block
       expect_finite();
     }
   }

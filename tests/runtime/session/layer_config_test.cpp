@@ -98,12 +98,12 @@ TEST_F(LayerConfig, ScaleAndSoftCapAreTheLayers) {
     const SessionPtr s = make_session(engine.get(), c);
     Model model(engine_config_);
     prefill_model(s.get(), model, 400);
-    ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
     expect_all_exact(s.get(), model);
     for (int i = 0; i < 10; ++i) decode(s.get(), model);
     keyhole_audit a;
     keyhole_audit_init(&a);
-    ASSERT_OK(keyhole_get_audit(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &a));
+    ASSERT_OK(keyhole_session_get_audit(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &a));
     EXPECT_EQ(a.audits, 11U * 8);
     EXPECT_LT(a.error_max, 1e-3);
   }
@@ -128,7 +128,7 @@ TEST_F(LayerConfig, ScaleAndSoftCapAreTheLayersOnAStream) {
     const SessionPtr s = make_session(device.handle.get(), c);
     Model model(engine_config_);
     prefill_model(s.get(), model, 700);
-    ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
     for (int i = 0; i < 6; ++i) {
       for (uint32_t l = 0; l < 2; ++l) {
         const Token t = token();
@@ -143,7 +143,7 @@ TEST_F(LayerConfig, ScaleAndSoftCapAreTheLayersOnAStream) {
     }
     keyhole_audit a;
     keyhole_audit_init(&a);
-    ASSERT_OK(keyhole_get_audit(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &a));
+    ASSERT_OK(keyhole_session_get_audit(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &a));
     EXPECT_EQ(a.audits, 6U * 8);
     EXPECT_LT(a.error_max, 1e-3);
   }

@@ -68,10 +68,10 @@ TEST_P(LayerGolden, AttentionIsThatOfTransformers) {
         // The first tokens come as a prompt.
         if (t < checked[3]) {
           const auto pk = tensor(k, {1, hkv, d}), pv = tensor(v, {1, hkv, d});
-          ASSERT_OK(keyhole_prefill(s.get(), l, &pk, &pv, nullptr));
-          ASSERT_OK(keyhole_attend(s.get(), l, &tq, nullptr, nullptr, &to, nullptr));
+          ASSERT_OK(keyhole_session_append(s.get(), l, &pk, &pv, nullptr));
+          ASSERT_OK(keyhole_session_attend(s.get(), l, &tq, nullptr, nullptr, &to, nullptr));
         } else {
-          ASSERT_OK(keyhole_attend(s.get(), l, &tq, &tk, &tv, &to, nullptr));
+          ASSERT_OK(keyhole_session_attend(s.get(), l, &tq, &tk, &tv, &to, nullptr));
         }
         if (next == checked.size() || checked[next] != t) continue;
         const nlohmann::json& heads = family["layers"][l]["outputs"][next++];

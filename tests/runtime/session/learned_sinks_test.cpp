@@ -25,7 +25,7 @@ class LearnedSinks : public StreamTest {
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
       prefill_both(s.get(), model, shape(), l, tokens, numbers_);
     }
-    EXPECT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    EXPECT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
     return s;
   }
   void expect_all_exact(keyhole_session* s, const Model& model) {
@@ -90,17 +90,17 @@ TEST_F(LearnedSinks, AreInCopies) {
   Model model(engine_config_);
   const SessionPtr s = filled(engine.get(), small_session(), model, 200);
   keyhole_session* made = nullptr;
-  ASSERT_OK(keyhole_fork(s.get(), &made));
+  ASSERT_OK(keyhole_session_fork(s.get(), &made));
   const SessionPtr fork(made);
   expect_all_exact(fork.get(), model);
   const auto path =
       std::filesystem::temp_directory_path() / ("keyhole_sinks_" + std::to_string(getpid()));
-  ASSERT_OK(keyhole_save(s.get(), path.c_str()));
-  ASSERT_OK(keyhole_load(engine.get(), path.c_str(), &made));
+  ASSERT_OK(keyhole_session_save(s.get(), path.c_str()));
+  ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &made));
   std::filesystem::remove(path);
   const SessionPtr loaded(made);
   expect_all_exact(loaded.get(), model);
-  ASSERT_OK(keyhole_truncate(s.get(), 0));
+  ASSERT_OK(keyhole_session_truncate(s.get(), 0));
   model.truncate(0);
   prefill_both(s.get(), model, shape(), 0, 5, numbers_);
   expect_exact(s.get(), model, shape(), 0, numbers_);
@@ -109,7 +109,7 @@ TEST_F(LearnedSinks, AreInCopies) {
 keyhole_audit audit_of(keyhole_session* s) {
   keyhole_audit a;
   keyhole_audit_init(&a);
-  EXPECT_OK(keyhole_get_audit(s, KEYHOLE_ALL, KEYHOLE_ALL, &a));
+  EXPECT_OK(keyhole_session_get_audit(s, KEYHOLE_ALL, KEYHOLE_ALL, &a));
   return a;
 }
 
@@ -195,7 +195,7 @@ TEST_F(LearnedSinks, AreInStepsOnAStream) {
     Model model(engine_config_);
     const SessionPtr stream = make_session(device.handle.get(), c);
     for (uint32_t l = 0; l < 2; ++l) prefill_both(stream.get(), model, shape(), l, 700, numbers_);
-    ASSERT_OK(keyhole_build(stream.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(stream.get(), nullptr, nullptr));
     for (int i = 0; i < 12; ++i) {
       for (uint32_t l = 0; l < 2; ++l) {
         const Token t = token();

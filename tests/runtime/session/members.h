@@ -12,7 +12,7 @@ struct Member {
 
 inline SessionPtr fork(keyhole_session* s) {
   keyhole_session* copy = nullptr;
-  EXPECT_OK(keyhole_fork(s, &copy));
+  EXPECT_OK(keyhole_session_fork(s, &copy));
   return SessionPtr(copy);
 }
 

@@ -26,7 +26,7 @@ class SessionFileTest : public ::testing::TestWithParam<const char*> {
     session_ = make_session(engine_.get(), sc_);
     for (uint32_t l = 0; l < ec_.layers; ++l)
       prefill_both(session_.get(), model_, shape_, l, 200, numbers_);
-    ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
     for (uint32_t l = 0; l < ec_.layers; ++l)
       prefill_both(session_.get(), model_, shape_, l, 30, numbers_);
     keyhole_budget budget;
@@ -64,9 +64,9 @@ class SessionFileTest : public ::testing::TestWithParam<const char*> {
 };
 
 TEST_P(SessionFileTest, LoadAnswersWithTheSameBits) {
-  ASSERT_OK(keyhole_save(session_.get(), path_.c_str()));
+  ASSERT_OK(keyhole_session_save(session_.get(), path_.c_str()));
   keyhole_session* loaded = nullptr;
-  ASSERT_OK(keyhole_load(engine_.get(), path_.c_str(), &loaded));
+  ASSERT_OK(keyhole_session_load(engine_.get(), path_.c_str(), nullptr, &loaded));
   const SessionPtr guard(loaded);
   expect_same(loaded);
   keyhole_session_config c;
@@ -86,11 +86,11 @@ TEST_P(SessionFileTest, LoadAnswersWithTheSameBits) {
 
 TEST_P(SessionFileTest, AForkIsIndependent) {
   keyhole_session* forked = nullptr;
-  ASSERT_OK(keyhole_fork(session_.get(), &forked));
+  ASSERT_OK(keyhole_session_fork(session_.get(), &forked));
   const SessionPtr guard(forked);
   expect_same(forked);
-  ASSERT_OK(keyhole_truncate(forked, 50));
-  ASSERT_OK(keyhole_build(forked, nullptr, nullptr));
+  ASSERT_OK(keyhole_session_truncate(forked, 50));
+  ASSERT_OK(keyhole_session_build(forked, nullptr, nullptr));
   EXPECT_EQ(230U, layer_tokens(session_.get(), 0).total);
   Model half(ec_);
   ASSERT_OK(keyhole_session_set_mode(session_.get(), KEYHOLE_MODE_EXACT, 0));
@@ -112,11 +112,11 @@ TEST_P(SessionFileTest, AForkHasAllSettings) {
   c.budget.min_keys = 40;
   const SessionPtr session = make_session(engine_.get(), c);
   keyhole_session* forked = nullptr;
-  ASSERT_OK(keyhole_fork(session.get(), &forked));
+  ASSERT_OK(keyhole_session_fork(session.get(), &forked));
   const SessionPtr guard(forked);
   // All that a file keeps of it is the same, and so is what is not in a file's bytes by itself.
   const auto saved = [&](keyhole_session* s) {
-    EXPECT_OK(keyhole_save(s, path_.c_str()));
+    EXPECT_OK(keyhole_session_save(s, path_.c_str()));
     std::ifstream in(path_, std::ios::binary);
     return std::string((std::istreambuf_iterator<char>(in)), {});
   };
@@ -135,11 +135,11 @@ TEST_P(SessionFileTest, AForkHasAllSettings) {
 TEST_P(SessionFileTest, LinksAndDevicesStayWhatTheyAre) {
   const std::string link = path_ + ".link";
   std::filesystem::create_symlink(path_, link);
-  EXPECT_OK(keyhole_save(session_.get(), link.c_str()));
+  EXPECT_OK(keyhole_session_save(session_.get(), link.c_str()));
   EXPECT_TRUE(std::filesystem::is_symlink(link));
   std::filesystem::remove(link);
   keyhole_session* loaded = nullptr;
-  ASSERT_OK(keyhole_load(engine_.get(), path_.c_str(), &loaded));
+  ASSERT_OK(keyhole_session_load(engine_.get(), path_.c_str(), nullptr, &loaded));
   const SessionPtr guard(loaded);
   expect_same(loaded);
   const std::string fifo = path_ + ".fifo";
@@ -148,45 +148,46 @@ TEST_P(SessionFileTest, LinksAndDevicesStayWhatTheyAre) {
     std::ifstream from(fifo, std::ios::binary);
     std::ofstream(path_, std::ios::binary) << from.rdbuf();
   });
-  EXPECT_OK(keyhole_save(session_.get(), fifo.c_str()));
+  EXPECT_OK(keyhole_session_save(session_.get(), fifo.c_str()));
   EXPECT_TRUE(std::filesystem::is_fifo(fifo));
   // Whoever replaces it leaves the reader waiting.
   if (!std::filesystem::is_fifo(fifo)) std::_Exit(1);
   reader.join();
   std::filesystem::remove(fifo);
-  ASSERT_OK(keyhole_load(engine_.get(), path_.c_str(), &loaded));
+  ASSERT_OK(keyhole_session_load(engine_.get(), path_.c_str(), nullptr, &loaded));
   const SessionPtr through_pipe(loaded);
   expect_same(loaded);
 }
 
 TEST_P(SessionFileTest, ASaveThatFailsLeavesTheOldFile) {
-  ASSERT_OK(keyhole_save(session_.get(), path_.c_str()));
+  ASSERT_OK(keyhole_session_save(session_.get(), path_.c_str()));
   rlimit before{};
   ASSERT_EQ(0, getrlimit(RLIMIT_FSIZE, &before));
   const auto old_handler = signal(SIGXFSZ, SIG_IGN);  // write() fails with EFBIG instead
   rlimit small = before;
   small.rlim_cur = 10000;
   ASSERT_EQ(0, setrlimit(RLIMIT_FSIZE, &small));
-  const keyhole_status status = keyhole_save(session_.get(), path_.c_str());
+  const keyhole_status status = keyhole_session_save(session_.get(), path_.c_str());
   ASSERT_EQ(0, setrlimit(RLIMIT_FSIZE, &before));
   signal(SIGXFSZ, old_handler);
   EXPECT_EQ(KEYHOLE_IO, status);
   EXPECT_NE(std::string(keyhole_last_error()).find(path_), std::string::npos);
   keyhole_session* loaded = nullptr;
-  ASSERT_OK(keyhole_load(engine_.get(), path_.c_str(), &loaded));
+  ASSERT_OK(keyhole_session_load(engine_.get(), path_.c_str(), nullptr, &loaded));
   const SessionPtr guard(loaded);
   expect_same(loaded);
 }
 
 TEST_P(SessionFileTest, DamageIsNoticed) {
-  ASSERT_OK(keyhole_save(session_.get(), path_.c_str()));
+  ASSERT_OK(keyhole_session_save(session_.get(), path_.c_str()));
   std::ifstream in(path_, std::ios::binary);
   const std::string good((std::istreambuf_iterator<char>(in)), {});
   in.close();
   const auto load = [&](const std::string& bytes) {
     std::ofstream(path_, std::ios::binary | std::ios::trunc) << bytes;
     keyhole_session* loaded = nullptr;
-    const keyhole_status status = keyhole_load(engine_.get(), path_.c_str(), &loaded);
+    const keyhole_status status =
+        keyhole_session_load(engine_.get(), path_.c_str(), nullptr, &loaded);
     EXPECT_EQ(status == KEYHOLE_OK, loaded != nullptr);
     keyhole_session_destroy(loaded);
     return status;
@@ -214,14 +215,15 @@ TEST_P(SessionFileTest, DamageIsNoticed) {
 }
 
 TEST_P(SessionFileTest, ErrorsLeaveTheSessionAlone) {
-  EXPECT_EQ(KEYHOLE_IO, keyhole_save(session_.get(), "/nonexistent/folder/file"));
+  EXPECT_EQ(KEYHOLE_IO, keyhole_session_save(session_.get(), "/nonexistent/folder/file"));
   keyhole_session* loaded = nullptr;
-  EXPECT_EQ(KEYHOLE_IO, keyhole_load(engine_.get(), "/nonexistent/file", &loaded));
-  ASSERT_OK(keyhole_save(session_.get(), path_.c_str()));
+  EXPECT_EQ(KEYHOLE_IO, keyhole_session_load(engine_.get(), "/nonexistent/file", nullptr, &loaded));
+  ASSERT_OK(keyhole_session_save(session_.get(), path_.c_str()));
   auto other = small_engine();
   other.head_dim = 128;
   const EnginePtr wrong = make_engine(other);
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_load(wrong.get(), path_.c_str(), &loaded));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT,
+            keyhole_session_load(wrong.get(), path_.c_str(), nullptr, &loaded));
   EXPECT_NE(std::string(keyhole_last_error()).find("head_dim"), std::string::npos);
 }
 
@@ -229,18 +231,18 @@ TEST_P(SessionFileTest, LayersOfManyChunksAreReadByAllThreads) {
   for (uint32_t l = 0; l < ec_.layers; ++l) {
     prefill_both(session_.get(), model_, shape_, l, 3000, numbers_);
   }
-  ASSERT_OK(keyhole_save(session_.get(), path_.c_str()));
+  ASSERT_OK(keyhole_session_save(session_.get(), path_.c_str()));
   ASSERT_GT(std::filesystem::file_size(path_), size_t{3} << 20) << "12 chunks";
   for (const uint32_t threads : {1U, 4U}) {
     auto ec = ec_;
     ec.threads = threads;
     const EnginePtr engine = make_engine(ec);
     keyhole_session* loaded = nullptr;
-    ASSERT_OK(keyhole_load(engine.get(), path_.c_str(), &loaded));
+    ASSERT_OK(keyhole_session_load(engine.get(), path_.c_str(), nullptr, &loaded));
     const SessionPtr guard(loaded);
     // Saved by so many threads it has the same bytes.
     const std::string again = path_ + "2";
-    EXPECT_OK(keyhole_save(loaded, again.c_str()));
+    EXPECT_OK(keyhole_session_save(loaded, again.c_str()));
     std::ifstream a(path_, std::ios::binary), b(again, std::ios::binary);
     EXPECT_TRUE(std::string((std::istreambuf_iterator<char>(a)), {}) ==
                 std::string((std::istreambuf_iterator<char>(b)), {}));
@@ -253,7 +255,7 @@ TEST_P(SessionFileTest, LayersOfManyChunksAreReadByAllThreads) {
   file.write("\x00\x7C\x00\x7C\x00\x7C", 6);
   file.close();
   keyhole_session* loaded = nullptr;
-  EXPECT_EQ(KEYHOLE_CORRUPT, keyhole_load(engine_.get(), path_.c_str(), &loaded));
+  EXPECT_EQ(KEYHOLE_CORRUPT, keyhole_session_load(engine_.get(), path_.c_str(), nullptr, &loaded));
   EXPECT_NE(std::string(keyhole_last_error()).find("layer 0 has an element of K or V"),
             std::string::npos)
       << keyhole_last_error();

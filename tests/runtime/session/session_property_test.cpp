@@ -59,13 +59,13 @@ TEST_P(EveryTokenOnce, AfterEveryOperation) {
         const auto tv = tensor(v, {1, shape.hkv, shape.d});
         const auto tq = tensor(q, {shape.hq, shape.d});
         const auto out = tensor(a.o, {shape.hq, shape.d});
-        ASSERT_OK(keyhole_attend(session.get(), l, &tq, &tk, &tv, &out, a.lse.data()));
+        ASSERT_OK(keyhole_session_attend(session.get(), l, &tq, &tk, &tv, &out, a.lse.data()));
         std::vector<double> lse;
         const auto o = model.attend_all(l, q, lse);
         expect_near(a, o, lse);
       }
     } else if (operation == 7) {
-      ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+      ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
       for (uint32_t l = 0; l < ec.layers; ++l) {
         const auto t = layer_tokens(session.get(), l);
         const bool is_dense = sc.dense_layer_count == 1 && l == dense;
@@ -73,7 +73,7 @@ TEST_P(EveryTokenOnce, AfterEveryOperation) {
       }
     } else {
       const uint32_t n = model.tokens(0) == 0 ? 0 : numbers.below(model.tokens(0) + 4);
-      ASSERT_OK(keyhole_truncate(session.get(), n));
+      ASSERT_OK(keyhole_session_truncate(session.get(), n));
       model.truncate(n);
     }
     for (uint32_t l = 0; l < ec.layers; ++l) {

@@ -229,7 +229,7 @@ class ShapedSequences {
                          k = t.k.tensor({n, shape.hkv, shape.d}),
                          v = t.v.tensor({n, shape.hkv, shape.d}),
                          o = t.out.tensor({n, shape.hq, shape.d});
-    return keyhole_extend(s, layer, &q, &k, &v, mask, &o, pointer(t.lse, n * shape.hq));
+    return keyhole_session_extend(s, layer, &q, &k, &v, mask, &o, pointer(t.lse, n * shape.hq));
   }
   static keyhole_status attend(keyhole_session* s, uint32_t layer, Turn& t, bool halves) {
     const Shape& shape = t.shape;
@@ -237,9 +237,9 @@ class ShapedSequences {
                          v = t.v.tensor({shape.hkv, shape.d}),
                          o = t.out.tensor({shape.hq, shape.d});
     float* const lse = pointer(t.lse, shape.hq);
-    if (!halves) return keyhole_attend(s, layer, &q, &k, &v, &o, lse);
-    const keyhole_status status = keyhole_attend_begin(s, layer, &q, &k, &v);
-    return status != KEYHOLE_OK ? status : keyhole_attend_end(s, &o, lse);
+    if (!halves) return keyhole_session_attend(s, layer, &q, &k, &v, &o, lse);
+    const keyhole_status status = keyhole_session_attend_begin(s, layer, &q, &k, &v);
+    return status != KEYHOLE_OK ? status : keyhole_session_attend_end(s, &o, lse);
   }
   /// Appends the turn to the model, whose answers must be the session's.
   void expect_turn(Sequence& s, uint32_t layer, Turn& t, const uint64_t* mask = nullptr) {
@@ -272,7 +272,7 @@ class ShapedSequences {
         k = dk.tensor({n, shape.hkv, shape.d});
         v = dv.tensor({n, shape.hkv, shape.d});
       }
-      ASSERT_OK(keyhole_prefill(s.session.get(), l, &k, &v, &q));
+      ASSERT_OK(keyhole_session_append(s.session.get(), l, &k, &v, &q));
       s.model.append(l, t.k, t.v);
     }
   }
@@ -294,7 +294,7 @@ class ShapedSequences {
       add_pattern(l, t);
       const auto q = tensor(t.q, {shape.hq, shape.d}), k = tensor(t.k, {shape.hkv, shape.d}),
                  v = tensor(t.v, {shape.hkv, shape.d}), o = tensor(t.answer.o, {shape.hq, shape.d});
-      ASSERT_OK(keyhole_attend(s.session.get(), l, &q, &k, &v, &o, t.answer.lse.data()));
+      ASSERT_OK(keyhole_session_attend(s.session.get(), l, &q, &k, &v, &o, t.answer.lse.data()));
       s.model.append(l, t.k, t.v);
       expect_answers(s.model, shape, l, t, nullptr, case_.tolerance);
     }
@@ -356,8 +356,8 @@ class ShapedSequences {
                            v = t.v.tensor({all, shape.hkv, shape.d}),
                            o = t.out.tensor({all, shape.hq, shape.d});
       keyhole_session* const sessions[] = {session(0), session(1)};
-      ASSERT_OK(keyhole_extend_batch(sessions, 2, l, &q, &k, &v, start, &o,
-                                     pointer(t.lse, all * shape.hq), nullptr));
+      ASSERT_OK(keyhole_session_extend_batch(sessions, 2, l, &q, &k, &v, start, &o,
+                                             pointer(t.lse, all * shape.hq), nullptr));
     }
     for (uint32_t i = 0; i < 2; ++i) ASSERT_OK(keyhole_session_synchronize(session(i)));
     for (uint32_t l = 0; l < kLayers; ++l) {
@@ -404,26 +404,26 @@ class ShapedSequences {
       for (uint32_t l = 0; l < kLayers && !failed(); ++l) expect_turn(s, l, *turns[l]);
     }
   }
-  void build(Sequence& s) { ASSERT_OK(keyhole_build(s.session.get(), nullptr, nullptr)); }
+  void build(Sequence& s) { ASSERT_OK(keyhole_session_build(s.session.get(), nullptr, nullptr)); }
   void truncate(Sequence& s) {
     const uint32_t held = s.model.tokens(0);
     const uint32_t n = held == 0 ? 0 : numbers_.below(held + 4);
-    ASSERT_OK(keyhole_truncate(s.session.get(), n));
+    ASSERT_OK(keyhole_session_truncate(s.session.get(), n));
     s.model.truncate(n);
   }
   /// Lets one sequence go on as a copy of the other.
   void fork() {
     keyhole_session* copy = nullptr;
-    ASSERT_OK(keyhole_fork(session(0), &copy));
+    ASSERT_OK(keyhole_session_fork(session(0), &copy));
     sequences_[1].session.reset(copy);
     sequences_[1].model = sequences_[0].model;
     set_stream(sequences_[1]);
   }
   void save_and_load(Sequence& s) {
     const std::string path = (folder_ / "session").string();
-    ASSERT_OK(keyhole_save(s.session.get(), path.c_str()));
+    ASSERT_OK(keyhole_session_save(s.session.get(), path.c_str()));
     keyhole_session* loaded = nullptr;
-    ASSERT_OK(keyhole_load(engine_, path.c_str(), &loaded));
+    ASSERT_OK(keyhole_session_load(engine_, path.c_str(), nullptr, &loaded));
     s.session.reset(loaded);
     set_stream(s);
   }
@@ -444,7 +444,7 @@ class ShapedSequences {
     if (failed()) return;
     keyhole_audit audit;
     keyhole_audit_init(&audit);
-    ASSERT_OK(keyhole_get_audit(s.session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
+    ASSERT_OK(keyhole_session_get_audit(s.session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
     EXPECT_LT(audit.error_max, std::min(10 * case_.tolerance, 0.3));
   }
 

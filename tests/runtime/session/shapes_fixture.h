@@ -57,7 +57,8 @@ inline keyhole_status extend(keyhole_session* s, const Shape& shape, uint32_t la
              tk = tensor(t.k, {t.n, shape.hkv, shape.d}),
              tv = tensor(t.v, {t.n, shape.hkv, shape.dv}),
              out = tensor(t.answer.o, {t.n, shape.hq, shape.dv});
-  return keyhole_extend(s, layer, &tq, &tk, shape.given(tv), mask, &out, t.answer.lse.data());
+  return keyhole_session_extend(s, layer, &tq, &tk, shape.given(tv), mask, &out,
+                                t.answer.lse.data());
 }
 
 /// Checks the answer to each token, when the model has them as its newest tokens.

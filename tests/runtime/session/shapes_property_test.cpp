@@ -78,8 +78,8 @@ class EveryLayerItsShape : public ::testing::TestWithParam<ShapesCase> {
       const auto tq = tensor(t.q, {shape.hq, shape.d}), tk = tensor(t.k, {shape.hkv, shape.d}),
                  tv = tensor(t.v, {shape.hkv, shape.dv}),
                  out = tensor(t.answer.o, {shape.hq, shape.dv});
-      ASSERT_OK(
-          keyhole_attend(s.session.get(), l, &tq, &tk, shape.given(tv), &out, t.answer.lse.data()));
+      ASSERT_OK(keyhole_session_attend(s.session.get(), l, &tq, &tk, shape.given(tv), &out,
+                                       t.answer.lse.data()));
       s.model.append(l, t.k, t.v);
       expect_answers(s.model, shape, l, t);
     }
@@ -138,8 +138,8 @@ class EveryLayerItsShape : public ::testing::TestWithParam<ShapesCase> {
                  out = tensor(all.answer.o, {all.n, shape.hq, shape.dv});
       keyhole_session* const sessions[] = {sequences_[0].session.get(),
                                            sequences_[1].session.get()};
-      ASSERT_OK(keyhole_extend_batch(sessions, 2, l, &tq, &tk, shape.given(tv), start, &out,
-                                     all.answer.lse.data(), nullptr));
+      ASSERT_OK(keyhole_session_extend_batch(sessions, 2, l, &tq, &tk, shape.given(tv), start, &out,
+                                             all.answer.lse.data(), nullptr));
       for (uint32_t i = 0; i < 2; ++i) {
         const auto part = [&](const std::vector<float>& rows, size_t token) {
           return std::vector<float>(
@@ -160,25 +160,25 @@ class EveryLayerItsShape : public ::testing::TestWithParam<ShapesCase> {
   void truncate(Sequence& s) {
     const uint32_t least = s.model.tokens(0);
     const uint32_t n = least == 0 ? 0 : numbers_.below(least + 4);
-    ASSERT_OK(keyhole_truncate(s.session.get(), n));
+    ASSERT_OK(keyhole_session_truncate(s.session.get(), n));
     s.model.truncate(n);
   }
   /// One goes on as a copy of the other.
   void fork() {
     keyhole_session* copy = nullptr;
-    ASSERT_OK(keyhole_fork(sequences_[0].session.get(), &copy));
+    ASSERT_OK(keyhole_session_fork(sequences_[0].session.get(), &copy));
     sequences_[1].session.reset(copy);
     sequences_[1].model = sequences_[0].model;
   }
   void save_and_load(Sequence& s) {
     const std::string path = (folder_ / "session").string();
-    ASSERT_OK(keyhole_save(s.session.get(), path.c_str()));
+    ASSERT_OK(keyhole_session_save(s.session.get(), path.c_str()));
     keyhole_session* loaded = nullptr;
-    ASSERT_OK(keyhole_load(engine_.get(), path.c_str(), &loaded));
+    ASSERT_OK(keyhole_session_load(engine_.get(), path.c_str(), nullptr, &loaded));
     s.session.reset(loaded);
   }
   void build(Sequence& s) {
-    ASSERT_OK(keyhole_build(s.session.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(s.session.get(), nullptr, nullptr));
     for (uint32_t l = 0; l < layers(); ++l) {
       const auto t = layer_tokens(s.session.get(), l);
       const uint32_t offloaded = config_.layers[l].window != 0 ? 0 : t.total - t.sink - t.window;
@@ -197,7 +197,7 @@ class EveryLayerItsShape : public ::testing::TestWithParam<ShapesCase> {
       const auto q = numbers_.many(shape.q(1));
       Answer a{std::vector<float>(shape.o(1)), std::vector<float>(static_cast<size_t>(shape.hq))};
       const auto tq = tensor(q, {shape.hq, shape.d}), out = tensor(a.o, {shape.hq, shape.dv});
-      ASSERT_OK(keyhole_attend_offloaded(s.session.get(), l, &tq, &out, a.lse.data()));
+      ASSERT_OK(keyhole_session_attend_offloaded(s.session.get(), l, &tq, &out, a.lse.data()));
       std::vector<double> lse;
       const auto o = s.model.without_sinks().attend(
           l, q, lse, [&](uint32_t token) { return token >= t.sink && token + t.window < t.total; });
@@ -239,7 +239,7 @@ TEST_P(EveryLayerItsShape, AfterEveryOperation) {
   for (Sequence& s : sequences_) {
     keyhole_audit audit;
     keyhole_audit_init(&audit);
-    ASSERT_OK(keyhole_get_audit(s.session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
+    ASSERT_OK(keyhole_session_get_audit(s.session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
     EXPECT_LT(audit.error_max, 1e-3);
   }
 }

@@ -201,8 +201,8 @@ TEST(LayerShapes, TensorsAreOfTheLayersShape) {
   const Shape other = c.shape(0);
   const std::vector<float> k(other.kv(3)), v(other.kv(3));
   const auto tk = tensor(k, {3, other.hkv, other.d}), tv = tensor(v, {3, other.hkv, other.d});
-  ASSERT_OK(keyhole_prefill(s.get(), 0, &tk, &tv, nullptr));
-  EXPECT_EQ(keyhole_prefill(s.get(), 1, &tk, &tv, nullptr), KEYHOLE_INVALID_ARGUMENT);
+  ASSERT_OK(keyhole_session_append(s.get(), 0, &tk, &tv, nullptr));
+  EXPECT_EQ(keyhole_session_append(s.get(), 1, &tk, &tv, nullptr), KEYHOLE_INVALID_ARGUMENT);
   EXPECT_EQ(layer_tokens(s.get(), 1).total, 0U);
 }
 
@@ -227,7 +227,7 @@ class ShapesFile : public ::testing::Test {
   }
   keyhole_status load(keyhole_engine* engine, SessionPtr& session) {
     keyhole_session* loaded = nullptr;
-    const keyhole_status status = keyhole_load(engine, path_.c_str(), &loaded);
+    const keyhole_status status = keyhole_session_load(engine, path_.c_str(), nullptr, &loaded);
     session.reset(loaded);
     return status;
   }
@@ -256,12 +256,12 @@ TEST_F(ShapesFile, ACopyAnswersWithTheSameBits) {
       const SessionPtr s = make_session(engine.get(), sc);
       Model model(c.engine);
       fill(s.get(), model, c, 400, numbers_);
-      ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
-      ASSERT_OK(keyhole_save(s.get(), path_.c_str()));
+      ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
+      ASSERT_OK(keyhole_session_save(s.get(), path_.c_str()));
       SessionPtr copy;
       ASSERT_OK(load(engine.get(), copy));
       keyhole_session* forked = nullptr;
-      ASSERT_OK(keyhole_fork(s.get(), &forked));
+      ASSERT_OK(keyhole_session_fork(s.get(), &forked));
       const SessionPtr fork(forked);
       EXPECT_GT(statistics(s.get()).shared_bytes + statistics(forked).shared_bytes, 0U);
       for (uint32_t l = 0; l < 4; ++l) {
@@ -281,7 +281,7 @@ TEST_F(ShapesFile, AnEngineOfOtherShapesIsRefused) {
   const SessionPtr s = make_session(engine.get(), small_session());
   Model model(c.engine);
   fill(s.get(), model, c, 50, numbers_);
-  ASSERT_OK(keyhole_save(s.get(), path_.c_str()));
+  ASSERT_OK(keyhole_session_save(s.get(), path_.c_str()));
   // The largest of all is the same.
   ShapedConfig other(kHeads);
   std::swap(other.layers[0], other.layers[2]);
@@ -345,7 +345,7 @@ TEST(LayerShapes, ThePlanForeseesWhatASessionTakes) {
     Numbers numbers(4);
     Model model(c.engine);
     fill(s.get(), model, c, 3000, numbers);
-    ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
     keyhole_memory_plan plan;
     keyhole_memory_plan_init(&plan);
     ASSERT_OK(keyhole_plan(&c.engine, &sc, 3000, 0, 0, &plan));
@@ -379,7 +379,7 @@ TEST(LayerShapes, TheHostMemoryLimitIsOfTheLayersRows) {
   const Shape shape = c.shape(1);
   const auto k = numbers.many(shape.kv(500)), v = numbers.many(shape.kv(500));
   const auto tk = tensor(k, {500, shape.hkv, shape.d}), tv = tensor(v, {500, shape.hkv, shape.d});
-  EXPECT_EQ(keyhole_prefill(s.get(), 1, &tk, &tv, nullptr), KEYHOLE_OUT_OF_MEMORY);
+  EXPECT_EQ(keyhole_session_append(s.get(), 1, &tk, &tv, nullptr), KEYHOLE_OUT_OF_MEMORY);
 }
 
 // ---- Heads -----------------------------------------------------------------------------------------
@@ -469,7 +469,7 @@ TEST(LayerShapes, AuditsAreOfTheLayersHeads) {
     Model model(c.engine);
     Numbers numbers(7);
     fill(s.get(), model, c, 900, numbers);
-    ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
     for (uint32_t l = 0; l < 4; ++l) {
       const Shape shape = c.shape(l);
       // Small queries: where logits spread far, codes have rows read exactly until nothing is amiss.
@@ -489,7 +489,7 @@ TEST(LayerShapes, AuditsAreOfTheLayersHeads) {
       }
       keyhole_audit audit;
       keyhole_audit_init(&audit);
-      ASSERT_OK(keyhole_get_audit(s.get(), l, KEYHOLE_ALL, &audit));
+      ASSERT_OK(keyhole_session_get_audit(s.get(), l, KEYHOLE_ALL, &audit));
       EXPECT_EQ(audit.audits, kHeads[l].q_heads);
       EXPECT_NEAR(audit.error_max, worst, 1e-3 * worst + 1e-5) << "layer " << l;
       EXPECT_GT(worst, 1e-3) << "a search that finds everything tests nothing";
@@ -506,7 +506,7 @@ TEST(LayerShapes, ChosenTokensAndSearchesAreOfTheLayersHeads) {
   Model model(c.engine);
   Numbers numbers(8);
   fill(s.get(), model, c, 200, numbers);
-  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
   constexpr uint32_t kTop = 5;
   for (uint32_t l = 0; l < 4; ++l) {
     const Shape shape = c.shape(l);
@@ -516,8 +516,8 @@ TEST(LayerShapes, ChosenTokensAndSearchesAreOfTheLayersHeads) {
     const auto tq = tensor(q, {shape.hq, shape.d});
     std::vector<uint32_t> ids(hq * kTop), counts(hq);
     std::vector<float> scores(ids.size());
-    ASSERT_OK(
-        keyhole_search_tokens(s.get(), l, &tq, kTop, ids.data(), scores.data(), counts.data()));
+    ASSERT_OK(keyhole_session_search_tokens(s.get(), l, &tq, kTop, ids.data(), scores.data(),
+                                            counts.data()));
     const auto t = layer_tokens(s.get(), l);
     for (size_t h = 0; h < hq; ++h) {
       std::vector<float> all;
@@ -539,8 +539,8 @@ TEST(LayerShapes, ChosenTokensAndSearchesAreOfTheLayersHeads) {
     }
     Answer a{std::vector<float>(shape.q(1)), std::vector<float>(hq)};
     const auto out = tensor(a.o, {shape.hq, shape.d});
-    ASSERT_OK(keyhole_attend_tokens(s.get(), l, &tq, chosen.data(), of_head.data(), 0, &out,
-                                    a.lse.data()));
+    ASSERT_OK(keyhole_session_attend_tokens(s.get(), l, &tq, chosen.data(), of_head.data(), 0, &out,
+                                            a.lse.data()));
     const uint32_t* first = chosen.data();
     for (size_t kv = 0; kv < hkv; first += of_head[kv++]) {
       std::vector<double> lse;

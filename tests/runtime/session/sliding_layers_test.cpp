@@ -35,7 +35,7 @@ TEST_F(SlidingLayers, AttendExactlyTheirWindow) {
         EXPECT_EQ(t.window, std::min(window, model.tokens(1)));
         EXPECT_EQ(t.sink + t.indexed + t.pending, 0U);
       }
-      ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+      ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
       for (const keyhole_mode mode :
            {KEYHOLE_MODE_INDEXED, KEYHOLE_MODE_EXACT, KEYHOLE_MODE_RESIDENT}) {
         ASSERT_OK(keyhole_session_set_mode(s.get(), mode, 0));
@@ -58,7 +58,7 @@ TEST_F(SlidingLayers, HaveSinksAndAudits) {
   for (int i = 0; i < 30; ++i) decode(s.get(), model);
   keyhole_audit a;
   keyhole_audit_init(&a);
-  ASSERT_OK(keyhole_get_audit(s.get(), 0, KEYHOLE_ALL, &a));
+  ASSERT_OK(keyhole_session_get_audit(s.get(), 0, KEYHOLE_ALL, &a));
   EXPECT_EQ(a.audits, 30U * 4);
   EXPECT_LT(a.error_max, 1e-4);
   EXPECT_GT(a.mass_mean, 0.99999);
@@ -70,7 +70,7 @@ TEST_F(SlidingLayers, GoBackAsFarAsTheirSlack) {
   const SessionPtr s = make_session(engine.get(), small_session());
   Model model(engine_config_);
   prefill_model(s.get(), model, 100);
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_truncate(s.get(), 95));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_truncate(s.get(), 95));
   EXPECT_NE(
       std::string(keyhole_last_error()).find("n_tokens is 95, layer 1 has a sliding window of 10"),
       std::string::npos)
@@ -79,19 +79,19 @@ TEST_F(SlidingLayers, GoBackAsFarAsTheirSlack) {
             std::string::npos);
   EXPECT_EQ(layer_tokens(s.get(), 0).total, 100U) << "nothing was truncated";
   expect_all_exact(s.get(), model);
-  ASSERT_OK(keyhole_truncate(s.get(), 96));
+  ASSERT_OK(keyhole_session_truncate(s.get(), 96));
   model.truncate(96);
   expect_all_exact(s.get(), model);
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_truncate(s.get(), 95));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_truncate(s.get(), 95));
   for (int i = 0; i < 3; ++i) decode(s.get(), model);
-  ASSERT_OK(keyhole_truncate(s.get(), 96));
+  ASSERT_OK(keyhole_session_truncate(s.get(), 96));
   model.truncate(96);
   for (int i = 0; i < 20; ++i) decode(s.get(), model);
-  ASSERT_OK(keyhole_truncate(s.get(), 0));
+  ASSERT_OK(keyhole_session_truncate(s.get(), 0));
   model.truncate(0);
   prefill_model(s.get(), model, 7);
   expect_all_exact(s.get(), model);
-  ASSERT_OK(keyhole_truncate(s.get(), 3)) << "nothing has left the ring";
+  ASSERT_OK(keyhole_session_truncate(s.get(), 3)) << "nothing has left the ring";
   model.truncate(3);
   expect_all_exact(s.get(), model);
 }
@@ -106,16 +106,16 @@ TEST_F(SlidingLayers, AreCopiedWithTheirSession) {
   for (const uint32_t tokens : {0U, 5U, 8U, 300U}) {
     if (tokens != 0) prefill_model(s.get(), model, tokens);
     keyhole_session* made = nullptr;
-    ASSERT_OK(keyhole_fork(s.get(), &made));
+    ASSERT_OK(keyhole_session_fork(s.get(), &made));
     const SessionPtr fork(made);
-    ASSERT_OK(keyhole_save(s.get(), path.c_str()));
-    ASSERT_OK(keyhole_load(engine.get(), path.c_str(), &made));
+    ASSERT_OK(keyhole_session_save(s.get(), path.c_str()));
+    ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &made));
     const SessionPtr loaded(made);
     for (keyhole_session* copy : {fork.get(), loaded.get()}) {
       Model own = model;
       if (tokens != 0) {
         expect_all_exact(copy, own);
-        ASSERT_OK(keyhole_truncate(copy, own.tokens(1) - 3)) << "the slack is copied, too";
+        ASSERT_OK(keyhole_session_truncate(copy, own.tokens(1) - 3)) << "the slack is copied, too";
         own.truncate(own.tokens(1) - 3);
         expect_all_exact(copy, own);
       }
@@ -127,7 +127,8 @@ TEST_F(SlidingLayers, AreCopiedWithTheirSession) {
   layers_[1].window = 13;
   const EnginePtr other = make_engine(engine_config_);
   keyhole_session* made = nullptr;
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_load(other.get(), path.c_str(), &made));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT,
+            keyhole_session_load(other.get(), path.c_str(), nullptr, &made));
   EXPECT_NE(std::string(keyhole_last_error())
                 .find("saved with a window of 12 and 5 tokens behind it in layer 1"),
             std::string::npos)
@@ -171,7 +172,7 @@ TEST_F(SlidingLayers, CountAgainstTheLimit) {
   prefill_both(s.get(), model, shape(), 1, 100, numbers_);
   const std::vector<float> k(shape().kv(1000), 1.0F);
   const auto t = tensor(k, {1000, 2, 64});
-  EXPECT_EQ(KEYHOLE_OUT_OF_MEMORY, keyhole_prefill(s.get(), 1, &t, &t, nullptr));
+  EXPECT_EQ(KEYHOLE_OUT_OF_MEMORY, keyhole_session_append(s.get(), 1, &t, &t, nullptr));
   EXPECT_EQ(layer_tokens(s.get(), 1).total, 100U);
   expect_exact(s.get(), model, shape(), 1, numbers_);
 }
@@ -221,7 +222,7 @@ TEST_F(SlidingLayers, RandomCalls) {
         case 1: {
           if (tokens == 0) break;
           const uint32_t n = tokens - random.below(std::min(slack, tokens) + 1);
-          const bool before = keyhole_truncate(s.get(), n) == KEYHOLE_OK;
+          const bool before = keyhole_session_truncate(s.get(), n) == KEYHOLE_OK;
           if (!before) {
             // Only tokens that an earlier truncation took the slack of.
             ASSERT_NE(std::string(keyhole_last_error()).find("sliding window"), std::string::npos);
@@ -232,7 +233,7 @@ TEST_F(SlidingLayers, RandomCalls) {
         }
         case 2: {
           keyhole_session* fork = nullptr;
-          ASSERT_OK(keyhole_fork(s.get(), &fork));
+          ASSERT_OK(keyhole_session_fork(s.get(), &fork));
           s.reset(fork);
           break;
         }

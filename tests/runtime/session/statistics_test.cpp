@@ -18,7 +18,7 @@ TEST(Statistics, BetweenBeginAndEndAreThoseFromBefore) {
   const Shape shape(ec);
   for (uint32_t l = 0; l < ec.layers; ++l)
     prefill_both(session.get(), model, shape, l, 900, numbers);
-  ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
   for (int i = 0; i < 40; ++i) {
     const uint32_t layer = static_cast<uint32_t>(i) % ec.layers;
     const auto q = numbers.many(shape.q(1));
@@ -26,14 +26,14 @@ TEST(Statistics, BetweenBeginAndEndAreThoseFromBefore) {
     const auto tq = tensor(q, {shape.hq, shape.d});
     const auto out = tensor(o, {shape.hq, shape.d});
     const auto before = statistics(session.get());
-    ASSERT_OK(keyhole_attend_begin(session.get(), layer, &tq, nullptr, nullptr));
+    ASSERT_OK(keyhole_session_attend_begin(session.get(), layer, &tq, nullptr, nullptr));
     for (int look = 0; look < 20; ++look) {
       const auto meanwhile = statistics(session.get());
       ASSERT_EQ(before.host_bytes, meanwhile.host_bytes) << "step " << i;
       ASSERT_EQ(before.index_bytes, meanwhile.index_bytes);
       ASSERT_EQ(before.attends, meanwhile.attends);
     }
-    ASSERT_OK(keyhole_attend_end(session.get(), &out, nullptr));
+    ASSERT_OK(keyhole_session_attend_end(session.get(), &out, nullptr));
     ASSERT_EQ(before.attends + 1, statistics(session.get()).attends);
   }
 }
@@ -56,13 +56,13 @@ TEST(Statistics, MemoryThatCopiesShareIsCountedByTheFirstThatHasIt) {
     const Shape shape(ec);
     for (uint32_t l = 0; l < ec.layers; ++l)
       prefill_both(session.get(), model, shape, l, 1200, numbers);
-    ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
     const auto alone = statistics(session.get());
     EXPECT_EQ(alone.shared_bytes, 0U);
     std::vector<SessionPtr> copies;
     for (int i = 0; i < 3; ++i) {
       keyhole_session* copy = nullptr;
-      ASSERT_OK(keyhole_fork(i == 2 ? copies[1].get() : session.get(), &copy));
+      ASSERT_OK(keyhole_session_fork(i == 2 ? copies[1].get() : session.get(), &copy));
       copies.emplace_back(copy);
       const auto s = statistics(copy);
       EXPECT_EQ(s.index_bytes, alone.index_bytes);
@@ -76,13 +76,13 @@ TEST(Statistics, MemoryThatCopiesShareIsCountedByTheFirstThatHasIt) {
     EXPECT_EQ(statistics(copies[0].get()).shared_bytes, 0U);
     EXPECT_EQ(statistics(copies[1].get()).shared_bytes, shared);
     // A copy that changes its indexes then has them for itself; of K and V it still shares what it has not cut.
-    ASSERT_OK(keyhole_truncate(copies[1].get(), 500));
+    ASSERT_OK(keyhole_session_truncate(copies[1].get(), 500));
     const uint64_t k_and_v = shared - alone.index_bytes;
     EXPECT_LT(statistics(copies[1].get()).shared_bytes, k_and_v);
     EXPECT_EQ(statistics(copies[2].get()).shared_bytes, shared);
     copies[0].reset();
     EXPECT_LT(statistics(copies[2].get()).shared_bytes, k_and_v) << "it counts its indexes";
-    ASSERT_OK(keyhole_truncate(copies[1].get(), 0));
+    ASSERT_OK(keyhole_session_truncate(copies[1].get(), 0));
     EXPECT_EQ(statistics(copies[1].get()).shared_bytes, 0U);
     EXPECT_EQ(statistics(copies[2].get()).shared_bytes, 0U);
   }

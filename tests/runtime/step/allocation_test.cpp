@@ -40,7 +40,7 @@ TEST_P(StepAllocation, NoneInAStep) {
   const Shape shape(ec);
   for (uint32_t l = 0; l < ec.layers; ++l)
     prefill_both(session.get(), model, shape, l, kPrompt, numbers);
-  ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
   const auto k = numbers.many(shape.kv(1));
   const auto q = numbers.many(shape.q(1));
   std::vector<float> o(shape.q(1));
@@ -49,7 +49,7 @@ TEST_P(StepAllocation, NoneInAStep) {
   const auto out = tensor(o, {shape.hq, shape.d});
   const auto step = [&] {
     for (uint32_t l = 0; l < ec.layers; ++l) {
-      if (keyhole_attend(session.get(), l, &tq, &tk, &tk, &out, nullptr) != KEYHOLE_OK)
+      if (keyhole_session_attend(session.get(), l, &tq, &tk, &tk, &out, nullptr) != KEYHOLE_OK)
         return false;
     }
     return true;
@@ -57,7 +57,7 @@ TEST_P(StepAllocation, NoneInAStep) {
   for (int i = 0; i < 20; ++i) ASSERT_TRUE(step());
   keyhole_audit audit;
   keyhole_audit_init(&audit);
-  ASSERT_OK(keyhole_get_audit(session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
+  ASSERT_OK(keyhole_session_get_audit(session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
   const uint64_t audits = audit.audits;
   const uint64_t before = allocations;
   bool ok = true;
@@ -65,7 +65,7 @@ TEST_P(StepAllocation, NoneInAStep) {
   for (uint32_t i = 0; i < kSteps; ++i) ok = step() && ok;
   EXPECT_EQ(before, allocations.load());
   EXPECT_TRUE(ok);
-  ASSERT_OK(keyhole_get_audit(session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
+  ASSERT_OK(keyhole_session_get_audit(session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
   EXPECT_GT(audit.audits, audits + kSteps * 5 / 2);  // of about 4 a step
 }
 
@@ -98,7 +98,8 @@ TEST(AllocationInInt8, NoneInAStep) {
   const auto steps = [&](uint32_t n) {
     for (uint32_t i = 0; i < n; ++i) {
       for (uint32_t l = 0; l < ec.layers; ++l) {
-        ok = ok && keyhole_attend(session.get(), l, &tq, &tk, &tk, &out, nullptr) == KEYHOLE_OK;
+        ok = ok &&
+             keyhole_session_attend(session.get(), l, &tq, &tk, &tk, &out, nullptr) == KEYHOLE_OK;
       }
     }
   };
@@ -127,7 +128,7 @@ TEST_P(StepAllocation, NoneInAStepWhereHeadsDiffer) {
   for (uint32_t l = 0; l < ec.layers; ++l) {
     prefill_both(session.get(), model, shape, l, (2 + l) * unless_sanitized(500, 200), numbers);
   }
-  ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
   for (uint32_t i = 0; i < 8; ++i) {
     keyhole_budget budget;
     keyhole_budget_init(&budget);
@@ -144,7 +145,8 @@ TEST_P(StepAllocation, NoneInAStepWhereHeadsDiffer) {
   bool ok = true;
   const auto step = [&] {
     for (uint32_t l = 0; l < ec.layers; ++l) {
-      ok = keyhole_attend(session.get(), l, &tq, &tk, &tk, &out, nullptr) == KEYHOLE_OK && ok;
+      ok = keyhole_session_attend(session.get(), l, &tq, &tk, &tk, &out, nullptr) == KEYHOLE_OK &&
+           ok;
     }
   };
   step();
@@ -170,7 +172,7 @@ TEST(CodesAllocation, NoneInAStepByCodes) {
   for (uint32_t l = 0; l < ec.layers; ++l) {
     prefill_both(session.get(), model, shape, l, unless_sanitized(9000, 4000), numbers);
   }
-  ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
   const auto k = numbers.many(shape.kv(1));
   auto q = numbers.many(shape.q(1));
   std::vector<float> o(shape.q(1));
@@ -180,7 +182,8 @@ TEST(CodesAllocation, NoneInAStepByCodes) {
   bool ok = true;
   const auto step = [&] {
     for (uint32_t l = 0; l < ec.layers; ++l) {
-      ok = keyhole_attend(session.get(), l, &tq, &tk, &tk, &out, nullptr) == KEYHOLE_OK && ok;
+      ok = keyhole_session_attend(session.get(), l, &tq, &tk, &tk, &out, nullptr) == KEYHOLE_OK &&
+           ok;
     }
   };
   for (int i = 0; i < 20; ++i) step();
@@ -216,7 +219,7 @@ TEST_P(StepAllocation, NoneInAStepUnderAMemoryLimitWhileAFirstIndexIsUnderWay) {
   const auto out = tensor(o, {shape.hq, shape.d});
   bool ok = true;
   const auto step = [&] {
-    ok = keyhole_attend(session.get(), 0, &tq, &tk, &tk, &out, nullptr) == KEYHOLE_OK && ok;
+    ok = keyhole_session_attend(session.get(), 0, &tq, &tk, &tk, &out, nullptr) == KEYHOLE_OK && ok;
   };
   for (int i = 0; i < 10; ++i) step();
   const uint64_t before = allocations;
@@ -224,10 +227,10 @@ TEST_P(StepAllocation, NoneInAStepUnderAMemoryLimitWhileAFirstIndexIsUnderWay) {
   EXPECT_EQ(before, allocations.load());
   keyhole_layer_tokens tokens;
   keyhole_layer_tokens_init(&tokens);
-  ASSERT_OK(keyhole_get_layer_tokens(session.get(), 0, &tokens));
+  ASSERT_OK(keyhole_session_get_layer_tokens(session.get(), 0, &tokens));
   EXPECT_EQ(tokens.indexed, 0U);
   for (int i = 0; i < 100; ++i) step();
-  ASSERT_OK(keyhole_get_layer_tokens(session.get(), 0, &tokens));
+  ASSERT_OK(keyhole_session_get_layer_tokens(session.get(), 0, &tokens));
   EXPECT_GT(tokens.indexed, kPrompt - 500) << "it was under way";
   EXPECT_TRUE(ok);
 }
@@ -245,7 +248,7 @@ TEST_P(StepAllocation, WhileTheIndexGrowsOnlyInStepsThatTakeABlockIn) {
   Model model(ec);
   const Shape shape(ec);
   prefill_both(session.get(), model, shape, 0, kPrompt, numbers);
-  ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
   const auto k = numbers.many(shape.kv(1));
   const auto q = numbers.many(shape.q(1));
   std::vector<float> o(shape.q(1));
@@ -258,7 +261,7 @@ TEST_P(StepAllocation, WhileTheIndexGrowsOnlyInStepsThatTakeABlockIn) {
   for (uint32_t i = 0; i < kSteps; ++i) {
     const auto before = layer_tokens(session.get(), 0);
     const uint64_t allocated = own_allocations;
-    ASSERT_EQ(KEYHOLE_OK, keyhole_attend(session.get(), 0, &tq, &tk, &tk, &out, nullptr));
+    ASSERT_EQ(KEYHOLE_OK, keyhole_session_attend(session.get(), 0, &tq, &tk, &tk, &out, nullptr));
     const uint64_t more = own_allocations - allocated;
     const auto after = layer_tokens(session.get(), 0);
     if (after.indexed != before.indexed) {

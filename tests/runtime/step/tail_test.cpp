@@ -61,7 +61,7 @@ class Tails : public ::testing::TestWithParam<const char*> {
       const auto v = tokens.values(n);
       const auto tk = tensor(k, {n, shape.hkv, shape.d});
       const auto tv = tensor(v, {n, shape.hkv, shape.d});
-      ASSERT_OK(keyhole_prefill(s, l, &tk, &tv, nullptr));
+      ASSERT_OK(keyhole_session_append(s, l, &tk, &tv, nullptr));
       model.append(l, k, v);
     }
   }
@@ -78,7 +78,7 @@ class Tails : public ::testing::TestWithParam<const char*> {
       const auto tv = tensor(v, {shape.hkv, shape.d});
       const auto tq = tensor(q, {shape.hq, shape.d});
       const auto out = tensor(o, {shape.hq, shape.d});
-      ASSERT_OK(keyhole_attend(s, l, &tq, &tk, &tv, &out, nullptr));
+      ASSERT_OK(keyhole_session_attend(s, l, &tq, &tk, &tv, &out, nullptr));
       if (model != nullptr) model->append(l, k, v);
     }
   }
@@ -129,7 +129,7 @@ TEST_P(Tails, ComeNearerToTheTruthThanNothing) {
   Model model(ec);
   Sequence tokens(ec, 7);
   prefill(s.get(), model, ec, tokens, 3000);
-  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
   EXPECT_GT(statistics(s.get()).tail_bytes, 0U);
 
   double errors[4];
@@ -155,7 +155,7 @@ TEST_P(Tails, TargetsAreMet) {
   Model model(ec);
   Sequence tokens(ec, 7);
   prefill(s.get(), model, ec, tokens, 3000);
-  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
   keyhole_budget b;
   keyhole_budget_init(&b);
   b.top_k = 10;
@@ -177,7 +177,7 @@ TEST_P(Tails, TargetsAreMet) {
   ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
   EXPECT_LT(error(s.get(), model, ec, 3), 1e-3);
   // A cap that is too low is kept, and reported.
-  ASSERT_OK(keyhole_reset_statistics(s.get()));
+  ASSERT_OK(keyhole_session_reset_statistics(s.get()));
   b.max_keys = 50;
   b.min_keys = 0;
   ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
@@ -195,7 +195,7 @@ TEST_P(Tails, WithoutASearchPartitionsAloneAreRead) {
   Model model(ec);
   Sequence tokens(ec, 7);
   prefill(s.get(), model, ec, tokens, 3000);
-  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
   keyhole_budget b;
   keyhole_budget_init(&b);
   b.attend = KEYHOLE_ATTEND_NONE;
@@ -223,7 +223,7 @@ TEST_P(Tails, AreTheSameForAnyNumberOfThreads) {
     Model model(ec);
     Sequence tokens(ec, 7);
     prefill(s.get(), model, ec, tokens, 2000);
-    ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
     for (uint32_t i = 0; i < unless_sanitized(150, 30); ++i) step(s.get(), nullptr, ec, tokens);
     const auto all = answers(s.get(), ec);
     if (first.empty()) first = all;
@@ -238,25 +238,25 @@ TEST_P(Tails, SurviveSavingAndForkingAndTruncation) {
   Model model(ec);
   Sequence tokens(ec, 7);
   prefill(s.get(), model, ec, tokens, 2500);
-  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
   for (int i = 0; i < 100; ++i) step(s.get(), &model, ec, tokens);
   const auto before = answers(s.get(), ec);
 
   keyhole_session* forked = nullptr;
-  ASSERT_OK(keyhole_fork(s.get(), &forked));
+  ASSERT_OK(keyhole_session_fork(s.get(), &forked));
   const SessionPtr fork(forked);
   expect_same(before, answers(fork.get(), ec));
   const TemporaryFolder folder;
   const std::string path = folder.path() / "session";
-  ASSERT_OK(keyhole_save(s.get(), path.c_str()));
+  ASSERT_OK(keyhole_session_save(s.get(), path.c_str()));
   keyhole_session* loaded = nullptr;
-  ASSERT_OK(keyhole_load(engine.get(), path.c_str(), &loaded));
+  ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &loaded));
   const SessionPtr load(loaded);
   expect_same(before, answers(load.get(), ec));
   EXPECT_EQ(statistics(s.get()).tail_bytes, statistics(load.get()).tail_bytes);
 
   // Tokens that are gone weigh nothing: with a tail and with all keys read.
-  ASSERT_OK(keyhole_truncate(s.get(), 1500));
+  ASSERT_OK(keyhole_session_truncate(s.get(), 1500));
   model.truncate(1500);
   EXPECT_LT(error(s.get(), model, ec, 6), 0.2);
   keyhole_budget b;
@@ -283,21 +283,21 @@ TEST(TailsOfACopy, OfManySmallBlocksAreSearchedLikeTheOthers) {
   Numbers numbers(17);
   prefill_both(s.get(), model, shape, 0, 1000, numbers);
   prefill_both(s.get(), model, shape, 1, 100, numbers);
-  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
   for (int i = 0; i < 800; ++i) {
     const auto k = numbers.many(shape.kv(1)), v = numbers.many(shape.kv(1)),
                q = numbers.many(shape.q(1));
     std::vector<float> o(shape.q(1));
     const auto tk = tensor(k, {shape.hkv, shape.d}), tv = tensor(v, {shape.hkv, shape.d}),
                tq = tensor(q, {shape.hq, shape.d}), out = tensor(o, {shape.hq, shape.d});
-    ASSERT_OK(keyhole_attend(s.get(), 1, &tq, &tk, &tv, &out, nullptr));
+    ASSERT_OK(keyhole_session_attend(s.get(), 1, &tq, &tk, &tv, &out, nullptr));
   }
   keyhole_session* forked = nullptr;
-  ASSERT_OK(keyhole_fork(s.get(), &forked));
+  ASSERT_OK(keyhole_session_fork(s.get(), &forked));
   const SessionPtr fork(forked);
   for (keyhole_session* session : {s.get(), fork.get()}) {
     EXPECT_GT(layer_tokens(session, 1).indexed, 800U);
-    ASSERT_OK(keyhole_reset_statistics(session));
+    ASSERT_OK(keyhole_session_reset_statistics(session));
     (void)attend_only(session, shape, 1, numbers.many(shape.q(1)));
     EXPECT_LT(statistics(session).keys_attended, ec.q_heads * 200U);
   }
@@ -313,7 +313,7 @@ TEST_P(Tails, AskedForLateAreBuiltByTheNextBuild) {
   Model model(ec);
   Sequence tokens(ec, 7);
   prefill(s.get(), model, ec, tokens, 2500);
-  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
   EXPECT_EQ(statistics(s.get()).tail_bytes, 0U);
   const auto without = answers(s.get(), ec);
   keyhole_budget b;
@@ -322,7 +322,7 @@ TEST_P(Tails, AskedForLateAreBuiltByTheNextBuild) {
   b.tail = KEYHOLE_TAIL_SECOND;
   ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
   expect_same(without, answers(s.get(), ec));
-  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
   EXPECT_GT(statistics(s.get()).tail_bytes, 0U);
   EXPECT_LT(error(s.get(), model, ec, 8), 0.25);
 }
@@ -342,7 +342,7 @@ TEST(TailOfSparq, HasTheMassThatItsSearchFoundMissing) {
   for (uint32_t l = 0; l < ec.layers; ++l) {
     prefill_both(s.get(), model, shape, l, 1500, numbers);
   }
-  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
   for (int i = 0; i < 8; ++i) {
     auto q = numbers.many(shape.q(1));
     for (float& x : q) x *= 0.1F;

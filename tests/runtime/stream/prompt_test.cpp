@@ -170,7 +170,7 @@ TEST_F(PromptTest, AttendsAsTheLayerSays) {
     for (uint32_t j = 0; j < 64; ++j) EXPECT_NEAR(out[64 + j], o[j] / sum, 1e-5) << layer;
   }
   uint64_t attended = 0, seen = 0;
-  ASSERT_EQ(keyhole_prompt_blocks(prompt.p, &attended, &seen), KEYHOLE_OK);
+  ASSERT_EQ(keyhole_prompt_get_blocks(prompt.p, &attended, &seen), KEYHOLE_OK);
   EXPECT_EQ(attended, 2U);
   EXPECT_EQ(seen, 6U);
 }

@@ -25,7 +25,7 @@ keyhole_audit audit_of(keyhole_session* s, uint32_t layer = KEYHOLE_ALL,
                        uint32_t kv_head = KEYHOLE_ALL) {
   keyhole_audit a;
   keyhole_audit_init(&a);
-  EXPECT_OK(keyhole_get_audit(s, layer, kv_head, &a));
+  EXPECT_OK(keyhole_session_get_audit(s, layer, kv_head, &a));
   return a;
 }
 
@@ -143,7 +143,7 @@ TEST_F(StreamAudit, FiguresOfCodesEqualAnOfflineComputation) {
   for (const uint32_t n : {2U, 9U, 700U}) {
     prefill_model(s.get(), model, n);
     for (int i = 0; i < (n == 700 ? 12 : 4); ++i) {
-      ASSERT_OK(keyhole_reset_statistics(s.get()));
+      ASSERT_OK(keyhole_session_reset_statistics(s.get()));
       step(s.get(), i % 2 == 1);
       ASSERT_OK(keyhole_session_synchronize(s.get()));
       EXPECT_EQ(statistics(s.get()).attends, engine_config_.layers);
@@ -188,7 +188,7 @@ TEST_F(StreamAudit, StepsOfGraphsAreAudited) {
       std::copy(next.k.begin(), next.k.end(), t.k.begin());
       std::copy(next.v.begin(), next.v.end(), t.v.begin());
     }
-    ASSERT_OK(keyhole_reset_statistics(s.get()));
+    ASSERT_OK(keyhole_session_reset_statistics(s.get()));
     ASSERT_OK(keyhole_session_announce(s.get()));
     device.stream.launch_graph();
     ASSERT_OK(keyhole_session_synchronize(s.get()));
@@ -206,7 +206,7 @@ TEST_F(StreamAudit, StepsWithTensorsOfTheHostAreAuditedWhereTheDeviceHasCodes) {
   Model model(engine_config_);
   prefill_model(s.get(), model, 600);
   for (int i = 0; i < 5; ++i) {
-    ASSERT_OK(keyhole_reset_statistics(s.get()));
+    ASSERT_OK(keyhole_session_reset_statistics(s.get()));
     std::vector<Token> tokens;
     std::vector<std::vector<float>> out, lse;
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
@@ -235,7 +235,7 @@ TEST_F(StreamAudit, StepsThatTheHostServesAreAuditedAsItsOwn) {
       SessionPtr stream = make_session(device.handle.get(), c);
       for (keyhole_session* s : {host.get(), stream.get()}) {
         prefill(s, 300, 3);
-        ASSERT_OK(keyhole_build(s, nullptr, nullptr));
+        ASSERT_OK(keyhole_session_build(s, nullptr, nullptr));
       }
       compare(host.get(), stream.get(), 60, 1e-4);
       const keyhole_audit a = audit_of(host.get()), b = audit_of(stream.get());
@@ -325,22 +325,22 @@ TEST_F(StreamAudit, NothingIsAuditedTwiceOrNever) {
       const uint32_t n = 1 + numbers_.below(20);
       switch (numbers_.below(8)) {
         case 0: {
-          ASSERT_OK(keyhole_truncate(s.get(), 200 + numbers_.below(150)));
+          ASSERT_OK(keyhole_session_truncate(s.get(), 200 + numbers_.below(150)));
           break;
         }
         case 1: {
           keyhole_session* copy = nullptr;
-          ASSERT_OK(keyhole_fork(s.get(), &copy));
+          ASSERT_OK(keyhole_session_fork(s.get(), &copy));
           expect_all();
           s.reset(copy);
           steps = 0;
           break;
         }
         case 2: {
-          ASSERT_OK(keyhole_save(s.get(), path.c_str()));
+          ASSERT_OK(keyhole_session_save(s.get(), path.c_str()));
           expect_all();
           keyhole_session* loaded = nullptr;
-          ASSERT_OK(keyhole_load(device.handle.get(), path.c_str(), &loaded));
+          ASSERT_OK(keyhole_session_load(device.handle.get(), path.c_str(), nullptr, &loaded));
           s.reset(loaded);
           steps = 0;
           break;
@@ -351,9 +351,9 @@ TEST_F(StreamAudit, NothingIsAuditedTwiceOrNever) {
             std::vector<float> out(t.q.size());
             const keyhole_tensor q = on_device(t.q, {hq(), d()}), k = on_device(t.k, {hkv(), d()}),
                                  v = on_device(t.v, {hkv(), d()}), o = on_device(out, {hq(), d()});
-            ASSERT_OK(keyhole_attend_begin(s.get(), l, &q, &k, &v));
+            ASSERT_OK(keyhole_session_attend_begin(s.get(), l, &q, &k, &v));
             (void)statistics(s.get());
-            ASSERT_OK(keyhole_attend_end(s.get(), &o, nullptr));
+            ASSERT_OK(keyhole_session_attend_end(s.get(), &o, nullptr));
             (void)statistics(s.get());
           }
           steps += 1;
@@ -403,7 +403,7 @@ TEST_F(StreamAudit, MayBeUnderWayWhenTheSessionGoes) {
     prefill_model(s.get(), model, 1500);
     for (int i = 0; i < 3; ++i) step(s.get());
     if (round == 1) {
-      ASSERT_OK(keyhole_truncate(s.get(), 10));
+      ASSERT_OK(keyhole_session_truncate(s.get(), 10));
     }
     s.reset();
     device.stream.wait();
@@ -426,7 +426,7 @@ TEST_F(StreamAudit, AFailedStepLeavesNone) {
   ASSERT_OK(enqueue(s.get(), 0, bad, out, nullptr));
   EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_synchronize(s.get()));
   keyhole_session* copy = nullptr;
-  ASSERT_OK(keyhole_fork(s.get(), &copy));
+  ASSERT_OK(keyhole_session_fork(s.get(), &copy));
   SessionPtr other(copy);
   EXPECT_EQ(audit_of(other.get()).audits, 0U);
   for (uint32_t l = 0; l < engine_config_.layers; ++l) {

@@ -1,5 +1,5 @@
-// keyhole_extend_batch with tensors in device memory: sessions that have a stream in common take their steps by one launch, and
-// what fails there fails for those that were in it. Beside exact attention in double precision.
+// keyhole_session_extend_batch with tensors in device memory: sessions that have a stream in common take their steps by
+// one launch, and what fails there fails for those that were in it. Beside exact attention in double precision.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -49,8 +49,9 @@ class StreamBatch : public StreamCodes {
     const int64_t n = t.start.back();
     const keyhole_tensor q = on_device(t.q, {n, hq(), d()}), k = on_device(t.k, {n, hkv(), d()}),
                          v = on_device(t.v, {n, hkv(), d()}), o = on_device(t.out, {n, hq(), d()});
-    return keyhole_extend_batch(handles.data(), static_cast<uint32_t>(handles.size()), layer, &q,
-                                &k, &v, t.start.data(), &o, t.lse.data(), t.statuses.data());
+    return keyhole_session_extend_batch(handles.data(), static_cast<uint32_t>(handles.size()),
+                                        layer, &q, &k, &v, t.start.data(), &o, t.lse.data(),
+                                        t.statuses.data());
   }
   /// Appends member i's tokens to its model, and compares its answers.
   void expect_answers(uint32_t layer, uint32_t i, const Tensors& t) {

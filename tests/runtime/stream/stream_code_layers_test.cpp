@@ -41,7 +41,7 @@ TEST_F(CodeLayers, AreAsManyAsTheDeviceHasRoomFor) {
     for (int i = 0; i < 100; ++i) step(s.get(), model, i % 2 == 0);
     EXPECT_EQ(layer_tokens(s.get(), 0).total - layer_tokens(s.get(), 0).window, 4U + 768);
     expect_layers(device, s.get(), n);
-    ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
     EXPECT_EQ(logged("codes on the device"), 1) << "a build makes them anew";
     EXPECT_EQ(statistics(s.get()).code_layers, n);
   }
@@ -127,7 +127,7 @@ TEST_F(CodeLayers, OfADeviceThatDoesNotTellWhatIsFreeAreFound) {
   expect_layers(device, s.get(), 3);
   // A build looks for room for the others.
   device.codes_room = SIZE_MAX;
-  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
   for (int i = 0; i < 20; ++i) step(s.get(), model, false);
   expect_layers(device, s.get(), kLayers);
 }
@@ -152,7 +152,7 @@ TEST_F(CodeLayers, InAnyOrderOfCallsKeepEveryTokenOnce) {
         case 0: prefill(s.get(), model, 1 + numbers_.below(300)); break;
         case 1: {
           const uint32_t n = 1 + numbers_.below(model.tokens(0));
-          ASSERT_OK(keyhole_truncate(s.get(), n));
+          ASSERT_OK(keyhole_session_truncate(s.get(), n));
           model.truncate(n);
           break;
         }
@@ -186,7 +186,7 @@ TEST_F(CodeLayers, HaveAnIndexOnTheHostOrCodesOnTheDeviceNeverBoth) {
   SessionPtr s = make_session(device.handle.get(), c);
   Model model(engine_config_);
   prefill(s.get(), model, c.max_tokens - 300);
-  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
   for (uint32_t l = 0; l < kLayers; ++l) {
     EXPECT_EQ(layer_tokens(s.get(), l).pending, 0U) << l;
     EXPECT_EQ(device.codes->count(l) != 0, l >= 2) << l;
@@ -199,16 +199,16 @@ TEST_F(CodeLayers, HaveAnIndexOnTheHostOrCodesOnTheDeviceNeverBoth) {
   s = make_session(device.handle.get(), c);
   Model other(engine_config_);
   prefill(s.get(), other, c.max_tokens - 300);
-  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
   EXPECT_EQ(static_cast<double>(statistics(s.get()).index_bytes), held);
   device.codes_room = SIZE_MAX;
   const TemporaryFolder folder;
   const std::string path = (folder / "session").string();
-  ASSERT_OK(keyhole_save(s.get(), path.c_str()));
+  ASSERT_OK(keyhole_session_save(s.get(), path.c_str()));
   for (const bool loads : {false, true}) {
     keyhole_session* again = nullptr;
-    ASSERT_OK(loads ? keyhole_load(device.handle.get(), path.c_str(), &again)
-                    : keyhole_fork(s.get(), &again));
+    ASSERT_OK(loads ? keyhole_session_load(device.handle.get(), path.c_str(), nullptr, &again)
+                    : keyhole_session_fork(s.get(), &again));
     SessionPtr copy(again);
     EXPECT_EQ(statistics(copy.get()).code_layers, kLayers);
     EXPECT_EQ(statistics(copy.get()).index_bytes, 0U);
@@ -238,7 +238,7 @@ TEST_F(CodeLayers, OfBitsThatNoDeviceHasAreTheHosts) {
     for (int i = 0; i < 30; ++i) step(s.get(), model, i % 2 == 0);
     expect_layers(device, s.get(), 0);
     EXPECT_EQ(device.codes, nullptr) << "the device was asked for codes";
-    ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
     for (uint32_t l = 0; l < kLayers; ++l) EXPECT_NE(layer_tokens(s.get(), l).indexed, 0U) << l;
     // A session that has codes on the device gives them up for such bits, and has others there later.
     c.index = "codes:k=2,v=2";

@@ -70,7 +70,7 @@ TEST_P(StoredCodes, HeadsInDoubtAreCounted) {
   expect(0, 0, 0);
   device.codes->seen_doubts = {5, 2, 300};
   expect(5, 2, 300);
-  ASSERT_OK(keyhole_reset_statistics(s.get()));
+  ASSERT_OK(keyhole_session_reset_statistics(s.get()));
   expect(0, 0, 0);
   device.codes->seen_doubts = {7, 2, 310};
   expect(2, 0, 10);
@@ -125,14 +125,14 @@ TEST_P(StoredCodes, AnyOrderOfCallsKeepsEveryTokenOnce) {
         case 0: prefill(s.get(), model, 1 + numbers_.below(600)); break;
         case 1: {
           const uint32_t n = 1 + numbers_.below(model.tokens(0));
-          ASSERT_OK(keyhole_truncate(s.get(), n));
+          ASSERT_OK(keyhole_session_truncate(s.get(), n));
           model.truncate(n);
           model.follow(s.get());
           break;
         }
         case 2: fork(s); break;
         case 3: reload(s, device.handle.get(), path); break;
-        case 4: ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr)); break;
+        case 4: ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr)); break;
         case 5: host_step(s.get(), model); break;
         case 6: {
           // Exact steps of the host, over the same rows.

@@ -29,7 +29,7 @@ TEST_P(StreamExtend, FromTheHostByAPatternOfPrompts) {
       Turn t = turn(n);
       const keyhole_tensor q = tensor(t.q, {n, hq(), d()}), k = tensor(t.k, {n, hkv(), d()}),
                            v = tensor(t.v, {n, hkv(), d()}), o = tensor(t.out, {n, hq(), d()});
-      ASSERT_OK(keyhole_extend(s.get(), l, &q, &k, &v, nullptr, &o, t.lse.data()));
+      ASSERT_OK(keyhole_session_extend(s.get(), l, &q, &k, &v, nullptr, &o, t.lse.data()));
       m.append(l, t.k, t.v);
       expect_turn(m, l, t, nullptr);
       if (HasFatalFailure()) return;
@@ -37,7 +37,7 @@ TEST_P(StreamExtend, FromTheHostByAPatternOfPrompts) {
     m.follow(s.get());
   }
   uint64_t attended = 0, seen = 0;
-  ASSERT_OK(keyhole_session_extend_blocks(s.get(), &attended, &seen));
+  ASSERT_OK(keyhole_session_get_extend_blocks(s.get(), &attended, &seen));
   EXPECT_GT(attended, 0U);
   EXPECT_EQ(attended, seen);
 }
@@ -82,7 +82,7 @@ void StreamExtend::run_any_calls(uint64_t seeds) {
         case 4: {
           if (m.tokens(0) < 2) break;
           const uint32_t n = 1 + numbers_.below(m.tokens(0));
-          ASSERT_OK(keyhole_truncate(s.get(), n));
+          ASSERT_OK(keyhole_session_truncate(s.get(), n));
           m.truncate(n);
           m.follow(s.get());
           break;
@@ -177,7 +177,8 @@ TEST_P(StreamExtend, RefusedCallsChangeNothing) {
   refused(two, wrong, KEYHOLE_INVALID_ARGUMENT, "mask");
   const keyhole_tensor q = on_device(two.q, {2, hq(), d()}), k = on_device(two.k, {2, hkv(), d()}),
                        v = tensor(two.v, {2, hkv(), d()}), o = on_device(two.out, {2, hq(), d()});
-  EXPECT_EQ(keyhole_extend(s.get(), 0, &q, &k, &v, nullptr, &o, nullptr), KEYHOLE_INVALID_ARGUMENT);
+  EXPECT_EQ(keyhole_session_extend(s.get(), 0, &q, &k, &v, nullptr, &o, nullptr),
+            KEYHOLE_INVALID_ARGUMENT);
   EXPECT_EQ(keyhole_session_accept(s.get(), 0, nullptr), KEYHOLE_INVALID_ARGUMENT);
   if (GetParam().dtype != KEYHOLE_F32) {
     for (const bool in_q : {true, false}) {
@@ -261,8 +262,8 @@ TEST_P(StreamExtend, BatchesGoOnWhereOneFails) {
                          v = on_device(all.v, {all.n, hkv(), d()}),
                          o = on_device(all.out, {all.n, hq(), d()});
     keyhole_status statuses[4];
-    EXPECT_EQ(keyhole_extend_batch(handles.data(), 4, l, &q, &k, &v, start.data(), &o,
-                                   all.lse.data(), statuses),
+    EXPECT_EQ(keyhole_session_extend_batch(handles.data(), 4, l, &q, &k, &v, start.data(), &o,
+                                           all.lse.data(), statuses),
               KEYHOLE_INVALID_ARGUMENT);
     for (uint32_t i = 0; i < 4; ++i) {
       EXPECT_EQ(statuses[i], i == 1 ? KEYHOLE_INVALID_ARGUMENT : KEYHOLE_OK);

@@ -36,7 +36,7 @@ TEST_F(StreamGraphs, RunAtEachLaunch) {
   SessionPtr stream = make_session(device.handle.get(), c);
   for (keyhole_session* s : {host.get(), stream.get()}) {
     prefill(s, 90, 3);
-    ASSERT_OK(keyhole_build(s, nullptr, nullptr));
+    ASSERT_OK(keyhole_session_build(s, nullptr, nullptr));
   }
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_announce(stream.get()));
   ASSERT_OK(keyhole_session_synchronize(stream.get()));
@@ -48,7 +48,7 @@ TEST_F(StreamGraphs, RunAtEachLaunch) {
   device.stream.end_capture();
   keyhole_layer_tokens tokens;
   keyhole_layer_tokens_init(&tokens);
-  ASSERT_OK(keyhole_get_layer_tokens(stream.get(), 0, &tokens));
+  ASSERT_OK(keyhole_session_get_layer_tokens(stream.get(), 0, &tokens));
   EXPECT_EQ(tokens.total, 90U) << "a captured step has not happened";
 
   for (uint32_t i = 0; i < 80; ++i) {
@@ -71,7 +71,7 @@ TEST_F(StreamGraphs, RunAtEachLaunch) {
   ASSERT_OK(keyhole_session_announce(stream.get()));
   device.stream.launch_graph();
   ASSERT_OK(keyhole_session_synchronize(stream.get()));
-  ASSERT_OK(keyhole_get_layer_tokens(stream.get(), 0, &tokens));
+  ASSERT_OK(keyhole_session_get_layer_tokens(stream.get(), 0, &tokens));
   EXPECT_EQ(tokens.total, 171U);
 
   ASSERT_OK(keyhole_session_set_mode(stream.get(), KEYHOLE_MODE_EXACT, 0));
@@ -202,19 +202,19 @@ TEST_F(StreamGraphs, CallsDuringACaptureAnswerOrAreRefusedAndHarmNothing) {
   EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_set_mode(p, KEYHOLE_MODE_EXACT, 0));
   EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_set_attend(p, KEYHOLE_ATTEND_NONE, 0.0F));
   EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_set_budget(p, 0, 0, &budget));
-  EXPECT_EQ(KEYHOLE_BUSY, keyhole_prefill(p, 0, &k1, &v1, nullptr));
-  EXPECT_EQ(KEYHOLE_BUSY, keyhole_build(p, nullptr, nullptr));
-  EXPECT_EQ(KEYHOLE_BUSY, keyhole_attend(p, 0, &q, &k, &v, &o, nullptr));
-  EXPECT_EQ(KEYHOLE_BUSY, keyhole_attend_begin(p, 0, &q, &k, &v));
+  EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_append(p, 0, &k1, &v1, nullptr));
+  EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_build(p, nullptr, nullptr));
+  EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_attend(p, 0, &q, &k, &v, &o, nullptr));
+  EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_attend_begin(p, 0, &q, &k, &v));
   EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_set_stream(p, nullptr));
   EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_announce(p));
   EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_synchronize(p));
   EXPECT_NE(std::string(keyhole_last_error()).find("capture"), std::string::npos);
-  EXPECT_EQ(KEYHOLE_BUSY, keyhole_truncate(p, 1));
-  EXPECT_EQ(KEYHOLE_BUSY, keyhole_fork(p, &copy));
-  EXPECT_EQ(KEYHOLE_BUSY, keyhole_save(p, "not-written.keyhole"));
-  EXPECT_EQ(KEYHOLE_BUSY, keyhole_reset_statistics(p));
-  EXPECT_EQ(KEYHOLE_BUSY, keyhole_get_audit(p, 0, 0, &audit));
+  EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_truncate(p, 1));
+  EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_fork(p, &copy));
+  EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_save(p, "not-written.keyhole"));
+  EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_reset_statistics(p));
+  EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_get_audit(p, 0, 0, &audit));
 
   ASSERT_OK(enqueue(s.get(), 1, t, out, nullptr));
   device.stream.end_capture();
@@ -237,18 +237,18 @@ TEST_F(StreamGraphs, BothHalvesOfAStepBelongToOneCapture) {
   const keyhole_tensor q = on_device(t.q, {hq(), d()}), k = on_device(t.k, {hkv(), d()}),
                        v = on_device(t.v, {hkv(), d()}), o = on_device(out, {hq(), d()});
   // Begun outside, ended inside: refused, and the step can still end outside.
-  ASSERT_OK(keyhole_attend_begin(s.get(), 0, &q, &k, &v));
+  ASSERT_OK(keyhole_session_attend_begin(s.get(), 0, &q, &k, &v));
   device.stream.begin_capture();
-  EXPECT_EQ(KEYHOLE_BUSY, keyhole_attend_end(s.get(), &o, nullptr));
+  EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_attend_end(s.get(), &o, nullptr));
   device.stream.end_capture();
-  EXPECT_OK(keyhole_attend_end(s.get(), &o, nullptr));
+  EXPECT_OK(keyhole_session_attend_end(s.get(), &o, nullptr));
   ASSERT_OK(keyhole_session_synchronize(s.get()));
   EXPECT_EQ(layer_tokens(s.get(), 0).total, 21U);
   // Begun inside, ended outside: there is no such step, and the graph is of no use.
   device.stream.begin_capture();
-  ASSERT_OK(keyhole_attend_begin(s.get(), 0, &q, &k, &v));
+  ASSERT_OK(keyhole_session_attend_begin(s.get(), 0, &q, &k, &v));
   device.stream.end_capture();
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_attend_end(s.get(), &o, nullptr));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_attend_end(s.get(), &o, nullptr));
   expect_refused(KEYHOLE_INVALID_ARGUMENT, s.get(), "capture it again");
   ASSERT_OK(enqueue(s.get(), 0, t, out, nullptr));
   ASSERT_OK(keyhole_session_synchronize(s.get()));
@@ -272,10 +272,10 @@ TEST_F(StreamGraphs, OfSeveralTokensAreAnnouncedWholeOrNotAtAll) {
   launch(device, s.get());
   EXPECT_EQ(layer_tokens(s.get(), 0).total, 40U);
   expect_refused(KEYHOLE_INVALID_ARGUMENT, s.get(), "max_tokens");
-  ASSERT_OK(keyhole_truncate(s.get(), 38));
+  ASSERT_OK(keyhole_session_truncate(s.get(), 38));
   expect_refused(KEYHOLE_INVALID_ARGUMENT, s.get(), "41 tokens");
   ASSERT_OK(keyhole_session_synchronize(s.get())) << "nothing was submitted";
-  ASSERT_OK(keyhole_truncate(s.get(), 37));
+  ASSERT_OK(keyhole_session_truncate(s.get(), 37));
   launch(device, s.get());
   EXPECT_EQ(layer_tokens(s.get(), 1).total, 40U);
 }
@@ -311,7 +311,7 @@ TEST_F(StreamGraphs, MayAppendTheFirstTokenOfALayerAndAttendToIt) {
   ASSERT_OK(keyhole_session_synchronize(s.get()));
   device.stream.begin_capture();
   ASSERT_OK(enqueue(s.get(), 0, t, out, nullptr));
-  ASSERT_OK(keyhole_attend(s.get(), 0, &q, nullptr, nullptr, &o, nullptr));
+  ASSERT_OK(keyhole_session_attend(s.get(), 0, &q, nullptr, nullptr, &o, nullptr));
   device.stream.end_capture();
   launch(device, s.get());
   EXPECT_EQ(layer_tokens(s.get(), 0).total, 1U);
@@ -333,10 +333,10 @@ TEST_F(StreamGraphs, HoldAsManyStepsAsCanBeSubmitted) {
   ASSERT_OK(keyhole_session_synchronize(s.get()));
   device.stream.begin_capture();
   for (int i = 0; i < 4096; ++i) {
-    ASSERT_OK(keyhole_attend(s.get(), 0, &q, nullptr, nullptr, &o, nullptr));
+    ASSERT_OK(keyhole_session_attend(s.get(), 0, &q, nullptr, nullptr, &o, nullptr));
   }
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT,
-            keyhole_attend(s.get(), 0, &q, nullptr, nullptr, &o, nullptr));
+            keyhole_session_attend(s.get(), 0, &q, nullptr, nullptr, &o, nullptr));
   EXPECT_NE(std::string(keyhole_last_error()).find("4096"), std::string::npos);
   device.stream.end_capture();
   expect_refused(KEYHOLE_INVALID_ARGUMENT, s.get(), "capture it again");

@@ -48,7 +48,7 @@ TEST_F(HostRows, InAnyOrderOfCallsKeepEveryTokenOnce) {
         case 0: prefill(s.get(), model, 1 + numbers_.below(300)); break;
         case 1: {
           const uint32_t n = 1 + numbers_.below(model.tokens(0));
-          ASSERT_OK(keyhole_truncate(s.get(), n));
+          ASSERT_OK(keyhole_session_truncate(s.get(), n));
           model.truncate(n);
           break;
         }
@@ -187,7 +187,7 @@ TEST_F(HostRows, ThatCannotBeReadEndTheSteps) {
   EXPECT_EQ(enqueue(s.get(), 1, t, out, nullptr), KEYHOLE_CANCELLED);
   // What it holds can be saved.
   const TemporaryFolder folder;
-  ASSERT_OK(keyhole_save(s.get(), (folder / "session").c_str()));
+  ASSERT_OK(keyhole_session_save(s.get(), (folder / "session").c_str()));
 }
 
 /// Requests that a test makes.

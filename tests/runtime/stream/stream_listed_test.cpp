@@ -21,7 +21,7 @@ struct Blocks {
 };
 Blocks blocks_of(const keyhole_session* session) {
   Blocks b;
-  EXPECT_OK(keyhole_session_extend_blocks(session, &b.attended, &b.seen));
+  EXPECT_OK(keyhole_session_get_extend_blocks(session, &b.attended, &b.seen));
   return b;
 }
 
@@ -84,7 +84,7 @@ TEST_P(StreamListed, RowsComeInTheOrderOfTheTokens) {
   EXPECT_GE(device.listed_places - places, 3U);
   extend(1);
   step(s.get(), m);
-  ASSERT_OK(keyhole_truncate(s.get(), 500));
+  ASSERT_OK(keyhole_session_truncate(s.get(), 500));
   m.truncate(500);
   m.follow(s.get());
   extend(129);
@@ -143,7 +143,7 @@ TEST_P(StreamListed, ChoosesAndCountsAsASessionOnTheHost) {
       std::vector<float> out(t.out.size()), lse(t.lse.size());
       const keyhole_tensor q = tensor(t.q, {n, hq(), d()}), k = tensor(t.k, {n, hkv(), d()}),
                            v = tensor(t.v, {n, hkv(), d()}), o = tensor(out, {n, hq(), d()});
-      ASSERT_OK(keyhole_extend(here.get(), 0, &q, &k, &v, nullptr, &o, lse.data()));
+      ASSERT_OK(keyhole_session_extend(here.get(), 0, &q, &k, &v, nullptr, &o, lse.data()));
       for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(t.out[i], out[i], 1e-5);
       for (size_t i = 0; i < lse.size(); ++i) ASSERT_NEAR(t.lse[i], lse[i], 1e-5);
     }
@@ -195,7 +195,7 @@ TEST_P(StreamListed, OtherCallsAttendAsEver) {
   EXPECT_EQ(blocks_of(s.get()), Blocks{});
   // A copy has the pattern.
   keyhole_session* copy = nullptr;
-  ASSERT_OK(keyhole_fork(s.get(), &copy));
+  ASSERT_OK(keyhole_session_fork(s.get(), &copy));
   const SessionPtr held(copy);
   Turn t = turn(20);
   ASSERT_OK(enqueue_turn(copy, 0, t, nullptr));
@@ -224,7 +224,8 @@ TEST_P(StreamListed, MembersOfABatchAttendByTheirOwn) {
                          v = on_device(all.v, {4, hkv(), d()}),
                          o = on_device(all.out, {4, hq(), d()});
     keyhole_session* const handles[] = {sessions[0].get(), sessions[1].get()};
-    ASSERT_OK(keyhole_extend_batch(handles, 2, l, &q, &k, &v, start, &o, all.lse.data(), nullptr));
+    ASSERT_OK(keyhole_session_extend_batch(handles, 2, l, &q, &k, &v, start, &o, all.lse.data(),
+                                           nullptr));
     for (keyhole_session* s : handles) ASSERT_OK(keyhole_session_synchronize(s));
     for (uint32_t i = 0; i < 2; ++i) {
       const auto piece = [&](const std::vector<float>& x, int64_t width) {
@@ -330,7 +331,7 @@ TEST(StreamListedF32, IsAttendedAsEver) {
   std::vector<float> out(q.size()), lse(8);
   const keyhole_tensor tq = on_device(q, {2, 4, 64}), tk = on_device(k, {2, 2, 64}),
                        tv = on_device(v, {2, 2, 64}), to = on_device(out, {2, 4, 64});
-  ASSERT_OK(keyhole_extend(s.get(), 0, &tq, &tk, &tv, nullptr, &to, lse.data()));
+  ASSERT_OK(keyhole_session_extend(s.get(), 0, &tq, &tk, &tv, nullptr, &to, lse.data()));
   ASSERT_OK(keyhole_session_synchronize(s.get()));
   EXPECT_EQ(device.listed_calls, 0U);
   model.append(0, k, v);

@@ -77,7 +77,7 @@ TEST_F(CodePins, ThatMustBeOnTheDeviceFailUntilMemoryCanBePinned) {
   for (uint32_t l = 0; l < kLayers; ++l) {
     const auto k = numbers_.many(size_t{1000} * 2 * 64), v = numbers_.many(k.size());
     const keyhole_tensor tk = tensor(k, {1000, 2, 64}), tv = tensor(v, {1000, 2, 64});
-    const keyhole_status own = keyhole_prefill(s.get(), l, &tk, &tv, nullptr);
+    const keyhole_status own = keyhole_session_append(s.get(), l, &tk, &tv, nullptr);
     // It says so of layers before, and changes nothing then.
     EXPECT_EQ(layer_tokens(s.get(), l).total, own == KEYHOLE_OK ? 1600U : 600U);
     if (own == KEYHOLE_OK) model.append(l, k, v);
@@ -130,7 +130,7 @@ TEST_F(CodePins, WhatCannotBePinnedGoesToTheHostFirstLayersFirst) {
   prefill(s.get(), model, 1100);
   step(s.get(), model, false);
   expect_layers(device, s.get(), 2);  // in the middle of a prefill
-  ASSERT_OK(keyhole_truncate(s.get(), 600));
+  ASSERT_OK(keyhole_session_truncate(s.get(), 600));
   model.truncate(600);
   step(s.get(), model, false);
   expect_layers(device, s.get(), 2);
@@ -144,7 +144,7 @@ TEST_F(CodePins, WhatCannotBePinnedGoesToTheHostFirstLayersFirst) {
   EXPECT_EQ(statistics(s.get()).code_layers, 0U);
   EXPECT_EQ(logged("no codes on the device"), 1);
   device.pinned_limit = SIZE_MAX;
-  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
   EXPECT_EQ(statistics(s.get()).code_layers, 0U) << "a build asks again for what was refused";
 }
 
@@ -160,13 +160,13 @@ TEST_F(CodePins, FollowRowsThatLeavePagesWhichACopyReads) {
     FakeCodes* const parents_codes = device.codes;
     FakePinned* const parents_pinned = device.pinned;
     keyhole_session* copied = nullptr;
-    ASSERT_OK(keyhole_fork(s.get(), &copied));
+    ASSERT_OK(keyhole_session_fork(s.get(), &copied));
     const SessionPtr copy(copied);
     StoredModel copys = model;
     step(copied, copys, false);
     expect_layers(device, copied, kLayers);
     // Both write where they shared pages, first the one that was copied.
-    ASSERT_OK(keyhole_truncate(s.get(), 800));
+    ASSERT_OK(keyhole_session_truncate(s.get(), 800));
     model.truncate(800);
     follow(model, s.get());
     prefill(s.get(), model, 700);
@@ -177,12 +177,12 @@ TEST_F(CodePins, FollowRowsThatLeavePagesWhichACopyReads) {
     step(copied, copys, true);
     for (const uint32_t kept : {1500U, 900U, 300U}) {
       keyhole_session* other = nullptr;
-      ASSERT_OK(keyhole_fork(copied, &other));
+      ASSERT_OK(keyhole_session_fork(copied, &other));
       const SessionPtr owner(other);
       FakePinned* const pinned = device.pinned;
       FakeCodes* const codes = device.codes;
       StoredModel others = copys;
-      ASSERT_OK(keyhole_truncate(other, kept));
+      ASSERT_OK(keyhole_session_truncate(other, kept));
       others.truncate(kept);
       follow(others, other);
       step(other, others, false);

@@ -114,9 +114,9 @@ TEST(StreamShape, AHalfEndsWithTheHeadsOfItsLayer) {
                        o = on_device(t.answer.o, {shape.hq, shape.d});
   std::vector<float> narrow(other.o(1));
   const keyhole_tensor wrong = on_device(narrow, {other.hq, other.d});
-  ASSERT_OK(keyhole_attend_begin(s.get(), 1, &q, &k, &v));
-  EXPECT_EQ(keyhole_attend_end(s.get(), &wrong, nullptr), KEYHOLE_INVALID_ARGUMENT);
-  ASSERT_OK(keyhole_attend_end(s.get(), &o, t.answer.lse.data()));
+  ASSERT_OK(keyhole_session_attend_begin(s.get(), 1, &q, &k, &v));
+  EXPECT_EQ(keyhole_session_attend_end(s.get(), &wrong, nullptr), KEYHOLE_INVALID_ARGUMENT);
+  ASSERT_OK(keyhole_session_attend_end(s.get(), &o, t.answer.lse.data()));
   ASSERT_OK(keyhole_session_synchronize(s.get()));
   Model model(c.engine);
   model.append(1, t.k, t.v);
@@ -135,7 +135,7 @@ TEST(StreamShape, AFailureNamesTheModelsLayer) {
                        v = on_device(t.v, {shape.hkv, shape.d}),
                        o = on_device(t.answer.o, {shape.hq, shape.d});
   device.faults.loses_queries = true;
-  ASSERT_OK(keyhole_attend(s.get(), 3, &q, &k, &v, &o, nullptr));
+  ASSERT_OK(keyhole_session_attend(s.get(), 3, &q, &k, &v, &o, nullptr));
   EXPECT_EQ(keyhole_session_synchronize(s.get()), KEYHOLE_TIMEOUT);
   EXPECT_NE(std::string(keyhole_last_error()).find("layer 3"), std::string::npos)
       << keyhole_last_error();

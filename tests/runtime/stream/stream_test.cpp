@@ -26,13 +26,13 @@ TEST_F(StreamSteps, AgreeWithStepsInHostMemory) {
     SessionPtr stream = make_session(device.handle.get(), c);
     for (keyhole_session* s : {host.get(), stream.get()}) {
       prefill(s, 150, 5);
-      ASSERT_OK(keyhole_build(s, nullptr, nullptr));
+      ASSERT_OK(keyhole_session_build(s, nullptr, nullptr));
     }
     // Through several overflows of the window and blocks that go into the index.
     compare(host.get(), stream.get(), 120, 1e-5);
     keyhole_statistics s;
     keyhole_statistics_init(&s);
-    ASSERT_OK(keyhole_get_statistics(stream.get(), &s));
+    ASSERT_OK(keyhole_session_get_statistics(stream.get(), &s));
     EXPECT_EQ(s.stream_steps, 240U);
     EXPECT_EQ(s.attends, 240U);
     EXPECT_GE(s.append_blocks, 2U);
@@ -77,7 +77,7 @@ TEST_F(StreamSteps, TakeTurnsWithCallsInHostMemory) {
   for (uint32_t round = 0; round < 3; ++round) {
     for (keyhole_session* s : {host.get(), stream.get()}) {
       prefill(s, 40, 90 + round);
-      ASSERT_OK(keyhole_build(s, nullptr, nullptr));
+      ASSERT_OK(keyhole_session_build(s, nullptr, nullptr));
     }
     compare(host.get(), stream.get(), 7, 1e-5);
     const Token t = token();
@@ -85,11 +85,11 @@ TEST_F(StreamSteps, TakeTurnsWithCallsInHostMemory) {
       EXPECT_EQ(attend_host(host.get(), l, t, nullptr), attend_host(stream.get(), l, t, nullptr));
     }
     for (keyhole_session* s : {host.get(), stream.get()}) {
-      ASSERT_OK(keyhole_truncate(s, 30 * (round + 1)));
+      ASSERT_OK(keyhole_session_truncate(s, 30 * (round + 1)));
     }
     compare(host.get(), stream.get(), 5, 1e-5);
     keyhole_session* copy = nullptr;
-    ASSERT_OK(keyhole_fork(stream.get(), &copy));
+    ASSERT_OK(keyhole_session_fork(stream.get(), &copy));
     stream.reset(copy);
     compare(host.get(), stream.get(), 5, 1e-5);
   }
@@ -111,7 +111,7 @@ TEST_F(StreamSteps, ReportLateWhatIsNotFinite) {
   EXPECT_EQ(KEYHOLE_NOT_FINITE, enqueue(s.get(), 0, t, out, nullptr)) << "no more steps";
   // What all layers had completed is still there.
   keyhole_session* copy = nullptr;
-  ASSERT_OK(keyhole_fork(s.get(), &copy));
+  ASSERT_OK(keyhole_session_fork(s.get(), &copy));
   SessionPtr other(copy);
   EXPECT_OK(enqueue(other.get(), 0, t, out, nullptr));
   EXPECT_OK(keyhole_session_synchronize(other.get()));
@@ -178,24 +178,25 @@ TEST_F(StreamSteps, RefuseWhatDoesNotFit) {
   std::vector<float> out(t.q.size());
   const keyhole_tensor q = on_device(t.q, {hq(), d()}), k = tensor(t.k, {hkv(), d()}),
                        v = on_device(t.v, {hkv(), d()}), o = on_device(out, {hq(), d()});
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_attend(s.get(), 0, &q, &k, &v, &o, nullptr));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_attend(s.get(), 0, &q, &k, &v, &o, nullptr));
   const keyhole_tensor host_out = tensor(out, {hq(), d()});
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT,
-            keyhole_attend(s.get(), 0, &q, nullptr, nullptr, &host_out, nullptr));
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_attend(s.get(), 0, &q, nullptr, nullptr, &o, nullptr))
+            keyhole_session_attend(s.get(), 0, &q, nullptr, nullptr, &host_out, nullptr));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT,
+            keyhole_session_attend(s.get(), 0, &q, nullptr, nullptr, &o, nullptr))
       << "no token to attend to";
   keyhole_tensor dk = k;
   dk.memory = KEYHOLE_DEVICE;
-  ASSERT_OK(keyhole_attend_begin(s.get(), 0, &q, &dk, &v));
-  EXPECT_EQ(KEYHOLE_BUSY, keyhole_attend_begin(s.get(), 1, &q, &dk, &v));
-  EXPECT_EQ(KEYHOLE_BUSY, keyhole_truncate(s.get(), 0));
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_attend_end(s.get(), &host_out, nullptr));
-  ASSERT_OK(keyhole_attend_end(s.get(), &o, nullptr));
+  ASSERT_OK(keyhole_session_attend_begin(s.get(), 0, &q, &dk, &v));
+  EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_attend_begin(s.get(), 1, &q, &dk, &v));
+  EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_truncate(s.get(), 0));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_attend_end(s.get(), &host_out, nullptr));
+  ASSERT_OK(keyhole_session_attend_end(s.get(), &o, nullptr));
   ASSERT_OK(keyhole_session_synchronize(s.get()));
 
   EnginePtr host_engine = make_engine(engine_config_);
   SessionPtr host = make_session(host_engine.get(), small_session());
-  EXPECT_EQ(KEYHOLE_UNSUPPORTED, keyhole_attend(host.get(), 0, &q, &dk, &v, &o, nullptr));
+  EXPECT_EQ(KEYHOLE_UNSUPPORTED, keyhole_session_attend(host.get(), 0, &q, &dk, &v, &o, nullptr));
   EXPECT_EQ(KEYHOLE_UNSUPPORTED, keyhole_session_set_stream(host.get(), nullptr));
   EXPECT_EQ(KEYHOLE_UNSUPPORTED, keyhole_session_announce(host.get()));
   EXPECT_OK(keyhole_session_synchronize(host.get()));
@@ -222,8 +223,8 @@ TEST_F(StreamSteps, DoNotWaitForEachOtherUnderAMemoryLimit) {
   c.host_memory_limit = size_t{1} << 30;
   SessionPtr s = make_session(device.handle.get(), c);
   prefill(s.get(), 100, 4);
-  ASSERT_OK(keyhole_build(s.get(), nullptr,
-                          nullptr));  // else the steps would begin an index, which waits
+  ASSERT_OK(keyhole_session_build(s.get(), nullptr,
+                                  nullptr));  // else the steps would begin an index, which waits
   const Token t = token();
   std::vector<float> out(t.q.size());
   std::atomic<bool> go{false};
@@ -323,7 +324,7 @@ TEST_F(StreamSteps, TakeTensorsWhoseHeadsRunBackwards) {
   };
   const keyhole_tensor tq = backwards(q, hq()), tk = backwards(k, hkv()), tv = backwards(v, hkv()),
                        to = backwards(out, hq());
-  ASSERT_OK(keyhole_attend(s.get(), 0, &tq, &tk, &tv, &to, nullptr));
+  ASSERT_OK(keyhole_session_attend(s.get(), 0, &tq, &tk, &tv, &to, nullptr));
   ASSERT_OK(keyhole_session_synchronize(s.get()));
   const auto truth = reversed(attend_host(host.get(), 0, t, nullptr));
   for (size_t i = 0; i < truth.size(); ++i) ASSERT_NEAR(out[i], truth[i], 1e-5);
@@ -355,11 +356,11 @@ TEST_F(StreamSteps, QueriesInDeviceMemoryAreSampledAsThoseOfTheHost) {
         tq.strides[0] = hq() * stride;
         tq.strides[1] = stride;
         if (device) tk.memory = tv.memory = tq.memory = KEYHOLE_DEVICE;
-        EXPECT_OK(keyhole_prefill(s.get(), l, &tk, &tv, &tq));
+        EXPECT_OK(keyhole_session_append(s.get(), l, &tk, &tv, &tq));
       }
     }
     const std::string path = folder / name;
-    EXPECT_OK(keyhole_save(s.get(), path.c_str()));
+    EXPECT_OK(keyhole_session_save(s.get(), path.c_str()));
     std::ifstream file(path, std::ios::binary);
     return std::string(std::istreambuf_iterator<char>(file), {});
   };

@@ -40,19 +40,19 @@ class StreamWindows : public LayerConfig {
   keyhole_status extend_on_device(keyhole_session* s, Turn& t, const uint64_t* mask = nullptr) {
     const auto q = on_device(t.q, {t.n, hq(), d()}), k = on_device(t.k, {t.n, hkv(), d()}),
                v = on_device(t.v, {t.n, hkv(), d()}), o = on_device(t.out, {t.n, hq(), d()});
-    return keyhole_extend(s, t.layer, &q, &k, &v, mask, &o, t.lse.data());
+    return keyhole_session_extend(s, t.layer, &q, &k, &v, mask, &o, t.lse.data());
   }
   keyhole_status extend_on_host(keyhole_session* s, Turn& t, const uint64_t* mask = nullptr) {
     const auto q = tensor(t.q, {t.n, hq(), d()}), k = tensor(t.k, {t.n, hkv(), d()}),
                v = tensor(t.v, {t.n, hkv(), d()}), o = tensor(t.out, {t.n, hq(), d()});
-    return keyhole_extend(s, t.layer, &q, &k, &v, mask, &o, t.lse.data());
+    return keyhole_session_extend(s, t.layer, &q, &k, &v, mask, &o, t.lse.data());
   }
   keyhole_status step_on_device(keyhole_session* s, Turn& t, bool halves) {
     const auto q = on_device(t.q, {hq(), d()}), k = on_device(t.k, {hkv(), d()}),
                v = on_device(t.v, {hkv(), d()}), o = on_device(t.out, {hq(), d()});
-    if (!halves) return keyhole_attend(s, t.layer, &q, &k, &v, &o, t.lse.data());
-    const keyhole_status status = keyhole_attend_begin(s, t.layer, &q, &k, &v);
-    return status != KEYHOLE_OK ? status : keyhole_attend_end(s, &o, t.lse.data());
+    if (!halves) return keyhole_session_attend(s, t.layer, &q, &k, &v, &o, t.lse.data());
+    const keyhole_status status = keyhole_session_attend_begin(s, t.layer, &q, &k, &v);
+    return status != KEYHOLE_OK ? status : keyhole_session_attend_end(s, &o, t.lse.data());
   }
   /// Appends the turn's tokens to the model, one after the other; each answer is that of the model.
   void expect_turn(Model& model, const Turn& t) {
@@ -127,7 +127,7 @@ class StreamWindows : public LayerConfig {
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
       Turn t = turn(l, 1);
       const auto q = on_device(t.q, {hq(), d()}), o = on_device(t.out, {hq(), d()});
-      ASSERT_OK(keyhole_attend(s, l, &q, nullptr, nullptr, &o, t.lse.data()));
+      ASSERT_OK(keyhole_session_attend(s, l, &q, nullptr, nullptr, &o, t.lse.data()));
       ASSERT_OK(keyhole_session_synchronize(s));
       std::vector<double> lse;
       const auto truth = model.attend_all(l, t.q, lse);
@@ -138,7 +138,7 @@ class StreamWindows : public LayerConfig {
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
       const Turn t = turn(l, n);
       const auto k = on_device(t.k, {n, hkv(), d()}), v = on_device(t.v, {n, hkv(), d()});
-      ASSERT_OK(keyhole_prefill(s, l, &k, &v, nullptr));
+      ASSERT_OK(keyhole_session_append(s, l, &k, &v, nullptr));
       model.append(l, t.k, t.v);
     }
   }
@@ -198,7 +198,7 @@ TEST_F(StreamWindows, TakeDeviceMemoryWhenTheyAreFirstThere) {
   EXPECT_EQ(after.device_bytes - before.device_bytes, gpu::windows_bytes(shape));
   EXPECT_EQ(after.stream_steps - before.stream_steps, 2U) << "of both layers";
   EXPECT_GE(after.attends - before.attends, 3U);
-  ASSERT_OK(keyhole_reset_statistics(s.get()));
+  ASSERT_OK(keyhole_session_reset_statistics(s.get()));
   EXPECT_EQ(statistics(s.get()).stream_steps, 0U);
   decode_on_device(s.get(), model);
   EXPECT_EQ(statistics(s.get()).stream_steps, 2U);
@@ -237,7 +237,7 @@ TEST_F(StreamWindows, RunInGraphs) {
   ASSERT_OK(step_on_device(s.get(), turns[0], false));
   ASSERT_OK(step_on_device(s.get(), turns[1], true));
   ASSERT_OK(extend_on_device(s.get(), turns[2]));
-  EXPECT_EQ(KEYHOLE_BUSY, keyhole_truncate(s.get(), 30));
+  EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_truncate(s.get(), 30));
   device.stream.end_capture();
   EXPECT_EQ(layer_tokens(s.get(), 0).total, 40U) << "a captured step has not happened";
   EXPECT_EQ(statistics(s.get()).stream_steps, 0U);
@@ -259,7 +259,7 @@ TEST_F(StreamWindows, RunInGraphs) {
     if (launch % 4 == 1) {
       // Three of layer 0, and the newest of both are none of layer 1.
       const uint32_t n = model.tokens(0) - 3;
-      ASSERT_OK(keyhole_truncate(s.get(), n));
+      ASSERT_OK(keyhole_session_truncate(s.get(), n));
       model.truncate(n);
     }
   }
@@ -431,13 +431,13 @@ TEST_F(StreamWindows, RefuseWhatIsNotFinite) {
     EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_synchronize(s.get()));
     expect_text((std::string("tensor ") + name).c_str());
     EXPECT_EQ(KEYHOLE_NOT_FINITE, step_on_device(s.get(), t, false)) << "there are no more steps";
-    EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_truncate(s.get(), 20));
+    EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_truncate(s.get(), 20));
     // A copy has the tokens before.
     keyhole_session* fork = nullptr;
-    ASSERT_OK(keyhole_fork(s.get(), &fork));
+    ASSERT_OK(keyhole_session_fork(s.get(), &fork));
     s.reset(fork);
     EXPECT_EQ(layer_tokens(fork, 1).total, *name == 'q' ? 21U : 20U);
-    ASSERT_OK(keyhole_truncate(fork, 20));
+    ASSERT_OK(keyhole_session_truncate(fork, 20));
     expect_all_exact(fork, model);
     decode_on_device(fork, model);
   }
@@ -457,7 +457,7 @@ TEST_F(StreamWindows, RefuseWhatIsNotFinite) {
   go_on = true;
   EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_synchronize(s.get()));
   keyhole_session* fork = nullptr;
-  EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_fork(s.get(), &fork));
+  EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_fork(s.get(), &fork));
   expect_text("4 tokens ago");
 }
 
@@ -475,14 +475,14 @@ TEST_F(StreamWindows, PromptsThatAreNotFiniteChangeNothing) {
     rows[(*name == 'q' ? shape().q(2) : shape().kv(2)) + 64] = *name == 'k' ? 70000.0F : NAN;
     const auto k = on_device(t.k, {20, hkv(), d()}), v = on_device(t.v, {20, hkv(), d()}),
                q = on_device(t.q, {20, hq(), d()});
-    EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_prefill(s.get(), 1, &k, &v, &q));
+    EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_append(s.get(), 1, &k, &v, &q));
     expect_text((std::string("tensor ") + name).c_str());
     expect_text("at token 2, head 1");
   }
   expect_exact_on_device(s.get(), model);
   Turn t = turn(1, 4);
   const auto k = on_device(t.k, {4, hkv(), d()}), v = on_device(t.v, {3, hkv(), d()});
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_prefill(s.get(), 1, &k, &v, nullptr));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_append(s.get(), 1, &k, &v, nullptr));
   expect_exact_on_device(s.get(), model);
   decode_on_device(s.get(), model);
 }
@@ -557,7 +557,7 @@ TEST_F(StreamWindows, RandomCalls) {
         case 2: {
           if (tokens == 0) break;
           const uint32_t n = tokens - random.below(std::min(slack, tokens) + 1);
-          if (keyhole_truncate(s.get(), n) != KEYHOLE_OK) {
+          if (keyhole_session_truncate(s.get(), n) != KEYHOLE_OK) {
             // Only tokens that an earlier truncation took the slack of.
             expect_text("sliding window");
             break;
@@ -567,15 +567,15 @@ TEST_F(StreamWindows, RandomCalls) {
         }
         case 3: {
           keyhole_session* fork = nullptr;
-          ASSERT_OK(keyhole_fork(s.get(), &fork));
+          ASSERT_OK(keyhole_session_fork(s.get(), &fork));
           s.reset(fork);
           break;
         }
         case 4: {
           keyhole_session* loaded = nullptr;
-          ASSERT_OK(keyhole_save(s.get(), path.c_str()));
+          ASSERT_OK(keyhole_session_save(s.get(), path.c_str()));
           if (random.below(2) == 0) break;  // and it goes on itself
-          ASSERT_OK(keyhole_load(device.handle.get(), path.c_str(), &loaded));
+          ASSERT_OK(keyhole_session_load(device.handle.get(), path.c_str(), nullptr, &loaded));
           s.reset(loaded);
           break;
         }

@@ -97,10 +97,11 @@ void StepComparisons::attend_on_device(const Engine& engine, keyhole_session_con
     const Session session = make_session(engine, config);
     const std::string phase = "prefill of full attention";
     const Clock::time_point start = Clock::now();
-    (void)context.hand_over(
-        phase, nullptr,
-        [&](uint32_t layer, const keyhole_tensor& k, const keyhole_tensor& v,
-            const keyhole_tensor* q) { check(keyhole_prefill(session.get(), layer, &k, &v, q)); });
+    (void)context.hand_over(phase, nullptr,
+                            [&](uint32_t layer, const keyhole_tensor& k, const keyhole_tensor& v,
+                                const keyhole_tensor* q) {
+                              check(keyhole_session_append(session.get(), layer, &k, &v, q));
+                            });
     listener_.phase({phase, seconds_since(start)});
     result.timing = meter_.time(session);
   }));

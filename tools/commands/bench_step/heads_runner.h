@@ -9,7 +9,7 @@
 
 namespace keyhole::tools {
 
-/// Makes a runner that calls keyhole_attend for this rank's heads, with tensors in host memory, and gathers the
+/// Makes a runner that calls keyhole_session_attend for this rank's heads, with tensors in host memory, and gathers the
 /// outputs of all ranks; both are in a layer's time. `inputs` are of this rank's heads; output() gives those of all.
 /// Where one rank cannot attend, run() throws on all. The arguments must outlive the runner.
 [[nodiscard]] std::unique_ptr<StepRunner> make_heads_runner(const StepInputs& inputs,

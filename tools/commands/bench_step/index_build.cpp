@@ -25,7 +25,7 @@ double build_indexes(const StepRanks& ranks, const Session& session, const std::
     const keyhole_budget values = budget.budget();
     check(keyhole_session_set_budget(session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &values));
     BuildBar bar{Progress("build")};
-    const keyhole_status status = keyhole_build(session.get(), BuildBar::callback, &bar);
+    const keyhole_status status = keyhole_session_build(session.get(), BuildBar::callback, &bar);
     throw_if_interrupted();
     check(status);
   });

@@ -42,7 +42,7 @@ StepTiming StepMeter::time(const Session& session) {
   for (uint32_t token = 0; token < plan_.tokens(); ++token) {
     throw_if_interrupted();
     if (token == captured_at) runner_.capture(session.get(), n);
-    if (token == plan_.warmup) check(keyhole_reset_statistics(session.get()));
+    if (token == plan_.warmup) check(keyhole_session_reset_statistics(session.get()));
     const TokenTimes times = runner_.run(session.get(), token, n);
     if (token < plan_.warmup) continue;
     layers.insert(layers.end(), times.layers.begin(), times.layers.end());
@@ -58,7 +58,7 @@ StepTiming StepMeter::time(const Session& session) {
   timing.token_on_device = latency_of(std::move(tokens_on_device));
   if (!plan_.weights) timing.layer_in_token = timing.token_on_device.p50 / n;
   keyhole_statistics_init(&timing.statistics);
-  check(keyhole_get_statistics(session.get(), &timing.statistics));
+  check(keyhole_session_get_statistics(session.get(), &timing.statistics));
   plan_.ranks.add_up(timing);
   truncate(session);
   return timing;
@@ -66,14 +66,14 @@ StepTiming StepMeter::time(const Session& session) {
 
 keyhole_audit StepMeter::audit(const Session& session, uint32_t layers) {
   runner_.use(session.get());
-  check(keyhole_reset_statistics(session.get()));
+  check(keyhole_session_reset_statistics(session.get()));
   for (uint32_t token = 0; token < audited_tokens(); ++token) {
     throw_if_interrupted();
     (void)runner_.run(session.get(), token, layers);
   }
   keyhole_audit figures;
   keyhole_audit_init(&figures);
-  check(keyhole_get_audit(session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &figures));
+  check(keyhole_session_get_audit(session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &figures));
   plan_.ranks.join(figures);
   truncate(session);
   return figures;
@@ -99,7 +99,7 @@ Latency StepMeter::written_error(const Session& session, uint32_t layers) {
 uint32_t StepMeter::audited_tokens() const { return std::min(plan_.audit_steps, plan_.tokens()); }
 
 void StepMeter::truncate(const Session& session) const {
-  check(keyhole_truncate(session.get(), static_cast<uint32_t>(plan_.context)));
+  check(keyhole_session_truncate(session.get(), static_cast<uint32_t>(plan_.context)));
 }
 
 }  // namespace keyhole::tools

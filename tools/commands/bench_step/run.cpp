@@ -197,9 +197,9 @@ class StepBench::Impl {
         context.hand_over("prefill", &inputs_,
                           [&](uint32_t layer, const keyhole_tensor& k, const keyhole_tensor& v,
                               const keyhole_tensor* q) {
-                            check(keyhole_prefill(session.get(), layer, &k, &v, q));
+                            check(keyhole_session_append(session.get(), layer, &k, &v, q));
                             if (audited && layer < audited_layers_) {
-                              check(keyhole_prefill(audited.get(), layer, &k, &v, q));
+                              check(keyhole_session_append(audited.get(), layer, &k, &v, q));
                             }
                           });
     listener_.phase({"data", making});
@@ -272,7 +272,7 @@ class StepBench::Impl {
       for (keyhole_session* failed : {session.get(), audited.get()}) {
         if (failed == nullptr) continue;
         const keyhole_status status =
-            keyhole_truncate(failed, static_cast<uint32_t>(plan_.context));
+            keyhole_session_truncate(failed, static_cast<uint32_t>(plan_.context));
         (void)status;
       }
     }

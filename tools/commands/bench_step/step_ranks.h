@@ -27,8 +27,8 @@ class StepRanks {
   [[nodiscard]] bool any() const { return ranks_.communicator != nullptr; }
   [[nodiscard]] bool by_heads() const { return any() && ranks_.by_heads; }
   [[nodiscard]] bool by_tokens() const { return any() && !ranks_.by_heads; }
-  [[nodiscard]] uint32_t size() const { return keyhole_communicator_size(ranks_.communicator); }
-  [[nodiscard]] uint32_t rank() const { return keyhole_communicator_rank(ranks_.communicator); }
+  [[nodiscard]] uint32_t size() const { return keyhole_communicator_get_size(ranks_.communicator); }
+  [[nodiscard]] uint32_t rank() const { return keyhole_communicator_get_rank(ranks_.communicator); }
   /// Whether this rank writes the results: rank 0 does.
   [[nodiscard]] bool speaks() const { return rank() == 0; }
   /// How the model is shared: "context", "tensor", or "".

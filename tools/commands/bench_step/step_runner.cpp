@@ -124,7 +124,7 @@ void attend_rows(keyhole_session* session, uint32_t layer, const StepShape& shap
   const keyhole_tensor tk = rows_tensor(k, shape.kv_heads, shape.head_dim, memory);
   const keyhole_tensor tv = rows_tensor(v, shape.kv_heads, shape.head_dim, memory);
   const keyhole_tensor to = rows_tensor(out, shape.q_heads, shape.head_dim, memory);
-  check(keyhole_attend(session, layer, &tq, &tk, &tv, &to, nullptr));
+  check(keyhole_session_attend(session, layer, &tq, &tk, &tv, &to, nullptr));
 }
 
 void check_outputs(StepRunner& runner, uint32_t layers) {
@@ -150,7 +150,7 @@ std::vector<double> output_errors(StepRunner& runner, const StepInputs& inputs,
   const keyhole_tensor out = keyhole_tensor_host(exact.data(), KEYHOLE_F32, 2, rows);
   ranks.together([&] {
     check(keyhole_session_set_mode(session, KEYHOLE_MODE_EXACT, 0));
-    check(keyhole_attend(session, layer, &q, nullptr, nullptr, &out, nullptr));
+    check(keyhole_session_attend(session, layer, &q, nullptr, nullptr, &out, nullptr));
     check(keyhole_session_set_mode(session, KEYHOLE_MODE_INDEXED, 0));
   });
   exact = ranks.all_heads(std::move(exact));

@@ -60,12 +60,12 @@ void check_outputs(StepRunner& runner, uint32_t layers);
                                                 keyhole_session* session, uint32_t token,
                                                 uint32_t layer, const StepRanks& ranks = {});
 
-/// Calls keyhole_attend with fp16 rows: q and out `[q_heads, head_dim]`, k and v `[kv_heads, head_dim]`. Throws
+/// Calls keyhole_session_attend with fp16 rows: q and out `[q_heads, head_dim]`, k and v `[kv_heads, head_dim]`. Throws
 /// LibraryError.
 void attend_rows(keyhole_session* session, uint32_t layer, const StepShape& shape, const void* q,
                  const void* k, const void* v, void* out, keyhole_memory memory);
 
-/// Makes a runner that calls keyhole_attend with tensors in host memory. `inputs` must outlive it.
+/// Makes a runner that calls keyhole_session_attend with tensors in host memory. `inputs` must outlive it.
 [[nodiscard]] std::unique_ptr<StepRunner> make_host_runner(const StepInputs& inputs);
 /// Makes a runner of stream steps, and uploads the inputs. `stream` must outlive it.
 [[nodiscard]] std::unique_ptr<StepRunner> make_stream_runner(const StepInputs& inputs,

@@ -1,5 +1,6 @@
 // Takes tokens behind those of a session, a chunk at a time: the products of all of them together, as in a prompt,
-// and attention through the session, which decides whether all attend at once or a few at a time (keyhole_extend).
+// and attention through the session, which decides whether all attend at once or a few at a time
+// (keyhole_session_extend).
 #pragma once
 
 #include <cstdint>

@@ -46,7 +46,7 @@ void PromptAttention::attend(uint32_t layer, size_t n, size_t m, const __half* q
 
 double PromptAttention::share() const {
   uint64_t attended = 0, seen = 0;
-  check(keyhole_prompt_blocks(prompt_.get(), &attended, &seen));
+  check(keyhole_prompt_get_blocks(prompt_.get(), &attended, &seen));
   return seen == 0 ? 1.0 : static_cast<double>(attended) / static_cast<double>(seen);
 }
 

@@ -40,7 +40,7 @@ void attend(Prompt& self, uint32_t layer, nb::handle q, nb::handle k, nb::handle
 nb::tuple blocks(Prompt& self) {
   Prompt::Use use(self);
   uint64_t attended = 0, seen = 0;
-  run([&] { return keyhole_prompt_blocks(use.get(), &attended, &seen); });
+  run([&] { return keyhole_prompt_get_blocks(use.get(), &attended, &seen); });
   return nb::make_tuple(attended, seen);
 }
 

@@ -54,14 +54,16 @@ void prefill(Session& self, uint32_t layer, nb::handle k, nb::handle v, nb::hand
   const Array keys(k, "k", Array::kRead), values(v, "v", Array::kRead),
       queries(q, "q", Array::kRead);
   run([&] {
-    return keyhole_prefill(use.get(), layer, keys.pointer(), values.pointer(), queries.pointer());
+    return keyhole_session_append(use.get(), layer, keys.pointer(), values.pointer(),
+                                  queries.pointer());
   });
 }
 
 void build(Session& self, nb::handle progress) {
   Session::Use use(self);
-  Progress(progress).run(
-      [&](keyhole_progress_fn step, void* user) { return keyhole_build(use.get(), step, user); });
+  Progress(progress).run([&](keyhole_progress_fn step, void* user) {
+    return keyhole_session_build(use.get(), step, user);
+  });
 }
 
 void attend(Session& self, uint32_t layer, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
@@ -72,8 +74,8 @@ void attend(Session& self, uint32_t layer, nb::handle q, nb::handle k, nb::handl
   const Array result(out, "out", Array::kWrite), sums(lse, "lse", Array::kWrite);
   float* lse_data = sums.floats("lse", queries.rows());
   run([&] {
-    return keyhole_attend(use.get(), layer, queries.pointer(), keys.pointer(), values.pointer(),
-                          result.pointer(), lse_data);
+    return keyhole_session_attend(use.get(), layer, queries.pointer(), keys.pointer(),
+                                  values.pointer(), result.pointer(), lse_data);
   });
 }
 
@@ -82,8 +84,8 @@ void attend_begin(Session& self, uint32_t layer, nb::handle q, nb::handle k, nb:
   const Array queries(q, "q", Array::kRead), keys(k, "k", Array::kRead),
       values(v, "v", Array::kRead);
   run([&] {
-    return keyhole_attend_begin(use.get(), layer, queries.pointer(), keys.pointer(),
-                                values.pointer());
+    return keyhole_session_attend_begin(use.get(), layer, queries.pointer(), keys.pointer(),
+                                        values.pointer());
   });
 }
 
@@ -91,7 +93,7 @@ void attend_end(Session& self, nb::handle out, nb::handle lse, int64_t q_heads) 
   Session::Use use(self);
   const Array result(out, "out", Array::kWrite), sums(lse, "lse", Array::kWrite);
   float* lse_data = sums.floats("lse", q_heads);
-  run([&] { return keyhole_attend_end(use.get(), result.pointer(), lse_data); });
+  run([&] { return keyhole_session_attend_end(use.get(), result.pointer(), lse_data); });
 }
 
 void extend(Session& self, uint32_t layer, nb::handle q, nb::handle k, nb::handle v,
@@ -105,8 +107,8 @@ void extend(Session& self, uint32_t layer, nb::handle q, nb::handle k, nb::handl
       mask, "mask", "a dense uint64 array in host memory, one element for each token", tokens);
   float* lse_data = sums.floats("lse", queries.rows());
   run([&] {
-    return keyhole_extend(use.get(), layer, queries.pointer(), keys.pointer(), values.pointer(),
-                          words.data(), result.pointer(), lse_data);
+    return keyhole_session_extend(use.get(), layer, queries.pointer(), keys.pointer(),
+                                  values.pointer(), words.data(), result.pointer(), lse_data);
   });
 }
 
@@ -134,9 +136,9 @@ nb::list extend_batch(nb::list sessions, uint32_t layer, nb::handle q, nb::handl
   std::string text;
   {
     nb::gil_scoped_release unlocked;
-    status = keyhole_extend_batch(pointers.data(), static_cast<uint32_t>(count), layer,
-                                  queries.pointer(), keys.pointer(), values.pointer(),
-                                  query_start.data(), result.pointer(), lse_data, statuses.data());
+    status = keyhole_session_extend_batch(
+        pointers.data(), static_cast<uint32_t>(count), layer, queries.pointer(), keys.pointer(),
+        values.pointer(), query_start.data(), result.pointer(), lse_data, statuses.data());
     if (status != KEYHOLE_OK) text = keyhole_last_error();
   }
   // Where some went on, the caller must know which.
@@ -161,7 +163,7 @@ void set_extend_pattern(Session& self, Text pattern, uint32_t tokens) {
 nb::tuple extend_blocks(Session& self) {
   Session::Use use(self);
   uint64_t attended = 0, seen = 0;
-  check(keyhole_session_extend_blocks(use.get(), &attended, &seen));
+  check(keyhole_session_get_extend_blocks(use.get(), &attended, &seen));
   return nb::make_tuple(attended, seen);
 }
 
@@ -181,8 +183,8 @@ void attend_offloaded(Session& self, uint32_t layer, nb::handle q, nb::handle ou
       sums(lse, "lse", Array::kWrite);
   float* lse_data = sums.floats("lse", queries.rows());
   run([&] {
-    return keyhole_attend_offloaded(use.get(), layer, queries.pointer(), result.pointer(),
-                                    lse_data);
+    return keyhole_session_attend_offloaded(use.get(), layer, queries.pointer(), result.pointer(),
+                                            lse_data);
   });
 }
 
@@ -199,9 +201,9 @@ void attend_tokens(Session& self, uint32_t layer, nb::handle q,
   }
   float* lse_data = sums.floats("lse", queries.rows());
   run([&] {
-    return keyhole_attend_tokens(use.get(), layer, queries.pointer(),
-                                 flat.empty() ? nullptr : flat.data(), counts.data(), with_resident,
-                                 result.pointer(), lse_data);
+    return keyhole_session_attend_tokens(use.get(), layer, queries.pointer(),
+                                         flat.empty() ? nullptr : flat.data(), counts.data(),
+                                         with_resident, result.pointer(), lse_data);
   });
 }
 
@@ -217,8 +219,8 @@ void search_tokens(Session& self, uint32_t layer, nb::handle q, uint32_t top_k, 
   const Elements<uint32_t> numbers(counts, "counts", "a writable dense uint32 array in host memory",
                                    heads);
   run([&] {
-    return keyhole_search_tokens(use.get(), layer, queries.pointer(), top_k, found.data(),
-                                 products.data(), numbers.data());
+    return keyhole_session_search_tokens(use.get(), layer, queries.pointer(), top_k, found.data(),
+                                         products.data(), numbers.data());
   });
 }
 
@@ -260,19 +262,19 @@ void set_stream(Session& self, uintptr_t stream) {
 
 void truncate(Session& self, uint32_t n_tokens) {
   Session::Use use(self);
-  run([&] { return keyhole_truncate(use.get(), n_tokens); });
+  run([&] { return keyhole_session_truncate(use.get(), n_tokens); });
 }
 
 Session* fork(Session& self) {
   Session::Use use(self);
   keyhole_session* copy = nullptr;
-  run([&] { return keyhole_fork(use.get(), &copy); });
+  run([&] { return keyhole_session_fork(use.get(), &copy); });
   return new Session(copy, "the session");
 }
 
 void save(Session& self, const std::string& path) {
   Session::Use use(self);
-  run([&] { return keyhole_save(use.get(), path.c_str()); });
+  run([&] { return keyhole_session_save(use.get(), path.c_str()); });
 }
 
 Session* load(Engine& engine, const std::string& path, Text model, nb::handle tokens) {
@@ -282,9 +284,9 @@ Session* load(Engine& engine, const std::string& path, Text model, nb::handle to
   keyhole_session* session = nullptr;
   run([&] {
     if (expected || ids.data())
-      return keyhole_load_expecting(use.get(), path.c_str(), expected, ids.data(), ids.size(),
-                                    &session);
-    return keyhole_load(use.get(), path.c_str(), &session);
+      return keyhole_session_load_expecting(use.get(), path.c_str(), expected, ids.data(),
+                                            ids.size(), &session);
+    return keyhole_session_load(use.get(), path.c_str(), nullptr, &session);
   });
   return new Session(session, "the session");
 }
@@ -308,7 +310,7 @@ nb::dict layer_tokens(Session& self, uint32_t layer) {
   Session::Use use(self);
   keyhole_layer_tokens tokens;
   keyhole_layer_tokens_init(&tokens);
-  run([&] { return keyhole_get_layer_tokens(use.get(), layer, &tokens); });
+  run([&] { return keyhole_session_get_layer_tokens(use.get(), layer, &tokens); });
   return as_dict(tokens);
 }
 
@@ -316,7 +318,7 @@ nb::dict statistics(Session& self) {
   Session::Use use(self);
   keyhole_statistics value;
   keyhole_statistics_init(&value);
-  run([&] { return keyhole_get_statistics(use.get(), &value); });
+  run([&] { return keyhole_session_get_statistics(use.get(), &value); });
   return as_dict(value);
 }
 
@@ -324,7 +326,7 @@ nb::dict audit(Session& self, uint32_t layer, uint32_t kv_head) {
   Session::Use use(self);
   keyhole_audit value;
   keyhole_audit_init(&value);
-  run([&] { return keyhole_get_audit(use.get(), layer, kv_head, &value); });
+  run([&] { return keyhole_session_get_audit(use.get(), layer, kv_head, &value); });
   return as_dict(value);
 }
 
@@ -374,7 +376,7 @@ void define_session(nb::module_& module) {
       .def("identity", identity)
       .def("layer_tokens", layer_tokens)
       .def("statistics", statistics)
-      .def("reset_statistics", plain<keyhole_reset_statistics>)
+      .def("reset_statistics", plain<keyhole_session_reset_statistics>)
       .def("audit", audit);
   module.def("session_create", create);
   module.def("session_load", load, nb::arg("engine"), nb::arg("path"), none("model"),

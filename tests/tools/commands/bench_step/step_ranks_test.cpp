@@ -73,10 +73,10 @@ Steps steps_of(const StepShape& shape) {
     const int64_t rows[] = {kRanksContext, shape.kv_heads, shape.head_dim};
     const keyhole_tensor tk = keyhole_tensor_host(k.data(), KEYHOLE_F16, 3, rows);
     const keyhole_tensor tv = keyhole_tensor_host(v.data(), KEYHOLE_F16, 3, rows);
-    check(keyhole_prefill(steps.session.get(), layer, &tk, &tv, nullptr));
+    check(keyhole_session_append(steps.session.get(), layer, &tk, &tv, nullptr));
     for (uint32_t t = 0; t < kTokens; ++t) data.step(t, steps.inputs.at(t, layer));
   }
-  check(keyhole_build(steps.session.get(), nullptr, nullptr));
+  check(keyhole_session_build(steps.session.get(), nullptr, nullptr));
   return steps;
 }
 

@@ -54,7 +54,7 @@ Prepared prepare(uint32_t top_k) {
     const int64_t shape[] = {kRunnerContext, kShape.kv_heads, kShape.head_dim};
     const keyhole_tensor tk = keyhole_tensor_host(k.data(), KEYHOLE_F16, 3, shape);
     const keyhole_tensor tv = keyhole_tensor_host(v.data(), KEYHOLE_F16, 3, shape);
-    check(keyhole_prefill(p.session.get(), layer, &tk, &tv, nullptr));
+    check(keyhole_session_append(p.session.get(), layer, &tk, &tv, nullptr));
     for (uint32_t token = 0; token < 3; ++token) {
       uint16_t* step = p.inputs.at(token, layer);
       data.step(token, step);
@@ -66,7 +66,7 @@ Prepared prepare(uint32_t top_k) {
     p.k.push_back(std::move(k));
     p.v.push_back(std::move(v));
   }
-  check(keyhole_build(p.session.get(), nullptr, nullptr));
+  check(keyhole_session_build(p.session.get(), nullptr, nullptr));
   return p;
 }
 
