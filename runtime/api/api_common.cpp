@@ -1,8 +1,7 @@
-// The parts of the C API that belong to no object: versions, texts, tensors, states, plans.
+// The parts of the C API that belong to no object: versions, texts, tensors, plans.
+#include <algorithm>
 #include <cstring>
-#include <vector>
 
-#include "cpu/attention.h"
 #include "runtime/api/api_guard.h"
 #include "runtime/engine/device_choice.h"
 #include "runtime/plan/planner.h"
@@ -110,36 +109,6 @@ keyhole_tensor keyhole_tensor_host(const void* data, keyhole_dtype dtype, int32_
     if (__builtin_mul_overflow(stride, shape[i], &stride)) stride = 0;
   }
   return t;
-}
-
-keyhole_status keyhole_merge_states(uint32_t n, const float* const* o, const float* const* lse,
-                                    uint32_t heads, uint32_t head_dim, float* out, float* out_lse) {
-  return guarded([&] {
-    require(out, "out");
-    require(out_lse, "out_lse");
-    if (heads == 0 || head_dim == 0) {
-      throw Error(Status::invalid_argument, "heads is " + std::to_string(heads) + ", head_dim is " +
-                                                std::to_string(head_dim) + ", allowed: at least 1");
-    }
-    if (uint64_t{heads} * head_dim > (uint64_t{1} << 63) / sizeof(float)) {
-      throw Error(Status::invalid_argument, "heads is " + std::to_string(heads) + ", head_dim is " +
-                                                std::to_string(head_dim) +
-                                                ", allowed: a state of up to 2^63 bytes");
-    }
-    if (n != 0) {
-      require(o, "o");
-      require(lse, "lse");
-    }
-    std::vector<StateView> states;
-    states.reserve(n);
-    for (uint32_t i = 0; i < n; ++i) {
-      require(o[i], "o[i]");
-      require(lse[i], "lse[i]");
-      // merge_states only reads its inputs.
-      states.push_back({const_cast<float*>(o[i]), const_cast<float*>(lse[i])});
-    }
-    cpu::merge_states(states, heads, head_dim, {out, out_lse});
-  });
 }
 
 void keyhole_memory_plan_init_sized(keyhole_memory_plan* plan, size_t size) {

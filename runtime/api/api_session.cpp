@@ -285,17 +285,18 @@ keyhole_status keyhole_session_save(keyhole_session* session, const char* path) 
   });
 }
 
-keyhole_status keyhole_session_load(keyhole_engine* engine, const char* path,
-                                    keyhole_session** out) {
-  return keyhole_session_load_expecting(engine, path, nullptr, nullptr, 0, out);
+void keyhole_load_options_init_sized(keyhole_load_options* options, size_t size) {
+  init_struct(options, size, {});
 }
 
-keyhole_status keyhole_session_load_expecting(keyhole_engine* engine, const char* path,
-                                              const char* model, const int32_t* tokens,
-                                              uint64_t count, keyhole_session** out) {
+keyhole_status keyhole_session_load(keyhole_engine* engine, const char* path,
+                                    const keyhole_load_options* options, keyhole_session** out) {
   return guarded([&] {
     require(out, "out");
     *out = nullptr;
+    const keyhole_load_options any{};
+    const auto [size, model, tokens, count] =
+        options == nullptr ? any : read_struct(options, any, "options");
     require(engine, "engine");
     require(path, "path");
     *out = new keyhole_session(load_any_session(engine->engine, path, {model, tokens, count}));

@@ -1,4 +1,4 @@
-// Merges of the caller's attention states: in host memory with the base of lse named, and in device memory.
+// Merges of the caller's attention states, in host memory and in device memory.
 #include <cmath>
 #include <span>
 #include <vector>
@@ -55,9 +55,9 @@ void check_states(uint32_t n, const T* const* o, const float* const* lse, uint32
 
 extern "C" {
 
-keyhole_status keyhole_merge_states_base(uint32_t n, const float* const* o, const float* const* lse,
-                                         uint32_t heads, uint32_t head_dim, keyhole_lse_base base,
-                                         float* out, float* out_lse) {
+keyhole_status keyhole_merge_states(uint32_t n, const float* const* o, const float* const* lse,
+                                    uint32_t heads, uint32_t head_dim, keyhole_lse_base base,
+                                    float* out, float* out_lse) {
   return guarded([&] {
     check_states(n, o, lse, heads, "heads", head_dim, out, out_lse);
     check_base(base);

@@ -5,6 +5,7 @@
 #include KEYHOLE_TEST_HEADER
 #include KEYHOLE_TEST_HEADER
 #include "keyhole/index.h"
+#include "keyhole/inspect.h"
 
 #if KEYHOLE_VERSION_MAJOR < 0 || KEYHOLE_VERSION_MINOR < 0 || KEYHOLE_VERSION_PATCH < 0
 #error "the version must be usable in #if"

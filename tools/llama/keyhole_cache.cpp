@@ -205,13 +205,14 @@ KeyholeCache KeyholeCache::load(const LlamaConfig& model, const KeyholeCacheOpti
   if (options.ranks.communicator != nullptr && options.ranks.by_heads) refuse_heads();
   KeyholeCache cache = with_engine(model, options);
   keyhole_session* session = nullptr;
-  if (contents == nullptr) {
-    check(keyhole_session_load(cache.engine_.get(), path.c_str(), nullptr, &session));
-  } else {
-    check(keyhole_session_load_expecting(cache.engine_.get(), path.c_str(), contents->model.c_str(),
-                                         contents->tokens.data(), contents->tokens.size(),
-                                         &session));
+  keyhole_load_options expected;
+  keyhole_load_options_init(&expected);
+  if (contents != nullptr) {
+    expected.model = contents->model.c_str();
+    expected.tokens = contents->tokens.data();
+    expected.token_count = contents->tokens.size();
   }
+  check(keyhole_session_load(cache.engine_.get(), path.c_str(), &expected, &session));
   cache.session_.reset(session);
   cache.audited_ = cache.config().audit_share > 0.0;
   return cache;

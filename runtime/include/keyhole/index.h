@@ -31,11 +31,11 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_create(keyhole_engine*
 /* Accepts NULL. */
 KEYHOLE_API void keyhole_index_destroy(keyhole_index* index);
 
-/* Builds over keys `[n, d]` (any dtype; copied to kv_dtype with values `[n, d]`, or `[n, value_dim]` where the engine has one;
- * values may be NULL if keyhole_index_attend is not used, and must be with values_in_keys). training_queries `[m, d]` or NULL with their token
- * positions (NULL: unknown); first_position is the token position of keys[0]. progress may be NULL.
- * Replaces an earlier build. On an error the index is empty; it is as before on BUSY, and where the
- * shape, dtype or memory of `keys` was refused. Errors: INVALID_ARGUMENT, NOT_FINITE (names tensor
+/* Builds over keys `[n, d]` (any dtype; copied to kv_dtype with values `[n, d]`, or `[n, value_dim]` where the engine
+ * has one; values may be NULL if keyhole_index_attend is not used, and must be with values_in_keys). training_queries
+ * `[m, d]` or NULL with their token positions (NULL: unknown); first_position is the token position of keys[0].
+ * progress may be NULL. Replaces an earlier build. On an error the index is empty; it is as before on BUSY, and where
+ * the shape, dtype or memory of `keys` was refused. Errors: INVALID_ARGUMENT, NOT_FINITE (names tensor
  * and row; also for a finite value that overflows kv_dtype), OUT_OF_MEMORY, CANCELLED, BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_index_build(keyhole_index* index, const keyhole_tensor* keys, const keyhole_tensor* values,

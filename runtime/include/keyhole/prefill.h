@@ -48,16 +48,16 @@ KEYHOLE_API void keyhole_prompt_destroy(keyhole_prompt* prompt);
  *   stream  a cudaStream_t of the engine's device; NULL: the default stream
  * All in device memory, rows aligned to 16 bytes (of out to 8), m up to 4,194,240; they stay as they
  * are until the stream has done it. A prompt may come in one piece or in many; the choice of blocks is
- * each tile of 128 queries' own, counted from the first query of a call; columns and diagonals are those of a call's last queries; which heads are dense as they
- * look up single tokens is found for each call anew.
+ * each tile of 128 queries' own, counted from the first query of a call; columns and diagonals are those of a call's
+ * last queries; which heads are dense as they look up single tokens is found for each call anew.
  * Products of fp16 numbers are summed in fp32, softmax weights are rounded to fp16 (two bf16): relative
  * error some 5e-4. Numbers that are not finite give outputs that are not. Device memory for the
- * choice, of 32 query heads some 160 MiB up to 512k tokens and 300 MiB at 1M, is taken when it is needed and kept. Dense patterns without learned
- * sinks can be captured in a graph.
+ * choice, of 32 query heads some 160 MiB up to 512k tokens and 300 MiB at 1M, is taken when it is needed and kept.
+ * Dense patterns without learned sinks can be captured in a graph.
  * On an engine on the host all of this is the caller's memory, lse too, and it is done when the call
  * returns; stream is not looked at. q, k and v may each be f32, f16 or bf16, at any address and with strides of
- * their own, out may be q; there is no limit to m. Sums are fp32, on the engine's threads. Memory for the choice, up to some
- * 300 MiB, is kept. Errors:
+ * their own, out may be q; there is no limit to m. Sums are fp32, on the engine's threads. Memory for the choice, up to
+ * some 300 MiB, is kept. Errors:
  * INVALID_ARGUMENT, OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY, DEVICE_ERROR, BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_attend(
     keyhole_prompt* prompt, uint32_t layer, const keyhole_tensor* q, const keyhole_tensor* k,

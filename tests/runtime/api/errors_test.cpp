@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "keyhole/index.h"
+#include "keyhole/save.h"
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::test {
@@ -110,6 +111,8 @@ TEST(OlderStructs, KeepTheirEnds) {
   KEYHOLE_TEST_ENDS(search_options);
   KEYHOLE_TEST_ENDS(search_cost);
   KEYHOLE_TEST_ENDS(index_info);
+  KEYHOLE_TEST_ENDS(identity);
+  KEYHOLE_TEST_ENDS(load_options);
 #undef KEYHOLE_TEST_ENDS
   keyhole_engine_config_init_sized(nullptr, 100);
 

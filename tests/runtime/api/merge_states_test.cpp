@@ -18,7 +18,8 @@ TEST(MergeStates, AnyHeadDimIsMerged) {
     std::vector<float> out(a.size(), NAN), out_lse(heads, NAN);
     const float* o[] = {a.data(), b.data()};
     const float* lse[] = {a_lse.data(), b_lse.data()};
-    ASSERT_OK(keyhole_merge_states(2, o, lse, heads, dim, out.data(), out_lse.data()));
+    ASSERT_OK(keyhole_merge_states(2, o, lse, heads, dim, KEYHOLE_LSE_NATURAL, out.data(),
+                                   out_lse.data()));
     const double share = 1.0 / (1.0 + std::exp(1.0));  // of a in head 0
     EXPECT_NEAR(out_lse[0], 1.5 + std::log1p(std::exp(-1.0)), 1e-5);
     EXPECT_EQ(out_lse[1], 2.0F);
@@ -34,12 +35,14 @@ TEST(MergeStates, SizesThatOverflowAreRefused) {
   float lse = 0.0F;
   const float* os[] = {&o};
   const float* lses[] = {&lse};
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT,
-            keyhole_merge_states(1, os, lses, UINT32_MAX, UINT32_MAX, &o, &lse));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_merge_states(1, os, lses, UINT32_MAX, UINT32_MAX,
+                                                           KEYHOLE_LSE_NATURAL, &o, &lse));
   EXPECT_NE(std::string(keyhole_last_error()).find("head_dim is 4294967295"), std::string::npos)
       << keyhole_last_error();
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_merge_states(1, os, lses, 0, 64, &o, &lse));
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_merge_states(1, os, lses, 1, 0, &o, &lse));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT,
+            keyhole_merge_states(1, os, lses, 0, 64, KEYHOLE_LSE_NATURAL, &o, &lse));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT,
+            keyhole_merge_states(1, os, lses, 1, 0, KEYHOLE_LSE_NATURAL, &o, &lse));
 }
 
 TEST(MergeStates, TheBaseIsTheCallers) {
@@ -63,8 +66,8 @@ TEST(MergeStates, TheBaseIsTheCallers) {
         lses.push_back(lse[i].data());
       }
       std::vector<float> out(size_t{heads} * dim, NAN), out_lse(heads, NAN);
-      ASSERT_OK(keyhole_merge_states_base(n, os.data(), lses.data(), heads, dim, base, out.data(),
-                                          out_lse.data()));
+      ASSERT_OK(keyhole_merge_states(n, os.data(), lses.data(), heads, dim, base, out.data(),
+                                     out_lse.data()));
       for (uint32_t h = 0; h < heads; ++h) {
         double sum = 0.0;
         std::vector<double> o_sum(dim, 0.0);
@@ -94,7 +97,7 @@ TEST(MergeStates, ANaNIsNotHidden) {
   const float* lses[] = {a.data(), b.data()};
   for (const keyhole_lse_base base : {KEYHOLE_LSE_NATURAL, KEYHOLE_LSE_LOG2}) {
     std::vector<float> out(4), out_lse(2);
-    ASSERT_OK(keyhole_merge_states_base(2, os, lses, 2, 2, base, out.data(), out_lse.data()));
+    ASSERT_OK(keyhole_merge_states(2, os, lses, 2, 2, base, out.data(), out_lse.data()));
     EXPECT_TRUE(std::isnan(out_lse[0]) && std::isnan(out[0]) && std::isnan(out[1]));
     EXPECT_FALSE(std::isnan(out_lse[1]) || std::isnan(out[2]) || std::isnan(out[3]));
   }
@@ -109,9 +112,9 @@ TEST(MergeStates, ArgumentsAreNamed) {
     EXPECT_NE(std::string(keyhole_last_error()).find(name), std::string::npos)
         << keyhole_last_error();
   };
-  refused(keyhole_merge_states_base(1, os, os, 1, 4, 2, x.data(), x.data()), "base is 2");
-  refused(keyhole_merge_states_base(1, os, os, 0, 4, 0, x.data(), x.data()), "heads is 0");
-  refused(keyhole_merge_states_base(1, os, nullptr, 1, 4, 0, x.data(), x.data()), "lse");
+  refused(keyhole_merge_states(1, os, os, 1, 4, 2, x.data(), x.data()), "base is 2");
+  refused(keyhole_merge_states(1, os, os, 0, 4, 0, x.data(), x.data()), "heads is 0");
+  refused(keyhole_merge_states(1, os, nullptr, 1, 4, 0, x.data(), x.data()), "lse");
   const auto on_device = [&](uint32_t n, uint32_t rows, int o_dtype, int base, int out_dtype) {
     return keyhole_merge_states_device(n, device_os, os, rows, 4, o_dtype, base, x.data(),
                                        out_dtype, x.data(), nullptr);

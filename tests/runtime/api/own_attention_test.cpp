@@ -76,8 +76,8 @@ TEST(AttendOffloaded, WithSinkAndWindowItIsTheWholeStep) {
       const float* os[] = {offloaded.o.data(), resident.o.data()};
       const float* lses[] = {offloaded.lse.data(), resident.lse.data()};
       Answer merged = all;
-      ASSERT_OK(keyhole_merge_states_base(2, os, lses, w.ec.q_heads, w.ec.head_dim,
-                                          KEYHOLE_LSE_NATURAL, merged.o.data(), merged.lse.data()));
+      ASSERT_OK(keyhole_merge_states(2, os, lses, w.ec.q_heads, w.ec.head_dim, KEYHOLE_LSE_NATURAL,
+                                     merged.o.data(), merged.lse.data()));
       for (size_t i = 0; i < all.o.size(); ++i) ASSERT_NEAR(all.o[i], merged.o[i], 1e-5);
       for (size_t h = 0; h < all.lse.size(); ++h) ASSERT_NEAR(all.lse[h], merged.lse[h], 1e-5);
     }

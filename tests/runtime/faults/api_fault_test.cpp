@@ -357,9 +357,8 @@ TEST_P(ApiFault, StatesOfTokens) {
     float out[4], out_lse[2];
     const float* os[] = {o, o};
     const float* lses[] = {lse, lse};
-    return under_fault([&] {
-      return keyhole_merge_states_base(2, os, lses, 2, 2, KEYHOLE_LSE_LOG2, out, out_lse);
-    });
+    return under_fault(
+        [&] { return keyhole_merge_states(2, os, lses, 2, 2, KEYHOLE_LSE_LOG2, out, out_lse); });
   });
 }
 

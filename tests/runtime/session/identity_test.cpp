@@ -1,5 +1,6 @@
 // The identity of a saved session's model and text: set, saved, copied, forgotten; another one than is asked for is
 // refused.
+#include <cstddef>
 #include <filesystem>
 #include <numeric>
 
@@ -35,9 +36,13 @@ class IdentityTest : public ::testing::Test {
   }
   keyhole_status load(const char* model, const std::vector<int32_t>* tokens) {
     keyhole_session* loaded = nullptr;
-    const keyhole_status status = keyhole_session_load_expecting(
-        engine_.get(), path_.c_str(), model, tokens == nullptr ? nullptr : tokens->data(),
-        tokens == nullptr ? 0 : tokens->size(), &loaded);
+    keyhole_load_options options;
+    keyhole_load_options_init(&options);
+    options.model = model;
+    options.tokens = tokens == nullptr ? nullptr : tokens->data();
+    options.token_count = tokens == nullptr ? 0 : tokens->size();
+    const keyhole_status status =
+        keyhole_session_load(engine_.get(), path_.c_str(), &options, &loaded);
     EXPECT_EQ(loaded != nullptr, status == KEYHOLE_OK);
     loaded_.reset(loaded);
     return status;
@@ -138,6 +143,32 @@ TEST_F(IdentityTest, OtherTokensAreRefused) {
   prefill(1);
   save();
   expect_refused(load(nullptr, &tokens_), {"has 61 tokens and names 60"});
+}
+
+TEST_F(IdentityTest, OptionsOfALoadAreRead) {
+  set("model", 60);
+  save();
+  const auto load_by = [&](const keyhole_load_options* options) {
+    keyhole_session* loaded = nullptr;
+    const keyhole_status status =
+        keyhole_session_load(engine_.get(), path_.c_str(), options, &loaded);
+    EXPECT_EQ(loaded != nullptr, status == KEYHOLE_OK);
+    loaded_.reset(loaded);
+    return status;
+  };
+  keyhole_load_options options;
+  keyhole_load_options_init(&options);
+  EXPECT_EQ(load_by(nullptr), KEYHOLE_OK) << "no options: any file of the shape";
+  EXPECT_EQ(load_by(&options), KEYHOLE_OK) << "as the init function leaves them";
+  options.token_count = 3;
+  expect_refused(load_by(&options), {"tokens is NULL, count is 3"});
+  // A program of an earlier header, which knows of no tokens.
+  options.struct_size = offsetof(keyhole_load_options, tokens);
+  EXPECT_EQ(load_by(&options), KEYHOLE_OK) << keyhole_last_error();
+  options.model = "other";
+  expect_refused(load_by(&options), {"'model'", "'other'"});
+  options.struct_size = 0;
+  expect_refused(load_by(&options), {"options.struct_size"});
 }
 
 TEST_F(IdentityTest, ArgumentsAreNamed) {

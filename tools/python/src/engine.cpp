@@ -93,7 +93,7 @@ void merge_states(nb::list outputs, nb::list sums, nb::handle out, nb::handle ou
         kept.emplace_back(sums[i], "lse", "a dense float32 array in host memory", heads).data());
   }
   run([&] {
-    return keyhole_merge_states_base(
+    return keyhole_merge_states(
         static_cast<uint32_t>(o.size()), o.data(), lse.data(), static_cast<uint32_t>(heads),
         static_cast<uint32_t>(merged.size() / heads), base, merged.data(), merged_lse.data());
   });

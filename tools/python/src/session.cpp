@@ -49,7 +49,7 @@ nb::dict config_of(Session& self) {
   return values;
 }
 
-void prefill(Session& self, uint32_t layer, nb::handle k, nb::handle v, nb::handle q) {
+void append(Session& self, uint32_t layer, nb::handle k, nb::handle v, nb::handle q) {
   Session::Use use(self);
   const Array keys(k, "k", Array::kRead), values(v, "v", Array::kRead),
       queries(q, "q", Array::kRead);
@@ -282,12 +282,12 @@ Session* load(Engine& engine, const std::string& path, Text model, nb::handle to
   const char* expected = c_text(model, "model");
   const Elements<const int32_t> ids(tokens, "tokens", "a dense int32 array in host memory");
   keyhole_session* session = nullptr;
-  run([&] {
-    if (expected || ids.data())
-      return keyhole_session_load_expecting(use.get(), path.c_str(), expected, ids.data(),
-                                            ids.size(), &session);
-    return keyhole_session_load(use.get(), path.c_str(), nullptr, &session);
-  });
+  keyhole_load_options options;
+  keyhole_load_options_init(&options);
+  options.model = expected;
+  options.tokens = ids.data();
+  options.token_count = ids.size();
+  run([&] { return keyhole_session_load(use.get(), path.c_str(), &options, &session); });
   return new Session(session, "the session");
 }
 
@@ -344,7 +344,7 @@ void define_session(nb::module_& module) {
       .def("close", &Session::close)
       .def_prop_ro("closed", &Session::closed)
       .def("config", config_of)
-      .def("prefill", prefill, nb::arg("layer"), none("k"), none("v"), none("q"))
+      .def("append", append, nb::arg("layer"), none("k"), none("v"), none("q"))
       .def("build", build, none("progress"))
       .def("attend", attend, nb::arg("layer"), none("q"), none("k"), none("v"), none("out"),
            none("lse"))

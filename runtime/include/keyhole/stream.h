@@ -1,0 +1,55 @@
+/* Keyhole: steps in the order of a CUDA stream, which can be captured in graphs; and a step in two halves, on any
+ * device. The opening comment of keyhole/keyhole.h (words, errors, threads) holds here. docs/embedding.md, Steps on a
+ * stream and CUDA graphs, shows the calls in order.
+ *
+ * With a CUDA device keyhole_session_attend, its two halves, keyhole_session_extend and keyhole_session_extend_batch
+ * take q, k, v, out and lse in device memory: the step is enqueued on the session's stream, the call returns at once,
+ * and it can be captured. These tensors are read and written when the stream comes to the step: q, k and v must stay as
+ * they are, out and lse where they are, until it has done the step (both halves of it; of a graph, in each launch).
+ * Errors of such a step, NOT_FINITE, TIMEOUT, DEVICE_ERROR and OUT_OF_MEMORY, are returned by the next call that uses
+ * the session, at the latest by keyhole_session_synchronize; the session takes no more steps then.
+ */
+#ifndef KEYHOLE_STREAM_H_
+#define KEYHOLE_STREAM_H_
+
+#include "keyhole/keyhole.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The cudaStream_t on which the session's steps are enqueued from now on; NULL: the default stream. Waits for steps on
+ * the old one. UNSUPPORTED on a host device. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_stream(keyhole_session* session,
+                                                                       void* stream);
+
+/* Announces one launch of the graph that was captured last on the session's stream; it is called just before the
+ * launch. Errors: INVALID_ARGUMENT: nothing was captured, a call failed during the capture, the session has changed
+ * since, or the graph's tokens would pass max_tokens; OUT_OF_MEMORY: they would pass host_memory_limit; BUSY: during a
+ * capture or inside a step; UNSUPPORTED on a host device; or the error of an earlier step. Nothing is announced
+ * then. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_announce(keyhole_session* session);
+
+/* Waits until all steps that were enqueued or announced are done, and returns the first error among them. What is to be
+ * pinned and encoded of prompts is then pinned, and its encoding enqueued; with KEYHOLE_PLACE_DEVICE also OUT_OF_MEMORY
+ * where the system does not let it be pinned. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_synchronize(keyhole_session* session);
+
+/* keyhole_session_attend in two halves: begin appends, publishes q and starts the work; the caller may do other work;
+ * end waits and writes the result. Between the two only calls that read counts and settings are allowed (get_config,
+ * get_budget, get_layer_tokens, get_statistics); every other call returns BUSY. q is copied by begin; in device memory
+ * it must stay as it is until the stream has done the work of both halves. If begin fails there is no end to call. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_attend_begin(keyhole_session* session,
+                                                                         uint32_t layer,
+                                                                         const keyhole_tensor* q,
+                                                                         const keyhole_tensor* k,
+                                                                         const keyhole_tensor* v);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_attend_end(keyhole_session* session,
+                                                                       const keyhole_tensor* out,
+                                                                       float* lse);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* KEYHOLE_STREAM_H_ */
