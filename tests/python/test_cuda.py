@@ -39,7 +39,7 @@ def run(session, q, k, v, prompt, stream):
     answers = [[] for _ in range(LAYERS)]
     with torch.cuda.stream(stream):
         for layer in range(LAYERS):
-            session.prefill(layer, on_device(k[layer, :prompt]), on_device(v[layer, :prompt]), on_device(q[layer, :prompt]))
+            session.append(layer, on_device(k[layer, :prompt]), on_device(v[layer, :prompt]), on_device(q[layer, :prompt]))
         session.build()
         at = prompt
         while at < q.shape[1]:
@@ -75,7 +75,7 @@ def test_a_session_that_is_dropped_has_answered(engine):
     q, k, v = random(40, 3000, HQ, D), random(41, 3000, HKV, D), random(42, 3000, HKV, D)
     truth, _ = attention(q[-1:], k, v)
     session = engine.session(mode="exact", sink=16, window=64, max_tokens=4096)
-    session.prefill(0, *(on_device(array[:-1]) for array in (k, v)))
+    session.append(0, *(on_device(array[:-1]) for array in (k, v)))
     rows = [on_device(array[-1]) for array in (q, k, v)]
     torch.cuda._sleep(20_000_000)  # the step waits on the stream when the session goes
     out = session.attend(0, *rows)
@@ -86,7 +86,7 @@ def test_a_session_that_is_dropped_has_answered(engine):
 def test_arrays_of_the_host_go_to_the_same_device(engine):
     k, v, q = random(4, 300, HKV, D), random(5, 300, HKV, D), random(6, 300, HQ, D)
     session = engine.session(mode="exact", sink=16, window=64, max_tokens=2048)
-    session.prefill(0, k[:290], v[:290], q[:290])
+    session.append(0, k[:290], v[:290], q[:290])
     out = np.stack([session.attend(0, q[at], k[at], v[at]) for at in range(290, 300)])
     assert error(out, attention(q, k, v)[0][290:]) < ROUNDING
 
@@ -96,7 +96,7 @@ def test_a_batch_of_ragged_sequences(engine):
     for seed, tokens in enumerate(lengths):
         q, k, v = random(10 + seed, tokens, HQ, D), random(20 + seed, tokens, HKV, D), random(30 + seed, tokens, HKV, D)
         session = engine.session(mode="exact", sink=16, window=64, max_tokens=2048)
-        session.prefill(0, *(on_device(array[:-3]) for array in (k, v)))
+        session.append(0, *(on_device(array[:-3]) for array in (k, v)))
         sessions.append(session)
         truths.append(attention(q, k, v)[0][-3:])
         rows.append([on_device(array[-3:]) for array in (q, k, v)])
@@ -110,7 +110,7 @@ def test_a_batch_of_ragged_sequences(engine):
 def test_wrong_tensors_are_refused(engine):
     session = engine.session(mode="exact", sink=16, window=64, max_tokens=2048)
     rows = on_device(random(7, 40, HKV, D))
-    session.prefill(0, rows, rows)
+    session.append(0, rows, rows)
     q = on_device(random(8, HQ, D))
     with pytest.raises(keyhole.InvalidArgument, match="q has dtype float64"):
         session.attend(0, q.double(), out=torch.empty(HQ, D, device="cuda"))
@@ -118,7 +118,7 @@ def test_wrong_tensors_are_refused(engine):
         session.attend(0, q, out=torch.empty(HQ, D, dtype=torch.float16))  # q on the device, the answer on the host
     host = keyhole.Engine(layers=1, q_heads=HQ, kv_heads=HKV, head_dim=D, kv_dtype="f16", device="host", threads=1)
     with pytest.raises(keyhole.Error, match="device"), host.session(mode="exact") as other:
-        other.prefill(0, rows, rows)
+        other.append(0, rows, rows)
 
 
 @pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="other processes take memory of the device meanwhile")
@@ -127,7 +127,7 @@ def test_dropped_sessions_give_device_memory_back(engine):
         session = engine.session(sink=16, window=64, max_tokens=2048)
         rows = on_device(random(9, 400, HKV, D))
         for layer in range(LAYERS):
-            session.prefill(layer, rows, rows)
+            session.append(layer, rows, rows)
         session.build()
         session.attend(0, on_device(random(8, HQ, D)))
         session.synchronize()

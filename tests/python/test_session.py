@@ -28,7 +28,7 @@ def test_prompt_and_steps_are_exact_attention(engine):
     k, v, q = random(1, LAYERS, 300, HKV, D), random(2, LAYERS, 300, HKV, D), random(3, LAYERS, 300, HQ, D)
     session = exact(engine)
     for layer in range(LAYERS):
-        session.prefill(layer, k[layer, :290], v[layer, :290], q[layer, :290])
+        session.append(layer, k[layer, :290], v[layer, :290], q[layer, :290])
     session.build()
     for token in range(290, 300):
         for layer in range(LAYERS):
@@ -60,7 +60,7 @@ def test_a_tree_of_drafts_and_what_is_accepted(engine):
     k, v, q = random(7, 64, HKV, D), random(8, 64, HKV, D), random(9, 64, HQ, D)
     session = exact(engine)
     for layer in range(LAYERS):
-        session.prefill(layer, k[:60], v[:60])
+        session.append(layer, k[:60], v[:60])
     tree = np.array([0b0001, 0b0011, 0b0101, 0b1011], np.uint64)
     for layer in range(LAYERS):
         out = session.extend(layer, q[60:64], k[60:64], v[60:64], mask=tree)
@@ -80,7 +80,7 @@ def test_batches_of_ragged_sequences(engine):
     k, v, q = random(10, 3, 200, HKV, D), random(11, 3, 200, HKV, D), random(12, 3, 200, HQ, D)
     sessions = [exact(engine) for _ in lengths]
     for place, length in enumerate(lengths):
-        sessions[place].prefill(0, k[place, :length], v[place, :length])
+        sessions[place].append(0, k[place, :length], v[place, :length])
     rows = [slice(length, length + more) for length, more in zip(lengths, new)]
     packed = [np.concatenate([array[place, row] for place, row in enumerate(rows)]) for array in (q, k, v)]
     out = keyhole.extend_batch(sessions, 0, *packed, [0, 1, 6, 9])
@@ -108,7 +108,7 @@ def test_the_default_index_is_near_and_reads_less(engine):
     k, v = random(15, 10000, HKV, D), random(16, 10000, HKV, D)  # on a host it indexes from 8,192 on
     q = 3 * k[3000].repeat(HQ // HKV, axis=0)  # a needle
     session = engine.session(max_tokens=12288)
-    session.prefill(0, k, v)
+    session.append(0, k, v)
     session.build()
     assert session.config.index.startswith("codes")
     truth, _ = attention(q[None], k, v)
@@ -129,7 +129,7 @@ def test_windows_sinks_and_softcap_of_layers():
     k, v, q = random(18, 100, HKV, D), random(19, 100, HKV, D), random(20, 100, HQ, D)
     session = exact(engine)
     for layer, shape in enumerate(({"window": 16, "scale": 0.3}, {"softcap": 2.0})):
-        session.prefill(layer, k[:90], v[:90])
+        session.append(layer, k[:90], v[:90])
         out = session.extend(layer, q[90:], k[90:], v[90:])
         truth, _ = attention(q[90:], k, v, sinks=sinks[layer], **shape)
         assert error(out, truth) < ROUNDING
@@ -138,7 +138,7 @@ def test_windows_sinks_and_softcap_of_layers():
 def test_states_of_parts_merge_to_the_whole(engine):
     k, v, q = random(21, 500, HKV, D), random(22, 500, HKV, D), random(23, HQ, D)
     session = exact(engine)
-    session.prefill(0, k, v)
+    session.append(0, k, v)
     tokens = session.layer_tokens()
     resident = [*range(tokens.sink), *range(500 - tokens.window, 500)]
     lse = [np.empty(HQ, np.float32) for _ in range(3)]
@@ -153,7 +153,7 @@ def test_states_of_parts_merge_to_the_whole(engine):
 def test_search_finds_the_largest_products(engine):
     k, q = random(24, 700, HKV, D), random(25, HQ, D)
     session = exact(engine, index="flat")
-    session.prefill(0, k, k)
+    session.append(0, k, k)
     ids, counts = np.empty((HQ, 10), np.uint32), np.empty(HQ, np.uint32)
     session.search_tokens(0, q, 10, ids, counts)
     tokens = session.layer_tokens()
@@ -168,12 +168,12 @@ def test_truncate_fork_save_and_load(engine, tmp_path):
     k, v, q = random(26, LAYERS, 400, HKV, D), random(27, LAYERS, 400, HKV, D), random(28, HQ, D)
     session = exact(engine, index="flat", mode="indexed")
     for layer in range(LAYERS):
-        session.prefill(layer, k[layer], v[layer])
+        session.append(layer, k[layer], v[layer])
     session.build()
     session.truncate(350)
     copy = session.fork()
     assert session.statistics().shared_bytes + copy.statistics().shared_bytes > 0
-    copy.prefill(0, k[0, :5], v[0, :5])
+    copy.append(0, k[0, :5], v[0, :5])
     assert (session.layer_tokens().total, copy.layer_tokens().total) == (350, 355)
     tokens = np.arange(350, dtype=np.int32)
     session.set_identity("a model", tokens)
@@ -193,7 +193,7 @@ def test_truncate_fork_save_and_load(engine, tmp_path):
 def test_audits_see_the_error_that_there_is(engine):
     k, v = random(29, 2000, HKV, D), random(30, 2000, HKV, D)
     session = engine.session(max_tokens=4096, sink=8, window=32, audit_share=1.0, index="flat", budget={"top_k": 4, "tail": "none"})
-    session.prefill(0, k, v)
+    session.append(0, k, v)
     session.build()
     truths = []
     for step in range(4):
@@ -239,7 +239,7 @@ def test_a_plan_is_what_a_session_takes(engine):
     session = engine.session(config)
     k = random(42, 4096, HKV, D)
     for layer in range(LAYERS):
-        session.prefill(layer, k, k)
+        session.append(layer, k, k)
     session.build()
     assert 0.5 * plan.host_bytes < session.statistics().host_bytes < 1.1 * plan.host_bytes
 
@@ -249,7 +249,7 @@ def test_outputs_may_be_given_and_buffers_will_do(engine):
 
     session = exact(engine)
     k, q = random(43, 3, HKV, D), random(44, HQ, D)
-    session.prefill(0, k, k)
+    session.append(0, k, k)
     given = np.full((HQ, D), np.nan, np.float16)
     assert session.attend(0, q, out=given) is given
     assert error(given, session.attend(0, q)) < 1e-3
@@ -268,7 +268,7 @@ def test_outputs_may_be_given_and_buffers_will_do(engine):
 def test_a_step_in_two_halves(engine):
     k, v, q = random(31, 60, HKV, D), random(32, 60, HKV, D), random(33, 60, HQ, D)
     session = exact(engine)
-    session.prefill(0, k[:50], v[:50])
+    session.append(0, k[:50], v[:50])
     with pytest.raises(keyhole.InvalidArgument, match="without attend_begin"):
         session.attend_end()
     for token in range(50, 60):

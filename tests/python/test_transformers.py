@@ -382,7 +382,7 @@ def test_tensors_of_torch_are_taken_as_they_are():
     engine = keyhole.Engine(layers=1, q_heads=2, kv_heads=1, head_dim=64, kv_dtype="bf16", threads=1)
     session = engine.session(mode="exact")
     k = torch.randn(5, 1, 64, dtype=torch.bfloat16)
-    session.prefill(0, k, k)
+    session.append(0, k, k)
     q = torch.randn(2, 64, dtype=torch.bfloat16)
     out = session.attend(0, q)
     assert out.dtype == torch.bfloat16 and isinstance(out, torch.Tensor)

@@ -45,7 +45,7 @@ class RopeScaling(IntEnum):
 class AttendMode(IntEnum):
     """Which of the keys that an index search scored are attended."""
 
-    #: The top_k best of each head of the group, by all heads of the group.
+    #: The top_k best of each search, by all heads of the group.
     TOPK = 0
     #: Every key that the search scored.
     SCORED = 1

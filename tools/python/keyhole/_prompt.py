@@ -12,7 +12,7 @@ class Prompt:
 
     Prompt(engine, "sampled:mass=900"); None or "auto": exact up to 16,384 tokens, 95 % of the weight beyond; "dense": exact;
     "budgets:PATH": as a file of `keyhole calibrate --prefill` says of each (layer, query head). keyhole.prompt_help() lists the
-    patterns. Nothing is stored: Session.prefill() takes K and V for the decoding. Sliding layers are always exact.
+    patterns. Nothing is stored: Session.append() takes K and V for the decoding. Sliding layers are always exact.
 
     Used by one thread at a time: a call from a second one raises Busy. Raises InvalidArgument (the pattern), Unsupported (on a
     CUDA device: head dimensions other than 64, 80, 96, 128, 256), IOFailure, Corrupt, VersionMismatch (the file).

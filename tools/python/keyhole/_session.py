@@ -18,8 +18,8 @@ class Session:
     Session(engine, max_tokens=131072, index="auto"), or Session(engine, config) with a SessionConfig.
     help(keyhole.SessionConfig) has all fields. A decoder calls, per sequence:
 
-        session.prefill(layer, k, v, q)            for each layer and chunk of the prompt
-        session.build()                            once after the prefill
+        session.append(layer, k, v, q)             for each layer and chunk of the prompt
+        session.build()                            once after the prompt
         out = session.attend(layer, q, k, v)       for each layer of each decoding step
         out = session.extend(layer, q, k, v)       the same with several tokens: later turns, drafts
 
@@ -60,7 +60,7 @@ class Session:
 
     # ---- the prompt ----
 
-    def prefill(self, layer: int, k: Any, v: Any, q: Any = None) -> None:
+    def append(self, layer: int, k: Any, v: Any, q: Any = None) -> None:
         """Appends n tokens of the prompt to one layer.
 
         k, v [n, Hkv, d]; q [n, Hq, d] or None: queries of the same tokens, a sample of which guides index types that use
@@ -69,7 +69,7 @@ class Session:
         max_tokens), NotFinite (names tensor, token, head), OutOfMemory, Busy.
         """
         self._follow(k)
-        self._native.prefill(layer, k, v, q)
+        self._native.append(layer, k, v, q)
 
     def build(self, progress: Progress = None) -> None:
         """Brings every pending token of every layer into the index. May be called at any time; best once after the prompt.

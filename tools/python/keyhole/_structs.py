@@ -128,7 +128,8 @@ class EngineConfig:
 class Budget:
     """How much of a KV head's indexed keys a step reads, and what stands in for the rest.
 
-    top_k: keys that the search is asked for per query head; default 100 (16 heaviest rows with codes).
+    top_k: keys that one search finds: an index is searched by each query head, codes once by the KV head; default 100 (16
+    with codes).
     attend: "topk", "scored", "weight" or "none". min_weight: of "weight"; default 1e-4.
     tail: "none", "mean", "centroid", "second" or "codes".
     error_target, mass_target: in (0, 1), 0: none: the step reads more until its estimate of the output error is at most
@@ -160,7 +161,7 @@ class SessionConfig:
     offload_placement: where the codes of offloaded tokens lie, "auto", "host" or "device".
     dense_layers: layers with exact attention.
     append_block: pending tokens are added to the index in blocks of this many. append_mode: "background", "in_step".
-    training_queries: prefill queries kept per KV head to guide index types that use them; default 4096.
+    training_queries: queries of append() kept per KV head to guide index types that use them; default 4096.
     host_memory_limit, device_memory_limit, pinned_memory_limit: bytes; 0: no limit.
     audit_share: share of (step, layer, KV head) that is audited, 0..1. audit_action: "report", "widen", "exact".
     audit_bound: output error that audit_action compares with.

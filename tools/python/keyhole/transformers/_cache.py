@@ -86,7 +86,7 @@ class KeyholeCache(Cache):
                 raise Unsupported(f"layer {number} of the cache has kept {layer.keys.shape[-2]} of {columns} tokens")
             for row, session in enumerate(made.rows):
                 session._follow(layer.keys)
-                session._native.prefill(number, *rows_of(layer.keys[row], layer.values[row]), None)
+                session._native.append(number, *rows_of(layer.keys[row], layer.values[row]), None)
         made._set_columns(columns)
         made._unbuilt = True
         return made

@@ -263,7 +263,7 @@ def _prompt(enabled: Enabled, forward: Any, layer: int, query: Any, key: Any, va
             continue
         session._follow(q)
         rows = rows_of(k, v, q) if enabled.samples else [*rows_of(k, v), None]
-        session._native.prefill(layer, *rows)
+        session._native.append(layer, *rows)
         answers = prompt_attention(q, k, v, scale, window, softcap, sinks)
         if forward.real is None:
             out[row] = answers
