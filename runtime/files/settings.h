@@ -76,7 +76,7 @@ inline constexpr double kMaxTokens = 2147483648.0;  // 2^31
 inline constexpr double kMaxResident = kMaxTokens / 4;
 
 inline constexpr SettingWord kAttendWords[] = {
-    {"topk", "KEYHOLE_ATTEND_TOPK", "the top_k best keys of each head"},
+    {"topk", "KEYHOLE_ATTEND_TOPK", "the top_k best keys of each search"},
     {"scored", "KEYHOLE_ATTEND_SCORED", "every key that was scored"},
     {"weight", "KEYHOLE_ATTEND_WEIGHT", "scored keys of a softmax weight above min_weight"},
     {"none", "KEYHOLE_ATTEND_NONE", "no search: a tail or a target decides what is read"}};
@@ -121,7 +121,7 @@ inline constexpr Range kBelowOne{0, 1, true};
 
 inline constexpr Setting kBudget[] = {
     {KEYHOLE_BUDGET(top_k), .range = {1, kMaxTokens}, .initial = 100,
-     .help = "Keys that the search is asked for per query head"},
+     .help = "Keys that one search finds: of each query head, with codes of the KV head"},
     {KEYHOLE_BUDGET(attend), .words = kAttendWords,
      .help = "Which of the scored keys are attended"},
     {KEYHOLE_BUDGET(min_weight), .range = kBelowOne, .zero = Zero::automatic, .automatic = 1e-4,

@@ -130,7 +130,8 @@ void add_ways(CLI::App& command, BenchStepOptions& options) {
                   "(docs/formats.md), before what is given here")
       ->type_name("FILE");
   add_budget_lists(command, options.budgets);
-  add_number(command, "--k", options.k, "Keys that a search is asked for per query head", 1,
+  add_number(command, "--k", options.k,
+             "Keys that one search finds: of each query head, with codes of the KV head", 1,
              1U << 20U);
 }
 

@@ -329,7 +329,9 @@ void add_calibrate(CLI::App& keyhole) {
   add_repeatable(*command, "--target", "TARGET",
                  std::string(kTargetHelp) + ", or search: the error target that meets the error",
                  options->budgets.targets, kDefaultTargets);
-  command->add_option("--k", options->k, "Keys that a search is asked for per query head")
+  command
+      ->add_option("--k", options->k,
+                   "Keys that one search finds: of each query head, with codes of the KV head")
       ->check(CLI::Range(1U, 1U << 30))
       ->capture_default_str();
   command

@@ -106,7 +106,9 @@ void add_attention(CLI::App& command, DecodeOptions& options) {
                   "Index spec (keyhole compare --help lists the types), or " + ways_help())
       ->type_name("SPEC")
       ->capture_default_str();
-  command.add_option("--k", options.k, "Keys that a search is asked for per query head")
+  command
+      .add_option("--k", options.k,
+                  "Keys that one search finds: of each query head, with codes of the KV head")
       ->check(CLI::Range(1U, 1U << 30))
       ->capture_default_str();
   command.add_option("--attend", options.attend_text, kAttendHelp)

@@ -247,7 +247,8 @@ void add_eval(CLI::App& keyhole) {
       ->type_name("SPEC");
   command
       ->add_option("--k", options->ks,
-                   "Keys that a search is asked for per query head, e.g. 25,50,100")
+                   "Keys that one search finds, e.g. 25,50,100: of each query head, with codes of "
+                   "the KV head")
       ->delimiter(',')
       ->check(CLI::Range(1U, 1U << 30))
       ->capture_default_str();
