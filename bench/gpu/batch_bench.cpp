@@ -10,7 +10,10 @@
 // weights: the products of a layer are in the graph, too; in the place of the other ways stand tokens a second of 32 layers with
 // the logits, and those with full attention at its floor.
 #include <cuda_runtime_api.h>
+#include <keyhole/batch.h>
+#include <keyhole/inspect.h>
 #include <keyhole/keyhole.h>
+#include <keyhole/save.h>
 
 #include <algorithm>
 #include <chrono>

@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <keyhole/keyhole.h>
+#include <keyhole/save.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -4,6 +4,7 @@
 //
 //   gpu_prompt_bench [tokens] [layers] [kv_heads]
 #include <cuda_runtime_api.h>
+#include <keyhole/inspect.h>
 #include <keyhole/keyhole.h>
 
 #include <algorithm>

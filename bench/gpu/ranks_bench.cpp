@@ -8,6 +8,7 @@
 // Ranks are threads over NCCL. With fewer GPUs than ranks they share them, which NCCL 2.30 and newer does
 // (NCCL_MULTI_RANK_GPU_ENABLE): then the ranks do not step together, as one GPU would do all their work, and what remains are a
 // rank's share alone, and the gather and the merge. Two share a GPU at most: with four NCCL waits for itself.
+#include <keyhole/attention.h>
 #include <keyhole/nccl.h>
 #include <nccl.h>
 

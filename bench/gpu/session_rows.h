@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 #include <keyhole/keyhole.h>
+#include <keyhole/stream.h>
 
 #include <algorithm>
 #include <cstdint>

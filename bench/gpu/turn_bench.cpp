@@ -7,6 +7,7 @@
 //
 //   gpu_turn_bench [tokens] [layers] [bits] [pattern]
 #include <cuda_runtime_api.h>
+#include <keyhole/batch.h>
 #include <keyhole/keyhole.h>
 
 #include <algorithm>

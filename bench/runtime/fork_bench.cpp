@@ -17,7 +17,10 @@
 #include <random>
 #include <vector>
 
+#include "keyhole/batch.h"
+#include "keyhole/inspect.h"
 #include "keyhole/keyhole.h"
+#include "keyhole/save.h"
 
 namespace {
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "keyhole/keyhole.h"
+#include "keyhole/save.h"
 
 namespace {
 

@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "keyhole/batch.h"
+#include "keyhole/inspect.h"
 #include "keyhole/keyhole.h"
 
 namespace {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "keyhole/inspect.h"
 #include "runtime/api/api_guard.h"
 #include "runtime/engine/device_choice.h"
 #include "runtime/plan/planner.h"

@@ -2,6 +2,7 @@
 #include <deque>
 #include <vector>
 
+#include "keyhole/batch.h"
 #include "runtime/api/session_call.h"
 #include "runtime/session/session.h"
 

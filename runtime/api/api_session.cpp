@@ -2,6 +2,9 @@
 #include <memory>
 #include <optional>
 
+#include "keyhole/attention.h"
+#include "keyhole/save.h"
+#include "keyhole/stream.h"
 #include "runtime/api/api_guard.h"
 #include "runtime/api/api_objects.h"
 #include "runtime/api/session_call.h"

@@ -5,6 +5,7 @@
 
 #include "cpu/attention.h"
 #include "gpu/states.h"
+#include "keyhole/attention.h"
 #include "runtime/api/api_guard.h"
 
 using namespace keyhole;           // NOLINT: the C functions live outside the namespace

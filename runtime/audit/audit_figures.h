@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "cpu/types.h"
+#include "keyhole/inspect.h"
 #include "keyhole/keyhole.h"
 
 namespace keyhole::runtime {

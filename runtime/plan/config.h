@@ -12,6 +12,7 @@
 #include "gpu/device.h"
 #include "index/index.h"
 #include "keyhole/keyhole.h"
+#include "keyhole/layers.h"
 #include "runtime/plan/budget.h"
 #include "runtime/plan/head_numbers.h"
 

@@ -5,6 +5,7 @@
 
 #include "cpu/layer_shape.h"
 #include "keyhole/keyhole.h"
+#include "keyhole/layers.h"
 
 namespace keyhole::runtime {
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "gpu/prompt.h"
+#include "keyhole/inspect.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/tensor.h"
 #include "runtime/indexing/full_build.h"

@@ -1,6 +1,7 @@
 // What the steps of a session have cost since its statistics were reset.
 #pragma once
 
+#include "keyhole/inspect.h"
 #include "keyhole/keyhole.h"
 #include "runtime/step/cost.h"
 

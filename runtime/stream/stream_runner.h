@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "gpu/step.h"
+#include "keyhole/inspect.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/tensor.h"
 #include "runtime/kv/stream_windows.h"

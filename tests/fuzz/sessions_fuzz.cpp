@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "index/serial.h"
+#include "keyhole/save.h"
 #include "runtime/api/api_objects.h"
 #include "runtime/session/session_file.h"
 

@@ -11,7 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "keyhole/inspect.h"
 #include "keyhole/keyhole.h"
+#include "keyhole/layers.h"
 #include "tests/runtime/exact_sums.h"
 #include "tests/sanitized.h"
 #include "tests/shapes.h"

@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "keyhole/attention.h"
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::test {

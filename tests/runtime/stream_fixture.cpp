@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "gpu/device.h"
+#include "keyhole/stream.h"
 
 namespace keyhole::test {
 

@@ -9,6 +9,10 @@
 #include <string_view>
 #include <type_traits>
 
+#include "keyhole/batch.h"
+#include "keyhole/save.h"
+#include "keyhole/stream.h"
+
 namespace keyhole::tools {
 
 keyhole_dtype kv_dtype_of(const LlamaConfig& model) {

@@ -9,6 +9,8 @@
 // dense_layers, classifiers and budgets, which go to the library as they are, by that of the session.
 #pragma once
 
+#include <keyhole/inspect.h>
+#include <keyhole/layers.h>
 #include <keyhole/parallel.h>
 
 #include <cstdint>

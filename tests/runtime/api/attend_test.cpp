@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cpu/kernels.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::test {

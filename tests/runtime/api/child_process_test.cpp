@@ -11,6 +11,8 @@
 #include "keyhole/index.h"
 #include "keyhole/parallel.h"
 #include "keyhole/prefill.h"
+#include "keyhole/save.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/fixture.h"
 #include "tests/runtime/parallel/thread_ranks.h"
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 
+#include "keyhole/attention.h"
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::test {

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <thread>
 
+#include "keyhole/save.h"
 #include "tests/runtime/states_calls.h"
 
 namespace keyhole::test {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "keyhole/index.h"
+#include "keyhole/save.h"
 #include "runtime/plan/config.h"
 #include "tests/runtime/fixture.h"
 

@@ -7,6 +7,8 @@
 
 #include <unistd.h>
 
+#include "keyhole/save.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::test {

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "keyhole/index.h"
+#include "keyhole/save.h"
 #include "runtime/files/element.h"
 #include "runtime/files/safetensors.h"
 #include "tests/normal.h"

@@ -2,7 +2,11 @@
 // until none fails. A call that fails says OUT_OF_MEMORY and changes nothing: tokens, settings, answers and files are
 // what they were, and the same call succeeds as soon as there is memory.
 //   KEYHOLE_FAULT_ALL=1   every n; otherwise the first 40, then every tenth more than the last (under sanitizers fewer)
+#include "keyhole/attention.h"
+#include "keyhole/batch.h"
 #include "keyhole/prefill.h"
+#include "keyhole/save.h"
+#include "keyhole/stream.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "keyhole/save.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/stream_fixture.h"
 #include "tests/temporary_folder.h"
 

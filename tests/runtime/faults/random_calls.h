@@ -12,6 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "keyhole/batch.h"
+#include "keyhole/save.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/faults/random_tensor.h"
 #include "tests/runtime/fixture.h"
 #include "tests/runtime/states_calls.h"

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include "keyhole/save.h"
 #include "tests/runtime/fixture.h"
 #include "tests/temporary_folder.h"
 

@@ -6,6 +6,7 @@
 
 #include <unistd.h>
 
+#include "keyhole/save.h"
 #include "tests/runtime/chorus.h"
 
 namespace keyhole::test {

@@ -3,6 +3,7 @@
 //     mpirun -n N mpi_ranks FOLDER              answers
 //     mpirun -n N mpi_ranks FOLDER prefill|step|save   the last rank is killed there
 #include <keyhole/mpi.h>
+#include <keyhole/save.h>
 #include <mpi.h>
 #include <unistd.h>
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "keyhole/stream.h"
 #include "tests/normal.h"
 #include "tests/runtime/parallel/nccl_ranks.h"
 

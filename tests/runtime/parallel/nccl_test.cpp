@@ -4,6 +4,7 @@
 #include <random>
 #include <vector>
 
+#include "keyhole/attention.h"
 #include "tests/normal.h"
 #include "tests/runtime/parallel/nccl_ranks.h"
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 
+#include "keyhole/stream.h"
 #include "tests/runtime/parallel/stream_ranks.h"
 #include "tests/runtime/stream_fixture.h"
 

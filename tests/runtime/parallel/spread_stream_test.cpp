@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cmath>
 
+#include "keyhole/batch.h"
+#include "keyhole/save.h"
 #include "tests/runtime/parallel/spread_stream_fixture.h"
 #include "tests/temporary_folder.h"
 

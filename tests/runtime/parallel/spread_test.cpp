@@ -6,6 +6,9 @@
 #include <atomic>
 #include <filesystem>
 
+#include "keyhole/attention.h"
+#include "keyhole/batch.h"
+#include "keyhole/save.h"
 #include "tests/runtime/fixture.h"
 #include "tests/runtime/parallel/thread_ranks.h"
 #include "tests/temporary_folder.h"

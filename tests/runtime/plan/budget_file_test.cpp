@@ -1,6 +1,7 @@
 // Sessions whose heads have their index and budget from a file.
 #include <fstream>
 
+#include "keyhole/save.h"
 #include "tests/runtime/fixture.h"
 #include "tests/temporary_folder.h"
 

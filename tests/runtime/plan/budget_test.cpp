@@ -1,6 +1,7 @@
 // Budgets per head: each head answers as it would in a session where all have its budget.
 #include "runtime/plan/budget.h"
 
+#include "keyhole/save.h"
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::test {

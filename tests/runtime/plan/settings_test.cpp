@@ -6,6 +6,7 @@
 #include <fstream>
 #include <set>
 
+#include "keyhole/save.h"
 #include "runtime/files/budgets.h"
 #include "tests/runtime/fixture.h"
 #include "tests/temporary_folder.h"

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "keyhole/batch.h"
 #include "tests/runtime/session/members.h"
 #include "tests/runtime/session/shapes_fixture.h"
 

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "keyhole/save.h"
+#include "keyhole/stream.h"
 #include "runtime/session/session.h"
 #include "tests/runtime/stream_fixture.h"
 

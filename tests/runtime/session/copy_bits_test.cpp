@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "keyhole/save.h"
 #include "tests/runtime/fixture.h"
 #include "tests/temporary_folder.h"
 

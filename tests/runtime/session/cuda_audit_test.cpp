@@ -10,6 +10,7 @@
 #include <string>
 
 #include "gpu/device.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/device_vector.h"
 #include "tests/runtime/fixture.h"
 

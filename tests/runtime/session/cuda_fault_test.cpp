@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "gpu/device.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::test {

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "gpu/device.h"
+#include "keyhole/batch.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/device_vector.h"
 #include "tests/runtime/fixture.h"
 

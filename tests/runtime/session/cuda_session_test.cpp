@@ -10,6 +10,9 @@
 #include <cstring>
 
 #include "gpu/device.h"
+#include "keyhole/attention.h"
+#include "keyhole/save.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/device_vector.h"
 #include "tests/runtime/fixture.h"
 

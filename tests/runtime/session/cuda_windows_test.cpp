@@ -8,6 +8,9 @@
 #include <filesystem>
 
 #include "gpu/device.h"
+#include "keyhole/batch.h"
+#include "keyhole/save.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/device_vector.h"
 #include "tests/runtime/fixture.h"
 

@@ -6,6 +6,8 @@
 #include <thread>
 #include <vector>
 
+#include "keyhole/batch.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/session/members.h"
 
 namespace keyhole::test {

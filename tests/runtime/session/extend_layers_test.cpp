@@ -4,6 +4,8 @@
 #include <bit>
 #include <functional>
 
+#include "keyhole/attention.h"
+#include "keyhole/batch.h"
 #include "tests/runtime/session/layer_fixture.h"
 
 namespace keyhole::test {

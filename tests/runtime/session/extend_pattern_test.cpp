@@ -1,6 +1,8 @@
 // Many new tokens by patterns of prompts: exact where lists are full, over exactly the blocks that the same choice gives a prompt
 // where they are not, wherever the tokens before lie.
+#include <keyhole/batch.h>
 #include <keyhole/prefill.h>
+#include <keyhole/save.h>
 
 #include "tests/runtime/session/extend_fixture.h"
 #include "tests/sanitized.h"

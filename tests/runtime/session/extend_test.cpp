@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "keyhole/batch.h"
 #include "tests/runtime/session/extend_fixture.h"
 
 namespace keyhole::test {

@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "index/serial.h"
+#include "keyhole/save.h"
 #include "tests/runtime/fixture.h"
 #include "tests/temporary_folder.h"
 

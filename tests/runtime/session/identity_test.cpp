@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <numeric>
 
+#include "keyhole/save.h"
 #include "tests/runtime/fixture.h"
 #include "tests/temporary_folder.h"
 

@@ -4,6 +4,7 @@
 #include <limits>
 #include <random>
 
+#include "keyhole/save.h"
 #include "tests/normal.h"
 #include "tests/runtime/stored_model.h"
 #include "tests/sanitized.h"

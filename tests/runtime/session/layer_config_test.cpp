@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "index/partitions/rope_undo.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/session/layer_fixture.h"
 
 namespace keyhole::test {

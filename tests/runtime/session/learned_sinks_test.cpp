@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <limits>
 
+#include "keyhole/save.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/stream_fixture.h"
 
 namespace keyhole::test {

@@ -1,6 +1,7 @@
 // Sessions beside the tokens that they should hold, and copies of them.
 #pragma once
 
+#include "keyhole/save.h"
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::test {

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <thread>
 
+#include "keyhole/save.h"
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::test {

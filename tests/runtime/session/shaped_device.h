@@ -16,6 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "keyhole/batch.h"
+#include "keyhole/save.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/session/shapes_fixture.h"
 #include "tests/temporary_folder.h"
 

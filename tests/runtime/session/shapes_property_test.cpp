@@ -1,6 +1,9 @@
 // Layers of different shapes: whatever the order of calls, every layer attends every token exactly once, with its own heads.
 #include <filesystem>
 
+#include "keyhole/attention.h"
+#include "keyhole/batch.h"
+#include "keyhole/save.h"
 #include "tests/runtime/session/shapes_fixture.h"
 #include "tests/temporary_folder.h"
 

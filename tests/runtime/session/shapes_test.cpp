@@ -5,8 +5,11 @@
 #include <numeric>
 
 #include "index/serial.h"
+#include "keyhole/attention.h"
+#include "keyhole/batch.h"
 #include "keyhole/index.h"
 #include "keyhole/prefill.h"
+#include "keyhole/save.h"
 #include "runtime/plan/config.h"
 #include "tests/runtime/session/recurrence.h"
 #include "tests/runtime/session/shapes_fixture.h"

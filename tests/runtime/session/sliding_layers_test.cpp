@@ -4,6 +4,8 @@
 
 #include <filesystem>
 
+#include "keyhole/save.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/session/layer_fixture.h"
 
 namespace keyhole::test {

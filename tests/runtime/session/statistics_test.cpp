@@ -1,5 +1,7 @@
 // Figures of a session while a step is under way: they are those of the last moment when no step
 // was. ThreadSanitizer makes this a test of what they read.
+#include "keyhole/save.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::test {

@@ -1,6 +1,7 @@
 // Tails and targets in a session's steps: against the truth, and the same whatever way a state was reached.
 #include <cstdio>
 
+#include "keyhole/save.h"
 #include "tests/runtime/fixture.h"
 #include "tests/temporary_folder.h"
 

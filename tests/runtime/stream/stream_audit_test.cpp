@@ -9,6 +9,8 @@
 #include <cmath>
 #include <filesystem>
 
+#include "keyhole/save.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/stream_fixture.h"
 
 namespace keyhole::test {

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <string>
 
+#include "keyhole/batch.h"
 #include "tests/runtime/codes_fixture.h"
 
 namespace keyhole::test {

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "keyhole/batch.h"
 #include "tests/runtime/turns_fixture.h"
 
 namespace keyhole::test {

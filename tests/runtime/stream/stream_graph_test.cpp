@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "keyhole/save.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/stream_fixture.h"
 
 namespace keyhole::test {

@@ -1,5 +1,6 @@
 // Many new tokens with tensors in device memory by patterns of prompts: which of them attend so, where their rows lie, and what is
 // counted; beside double precision, and beside sessions on the host. The device's own choice and attention: gpu_listed_test.
+#include <keyhole/batch.h>
 #include <keyhole/prefill.h>
 
 #include <string>

@@ -5,6 +5,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "keyhole/save.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/stream_fixture.h"
 #include "tests/temporary_folder.h"
 

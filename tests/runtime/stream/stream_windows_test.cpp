@@ -7,6 +7,9 @@
 #include <numeric>
 #include <thread>
 
+#include "keyhole/batch.h"
+#include "keyhole/save.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/session/layer_fixture.h"
 
 namespace keyhole::test {

@@ -1,6 +1,7 @@
 // The results of bench-step.
 #pragma once
 
+#include <keyhole/inspect.h>
 #include <keyhole/keyhole.h>
 
 #include <cstdint>

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "keyhole/stream.h"
 #include "runtime/files/float16.h"
 #include "tools/terminal/clock.h"
 

@@ -1,6 +1,7 @@
 // `--audit`: steps that the library computes again exactly while it decodes, and their findings.
 #pragma once
 
+#include <keyhole/inspect.h>
 #include <keyhole/keyhole.h>
 
 #include <nlohmann/json_fwd.hpp>

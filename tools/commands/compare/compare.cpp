@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "keyhole/inspect.h"
 #include "tools/api/handles.h"
 #include "tools/commands/commands.h"
 #include "tools/commands/common/budget_choice.h"

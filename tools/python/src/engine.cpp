@@ -1,3 +1,4 @@
+#include "keyhole/attention.h"
 #include "tools/python/src/arrays.h"
 #include "tools/python/src/callbacks.h"
 #include "tools/python/src/fields.h"

@@ -8,6 +8,9 @@
 #include <cstdint>
 
 #include "keyhole/index.h"
+#include "keyhole/inspect.h"
+#include "keyhole/layers.h"
+#include "keyhole/save.h"
 
 namespace keyhole::python {
 

@@ -9,6 +9,7 @@
 
 #include "keyhole/index.h"
 #include "keyhole/prefill.h"
+#include "keyhole/stream.h"
 #include "tools/python/src/errors.h"
 
 namespace keyhole::python {

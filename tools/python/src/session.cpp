@@ -2,6 +2,8 @@
 #include <memory>
 #include <vector>
 
+#include "keyhole/attention.h"
+#include "keyhole/batch.h"
 #include "tools/python/src/arrays.h"
 #include "tools/python/src/callbacks.h"
 #include "tools/python/src/fields.h"
