@@ -173,7 +173,7 @@ TEST_P(CodesInBatches, WhatIsNotFiniteStaysItsMembers) {
   batch.run();
   const std::vector<std::byte> first = batch.layer(0).out(), last = batch.layer(2).out();
   const std::vector<float> nan(batch.layer(1).q_heads() * c.dim, NAN);
-  const Device<float> q(nan);
+  const DeviceVector<float> q(nan);
   batch.layer(1).step().q = {q.get(), c.dim, DType::f32};
   batch.run();
   EXPECT_EQ(batch.layer(0).out(), first);
@@ -208,7 +208,7 @@ class Relatives : public Members {
     for (const Member& m : members) {
       c.twin += 1;
       add(c, m.blocks, kFill);
-      shared_.push_back(std::make_unique<Device<uint32_t>>(std::vector<uint32_t>{m.shared}));
+      shared_.push_back(std::make_unique<DeviceVector<uint32_t>>(std::vector<uint32_t>{m.shared}));
       CodesStep& step = layer(size() - 1).step();
       step.family_count = shared_.back()->get();
       if (m.family != 0) step.family = &families_[m.family];
@@ -217,7 +217,7 @@ class Relatives : public Members {
   void set_shared(size_t i, uint32_t shared) { shared_[i]->write(std::vector<uint32_t>{shared}); }
 
  private:
-  std::vector<std::unique_ptr<Device<uint32_t>>> shared_;
+  std::vector<std::unique_ptr<DeviceVector<uint32_t>>> shared_;
   char families_[4] = {};  ///< whose addresses tell families apart
 };
 

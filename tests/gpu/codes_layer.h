@@ -27,15 +27,15 @@
 namespace keyhole::gpu::test {
 
 template <class T>
-class Device {
+class DeviceVector {
  public:
-  explicit Device(size_t n) : n_(n) {
+  explicit DeviceVector(size_t n) : n_(n) {
     EXPECT_EQ(cudaMalloc(&data_, std::max<size_t>(n, 1) * sizeof(T)), cudaSuccess);
   }
-  explicit Device(const std::vector<T>& from) : Device(from.size()) { write(from); }
-  ~Device() { cudaFree(data_); }
-  Device(const Device&) = delete;
-  Device& operator=(const Device&) = delete;
+  explicit DeviceVector(const std::vector<T>& from) : DeviceVector(from.size()) { write(from); }
+  ~DeviceVector() { cudaFree(data_); }
+  DeviceVector(const DeviceVector&) = delete;
+  DeviceVector& operator=(const DeviceVector&) = delete;
   [[nodiscard]] T* get() const { return static_cast<T*>(data_); }
   void write(const std::vector<T>& from) const {
     EXPECT_EQ(cudaMemcpy(data_, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice),
@@ -309,7 +309,7 @@ class Layer {
  private:
   template <class T>
   T* keep(const std::vector<T>& from) {
-    auto memory = std::make_shared<Device<T>>(from);
+    auto memory = std::make_shared<DeviceVector<T>>(from);
     kept_.push_back(memory);
     return memory->get();
   }
@@ -382,9 +382,9 @@ class Layer {
   uint32_t* count_ = nullptr;
   std::vector<std::shared_ptr<void>> kept_;
   std::vector<std::unique_ptr<Pinned>> pinned_;
-  std::optional<Device<std::byte>> out_;
-  std::optional<Device<float>> lse_;
-  std::optional<Device<uint32_t>> chosen_;
+  std::optional<DeviceVector<std::byte>> out_;
+  std::optional<DeviceVector<float>> lse_;
+  std::optional<DeviceVector<uint32_t>> chosen_;
 };
 
 }  // namespace keyhole::gpu::test

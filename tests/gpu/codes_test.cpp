@@ -76,7 +76,7 @@ class RowsByHost {
  private:
   Layer* layer_;
   RowExchange::Source source_;
-  Device<uint32_t> steps_;
+  DeviceVector<uint32_t> steps_;
   RowExchange exchange_;
   std::atomic<uint32_t> served_[kKvHeads]{};
   std::atomic<bool> stop_{false};
@@ -218,7 +218,7 @@ TEST_P(CodesOnDevice, AHostThatReadsNoRowsIsNoted) {
   layer.run(16);
   const std::vector<std::byte> right = layer.out();
   const PinnedBuffer line(sizeof(FailureLine));
-  Device<uint64_t> sums(std::vector<uint64_t>(2 * kKvHeads, 0));
+  DeviceVector<uint64_t> sums(std::vector<uint64_t>(2 * kKvHeads, 0));
   const auto failure = [&] { return std::exchange(line.as<FailureLine>()->word, uint64_t{0}); };
   const auto is_nan = [&] {
     // Rows of `out` are further apart than they are long.

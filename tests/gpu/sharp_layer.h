@@ -100,9 +100,9 @@ class SharpLayer {
     EncodeLauncher(shape, DType::f16).launch(p, nullptr);
     step_.blocks = p.blocks;
 
-    q_ = std::make_unique<Device<float>>(q_size());
-    out_ = std::make_unique<Device<float>>(q_size());
-    lse_ = std::make_unique<Device<float>>(q_size() / dim);
+    q_ = std::make_unique<DeviceVector<float>>(q_size());
+    out_ = std::make_unique<DeviceVector<float>>(q_size());
+    lse_ = std::make_unique<DeviceVector<float>>(q_size() / dim);
     const size_t token = q_size() / set.tokens;
     step_.q = {q_->get(), dim, DType::f32, token};
     step_.out = {out_->get(), dim, DType::f32, token};
@@ -210,7 +210,7 @@ class SharpLayer {
  private:
   template <class T>
   T* keep(const std::vector<T>& from) {
-    auto memory = std::make_shared<Device<T>>(from);
+    auto memory = std::make_shared<DeviceVector<T>>(from);
     kept_.push_back(memory);
     return memory->get();
   }
@@ -227,7 +227,7 @@ class SharpLayer {
   CodesDoubt doubt_;
   std::vector<std::shared_ptr<void>> kept_;
   std::unique_ptr<Pinned> keys_, values_;
-  std::unique_ptr<Device<float>> q_, out_, lse_;
+  std::unique_ptr<DeviceVector<float>> q_, out_, lse_;
 };
 
 }  // namespace keyhole::gpu::test

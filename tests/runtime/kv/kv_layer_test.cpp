@@ -12,13 +12,13 @@
 namespace keyhole::runtime {
 namespace {
 
-constexpr uint32_t kFull = 0, kSliding = 1, kWindow = 20, kSlack = 4;
+constexpr uint32_t kFull = 0, kSliding = 1, kSlidingWindow = 20, kSlack = 4;
 
 class KvLayers : public test::LayerConfig {
  protected:
   void SetUp() override {
     own_layers();
-    layers_[kSliding].window = kWindow;
+    layers_[kSliding].window = kSlidingWindow;
     layers_[kSliding].window_slack = kSlack;
     engine_ = std::make_unique<Engine>(engine_config_);
     keyhole_session_config c = test::small_session();
@@ -67,14 +67,14 @@ TEST_F(KvLayers, BothCountAllTokensAndReadThoseThatTheyKeep) {
   EXPECT_EQ(sliding.tokens(), 100U);
   EXPECT_EQ(full.sink() + full.rows() + full.window(), 100U);
   EXPECT_EQ(sliding.sink() + sliding.rows(), 0U);
-  EXPECT_EQ(sliding.window(), kWindow);
+  EXPECT_EQ(sliding.window(), kSlidingWindow);
   EXPECT_TRUE(full.offloads());
   EXPECT_FALSE(sliding.offloads());
   EXPECT_EQ(full.reach(), 0U);
-  EXPECT_EQ(sliding.reach(), kWindow);
+  EXPECT_EQ(sliding.reach(), kSlidingWindow);
   EXPECT_EQ(first_element(kFull, 3), 3.0F);
   EXPECT_EQ(first_element(kFull, 50), 50.0F);
-  EXPECT_EQ(first_element(kSliding, 99 - kWindow), 99.0F - kWindow);
+  EXPECT_EQ(first_element(kSliding, 99 - kSlidingWindow), 99.0F - kSlidingWindow);
 }
 
 TEST_F(KvLayers, OnlyASlidingLayerRefusesATruncationBehindWhatItKeeps) {
