@@ -1,8 +1,8 @@
 // Builds of several heads at once.
 #pragma once
 
-#include <exception>
-#include <thread>
+#include <functional>
+#include <future>
 #include <vector>
 
 #include "tools/terminal/interrupt.h"
@@ -13,24 +13,16 @@ namespace keyhole::tools {
 /// before that.
 template <class Task>
 void side_by_side(size_t n, const Task& task) {
-  std::vector<std::exception_ptr> errors(n);
-  const auto guarded = [&](size_t i) {
-    try {
-      task(i);
-    } catch (...) {
-      errors[i] = std::current_exception();
-    }
-  };
-  {
-    std::vector<std::jthread> threads;
-    for (size_t i = 1; i < n; ++i) threads.emplace_back(guarded, i);
-    guarded(0);
+  std::vector<std::future<void>> runs;
+  for (size_t i = 0; i < n; ++i) {
+    // The first waits for the caller, who runs it by waiting for it.
+    const auto when = i == 0 ? std::launch::deferred : std::launch::async;
+    runs.push_back(std::async(when, std::cref(task), i));
   }
+  for (const std::future<void>& run : runs) run.wait();
   // The library reports a cancelled build; that the user interrupted it is reported first.
   throw_if_interrupted();
-  for (const std::exception_ptr& error : errors) {
-    if (error) std::rethrow_exception(error);
-  }
+  for (std::future<void>& run : runs) run.get();
 }
 
 }  // namespace keyhole::tools
