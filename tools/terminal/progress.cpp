@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <utility>
@@ -17,6 +18,8 @@ namespace {
 constexpr auto kPatience = std::chrono::seconds(2);
 constexpr auto kRedraw = std::chrono::milliseconds(100);
 constexpr size_t kBarWidth = 30;
+
+std::atomic<int> hidden{0};  // HiddenProgress objects that there are
 
 size_t terminal_columns() {
   winsize size{};
@@ -46,6 +49,9 @@ std::string progress_line(const std::string& title, double fraction, double elap
   return title.substr(0, columns - fixed) + " " + bar + tail;
 }
 
+HiddenProgress::HiddenProgress() { ++hidden; }
+HiddenProgress::~HiddenProgress() { --hidden; }
+
 Progress::Progress(std::string title)
     : title_(std::move(title)),
       terminal_(isatty(STDERR_FILENO) != 0),
@@ -71,7 +77,7 @@ void Progress::update(double fraction, const std::string& title) {
 
 void Progress::draw(double fraction) {
   const Clock::time_point now = Clock::now();
-  if (now - start_ < kPatience || now - drawn_ < kRedraw) return;
+  if (now - start_ < kPatience || now - drawn_ < kRedraw || hidden != 0) return;
   drawn_ = now;
   visible_ = true;
   const double elapsed = std::chrono::duration<double>(now - start_).count();

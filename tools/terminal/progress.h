@@ -33,6 +33,16 @@ class Progress {
   bool visible_ = false;
 };
 
+/// While one lives, no bar of the program shows: a bar takes the terminal's line, which may have a part of an answer
+/// in it. Any thread may make one.
+class HiddenProgress {
+ public:
+  HiddenProgress();
+  ~HiddenProgress();
+  HiddenProgress(const HiddenProgress&) = delete;
+  HiddenProgress& operator=(const HiddenProgress&) = delete;
+};
+
 /// The bar as text, at most `columns` wide: title, bar, percent, time left (once it is known).
 [[nodiscard]] std::string progress_line(const std::string& title, double fraction,
                                         double elapsed_seconds, size_t columns, bool unicode);

@@ -1,6 +1,13 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
+#include <string>
+#include <thread>
 
 #include "tools/terminal/progress.h"
 #include "tools/terminal/style.h"
@@ -66,6 +73,58 @@ TEST(ProgressLine, StaysWithinTheTerminal) {
       EXPECT_LE(display_width(line), columns) << line;
     }
   }
+}
+
+/// While it lives, standard error is a terminal.
+class TerminalForErrors {
+ public:
+  TerminalForErrors() : former_(dup(STDERR_FILENO)), master_(posix_openpt(O_RDWR | O_NOCTTY)) {
+    if (master_ < 0 || grantpt(master_) != 0 || unlockpt(master_) != 0) return;
+    const int terminal = open(ptsname(master_), O_RDWR | O_NOCTTY);
+    if (terminal < 0) return;
+    std::fflush(stderr);
+    is_there_ = dup2(terminal, STDERR_FILENO) >= 0;
+    close(terminal);
+  }
+  ~TerminalForErrors() {
+    std::fflush(stderr);
+    dup2(former_, STDERR_FILENO);
+    close(former_);
+    if (master_ >= 0) close(master_);
+  }
+  TerminalForErrors(const TerminalForErrors&) = delete;
+  TerminalForErrors& operator=(const TerminalForErrors&) = delete;
+  [[nodiscard]] bool is_there() const { return is_there_; }
+  /// What it has been sent since the last call.
+  [[nodiscard]] std::string shown() const {
+    std::fflush(stderr);
+    fcntl(master_, F_SETFL, O_NONBLOCK);
+    std::string text(4096, ' ');
+    const ssize_t n = read(master_, text.data(), text.size());
+    text.resize(n > 0 ? static_cast<size_t>(n) : 0);
+    return text;
+  }
+
+ private:
+  int former_, master_;
+  bool is_there_ = false;
+};
+
+TEST(Progress, IsHiddenWhileTheLineIsAnAnswers) {
+  const TerminalForErrors terminal;
+  if (!terminal.is_there()) GTEST_SKIP() << "the system gives no terminal";
+  {
+    Progress bar("work");
+    std::this_thread::sleep_for(std::chrono::milliseconds(2100));  // bars wait for two seconds
+    {
+      const HiddenProgress answer;
+      bar.update(0.4);
+    }
+    EXPECT_EQ(terminal.shown(), "");
+    bar.update(0.5);
+    EXPECT_NE(terminal.shown().find("50%"), std::string::npos);
+  }
+  EXPECT_EQ(terminal.shown(), "\r\033[K");
 }
 
 }  // namespace

@@ -22,7 +22,10 @@ Conversation::Conversation(Runner& runner, KeyholeCache cache, AttendSpec spec, 
       tokens_(std::move(held.tokens)),
       capacity_(cache_.config().max_tokens),
       built_(built) {
-  sequence_.set_take_anew([this](std::span<const uint32_t> all) { (void)bring_to(all); });
+  sequence_.set_take_anew([this](std::span<const uint32_t> all) {
+    const HiddenProgress answer_stands_in_its_line;
+    (void)bring_to(all);
+  });
 }
 
 void Conversation::check_room(size_t tokens) const {
