@@ -91,9 +91,9 @@ class Codes {
   virtual void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
                            float value_scale) = 0;
   /// Where K and V of the layer's offloaded rows lie: pinned host memory (PinnedMemory), or any with rows_by_host,
-  /// aligned to
-  /// 16 bytes; row i of KV head h at h * head_stride + i * head_dim * dtype_size(dtype) bytes. Steps read any row below kCodeBlock * count(layer),
-  /// encode() those of its blocks: they stay where they are, and as they are, until the stream has done so. scales: of rows
+  /// aligned to 16 bytes; row i of KV head h at h * head_stride + i * head_dim * dtype_size(dtype) bytes. Steps read any
+  /// row below kCodeBlock * count(layer), encode() those of its blocks: they stay where they are, and as they are, until
+  /// the stream has done so. scales: of rows
   /// of dtype i8, pinned likewise, `[blocks, kv_heads, 2, head_dim]` bf16, of K and then of V (RowScales of cpu/types.h);
   /// encode() alone reads them, and keeps a copy for the steps. Else null.
   virtual void set_rows(uint32_t layer, const std::byte* keys, const std::byte* values,

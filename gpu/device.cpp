@@ -25,7 +25,9 @@ std::unique_ptr<ListedAttention> Device::make_listed(Resident&, const BlockedSha
   return nullptr;
 }
 std::unique_ptr<PinnedMemory> Device::make_pin() const { return nullptr; }
-std::unique_ptr<HostCopies> Device::make_copies() const { return nullptr; }
+std::unique_ptr<HostCopies> Device::make_copies() const {
+  throw Error(Status::unsupported, "copies between host and device memory, on " + name());
+}
 std::unique_ptr<PromptAttention> Device::make_prompt(const PromptShape&) const { return nullptr; }
 std::unique_ptr<RankStates> Device::make_rank_states(const RankStatesShape&) const {
   return nullptr;

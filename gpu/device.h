@@ -82,7 +82,8 @@ class Device {
   /// Pins host memory for this device. Throws Error(unsupported) where the device has other addresses for host memory
   /// than the host.
   [[nodiscard]] virtual std::unique_ptr<PinnedMemory> make_pin() const;
-  /// Copies between device and host. Throws Error(out_of_memory) without pinned memory (2 x 8 MiB).
+  /// Copies between device and host, which every device with streams has. Throws Error(out_of_memory) without pinned
+  /// memory (2 x 8 MiB).
   [[nodiscard]] virtual std::unique_ptr<HostCopies> make_copies() const;
   /// Attention of prompts. Throws Error(unsupported) for a shape without kernels (why_no_prompt()).
   [[nodiscard]] virtual std::unique_ptr<PromptAttention> make_prompt(

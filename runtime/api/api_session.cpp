@@ -220,6 +220,7 @@ keyhole_status keyhole_session_attend_offloaded(keyhole_session* session, uint32
                                                 const keyhole_tensor* q, const keyhole_tensor* out,
                                                 float* lse) {
   return with_session(session, Needs::no_step, [&](SessionInterface& s) {
+    s.check_takes("keyhole_session_attend_offloaded");
     const StateTensors t = check_state(s, layer, q, out);
     s.attend_offloaded(layer, t.q, t.out, lse);
   });
@@ -230,6 +231,7 @@ keyhole_status keyhole_session_attend_tokens(keyhole_session* session, uint32_t 
                                              const uint32_t* counts, int32_t with_resident,
                                              const keyhole_tensor* out, float* lse) {
   return with_session(session, Needs::no_step, [&](SessionInterface& s) {
+    s.check_takes("keyhole_session_attend_tokens");
     const StateTensors t = check_state(s, layer, q, out);
     require(counts, "counts");
     const uint32_t kv_heads = s.engine().model().of(layer).kv_heads;
@@ -244,6 +246,7 @@ keyhole_status keyhole_session_search_tokens(keyhole_session* session, uint32_t 
                                              const keyhole_tensor* q, uint32_t top_k, uint32_t* ids,
                                              float* scores, uint32_t* counts) {
   return with_session(session, Needs::no_step, [&](SessionInterface& s) {
+    s.check_takes("keyhole_session_search_tokens");
     const RowsIn queries = check_host_q(s, layer, q);
     require(ids, "ids");
     require(counts, "counts");

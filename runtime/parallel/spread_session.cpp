@@ -117,6 +117,8 @@ void SpreadSession::set_extend_pattern(const char* /*pattern*/, uint32_t /*token
 
 Session& SpreadSession::batch_member() { refuse_call("keyhole_session_extend_batch"); }
 
+void SpreadSession::check_takes(const char* call) const { refuse_call(call); }
+
 void SpreadSession::attend_offloaded(uint32_t /*layer*/, const RowsIn& /*q*/,
                                      const RowsOut& /*out*/, float* /*lse*/) {
   refuse_call("keyhole_session_attend_offloaded");

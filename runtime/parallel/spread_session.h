@@ -95,6 +95,7 @@ class SpreadSession final : public SessionInterface {
   void set_extend_pattern(const char* pattern, uint32_t tokens) override;
   gpu::PromptBlocks extend_blocks() const override { return own_->extend_blocks(); }
   Session& batch_member() override;
+  void check_takes(const char* call) const override;
   void attend_offloaded(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse) override;
   void attend_tokens(uint32_t layer, const RowsIn& q, const TokenChoice& choice, const RowsOut& out,
                      float* lse) override;

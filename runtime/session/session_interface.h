@@ -84,6 +84,8 @@ class SessionInterface {
   [[nodiscard]] virtual Session& batch_member() = 0;
 
   // States for engines with attention of their own.
+  /// Throws Error(unsupported) where the session refuses `call`, one of those below, whatever its arguments are.
+  virtual void check_takes([[maybe_unused]] const char* call) const {}
   virtual void attend_offloaded(uint32_t layer, const RowsIn& q, const RowsOut& out,
                                 float* lse) = 0;
   virtual void attend_tokens(uint32_t layer, const RowsIn& q, const TokenChoice& choice,

@@ -1,4 +1,4 @@
-// Steps in the order of a caller's stream, see STREAM STEPS in the public header: calls enqueue a step's kernels and
+// Steps in the order of a caller's stream, see keyhole/stream.h: calls enqueue a step's kernels and
 // submit it to a thread of the runner's own, which serves the host's part when the device has published q.
 //
 //   calling thread    enqueue: wait for the layer's step before, check, submit, launch

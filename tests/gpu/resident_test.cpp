@@ -1,4 +1,4 @@
-// CudaResident with tensors of the host: rows come and go exactly, and attention over them is that of the truth.
+// CudaStepper with tensors of the host: rows come and go exactly, and attention over them is that of the truth.
 #include <algorithm>
 
 #include "tests/gpu/cuda_fixture.h"

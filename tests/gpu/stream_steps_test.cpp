@@ -1,4 +1,4 @@
-// CudaResident in the order of a stream: a thread of the test plays the host, with states that it makes up.
+// CudaStepper in the order of a stream: a thread of the test plays the host, with states that it makes up.
 #include <atomic>
 #include <chrono>
 #include <thread>

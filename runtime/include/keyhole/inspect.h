@@ -66,7 +66,7 @@ typedef struct keyhole_statistics {
   /* Now: resident K and V, rings of sliding layers that lie there, work space and codes (host memory on
    * a host device, without such rings). */
   uint64_t device_bytes;
-  /* E.g. "host"; static. */
+  /* E.g. "host"; it lives as long as the engine and its sessions. */
   const char* device;
   /* E.g. "avx512vnni"; static. */
   const char* cpu_level;

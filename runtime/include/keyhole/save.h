@@ -33,9 +33,10 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_save(keyhole_session
  * continued with. */
 typedef struct keyhole_load_options {
   size_t struct_size;
-  /* The id of the model, as keyhole_session_set_identity was given it. NULL: any. */
+  /* The id of the model, as keyhole_session_set_identity was given it; read during the call alone. NULL: any. */
   const char* model;
-  /* The ids of the prompt's tokens, token_count of them. NULL: any tokens. */
+  /* The ids of the prompt's tokens, token_count of them; read during the call alone. NULL with token_count 0: any
+   * tokens. */
   const int32_t* tokens;
   uint64_t token_count;
 } keyhole_load_options;

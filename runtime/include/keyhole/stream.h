@@ -36,9 +36,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_announce(keyhole_ses
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_synchronize(keyhole_session* session);
 
 /* keyhole_session_attend in two halves: begin appends, publishes q and starts the work; the caller may do other work;
- * end waits and writes the result. Between the two only calls that read counts and settings are allowed (get_config,
- * get_budget, get_layer_tokens, get_statistics); every other call returns BUSY. q is copied by begin; in device memory
- * it must stay as it is until the stream has done the work of both halves. If begin fails there is no end to call. */
+ * end waits and writes the result. Between the two only calls named get_ are allowed, but for get_audit; every other
+ * call returns BUSY. q is copied by begin; in device memory it must stay as it is until the stream has done the work of
+ * both halves. If begin fails there is no end to call. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_attend_begin(keyhole_session* session,
                                                                          uint32_t layer,
                                                                          const keyhole_tensor* q,

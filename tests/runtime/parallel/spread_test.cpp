@@ -278,6 +278,13 @@ TEST(Spread, RefusesByNameWhatARankCannotDo) {
     const auto tq = tensor(q, {shape.hq, shape.d}), out = tensor(o, {shape.hq, shape.dv});
     EXPECT_EQ(keyhole_session_attend_offloaded(s.get(), 0, &tq, &out, nullptr),
               KEYHOLE_UNSUPPORTED);
+    // They are refused whatever the arguments are.
+    EXPECT_EQ(keyhole_session_attend_offloaded(s.get(), 99, nullptr, nullptr, nullptr),
+              KEYHOLE_UNSUPPORTED);
+    EXPECT_EQ(keyhole_session_attend_tokens(s.get(), 0, &tq, nullptr, nullptr, 0, &out, nullptr),
+              KEYHOLE_UNSUPPORTED);
+    EXPECT_EQ(keyhole_session_search_tokens(s.get(), 0, &tq, 0, nullptr, nullptr, nullptr),
+              KEYHOLE_UNSUPPORTED);
     // The next call still finds all ranks together.
     Model model(small_engine());
     Numbers numbers(1);
