@@ -126,6 +126,7 @@ void Cache::begin_batch(std::vector<int64_t> ids) {
   mask_ = nullptr;
   kind_ = BatchKind::kOther;
   parts_.clear();
+  renewed_ = false;
   for (const int64_t id : ids_) {
     cells_->write(static_cast<uint32_t>(id / cells_->cells()),
                   static_cast<uint32_t>(id % cells_->cells()));
@@ -198,6 +199,15 @@ void Cache::changed_by_others() {
     broken_ = "positions were shifted, for which Keyhole needs copy=on";
   }
   sequences_->clear();
+  // Streams that were copied have tokens in common, which may be shifted in one of them alone. The scheduler asks about
+  // every layer: once is enough.
+  if (!renewed_) cells_->renew();
+  renewed_ = true;
+}
+
+void Cache::copied(uint32_t from, uint32_t to) {
+  cells_->copy_stream(from, to);
+  renewed_ = false;
 }
 
 void Cache::read_by_others(const ggml_tensor* node) {

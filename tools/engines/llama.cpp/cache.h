@@ -47,7 +47,7 @@ class Cache {
   /// The cells that lie at these bytes of a tensor were filled from outside (a saved state).
   void restored(const CacheName& name, size_t offset, size_t bytes);
   /// All cells of a stream are copied to another one; call it for each tensor, before or after the bytes are copied.
-  void copied(uint32_t from, uint32_t to) { cells_->copy_stream(from, to); }
+  void copied(uint32_t from, uint32_t to);
   /// All cells are empty.
   void cleared();
   /// llama.cpp changes the cells' contents by itself (it shifts positions): sessions do not hold what they hold.
@@ -98,6 +98,7 @@ class Cache {
   bool told_ = false;     // that llama.cpp attends itself
   bool taken_ = false;    // Keyhole has attended a layer
   bool sliding_ = false;  // its masks are those of a sliding window: llama.cpp attends
+  bool renewed_ = false;  // all cells have new numbers, and nothing has happened since
   std::string broken_;    // why the cache can no longer be attended
 
   // The batch under way: its number, its cells, stream after stream, and once its mask has been read, whose tokens they

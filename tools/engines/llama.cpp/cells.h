@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace keyhole::llama_cpp {
@@ -39,6 +40,8 @@ class Cells {
     };
     std::copy(at(from), at(from) + cells_, at(to));
   }
+  /// What lies in the cells has changed, in each stream by itself: every token gets a new number, in the same order.
+  void renew();
   void clear() { std::fill(stamps_.begin(), stamps_.end(), 0); }
 
  private:
@@ -47,5 +50,14 @@ class Cells {
   uint64_t last_ = 0;
   std::vector<uint64_t> stamps_;
 };
+
+inline void Cells::renew() {
+  std::vector<std::pair<uint64_t, size_t>> written;
+  for (size_t i = 0; i < stamps_.size(); ++i) {
+    if (stamps_[i] != 0) written.emplace_back(stamps_[i], i);
+  }
+  std::sort(written.begin(), written.end());
+  for (const auto& [stamp, i] : written) stamps_[i] = ++last_;
+}
 
 }  // namespace keyhole::llama_cpp

@@ -1,9 +1,9 @@
 // Random operations on llama.cpp's memory, done twice: in a context whose cache lies in Keyhole, and in one of
 // llama.cpp alone. After each the answers are compared. GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings.
 //   llama-memory-check MODEL TEXT OPERATIONS SEED unified|streams
-// The model is converted to f32 first, into MODEL.f32: products of quantised weights with quantised activations turn the
-// last bits of attention into divergences of 0.01. The other context attends without flash attention, whose sums are in f16.
-// Exits with 1 where answers differ by more than rounding does, or a call fails in one context alone.
+// The model is converted to f32 first, into MODEL.f32: products of quantised weights with quantised activations turn
+// the last bits of attention into divergences of 0.01. The other context attends without flash attention, whose sums
+// are in f16. Exits with 1 where answers differ by more than rounding does, or a call fails in one context alone.
 #include <ggml-backend.h>
 #include <llama.h>
 

@@ -223,6 +223,20 @@ TEST(LlamaCppSequences, AnEndWithoutItsBeginningIsAWindow) {
   EXPECT_FALSE(fake.sequences.place(0, batch, fake.new_cells, fake.source));
 }
 
+TEST(LlamaCppCells, CopiesAreTheSameTokensUntilOneOfThemIsChanged) {
+  Cells cells(2, 4);
+  cells.write(0, 2);
+  cells.write(0, 1);
+  cells.copy_stream(0, 1);
+  EXPECT_EQ(cells.stamp(0, 1), cells.stamp(1, 1));
+  const Token before{1, cells.stamp(0, 1)};
+  cells.renew();
+  EXPECT_FALSE(cells.holds(0, before));
+  EXPECT_NE(cells.stamp(0, 1), cells.stamp(1, 1));
+  EXPECT_LT(cells.stamp(0, 2), cells.stamp(0, 1));
+  EXPECT_EQ(cells.stamp(0, 0), 0U);
+}
+
 TEST(LlamaCppSequences, AnotherSequenceInTheSameCellsIsANewSession) {
   Fake fake;
   (void)fake.add(Fake::run(0, 0, 0, 4));
