@@ -1,6 +1,7 @@
 // Random operations on llama.cpp's memory, done twice: in a context whose cache lies in Keyhole, and in one of
 // llama.cpp alone. After each the answers are compared. GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings.
 //   llama-memory-check MODEL TEXT OPERATIONS SEED unified|streams
+//   llama-memory-check --f32 MODEL    converts the model, and that is all
 // The model is converted to f32 first, into MODEL.f32: products of quantised weights with quantised activations turn
 // the last bits of attention into divergences of 0.01. The other context attends without flash attention, whose sums
 // are in f16. Exits with 1 where answers differ by more than rounding does, or a call fails in one context alone.
@@ -274,6 +275,11 @@ class Check {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 3 && std::strcmp(argv[1], "--f32") == 0) {
+    llama_backend_init();
+    (void)in_f32(argv[2]);
+    return 0;
+  }
   if (argc != 6) fail("llama-memory-check MODEL TEXT OPERATIONS SEED unified|streams");
   llama_log_set(
       [](ggml_log_level level, const char* text, void*) {
