@@ -1,0 +1,225 @@
+#include "tools/engines/llama.cpp/cache.h"
+
+#include <ggml.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tools/engines/llama.cpp/log.h"
+
+namespace keyhole::llama_cpp {
+namespace {
+
+/// Sessions that are kept without being used: as many as llama.cpp has sequences, where a lost one cannot be made
+/// again.
+constexpr size_t kMostSessions = 64;
+constexpr size_t kMostSequences = 256;
+
+int64_t row_id(const ggml_tensor* ids, int64_t i) {
+  return ids->type == GGML_TYPE_I64 ? static_cast<const int64_t*>(ids->data)[i]
+                                    : static_cast<const int32_t*>(ids->data)[i];
+}
+
+/// One row of K or V in the cache's dtype, as ggml's own SET_ROWS rounds it.
+void convert(const ggml_tensor* from, const void* row, const ggml_tensor* to, void* out) {
+  const int64_t n = from->ne[0];
+  if (from->type == to->type) {
+    std::memcpy(out, row, ggml_row_size(to->type, n));
+  } else if (from->type == GGML_TYPE_F32 && to->type == GGML_TYPE_F16) {
+    ggml_fp32_to_fp16_row(static_cast<const float*>(row), static_cast<ggml_fp16_t*>(out), n);
+  } else if (from->type == GGML_TYPE_F32 && to->type == GGML_TYPE_BF16) {
+    ggml_fp32_to_bf16_row(static_cast<const float*>(row), static_cast<ggml_bf16_t*>(out), n);
+  } else {
+    throw std::runtime_error(std::string("K and V come in ") + ggml_type_name(from->type) +
+                             " for a cache in " + ggml_type_name(to->type));
+  }
+}
+
+}  // namespace
+
+Cache::Cache(const Settings& settings) : settings_(settings) {}
+
+Cache::~Cache() {
+  if (!sequences_) return;
+  for (const auto& sequence : sequences_->all()) {
+    try {
+      log(Level::kInfo, sequence->session->describe());
+    } catch (const std::runtime_error&) {  // what a session that failed says is of no interest
+    }
+  }
+}
+
+void Cache::add(const ggml_tensor* tensor, const CacheName& name) {
+  const auto streams = static_cast<uint32_t>(tensor->ne[2]);
+  const auto cells = static_cast<uint32_t>(tensor->ne[1]);
+  layers_[name.layer].tensors[name.values ? 1 : 0] = tensor;
+  if (!cells_) {
+    cells_ = std::make_unique<Cells>(streams, cells);
+    sequences_ = std::make_unique<Sequences>(
+        *cells_, settings_.copy ? kMostSessions : kMostSequences, settings_.copy);
+  } else if (cells_->streams() != streams || cells_->cells() != cells) {
+    broken_ = std::string("tensor '") + tensor->name + "' has another number of cells than others";
+  }
+}
+
+void Cache::announce(const ggml_tensor* attention, const CacheName& name) {
+  const auto found = layers_.find(name.layer);
+  if (found == layers_.end()) return;
+  Layer& layer = found->second;
+  const LayerShape shape = layer_shape(attention);
+  std::string why = why_not(attention);
+  if (why.empty() && (!layer.shape || *layer.shape != shape)) why = refusal(shape);
+  if (opened_) return;  // attend() says so where a graph is not as those before
+  if (why.empty()) {
+    layer.shape = shape;
+  } else if (layer.left.empty()) {
+    layer.left = why;
+  }
+}
+
+void Cache::set_threads(uint32_t threads) { threads_ = std::max(threads_, threads); }
+
+/// Makes the engine, for all layers that were announced, and says so in one line.
+void Cache::open() {
+  StoreShape shape;
+  shape.max_tokens = cells_->cells();
+  shape.threads = settings_.threads != 0 ? settings_.threads : threads_;
+  std::string left;
+  std::string why;
+  for (auto& [number, layer] : layers_) {
+    if (layer.left.empty() && layer.shape) {
+      layer.number = static_cast<uint32_t>(shape.layers.size());
+      shape.number = *number_of(layer.tensors[0]);
+      shape.layers.push_back(*layer.shape);
+    } else {
+      if (layer.left.empty()) layer.left = "it was not in the graphs that llama.cpp measured";
+      left += (left.empty() ? "" : ", ") + std::to_string(number);
+      why = layer.left;
+    }
+  }
+  if (!left.empty()) {
+    log(Level::kWarning, "llama.cpp attends itself in layers " + left + ": " + why);
+  }
+  if (!shape.layers.empty()) store_ = make_store(settings_, shape);
+  opened_ = true;
+  if (!store_) return;
+  const LayerShape& first = shape.layers.front();
+  log(Level::kInfo,
+      std::to_string(shape.layers.size()) + " layers, " + std::to_string(first.q_heads) +
+          " query and " + std::to_string(first.kv_heads) + " KV heads of " +
+          std::to_string(first.head_dim) + ": index " + settings_.index + ", sink " +
+          std::to_string(settings_.sink) + ", window " + std::to_string(settings_.window) + ", " +
+          std::to_string(shape.threads) + " threads, up to " + std::to_string(shape.max_tokens) +
+          " tokens, " + (settings_.copy ? "with" : "without") + " a copy in llama.cpp's cache");
+}
+
+void Cache::begin_batch(std::vector<int64_t> ids) {
+  ++batch_;
+  ids_ = std::move(ids);
+  mask_ = nullptr;
+  kind_ = BatchKind::kOther;
+  parts_.clear();
+  renewed_ = false;
+  for (const int64_t id : ids_) {
+    cells_->write(static_cast<uint32_t>(id / cells_->cells()),
+                  static_cast<uint32_t>(id % cells_->cells()));
+  }
+}
+
+bool Cache::write(const ggml_tensor* node, const CacheName& name) {
+  const ggml_tensor* x = node->src[0];
+  const ggml_tensor* ids = node->src[1];
+  Layer& layer = layers_.at(name.layer);
+  const ggml_tensor* cache = layer.tensors[name.values ? 1 : 0];
+  const int64_t n = x->ne[1];
+  const int64_t room = int64_t{cells_->streams()} * cells_->cells();
+  std::vector<int64_t> cells(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t id = row_id(ids, i);
+    if (id < 0 || id >= room) {
+      throw std::runtime_error("row " + std::to_string(i) + " goes to cell " + std::to_string(id) +
+                               " of " + std::to_string(room));
+    }
+    cells[static_cast<size_t>(i)] = id;
+  }
+  // The first layer of a batch is known by its having been there in the one before, or by other cells.
+  uint64_t& written = layer.written[name.values ? 1 : 0];
+  if (written == batch_ || cells != ids_) begin_batch(std::move(cells));
+  written = batch_;
+  if (!number_of(cache)) return false;
+
+  // The scheduler may use the memory of x before the attention, so the rows are kept.
+  const size_t width = cache->nb[1];
+  new_rows_[name.values ? 1 : 0].layer = &layer;
+  std::vector<std::byte>& rows = new_rows_[name.values ? 1 : 0].rows;
+  rows.resize(static_cast<size_t>(n) * width);
+  for (int64_t i = 0; i < n; ++i) {
+    std::byte* row = rows.data() + static_cast<size_t>(i) * width;
+    convert(x, static_cast<const std::byte*>(x->data) + static_cast<size_t>(i) * x->nb[1], cache,
+            row);
+    if (settings_.copy || !taken_ || !layer.left.empty()) {
+      std::memcpy(static_cast<std::byte*>(cache->data) +
+                      static_cast<size_t>(ids_[static_cast<size_t>(i)]) * width,
+                  row, width);
+    }
+  }
+  return true;
+}
+
+void Cache::restored(const CacheName& name, size_t offset, size_t bytes) {
+  const ggml_tensor* cache = layers_.at(name.layer).tensors[name.values ? 1 : 0];
+  if (!complete()) {
+    broken_ = "a saved state was restored, for which Keyhole needs copy=on";
+  }
+  const size_t row = cache->nb[1];
+  for (size_t id = offset / row; id * row < offset + bytes; ++id) {
+    cells_->write(static_cast<uint32_t>(id / cells_->cells()),
+                  static_cast<uint32_t>(id % cells_->cells()));
+  }
+}
+
+void Cache::cleared() {
+  if (!cells_) return;
+  sequences_->clear();
+  cells_->clear();
+  ids_.clear();
+  broken_.clear();
+}
+
+void Cache::changed_by_others() {
+  if (!cells_) return;
+  if (!complete() && broken_.empty()) {
+    broken_ = "positions were shifted, for which Keyhole needs copy=on";
+  }
+  sequences_->clear();
+  // Streams that were copied have tokens in common, which may be shifted in one of them alone. The scheduler asks about
+  // every layer: once is enough.
+  if (!renewed_) cells_->renew();
+  renewed_ = true;
+}
+
+void Cache::copied(uint32_t from, uint32_t to) {
+  cells_->copy_stream(from, to);
+  renewed_ = false;
+}
+
+void Cache::read_by_others(const ggml_tensor* node) {
+  if (!opened_ && !told_ && (node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_CPY)) {
+    told_ = true;
+    log(Level::kWarning,
+        node_text(node) +
+            " reads the cache: llama.cpp attends itself (flash attention is off, or the "
+            "cache is in f32)");
+  }
+  if (complete() || !broken_.empty()) return;
+  broken_ = node_text(node) + " reads llama.cpp's cache, for which Keyhole needs copy=on";
+}
+
+}  // namespace keyhole::llama_cpp

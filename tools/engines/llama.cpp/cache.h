@@ -1,0 +1,114 @@
+// One cache of llama.cpp, i.e. the K and V of a context: what lies in its cells, and Keyhole's sessions over it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/engines/llama.cpp/cells.h"
+#include "tools/engines/llama.cpp/nodes.h"
+#include "tools/engines/llama.cpp/sequences.h"
+#include "tools/engines/llama.cpp/session.h"
+#include "tools/engines/llama.cpp/settings.h"
+#include "tools/engines/llama.cpp/store.h"
+
+struct ggml_tensor;
+
+namespace keyhole::llama_cpp {
+
+/// A batch goes through the layers one after the other. In each, write() takes the new K and the new V, and attend()
+/// attends with them. What else happens to the cache comes by the other functions. Errors are std::runtime_error, whose
+/// text does not name the node; sessions that may have failed halfway are gone then. Used by one thread at a time.
+class Cache {
+ public:
+  explicit Cache(const Settings& settings);
+  ~Cache();
+  Cache(const Cache&) = delete;
+  Cache& operator=(const Cache&) = delete;
+
+  /// A tensor of the cache, when its place in the buffer is known.
+  void add(const ggml_tensor* tensor, const CacheName& name);
+  /// A FLASH_ATTN_EXT of a graph that will be computed, maybe: remembers the layer's shape, as an engine wants all of
+  /// them.
+  void announce(const ggml_tensor* attention, const CacheName& name);
+  /// How many threads llama.cpp computes with; the engine, when it is made, has the most that were ever said.
+  void set_threads(uint32_t threads);
+
+  /// A SET_ROWS of new K or V, and the cells that they go to. False: it is llama.cpp's to compute as well.
+  [[nodiscard]] bool write(const ggml_tensor* node, const CacheName& name);
+  /// A FLASH_ATTN_EXT over a layer. False: llama.cpp has to compute it, over its own cache, which has all that it
+  /// needs.
+  [[nodiscard]] bool attend(const ggml_tensor* node, const CacheName& name);
+
+  /// The cells that lie at these bytes of a tensor were filled from outside (a saved state).
+  void restored(const CacheName& name, size_t offset, size_t bytes);
+  /// All cells of a stream are copied to another one; call it for each tensor, before or after the bytes are copied.
+  void copied(uint32_t from, uint32_t to);
+  /// All cells are empty.
+  void cleared();
+  /// llama.cpp changes the cells' contents by itself (it shifts positions): sessions do not hold what they hold.
+  void changed_by_others();
+  /// llama.cpp reads the cells by itself (without flash attention).
+  void read_by_others(const ggml_tensor* node);
+
+  /// Whether K and V lie in llama.cpp's cache, too, so that they can be read there.
+  [[nodiscard]] bool complete() const { return settings_.copy || !taken_; }
+  /// Whether Keyhole has attended: then K and V lie in the cache token by token. (Without flash attention values lie
+  /// component by component.)
+  [[nodiscard]] bool taken() const { return taken_; }
+  [[nodiscard]] const Cells* cells() const { return cells_.get(); }
+
+ private:
+  struct Layer {
+    const ggml_tensor* tensors[2] = {nullptr, nullptr};  // keys, values
+    std::optional<LayerShape> shape;  // of its attention, once that was announced
+    std::string left;                 // why Keyhole leaves it to llama.cpp
+    uint32_t number = 0;              // in the engine
+    uint64_t written[2] = {0, 0};     // the last batch that brought new K, and V
+    uint64_t attended = 0;            // the last batch that Keyhole attended
+  };
+  /// New K or V of one layer, in the cache's dtype: they are attended before the next layer's come.
+  struct NewRows {
+    std::vector<std::byte> rows;
+    const Layer* layer = nullptr;
+  };
+
+  void open();
+  void begin_batch(std::vector<int64_t> ids);
+  [[nodiscard]] bool plan(const ggml_tensor* node);
+  void build(const std::vector<Part>& parts);
+  void attend_part(const Part& part, uint32_t stream_row, const ggml_tensor* node, Layer& layer);
+  void catch_up(const Part& part, Layer& layer);
+  [[nodiscard]] Rows cached(const Layer& layer, bool values, uint32_t stream, uint32_t cell,
+                            uint32_t count) const;
+  void close_to_others(const Layer& layer) const;
+  [[nodiscard]] bool leave(const std::string& why) const;
+
+  Settings settings_;
+  uint32_t threads_ = 0;
+  std::map<int, Layer> layers_;
+  std::unique_ptr<Cells> cells_;
+  std::unique_ptr<Sequences> sequences_;
+  std::unique_ptr<SessionSource> store_;
+  bool opened_ = false;   // the engine was made, unless no layer is for it
+  bool told_ = false;     // that llama.cpp attends itself
+  bool taken_ = false;    // Keyhole has attended a layer
+  bool sliding_ = false;  // its masks are those of a sliding window: llama.cpp attends
+  bool renewed_ = false;  // all cells have new numbers, and nothing has happened since
+  std::string broken_;    // why the cache can no longer be attended
+
+  // The batch under way: its number, its cells, stream after stream, and once its mask has been read, whose tokens they
+  // are.
+  uint64_t batch_ = 0;
+  std::vector<int64_t> ids_;
+  const ggml_tensor* mask_ = nullptr;
+  BatchKind kind_ = BatchKind::kOther;
+  std::vector<std::vector<Part>> parts_;  // of each stream
+  NewRows new_rows_[2];                   // keys, values
+};
+
+}  // namespace keyhole::llama_cpp

@@ -1,0 +1,309 @@
+// Random operations on llama.cpp's memory, done twice: in a context whose cache lies in Keyhole, and in one of
+// llama.cpp alone. After each the answers are compared. GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings.
+//   llama-memory-check MODEL TEXT OPERATIONS SEED unified|streams
+//   llama-memory-check --f32 MODEL    converts the model, and that is all
+// The model is converted to f32 first, into MODEL.f32: products of quantised weights with quantised activations turn
+// the last bits of attention into divergences of 0.01. The other context attends without flash attention, whose sums
+// are in f16. Exits with 1 where answers differ by more than rounding does, or a call fails in one context alone.
+#include <ggml-backend.h>
+#include <llama.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr int kSequences = 3;
+constexpr int kContext = 768;  // of each sequence
+constexpr int kBatch = 96;
+
+/// A model and its context: one with Keyhole, one without.
+struct Side {
+  llama_model* model = nullptr;
+  llama_context* context = nullptr;
+  std::vector<uint8_t> saved;
+};
+
+struct Worst {
+  double divergence = 0;
+  int compared = 0;
+  int other_best = 0;
+};
+
+[[noreturn]] void fail(const std::string& what) {
+  std::printf("%s\n", what.c_str());
+  std::exit(1);
+}
+
+Side open(const std::string& path, bool keyhole, bool unified) {
+  Side side;
+  llama_model_params model = llama_model_default_params();
+  std::array<ggml_backend_dev_t, 2> devices{keyhole ? ggml_backend_dev_by_name("KEYHOLE") : nullptr,
+                                            nullptr};
+  if (keyhole && devices[0] == nullptr) fail("GGML_BACKEND_PATH names no libggml-keyhole.so");
+  model.devices = devices.data();
+  side.model = llama_model_load_from_file(path.c_str(), model);
+  if (side.model == nullptr) fail(path + " cannot be loaded");
+  llama_context_params params = llama_context_default_params();
+  params.n_ctx = kSequences * kContext;
+  params.n_batch = params.n_ubatch = kBatch;
+  params.n_seq_max = kSequences;
+  params.kv_unified = unified;
+  params.n_threads = params.n_threads_batch = 2;
+  params.flash_attn_type = keyhole ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  side.context = llama_init_from_model(side.model, params);
+  if (side.context == nullptr) fail("no context");
+  return side;
+}
+
+/// The model with weights in f32.
+std::string in_f32(const std::string& path) {
+  const std::string converted = path + ".f32";
+  if (std::ifstream(converted).good()) return converted;
+  llama_model_quantize_params params = llama_model_quantize_default_params();
+  params.ftype = LLAMA_FTYPE_ALL_F32;
+  params.allow_requantize = true;
+  const std::string part = converted + ".part";
+  if (llama_model_quantize(path.c_str(), part.c_str(), &params) != 0 ||
+      std::rename(part.c_str(), converted.c_str()) != 0) {
+    fail(path + " cannot be converted to f32");
+  }
+  return converted;
+}
+
+/// KL divergence of b's distribution from a's, and whether both have the same best token or one that is as good.
+void compare(const float* a, const float* b, int n, Worst& worst) {
+  const auto log_sum = [n](const float* x) {
+    const double most = *std::max_element(x, x + n);
+    double sum = 0;
+    for (int i = 0; i < n; ++i) sum += std::exp(x[i] - most);
+    return most + std::log(sum);
+  };
+  const double za = log_sum(a);
+  const double zb = log_sum(b);
+  double divergence = 0;
+  for (int i = 0; i < n; ++i) divergence += std::exp(a[i] - za) * ((a[i] - za) - (b[i] - zb));
+  worst.divergence = std::max(worst.divergence, divergence);
+  const auto best_a = std::max_element(a, a + n) - a;
+  const auto best_b = std::max_element(b, b + n) - b;
+  worst.other_best += static_cast<int>(best_a != best_b);
+  ++worst.compared;
+}
+
+class Check {
+ public:
+  Check(const std::string& path, const std::string& text, uint32_t seed, bool unified)
+      : random_(seed), sides_{open(path, true, unified), open(path, false, unified)} {
+    const llama_vocab* vocab = llama_model_get_vocab(sides_[0].model);
+    words_ = llama_vocab_n_tokens(vocab);
+    tokens_.resize(text.size() + 8);
+    const int n = llama_tokenize(vocab, text.data(), static_cast<int32_t>(text.size()),
+                                 tokens_.data(), static_cast<int32_t>(tokens_.size()), false, true);
+    if (n < 2000) fail("the text has fewer than 2000 tokens");
+    tokens_.resize(static_cast<size_t>(n));
+    batch_ = llama_batch_init(kBatch, 0, 1);
+  }
+  ~Check() {
+    llama_batch_free(batch_);
+    for (Side& side : sides_) {
+      llama_free(side.context);
+      llama_model_free(side.model);
+    }
+  }
+  Check(const Check&) = delete;
+  Check& operator=(const Check&) = delete;
+
+  void operation() {
+    const int s = below(kSequences);
+    const int other = (s + 1 + below(kSequences - 1)) % kSequences;
+    switch (below(12)) {
+      case 0:
+      case 1:
+      case 2: return extend(s, 1 + below(kBatch));
+      case 3: return remove_end(s);
+      case 4: return remove_middle(s);
+      case 5: return shift(s);
+      case 6: return copy(s, other);
+      case 7: return save_and_restore(s, other);
+      case 8: return below(8) == 0 ? clear() : step();
+      case 9: return drafts(s);
+      default: return step();
+    }
+  }
+  [[nodiscard]] const Worst& worst() const { return worst_; }
+  [[nodiscard]] const std::string& last() const { return last_; }
+
+ private:
+  int below(int n) { return static_cast<int>(random_() % static_cast<uint32_t>(n)); }
+  int next(int s) { return llama_memory_seq_pos_max(llama_get_memory(sides_[0].context), s) + 1; }
+  void note(const std::string& what) { last_ = what; }
+
+  template <class Do>
+  void both(const Do& call) {
+    std::array<int, 2> results{};
+    for (size_t i = 0; i < 2; ++i) results[i] = static_cast<int>(call(sides_[i]));
+    if (results[0] != results[1]) {
+      fail(last_ + ": " + std::to_string(results[0]) + " with Keyhole, " +
+           std::to_string(results[1]) + " without");
+    }
+  }
+  void add(int s, int position, bool output) {
+    const int i = batch_.n_tokens++;
+    batch_.token[i] = tokens_[static_cast<size_t>(below(static_cast<int>(tokens_.size())))];
+    batch_.pos[i] = position;
+    batch_.n_seq_id[i] = 1;
+    batch_.seq_id[i][0] = s;
+    batch_.logits[i] = static_cast<int8_t>(output);
+  }
+  void decode() {
+    if (batch_.n_tokens == 0) return;
+    both([&](Side& side) { return llama_decode(side.context, batch_); });
+    for (int i = 0; i < batch_.n_tokens; ++i) {
+      if (batch_.logits[i] == 0) continue;
+      compare(llama_get_logits_ith(sides_[1].context, i),
+              llama_get_logits_ith(sides_[0].context, i), words_, worst_);
+    }
+    batch_.n_tokens = 0;
+  }
+  void extend(int s, int n) {
+    n = std::min(n, kContext - 8 - next(s));
+    note("extend " + std::to_string(s) + " by " + std::to_string(n));
+    const int at = next(s);
+    const int from = below(static_cast<int>(tokens_.size()) - kBatch);
+    for (int i = 0; i < n; ++i) {
+      add(s, at + i, i + 1 == n);
+      batch_.token[i] = tokens_[static_cast<size_t>(from + i)];
+    }
+    decode();
+  }
+  void step() {
+    note("step of all");
+    for (int s = 0; s < kSequences; ++s) {
+      if (next(s) > 0 && next(s) < kContext - 8) add(s, next(s), true);
+    }
+    decode();
+  }
+  /// Some tokens at once, of which the first few are kept.
+  void drafts(int s) {
+    if (next(s) == 0 || next(s) > kContext - 16) return;
+    const int at = next(s);
+    note("drafts of " + std::to_string(s));
+    for (int i = 0; i < 5; ++i) add(s, at + i, true);
+    decode();
+    remove(s, at + 1 + below(5), -1);
+  }
+  void remove(int s, int from, int to) {
+    both([&](Side& side) {
+      return llama_memory_seq_rm(llama_get_memory(side.context), s, from, to);
+    });
+  }
+  void remove_end(int s) {
+    if (next(s) < 2) return;
+    note("remove the end of " + std::to_string(s));
+    remove(s, 1 + below(next(s) - 1), -1);
+    step();
+  }
+  void remove_middle(int s) {
+    if (next(s) < 40) return;
+    note("remove from the middle of " + std::to_string(s));
+    const int from = 1 + below(next(s) - 20);
+    remove(s, from, from + 1 + below(8));
+    step();
+  }
+  void shift(int s) {
+    if (next(s) < 64) return;
+    const int keep = below(8);
+    const int n = 8 + below(next(s) / 2);
+    note("shift " + std::to_string(s) + " by " + std::to_string(n));
+    remove(s, keep, keep + n);
+    both([&](Side& side) {
+      llama_memory_seq_add(llama_get_memory(side.context), s, keep + n, -1, -n);
+      return 0;
+    });
+    step();
+  }
+  void copy(int from, int to) {
+    if (next(from) == 0) return;
+    note("copy " + std::to_string(from) + " to " + std::to_string(to));
+    remove(to, -1, -1);
+    both([&](Side& side) {
+      llama_memory_seq_cp(llama_get_memory(side.context), from, to, -1, -1);
+      return 0;
+    });
+    step();
+  }
+  void save_and_restore(int from, int to) {
+    if (next(from) == 0) return;
+    note("restore the saved " + std::to_string(from) + " as " + std::to_string(to));
+    both([&](Side& side) {
+      side.saved.resize(llama_state_seq_get_size(side.context, from));
+      const size_t n =
+          llama_state_seq_get_data(side.context, side.saved.data(), side.saved.size(), from);
+      llama_memory_seq_rm(llama_get_memory(side.context), to, -1, -1);
+      return n == side.saved.size() &&
+             llama_state_seq_set_data(side.context, side.saved.data(), n, to) == n;
+    });
+    step();
+  }
+  void clear() {
+    note("clear");
+    both([](Side& side) {
+      llama_memory_clear(llama_get_memory(side.context), true);
+      return 0;
+    });
+  }
+
+  std::mt19937 random_;
+  std::array<Side, 2> sides_;
+  std::vector<llama_token> tokens_;
+  int words_ = 0;
+  llama_batch batch_{};
+  Worst worst_;
+  std::string last_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 3 && std::strcmp(argv[1], "--f32") == 0) {
+    llama_backend_init();
+    (void)in_f32(argv[2]);
+    return 0;
+  }
+  if (argc != 6) fail("llama-memory-check MODEL TEXT OPERATIONS SEED unified|streams");
+  llama_log_set(
+      [](ggml_log_level level, const char* text, void*) {
+        if (level >= GGML_LOG_LEVEL_WARN && level != GGML_LOG_LEVEL_CONT) std::fputs(text, stderr);
+      },
+      nullptr);
+  ggml_backend_load_all();
+  llama_backend_init();
+  std::ifstream file(argv[2]);
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const int operations = std::atoi(argv[3]);
+  const auto seed = static_cast<uint32_t>(std::atoi(argv[4]));
+  Check check(in_f32(argv[1]), text, seed, std::strcmp(argv[5], "unified") == 0);
+  double before = 0;
+  for (int i = 0; i < operations; ++i) {
+    check.operation();
+    const Worst& worst = check.worst();
+    if (worst.divergence > before) {
+      before = worst.divergence;
+      std::printf("%4d %-36s divergence %.1e\n", i, check.last().c_str(), before);
+    }
+    if (before > 1e-4) fail("answers differ");
+  }
+  std::printf("%d operations, %d answers, worst divergence %.1e, %d with another best token\n",
+              operations, check.worst().compared, before, check.worst().other_best);
+  return 0;
+}

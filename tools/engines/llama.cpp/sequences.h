@@ -1,0 +1,85 @@
+// Which session goes on with which new tokens. llama.cpp says of a batch what each token sees, in cells, and never
+// which sequence it is, nor that tokens were removed or copied: all of that is found here, by comparing what a run of
+// new tokens sees with what each session holds.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "tools/engines/llama.cpp/batch.h"
+#include "tools/engines/llama.cpp/cells.h"
+#include "tools/engines/llama.cpp/session.h"
+
+namespace keyhole::llama_cpp {
+
+/// A session, and which tokens it holds, or will hold when the batch under way is done. `tokens` is in the order of the
+/// session; the newest ones may not have reached all layers yet.
+struct Sequence {
+  uint32_t stream = 0;
+  std::vector<Token> tokens;
+  std::unique_ptr<Session> session;
+  /// It has many tokens that no keyhole_build has seen.
+  bool unbuilt = false;
+  /// Number of the last batch that it took part in.
+  uint64_t batch = 0;
+};
+
+/// Rows of a batch, and the sequence that goes on with them.
+struct Part {
+  Sequence* sequence = nullptr;
+  /// Tokens that the sequence holds before these.
+  uint32_t past = 0;
+  uint32_t stream = 0;
+  std::vector<uint32_t> rows;
+};
+
+class Sequences {
+ public:
+  /// `cells` outlives this. Of sessions without use the oldest go where there are more than `most`. `refill`: tokens
+  /// that no session holds can be had from llama.cpp's cache; else a batch that needs them is an error.
+  Sequences(Cells& cells, size_t most, bool refill) : cells_(cells), most_(most), refill_(refill) {}
+
+  /// A new batch begins: sequences may be changed again.
+  void begin_batch() { ++batch_; }
+
+  /// Finds or makes the sequence of each run of a stream's part of the batch, and appends the new tokens to its list.
+  /// Its session is cut to the tokens that are in the run's past; others of them may be missing there, which the caller
+  /// appends layer by layer (`past` tokens before the new ones). None: a run sees the end of a sequence without its
+  /// beginning, as layers with a sliding window do; nothing has changed then. Throws std::runtime_error where `refill`
+  /// is needed and off.
+  [[nodiscard]] std::optional<std::vector<Part>> place(uint32_t stream, const Batch& batch,
+                                                       std::span<const uint32_t> new_cells,
+                                                       SessionSource& source);
+
+  /// Forgets a sequence, whose session has failed.
+  void drop(const Sequence* sequence);
+  /// Forgets all: what the cells hold was changed by others.
+  void clear() { sequences_.clear(); }
+
+  [[nodiscard]] const std::vector<std::unique_ptr<Sequence>>& all() const { return sequences_; }
+
+ private:
+  struct Match {
+    Sequence* sequence = nullptr;
+    uint32_t length = 0;
+    bool in_place = false;
+  };
+  [[nodiscard]] uint32_t common(const Sequence& sequence, uint32_t stream, const Run& run) const;
+  [[nodiscard]] bool lacks_beginning(const Sequence& sequence, uint32_t stream,
+                                     const Run& run) const;
+  [[nodiscard]] Match best(uint32_t stream, const Run& run) const;
+  Sequence& take(const Match& match, uint32_t stream, SessionSource& source);
+  void refill(Sequence& sequence, const Run& run);
+  void drop_dead();
+
+  Cells& cells_;
+  size_t most_;
+  bool refill_;
+  uint64_t batch_ = 0;
+  std::vector<std::unique_ptr<Sequence>> sequences_;
+};
+
+}  // namespace keyhole::llama_cpp

@@ -1,0 +1,56 @@
+// What the rest of this folder wants from a sequence's K and V. store.h has the one that Keyhole keeps; tests have
+// others.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace keyhole::llama_cpp {
+
+enum class Number { kF32, kF16, kBf16 };
+
+/// Heads of some tokens, somewhere in host memory: `[tokens, heads, components]`, the components side by side.
+/// Borrowed.
+struct Rows {
+  const void* data = nullptr;
+  Number number = Number::kF32;
+  int64_t tokens = 0;
+  int64_t heads = 0;
+  int64_t components = 0;
+  /// Bytes from a token to the next, and from a head to the next.
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+};
+
+/// One sequence: its K and V in all layers, of which each may have another number of tokens while a batch is computed.
+/// All calls throw std::runtime_error with the library's text; the session is of no use after that. One thread at a
+/// time.
+class Session {
+ public:
+  virtual ~Session() = default;
+
+  /// Tokens that a layer holds.
+  [[nodiscard]] virtual uint32_t tokens(uint32_t layer) const = 0;
+  /// Attends with the new tokens, causally, to all that the layer holds and to one another, and appends them.
+  virtual void attend(uint32_t layer, const Rows& q, const Rows& k, const Rows& v,
+                      const Rows& out) = 0;
+  /// Appends without attending.
+  virtual void append(uint32_t layer, const Rows& k, const Rows& v) = 0;
+  /// Drops the tokens from number `tokens` on, in every layer.
+  virtual void truncate(uint32_t tokens) = 0;
+  /// Indexes what has come and is not indexed. All layers hold the same number of tokens.
+  virtual void build() = 0;
+  [[nodiscard]] virtual std::unique_ptr<Session> fork() = 0;
+  /// One line: tokens, index, memory, time.
+  [[nodiscard]] virtual std::string describe() const = 0;
+};
+
+/// Makes empty sessions.
+class SessionSource {
+ public:
+  virtual ~SessionSource() = default;
+  [[nodiscard]] virtual std::unique_ptr<Session> make() = 0;
+};
+
+}  // namespace keyhole::llama_cpp

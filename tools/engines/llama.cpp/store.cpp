@@ -1,0 +1,240 @@
+#include "tools/engines/llama.cpp/store.h"
+
+#include <keyhole/keyhole.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tools/engines/llama.cpp/log.h"
+
+namespace keyhole::llama_cpp {
+namespace {
+
+void check(keyhole_status status) {
+  if (status != KEYHOLE_OK) throw std::runtime_error(keyhole_last_error());
+}
+
+struct DestroyEngine {
+  void operator()(keyhole_engine* engine) const { keyhole_engine_destroy(engine); }
+};
+struct DestroySession {
+  void operator()(keyhole_session* session) const { keyhole_session_destroy(session); }
+};
+using Engine = std::unique_ptr<keyhole_engine, DestroyEngine>;
+using Handle = std::unique_ptr<keyhole_session, DestroySession>;
+
+keyhole_dtype dtype(Number number) {
+  switch (number) {
+    case Number::kF16: return KEYHOLE_F16;
+    case Number::kBf16: return KEYHOLE_BF16;
+    default: return KEYHOLE_F32;
+  }
+}
+
+/// The rows as the library wants them: rank 3, or rank 2 of a single token's.
+keyhole_tensor tensor(const Rows& rows, bool single) {
+  const int64_t size = rows.number == Number::kF32 ? 4 : 2;
+  keyhole_tensor t{};
+  t.data = const_cast<void*>(rows.data);
+  t.dtype = dtype(rows.number);
+  t.memory = KEYHOLE_HOST;
+  const std::array shape{rows.tokens, rows.heads, rows.components};
+  const std::array strides{rows.token_stride / size, rows.head_stride / size, int64_t{1}};
+  t.rank = single ? 2 : 3;
+  std::copy(shape.begin() + (single ? 1 : 0), shape.end(), t.shape);
+  std::copy(strides.begin() + (single ? 1 : 0), strides.end(), t.strides);
+  return t;
+}
+
+void to_log(void* /*user*/, int32_t level, const char* text) {
+  log(level == KEYHOLE_LOG_WARNING ? Level::kWarning : Level::kDebug, text);
+}
+
+Engine make_engine(const StoreShape& shape, bool logs) {
+  const LayerShape& first = shape.layers.front();
+  keyhole_engine_config config;
+  keyhole_engine_config_init(&config);
+  config.layers = static_cast<uint32_t>(shape.layers.size());
+  config.q_heads = first.q_heads;
+  config.kv_heads = first.kv_heads;
+  config.head_dim = first.head_dim;
+  config.scale = first.scale;
+  config.softcap = first.softcap;
+  config.kv_dtype = dtype(shape.number);
+  config.threads = shape.threads;
+  config.device = KEYHOLE_DEVICE_HOST;
+  if (logs) config.log = to_log;
+  std::vector<keyhole_layer_config> layers;
+  if (std::any_of(shape.layers.begin(), shape.layers.end(),
+                  [&](const LayerShape& layer) { return layer != first; })) {
+    for (const LayerShape& layer : shape.layers) {
+      keyhole_layer_config& own = layers.emplace_back();
+      keyhole_layer_config_init(&own, &config);
+      own.q_heads = layer.q_heads;
+      own.kv_heads = layer.kv_heads;
+      own.head_dim = layer.head_dim;
+      own.scale = layer.scale;
+      own.softcap = layer.softcap;
+    }
+    config.layer_configs = layers.data();
+    config.layer_count = config.layers;
+  }
+  keyhole_engine* engine = nullptr;
+  check(keyhole_engine_create(&config, &engine));
+  return Engine(engine);
+}
+
+keyhole_tail_mode tail_mode(const std::string& word) {
+  if (word == "mean") return KEYHOLE_TAIL_MEAN;
+  if (word == "centroid") return KEYHOLE_TAIL_CENTROID;
+  if (word == "second") return KEYHOLE_TAIL_SECOND;
+  if (word == "codes") return KEYHOLE_TAIL_CODES;
+  return KEYHOLE_TAIL_NONE;
+}
+
+Handle make_handle(keyhole_engine* engine, const Settings& settings, uint32_t max_tokens) {
+  keyhole_session_config config;
+  keyhole_session_config_init(&config);
+  config.max_tokens = max_tokens;
+  config.sink = settings.sink;
+  config.window = settings.window;
+  if (settings.index == "exact") {
+    config.mode = KEYHOLE_MODE_EXACT;
+    config.index = "auto";
+  } else {
+    config.index = settings.index.c_str();
+  }
+  if (!settings.tail.empty()) config.budget.tail = tail_mode(settings.tail);
+  if (settings.top_k != 0) config.budget.top_k = settings.top_k;
+  if (settings.int8) config.kv_host = KEYHOLE_KV_HOST_INT8;
+  if (!settings.budgets.empty()) config.budgets = settings.budgets.c_str();
+  keyhole_session* session = nullptr;
+  check(keyhole_session_create(engine, &config, &session));
+  Handle handle(session);
+  if (settings.prompt != "none") {
+    check(
+        keyhole_session_set_extend_pattern(session, settings.prompt.c_str(), settings.prompt_from));
+  }
+  return handle;
+}
+
+class KeyholeSession final : public Session {
+ public:
+  KeyholeSession(Handle handle, bool indexed) : handle_(std::move(handle)), indexed_(indexed) {}
+
+  [[nodiscard]] uint32_t tokens(uint32_t layer) const override {
+    keyhole_layer_tokens tokens;
+    keyhole_layer_tokens_init(&tokens);
+    check(keyhole_get_layer_tokens(handle_.get(), layer, &tokens));
+    return tokens.total;
+  }
+  void attend(uint32_t layer, const Rows& q, const Rows& k, const Rows& v,
+              const Rows& out) override {
+    const bool one = q.tokens == 1;
+    const keyhole_tensor tq = tensor(q, one);
+    const keyhole_tensor tk = tensor(k, one);
+    const keyhole_tensor tv = tensor(v, one);
+    const keyhole_tensor to = tensor(out, one);
+    check(one ? keyhole_attend(handle_.get(), layer, &tq, &tk, &tv, &to, nullptr)
+              : keyhole_extend(handle_.get(), layer, &tq, &tk, &tv, nullptr, &to, nullptr));
+  }
+  void append(uint32_t layer, const Rows& k, const Rows& v) override {
+    const keyhole_tensor tk = tensor(k, false);
+    const keyhole_tensor tv = tensor(v, false);
+    check(keyhole_prefill(handle_.get(), layer, &tk, &tv, nullptr));
+  }
+  void truncate(uint32_t tokens) override { check(keyhole_truncate(handle_.get(), tokens)); }
+  void build() override {
+    if (indexed_) check(keyhole_build(handle_.get(), nullptr, nullptr));
+  }
+  [[nodiscard]] std::unique_ptr<Session> fork() override {
+    keyhole_session* copy = nullptr;
+    check(keyhole_fork(handle_.get(), &copy));
+    return std::make_unique<KeyholeSession>(Handle(copy), indexed_);
+  }
+  [[nodiscard]] std::string describe() const override {
+    keyhole_statistics s;
+    keyhole_statistics_init(&s);
+    check(keyhole_get_statistics(handle_.get(), &s));
+    keyhole_session_config c;
+    keyhole_session_config_init(&c);
+    check(keyhole_session_get_config(handle_.get(), &c));
+    keyhole_layer_tokens t;
+    keyhole_layer_tokens_init(&t);
+    check(keyhole_get_layer_tokens(handle_.get(), 0, &t));
+    std::array<char, 400> line{};
+    std::snprintf(
+        line.data(), line.size(),
+        "%u tokens (sink %u, window %u, indexed %u, pending %u), index %s%s, %.1f MiB of "
+        "the host (index %.1f), %llu steps of %.0f us a layer, %.2f MiB read in each, "
+        "build %.2f s",
+        t.total, t.sink, t.window, t.indexed, t.pending,
+        c.mode == KEYHOLE_MODE_EXACT ? "exact" : c.index,
+        c.kv_host == KEYHOLE_KV_HOST_INT8 ? ", K and V in int8" : "",
+        static_cast<double>(s.host_bytes + s.device_bytes) / 1048576.0,
+        static_cast<double>(s.index_bytes) / 1048576.0, static_cast<unsigned long long>(s.attends),
+        s.attends > 0 ? s.attend_seconds / static_cast<double>(s.attends) * 1e6 : 0.0,
+        s.attends > 0
+            ? static_cast<double>(s.bytes_read) / static_cast<double>(s.attends) / 1048576.0
+            : 0.0,
+        s.build_seconds);
+    return line.data();
+  }
+
+ private:
+  Handle handle_;
+  bool indexed_;
+};
+
+class Store final : public SessionSource {
+ public:
+  Store(const Settings& settings, const StoreShape& shape)
+      : settings_(settings), max_tokens_(shape.max_tokens), engine_(make_engine(shape, true)) {}
+
+  [[nodiscard]] std::unique_ptr<Session> make() override {
+    return std::make_unique<KeyholeSession>(make_handle(engine_.get(), settings_, max_tokens_),
+                                            settings_.index != "exact");
+  }
+
+ private:
+  Settings settings_;
+  uint32_t max_tokens_;
+  Engine engine_;
+};
+
+}  // namespace
+
+std::string refusal(const LayerShape& shape) {
+  try {
+    (void)make_engine({{shape}, Number::kF16, 0, 1}, false);
+    return "";
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+}
+
+void check_settings(const Settings& settings) {
+  if (keyhole_abi_version() != KEYHOLE_ABI_VERSION) {
+    throw std::runtime_error("libkeyhole has ABI version " + std::to_string(keyhole_abi_version()) +
+                             ", this backend was built for " + std::to_string(KEYHOLE_ABI_VERSION));
+  }
+  Settings any_model = settings;
+  any_model.budgets.clear();  // a file is for one model, and is read when there is one
+  const Engine engine = make_engine({{{1, 1, 64, 0, 0}}, Number::kF16, 0, 1}, false);
+  (void)make_handle(engine.get(), any_model, 1024);
+}
+
+std::unique_ptr<SessionSource> make_store(const Settings& settings, const StoreShape& shape) {
+  return std::make_unique<Store>(settings, shape);
+}
+
+std::string library_version() { return keyhole_version(); }
+
+}  // namespace keyhole::llama_cpp

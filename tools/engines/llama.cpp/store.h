@@ -1,0 +1,49 @@
+// Sessions kept by Keyhole. store.cpp is the only file of this folder that calls the library.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tools/engines/llama.cpp/session.h"
+#include "tools/engines/llama.cpp/settings.h"
+
+namespace keyhole::llama_cpp {
+
+/// Attention of a layer.
+struct LayerShape {
+  uint32_t q_heads = 0;
+  uint32_t kv_heads = 0;
+  uint32_t head_dim = 0;
+  float scale = 0;
+  /// 0: none.
+  float softcap = 0;
+  bool operator==(const LayerShape&) const = default;
+};
+
+struct StoreShape {
+  /// Those that Keyhole takes, in rising order of the model's.
+  std::vector<LayerShape> layers;
+  /// Of K and V as llama.cpp's cache has them.
+  Number number = Number::kF16;
+  /// The longest sequence.
+  uint32_t max_tokens = 0;
+  /// Of the pool. 0: one per core.
+  uint32_t threads = 0;
+};
+
+/// The library refuses a layer of this shape: what it says. "": it takes it.
+[[nodiscard]] std::string refusal(const LayerShape& shape);
+
+/// Throws std::runtime_error with the library's text where a setting has a value that the library refuses.
+void check_settings(const Settings& settings);
+
+/// An engine, and sessions as the settings say. Throws std::runtime_error with the library's text.
+[[nodiscard]] std::unique_ptr<SessionSource> make_store(const Settings& settings,
+                                                        const StoreShape& shape);
+
+/// The library's version, for the log.
+[[nodiscard]] std::string library_version();
+
+}  // namespace keyhole::llama_cpp
