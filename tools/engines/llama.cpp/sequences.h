@@ -21,7 +21,7 @@ struct Sequence {
   uint32_t stream = 0;
   std::vector<Token> tokens;
   std::unique_ptr<Session> session;
-  /// It has many tokens that no keyhole_build has seen.
+  /// It has many tokens that no keyhole_session_build has seen.
   bool unbuilt = false;
   /// Number of the last batch that it took part in.
   uint64_t batch = 0;

@@ -1,6 +1,10 @@
 #include "tools/engines/llama.cpp/store.h"
 
+#include <keyhole/batch.h>
+#include <keyhole/inspect.h>
 #include <keyhole/keyhole.h>
+#include <keyhole/layers.h>
+#include <keyhole/save.h>
 
 #include <algorithm>
 #include <array>
@@ -132,7 +136,7 @@ class KeyholeSession final : public Session {
   [[nodiscard]] uint32_t tokens(uint32_t layer) const override {
     keyhole_layer_tokens tokens;
     keyhole_layer_tokens_init(&tokens);
-    check(keyhole_get_layer_tokens(handle_.get(), layer, &tokens));
+    check(keyhole_session_get_layer_tokens(handle_.get(), layer, &tokens));
     return tokens.total;
   }
   void attend(uint32_t layer, const Rows& q, const Rows& k, const Rows& v,
@@ -142,33 +146,35 @@ class KeyholeSession final : public Session {
     const keyhole_tensor tk = tensor(k, one);
     const keyhole_tensor tv = tensor(v, one);
     const keyhole_tensor to = tensor(out, one);
-    check(one ? keyhole_attend(handle_.get(), layer, &tq, &tk, &tv, &to, nullptr)
-              : keyhole_extend(handle_.get(), layer, &tq, &tk, &tv, nullptr, &to, nullptr));
+    check(one ? keyhole_session_attend(handle_.get(), layer, &tq, &tk, &tv, &to, nullptr)
+              : keyhole_session_extend(handle_.get(), layer, &tq, &tk, &tv, nullptr, &to, nullptr));
   }
   void append(uint32_t layer, const Rows& k, const Rows& v) override {
     const keyhole_tensor tk = tensor(k, false);
     const keyhole_tensor tv = tensor(v, false);
-    check(keyhole_prefill(handle_.get(), layer, &tk, &tv, nullptr));
+    check(keyhole_session_append(handle_.get(), layer, &tk, &tv, nullptr));
   }
-  void truncate(uint32_t tokens) override { check(keyhole_truncate(handle_.get(), tokens)); }
+  void truncate(uint32_t tokens) override {
+    check(keyhole_session_truncate(handle_.get(), tokens));
+  }
   void build() override {
-    if (indexed_) check(keyhole_build(handle_.get(), nullptr, nullptr));
+    if (indexed_) check(keyhole_session_build(handle_.get(), nullptr, nullptr));
   }
   [[nodiscard]] std::unique_ptr<Session> fork() override {
     keyhole_session* copy = nullptr;
-    check(keyhole_fork(handle_.get(), &copy));
+    check(keyhole_session_fork(handle_.get(), &copy));
     return std::make_unique<KeyholeSession>(Handle(copy), indexed_);
   }
   [[nodiscard]] std::string describe() const override {
     keyhole_statistics s;
     keyhole_statistics_init(&s);
-    check(keyhole_get_statistics(handle_.get(), &s));
+    check(keyhole_session_get_statistics(handle_.get(), &s));
     keyhole_session_config c;
     keyhole_session_config_init(&c);
     check(keyhole_session_get_config(handle_.get(), &c));
     keyhole_layer_tokens t;
     keyhole_layer_tokens_init(&t);
-    check(keyhole_get_layer_tokens(handle_.get(), 0, &t));
+    check(keyhole_session_get_layer_tokens(handle_.get(), 0, &t));
     std::array<char, 400> line{};
     std::snprintf(
         line.data(), line.size(),
