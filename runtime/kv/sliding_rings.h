@@ -67,7 +67,7 @@ class SlidingRings final : public gpu::Resident, public StreamWindows {
   }
   [[nodiscard]] uint64_t device_bytes_to_come() const;
   [[nodiscard]] gpu::Windows& on_device(uint32_t layer) override;
-  [[nodiscard]] uint32_t place(uint32_t layer) const override { return places_[layer]; }
+  [[nodiscard]] uint32_t number_on_device(uint32_t layer) const override { return places_[layer]; }
   void move_to_device(uint32_t layer) override;
   void note_appended(uint32_t layer, uint32_t n) override;
   void note_dropped(uint32_t layer, uint32_t n) override { at(layer).tokens -= n; }

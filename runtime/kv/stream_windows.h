@@ -16,8 +16,8 @@ class StreamWindows {
   /// Takes their steps; its memory is taken when it is first asked for. Throws Error: unsupported, out_of_device_memory,
   /// out_of_memory, device_error.
   [[nodiscard]] virtual gpu::Windows& on_device(uint32_t layer) = 0;
-  /// The layer's number there.
-  [[nodiscard]] virtual uint32_t place(uint32_t layer) const = 0;
+  /// The number by which that device part knows the layer.
+  [[nodiscard]] virtual uint32_t number_on_device(uint32_t layer) const = 0;
   /// Moves the layer's tokens there, if they lie in host memory: no step of the layer is under way then. Throws likewise, and
   /// they have not moved then.
   virtual void move_to_device(uint32_t layer) = 0;

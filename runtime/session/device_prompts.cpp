@@ -39,7 +39,8 @@ bool DevicePrompts::prefill_window(uint32_t layer, const RowsIn& k, const RowsIn
   gpu::Windows& windows = rings.on_device(layer);
   const ModelShape& m = engine_->model();
   const auto are_finite = [&](const RowsIn& rows, DType as) {
-    return windows.are_finite(rings.place(layer), device_tokens(rows), n, rows.heads, as, stream);
+    return windows.are_finite(rings.number_on_device(layer), device_tokens(rows), n, rows.heads, as,
+                              stream);
   };
   if (!are_finite(k, m.kv_dtype) || !are_finite(v, m.kv_dtype) ||
       (q != nullptr && !are_finite(*q, DType::f32))) {

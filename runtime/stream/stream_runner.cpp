@@ -485,7 +485,7 @@ void StreamRunner::enqueue_end(const RowsOut& out, float* lse) {
   launch(id != 0, [&] {
     if (model_.slides(open_layer_)) {
       gpu::Windows& windows = windows_->on_device(open_layer_);
-      return windows.end(windows_->place(open_layer_), device_rows(out), lse, stream_);
+      return windows.end(windows_->number_on_device(open_layer_), device_rows(out), lse, stream_);
     }
     steps_->end(open_layer_, device_rows(out), lse, stream_);
   });

@@ -33,7 +33,7 @@ void StreamRunner::enqueue_window(uint32_t layer, const RowsIn& q, const RowsIn*
     }
     const gpu::DeviceRows* pk = k != nullptr ? &rk : nullptr;
     const gpu::DeviceRows* pv = k != nullptr ? &rv : nullptr;
-    const uint32_t place = windows_->place(layer);
+    const uint32_t place = windows_->number_on_device(layer);
     if (out == nullptr) {
       windows.begin(place, rq, pk, pv, stream_);
     } else {
@@ -89,7 +89,7 @@ void StreamRunner::keep_newest(KeptTokens tokens) {
 
 void StreamRunner::keep_newest_of_windows(const KeptTokens& tokens) {
   std::vector<uint32_t> places;
-  for (const uint32_t layer : tokens.layers) places.push_back(windows_->place(layer));
+  for (const uint32_t layer : tokens.layers) places.push_back(windows_->number_on_device(layer));
   gpu::Windows& windows = windows_->on_device(tokens.layers.front());
   launch(false, [&] { windows.keep_newest(places, tokens.of, tokens.kept, stream_); });
   const auto dropped = tokens.of - static_cast<uint32_t>(tokens.kept.size());
