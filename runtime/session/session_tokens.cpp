@@ -71,6 +71,13 @@ void SessionTokens::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, co
     if (q->step == 1) check_as_many(*q, k);
     check_queries(*q);
   }
+  append_prompt(layer, k, v, q);
+  extended_->note_change(layer);
+  stream_->pin_codes(layer);
+}
+
+void SessionTokens::append_prompt(uint32_t layer, const RowsIn& k, const RowsIn& v,
+                                  const RowsIn* q) {
   const uint32_t before = sequence_->tokens(layer);
   try {
     if (q != nullptr && sequence_->layer(layer).offloads()) {
@@ -81,8 +88,6 @@ void SessionTokens::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, co
     keeper_->forget_queries(layer, before);
     throw;
   }
-  extended_->note_change(layer);
-  stream_->pin_codes(layer);
 }
 
 void SessionTokens::truncate_layer(uint32_t layer, uint32_t n) {

@@ -43,6 +43,8 @@ class SessionTokens {
   /// Stores tokens of a prompt, see keyhole_session_append. q: of all tokens, or those of some of them that the index's
   /// sample may want (RowsIn::step); null: none.
   void prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
+  /// Appends such tokens, which have been checked. Where it throws, they are not there.
+  void append_prompt(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
   /// Appends the token of a step, which has been checked.
   void append(uint32_t layer, const RowsIn& k, const RowsIn& v) {
     sequence_->append(layer, k, v);
