@@ -18,9 +18,9 @@ struct EvalOptions {
   ModelOptions model;
   TaskOptions task;
   CacheFlags cache;
-  std::string prompt_file;  ///< of task text; empty: the bundled prose
-  std::string token_file;   ///< of task text, in place of a prompt
-  uint32_t bytes = 2000;    ///< of task text: decoded after the context
+  std::string prompt_file;  ///< of tasks text and kld; empty: the bundled prose
+  std::string token_file;   ///< of tasks text and kld, in place of a prompt
+  uint32_t bytes = 2000;    ///< of tasks text and kld: tokens decoded after the context
   std::vector<std::string> indexes;
   std::vector<uint32_t> ks{100};
   BudgetLists budgets;
@@ -131,6 +131,8 @@ template <class Row>
 
 /// `--task text`: bits per byte of a real text, decoded after `length` tokens of it.
 void eval_text(const EvalOptions& options);
+/// `--task kld`: divergence of the predictions of such a text from those by exact attention, token by token.
+void eval_kld(const EvalOptions& options);
 /// `--task copy`: bytes right and bits per byte of passages of the prompt that are to be continued.
 void eval_copy(const EvalOptions& options);
 

@@ -50,6 +50,10 @@ Worth worth_of(const ordered_json& row) {
     return {{"share_right", "share of bytes copied right", Scale::linear, 0, true},
             "Bytes copied right"};
   }
+  if (row.contains("kld")) {
+    return {{"kld.mean", "mean divergence of a token from exact attention, nats", Scale::log, 1e-7},
+            "Divergence from exact attention"};
+  }
   const bool bytes = row.contains("bits_per_byte");
   return {{bytes ? "bits_per_byte" : "bits_per_token",
            bytes ? "bits per byte of the text" : "bits per token of the text", Scale::linear},
@@ -93,9 +97,11 @@ Bars answers_of(const ordered_json& rows, const Quantity& worth) {
 
 PageTable table_of(const ordered_json& rows, const Quantity& worth) {
   PageTable out;
+  const bool diverges = worth.field == "kld.mean";
   out.columns = {{"index", true}, {"attend", true}, {worth.field}, {"lost / won"},
                  {"scanned"},     {"read/token"},   {"tokens/s"},  {"attention/token"},
                  {"build"},       {"index size"}};
+  if (diverges) out.columns[3] = {"p50 / p99 / p99.9 / largest"};
   for (const ordered_json& row : rows) {
     const auto bytes = [&](const char* field) {
       const double value = figure_at(row, field);
@@ -104,9 +110,15 @@ PageTable table_of(const ordered_json& rows, const Quantity& worth) {
     const double scanned = figure_at(row, "scan_fraction");
     const double attention = figure_at(row, "attention_ms_per_token");
     const bool swaps = row.contains("lost") && row["lost"].is_number();
+    std::string beside = swaps ? row["lost"].dump() + " / " + row["won"].dump() : "-";
+    if (diverges) {
+      beside = "";
+      for (const char* field : {"kld.p50", "kld.p99", "kld.p99_9", "kld.largest"}) {
+        beside += (beside.empty() ? "" : " / ") + format_number(figure_at(row, field));
+      }
+    }
     out.rows.push_back(
-        {index_text(row), budget_text(row), format_number(figure_at(row, worth.field), 5),
-         swaps ? row["lost"].dump() + " / " + row["won"].dump() : "-",
+        {index_text(row), budget_text(row), format_number(figure_at(row, worth.field), 5), beside,
          std::isfinite(scanned) ? format_number(100 * scanned) + " %" : "-",
          bytes("bytes_read_per_token"), format_number(figure_at(row, "tokens_per_second")),
          std::isfinite(attention) ? format_duration(1e-3 * attention) : "-",
@@ -138,8 +150,10 @@ std::string eval_page(const ordered_json& document) {
     page.section("What each way costs and is worth");
     page.add(curves_of(rows, worth.quantity));
     page.section("Figures",
-                 "lost / won: right with exact attention of this run and wrong here / "
-                 "the other way round.");
+                 worth.quantity.field == "kld.mean"
+                     ? "Divergence of the next token's distribution, in nats."
+                     : "lost / won: right with exact attention of this run and wrong here / "
+                       "the other way round.");
     page.add(table_of(rows, worth.quantity));
   }
   put_page_command(page, document);
