@@ -1,7 +1,7 @@
 // A model on a card with Keyhole and without it, side by side: the same tokens go to both, and each answer is compared.
 // GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings.
 //   llama-card-check MODEL TOKENS ALLOWED [DEVICE PLAIN]
-// TOKENS: of the first prompt. ALLOWED: the largest mean divergence of a part that passes. DEVICE: KEYHOLE0, PLAIN: CUDA0.
+// TOKENS: of the first prompt. ALLOWED: the largest mean divergence of a part that passes. DEVICE: KEYHOLE0, PLAIN: CUDA0; none: the CPU.
 // Exits with 1 where a part fails; goes on with the others.
 #include <ggml-backend.h>
 #include <llama.h>
@@ -32,7 +32,9 @@ struct Side {
 llama_model* load(const char* path, const char* device) {
   llama_model_params params = llama_model_default_params();
   std::array<ggml_backend_dev_t, 2> devices{ggml_backend_dev_by_name(device), nullptr};
-  if (devices[0] == nullptr) fail(std::string("there is no device ") + device);
+  if (devices[0] == nullptr && std::string(device) != "none") {
+    fail(std::string("there is no device ") + device);
+  }
   params.devices = devices.data();
   params.n_gpu_layers = 999;
   llama_model* model = llama_model_load_from_file(path, params);
