@@ -44,7 +44,7 @@ void convert(const ggml_tensor* from, const void* row, const ggml_tensor* to, vo
 
 }  // namespace
 
-Cache::Cache(const Settings& settings) : settings_(settings) {}
+Cache::Cache(const Settings& settings) : settings_(settings), copy_(settings.copy.value_or(true)) {}
 
 Cache::~Cache() {
   if (!sequences_) return;
@@ -62,8 +62,8 @@ void Cache::add(const ggml_tensor* tensor, const CacheName& name) {
   layers_[name.layer].tensors[name.values ? 1 : 0] = tensor;
   if (!cells_) {
     cells_ = std::make_unique<Cells>(streams, cells);
-    sequences_ = std::make_unique<Sequences>(
-        *cells_, settings_.copy ? kMostSessions : kMostSequences, settings_.copy);
+    sequences_ =
+        std::make_unique<Sequences>(*cells_, copy_ ? kMostSessions : kMostSequences, copy_);
   } else if (cells_->streams() != streams || cells_->cells() != cells) {
     broken_ = std::string("tensor '") + tensor->name + "' has another number of cells than others";
   }
@@ -117,7 +117,7 @@ void Cache::open() {
           std::to_string(first.head_dim) + ": index " + settings_.index + ", sink " +
           std::to_string(settings_.sink) + ", window " + std::to_string(settings_.window) + ", " +
           std::to_string(shape.threads) + " threads, up to " + std::to_string(shape.max_tokens) +
-          " tokens, " + (settings_.copy ? "with" : "without") + " a copy in llama.cpp's cache");
+          " tokens, " + (copy_ ? "with" : "without") + " a copy in llama.cpp's cache");
 }
 
 void Cache::begin_batch(std::vector<int64_t> ids) {
@@ -164,7 +164,7 @@ bool Cache::write(const ggml_tensor* node, const CacheName& name) {
     std::byte* row = rows.data() + static_cast<size_t>(i) * width;
     convert(x, static_cast<const std::byte*>(x->data) + static_cast<size_t>(i) * x->nb[1], cache,
             row);
-    if (settings_.copy || !taken_ || !layer.left.empty()) {
+    if (copy_ || !taken_ || !layer.left.empty()) {
       std::memcpy(static_cast<std::byte*>(cache->data) +
                       static_cast<size_t>(ids_[static_cast<size_t>(i)]) * width,
                   row, width);

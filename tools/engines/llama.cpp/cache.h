@@ -56,7 +56,7 @@ class Cache {
   void read_by_others(const ggml_tensor* node);
 
   /// Whether K and V lie in llama.cpp's cache, too, so that they can be read there.
-  [[nodiscard]] bool complete() const { return settings_.copy || !taken_; }
+  [[nodiscard]] bool complete() const { return copy_ || !taken_; }
   /// Whether Keyhole has attended: then K and V lie in the cache token by token. (Without flash attention values lie
   /// component by component.)
   [[nodiscard]] bool taken() const { return taken_; }
@@ -89,6 +89,7 @@ class Cache {
   [[nodiscard]] bool leave(const std::string& why) const;
 
   Settings settings_;
+  bool copy_;
   uint32_t threads_ = 0;
   std::map<int, Layer> layers_;
   std::unique_ptr<Cells> cells_;

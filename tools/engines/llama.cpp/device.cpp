@@ -3,12 +3,15 @@
 #include <ggml-backend-impl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <string>
 
 #include "tools/engines/llama.cpp/buffer.h"
+#include "tools/engines/llama.cpp/cuda/proxy.h"
 #include "tools/engines/llama.cpp/log.h"
 #include "tools/engines/llama.cpp/store.h"
 
@@ -48,11 +51,16 @@ bool supports_buft(ggml_backend_dev_t /*device*/, ggml_backend_buffer_type_t buf
 }
 
 const char* registry_name(ggml_backend_reg_t /*registry*/) { return "KEYHOLE"; }
-size_t device_count(ggml_backend_reg_t /*registry*/) { return 1; }
-ggml_backend_dev_t get_device(ggml_backend_reg_t /*registry*/, size_t /*index*/) {
-  return device();
+// Where llama.cpp has cards, there is a device for each of them; else one for the host.
+size_t device_count(ggml_backend_reg_t registry) {
+  return std::max<size_t>(proxy_devices(registry).size(), 1);
 }
-void* proc_address(ggml_backend_reg_t /*registry*/, const char* name) {
+ggml_backend_dev_t get_device(ggml_backend_reg_t registry, size_t index) {
+  const auto proxies = proxy_devices(registry);
+  return index < proxies.size() ? proxies[index] : device();
+}
+void* proc_address(ggml_backend_reg_t registry, const char* name) {
+  if (!proxy_devices(registry).empty()) return proxy_address(name);
   if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) {
     return reinterpret_cast<void*>(set_backend_threads);
   }

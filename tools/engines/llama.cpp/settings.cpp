@@ -70,6 +70,8 @@ constexpr std::array kKeys{
         [](Settings& s, std::string_view k, std::string_view v) {
           s.copy = choice<2>(k, v, {"off", "on"}) == 1;
         }},
+    Key{"card", [](Settings& s, std::string_view k,
+                   std::string_view v) { s.card = number(k, v, 0, kMostTokens); }},
     Key{"prompt", [](Settings& s, std::string_view, std::string_view v) { s.prompt = v; }},
     Key{"prompt_from", [](Settings& s, std::string_view k,
                           std::string_view v) { s.prompt_from = number(k, v, 2, kMostTokens); }},

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -23,10 +24,13 @@ struct Settings {
   bool int8 = false;
   /// Threads of Keyhole's pool, the caller's included. 0: as many as llama.cpp computes with.
   uint32_t threads = 0;
-  /// llama.cpp's own cache is filled as well. It takes as much host memory again, and it is what states are saved from,
-  /// what sequences are made from after tokens have left the middle or have been shifted, and what llama.cpp attends in
-  /// layers that Keyhole does not take.
-  bool copy = true;
+  /// llama.cpp's own cache is filled as well. It takes as much memory again, and it is what states are saved from, what
+  /// sequences are made from after tokens have left the middle or have been shifted, and what llama.cpp attends in
+  /// layers that Keyhole does not take. None: it is filled in host memory, and on a card as long as llama.cpp attends.
+  std::optional<bool> copy;
+  /// Of a card alone: llama.cpp attends, over its own cache in the card's memory, until a sequence is to decode behind
+  /// at least so many tokens; then they go to Keyhole.
+  uint32_t card = 16384;
   /// The pattern by which batches of at least `prompt_from` tokens attend, see keyhole_session_set_extend_pattern;
   /// "none": they attend as steps do.
   std::string prompt = "dense";

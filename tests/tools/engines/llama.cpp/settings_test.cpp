@@ -22,13 +22,15 @@ TEST(LlamaCppSettings, NothingIsTheDefaults) {
   EXPECT_EQ(settings.index, "auto");
   EXPECT_EQ(settings.sink, 128U);
   EXPECT_EQ(settings.window, 512U);
-  EXPECT_TRUE(settings.copy);
+  EXPECT_FALSE(settings.copy.has_value());
+  EXPECT_EQ(settings.card, 16384U);
   EXPECT_FALSE(settings.int8);
 }
 
 TEST(LlamaCppSettings, EachKeySetsItsMember) {
   const Settings settings = parse_settings(
       "index=ivf:C=64,probe=8;tail=second;top_k=50;sink=4;window=256;kv=int8;threads=2;copy=off;"
+      "card=100;"
       "prompt=none;prompt_from=64;budgets=/a=b;");
   EXPECT_EQ(settings.index, "ivf:C=64,probe=8");
   EXPECT_EQ(settings.tail, "second");
@@ -37,7 +39,8 @@ TEST(LlamaCppSettings, EachKeySetsItsMember) {
   EXPECT_EQ(settings.window, 256U);
   EXPECT_TRUE(settings.int8);
   EXPECT_EQ(settings.threads, 2U);
-  EXPECT_FALSE(settings.copy);
+  EXPECT_EQ(settings.copy, false);
+  EXPECT_EQ(settings.card, 100U);
   EXPECT_EQ(settings.prompt, "none");
   EXPECT_EQ(settings.prompt_from, 64U);
   EXPECT_EQ(settings.budgets, "/a=b");
