@@ -186,7 +186,9 @@ void eval(const EvalOptions& options) {
   const std::string& task = options.task.task;
   if (task.empty())
     throw UsageError(
-        "--task is missing; allowed: kv, passkey, needles, variables, words, copy, text");
+        "--task is missing; allowed: kv, passkey, needles, variables, words, copy, text, ruler");
+  if (task != "ruler" && options.ruler.given())
+    throw UsageError("--ruler and --data are of --task ruler");
   if (task == "text" && options.chat)
     throw UsageError("--chat is of tasks with questions: kv, passkey, needles, variables, words");
   if (task == "text") return eval_text(options);
@@ -195,6 +197,7 @@ void eval(const EvalOptions& options) {
   if (task == "copy" && options.chat)
     throw UsageError("--chat is of tasks with questions: kv, passkey, needles, variables, words");
   if (task == "copy") return eval_copy(options);
+  if (task == "ruler") return eval_ruler(options);
   eval_questions(options);
 }
 
@@ -217,7 +220,8 @@ void add_eval(CLI::App& keyhole) {
   command->add_flag("--check-prefill", options->model.check_prefill,
                     "Compare the prompt's attention with dense attention, layer by layer");
   add_task_options(*command, options->task,
-                   {"kv", "passkey", "needles", "variables", "words", "copy", "text"});
+                   {"kv", "passkey", "needles", "variables", "words", "copy", "text", "ruler"});
+  add_ruler_options(*command, options->ruler);
   command
       ->add_option("--prompt", options->prompt_file,
                    "Text file of --task text; default: the bundled prose")
@@ -283,6 +287,8 @@ void add_eval(CLI::App& keyhole) {
            "ivf",
            "keyhole eval --task text --length 16k --bytes 2000 --index exact --index none --index "
            "ivf",
+           "keyhole eval --task ruler --ruler niah_multikey_3,vt,cwe --length 8k,16k --samples 50 "
+           "--seed 42 --index exact --index auto",
            "keyhole eval --task kv --length 128k --index hnsw:M=32,ef=128 --json result.json"}) +
       "\n\nThe context is run once for all ways to attend. Every question is answered by decoding "
       "steps, which "
