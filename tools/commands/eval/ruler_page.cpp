@@ -110,7 +110,7 @@ void add_score_rows(const ordered_json& rows, PageTable& table) {
 std::string ruler_page(const ordered_json& document) {
   const ordered_json& means = document["means"];
   Page page("keyhole eval: ruler, " + document["samples"].dump() +
-            " samples of each task and length");
+            (document["samples"] == 1 ? " sample" : " samples") + " of each task and length");
   put_eval_facts(page, document);
   page.section("Scores", document["note"]);
   page.add(mean_bars(means));
