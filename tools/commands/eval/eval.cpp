@@ -186,7 +186,10 @@ void eval(const EvalOptions& options) {
   const std::string& task = options.task.task;
   if (task.empty())
     throw UsageError(
-        "--task is missing; allowed: kv, passkey, needles, variables, words, copy, text, kld");
+        "--task is missing; allowed: kv, passkey, needles, variables, words, copy, text, kld, "
+        "ruler");
+  if (task != "ruler" && options.ruler.given())
+    throw UsageError("--ruler and --data are of --task ruler");
   const bool is_text = task == "text" || task == "kld";
   if ((is_text || task == "copy") && options.chat)
     throw UsageError("--chat is of tasks with questions: kv, passkey, needles, variables, words");
@@ -195,6 +198,7 @@ void eval(const EvalOptions& options) {
   if (task == "text") return eval_text(options);
   if (task == "kld") return eval_kld(options);
   if (task == "copy") return eval_copy(options);
+  if (task == "ruler") return eval_ruler(options);
   eval_questions(options);
 }
 
@@ -216,8 +220,10 @@ void add_eval(CLI::App& keyhole) {
                       "--prefill");
   command->add_flag("--check-prefill", options->model.check_prefill,
                     "Compare the prompt's attention with dense attention, layer by layer");
-  add_task_options(*command, options->task,
-                   {"kv", "passkey", "needles", "variables", "words", "copy", "text", "kld"});
+  add_task_options(
+      *command, options->task,
+      {"kv", "passkey", "needles", "variables", "words", "copy", "text", "kld", "ruler"});
+  add_ruler_options(*command, options->ruler);
   command
       ->add_option("--prompt", options->prompt_file,
                    "Text file of --task text and kld; default: the bundled prose")
@@ -285,6 +291,8 @@ void add_eval(CLI::App& keyhole) {
            "ivf",
            "keyhole eval --task kld --length 16k --bytes 1000 --index auto --index codes:k=2,v=2 "
            "--index q4_0",
+           "keyhole eval --task ruler --ruler niah_multikey_3,vt,cwe --length 8k,16k --samples 50 "
+           "--seed 42 --index exact --index auto",
            "keyhole eval --task kv --length 128k --index hnsw:M=32,ef=128 --json result.json"}) +
       "\n\nThe context is run once for all ways to attend. Every question is answered by decoding "
       "steps, which "

@@ -10,6 +10,7 @@
 
 #include "tools/commands/common/decoding.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/eval/ruler_options.h"
 #include "tools/commands/eval/scores.h"
 
 namespace keyhole::tools {
@@ -28,6 +29,7 @@ struct EvalOptions {
   uint32_t questions = 0;  ///< 0: the task's usual number
   bool chat = false;       ///< in the model's chat template
   uint32_t answer_tokens = 64;
+  RulerOptions ruler;
   std::string json, html;
 };
 
@@ -135,5 +137,7 @@ void eval_text(const EvalOptions& options);
 void eval_kld(const EvalOptions& options);
 /// `--task copy`: bytes right and bits per byte of passages of the prompt that are to be continued.
 void eval_copy(const EvalOptions& options);
+/// `--task ruler`: the benchmarks RULER and InfiniteBench, a score for each task and length.
+void eval_ruler(const EvalOptions& options);
 
 }  // namespace keyhole::tools

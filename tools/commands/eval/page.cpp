@@ -4,6 +4,7 @@
 
 #include "runtime/files/json.h"
 #include "tools/commands/common/page_facts.h"
+#include "tools/commands/eval/ruler_page.h"
 #include "tools/page/page.h"
 #include "tools/terminal/units.h"
 
@@ -32,10 +33,14 @@ std::string budget_text(const ordered_json& row) {
   return text.empty() ? "-" : text;
 }
 
+}  // namespace
+
 std::string way_text(const ordered_json& row) {
   const std::string budget = budget_text(row);
   return index_text(row) + (budget == "-" ? "" : ", " + budget);
 }
+
+namespace {
 
 /// The figure by which a task's answers are judged.
 struct Worth {
@@ -129,10 +134,7 @@ PageTable table_of(const ordered_json& rows, const Quantity& worth) {
 
 }  // namespace
 
-std::string eval_page(const ordered_json& document) {
-  const ordered_json& rows = document["results"];
-  const std::string task = document["task"];
-  Page page("keyhole eval: " + task + ", " + format_count(document["tokens"]) + " tokens");
+void put_eval_facts(Page& page, const ordered_json& document) {
   put_page_facts(page, document);
   page.fact("model", document["model"].get<std::string>() + " on " +
                          document["device"].get<std::string>() + ", sink and window on " +
@@ -143,6 +145,14 @@ std::string eval_page(const ordered_json& document) {
                          document["threads"].dump() + " threads");
   page.fact("prompt", format_duration(document["prefill_s"]) + " of prefill; seed " +
                           document["seed"].dump());
+}
+
+std::string eval_page(const ordered_json& document) {
+  const ordered_json& rows = document["results"];
+  const std::string task = document["task"];
+  if (task == "ruler") return ruler_page(document);
+  Page page("keyhole eval: " + task + ", " + format_count(document["tokens"]) + " tokens");
+  put_eval_facts(page, document);
   if (!rows.empty()) {
     const Worth worth = worth_of(rows.front());
     page.section(worth.title);
