@@ -385,7 +385,7 @@ TEST(Spread, ARankThatDiesEndsInAStatusOnAllOthersAndTheLastSaveLoads) {
     ranks.kill_at(1, message);
     keyhole_status statuses[3];
     ranks.run([&](uint32_t r) {
-      const CommunicatorPtr c = make_communicator(ranks, r, 50, 50);
+      const CommunicatorPtr c = make_communicator(ranks, r);
       statuses[r] = converse_until_failure(c.get(), path);
       if (statuses[r] == KEYHOLE_OK) return;
       EXPECT_NE(std::string(keyhole_last_error()), "");
@@ -411,7 +411,7 @@ TEST(Spread, ARankThatDiesEndsInAStatusOnAllOthersAndTheLastSaveLoads) {
 TEST(Spread, RanksThatMakeDifferentCallsAreTold) {
   ThreadRanks ranks(2);
   ranks.run([&](uint32_t r) {
-    const CommunicatorPtr c = make_communicator(ranks, r, 2000, 2000);
+    const CommunicatorPtr c = make_communicator(ranks, r);
     const EnginePtr engine = make_engine(rank_engine(c.get(), 8));
     const SessionPtr s = make_session(engine.get(), small_session());
     const Shape shape(small_engine());
@@ -442,6 +442,17 @@ TEST(Communicator, SumsInTheOrderOfTheRanks) {
     EXPECT_EQ(keyhole_communicator_broadcast(c.get(), &word, sizeof word, 3),
               KEYHOLE_INVALID_ARGUMENT);
   });
+}
+
+TEST(Communicator, WaitsForNoRankLongerThanItsSettingsSay) {
+  // The second rank never comes. Each setting alone is short: with the other one the test would take a minute.
+  constexpr uint32_t kShort = 20, kLong = 60000;
+  ThreadRanks ranks(2), others(2);
+  const CommunicatorPtr of_steps = make_communicator(ranks, 0, kShort, kLong);
+  char own = 0, all[2];
+  EXPECT_EQ(keyhole_communicator_gather(of_steps.get(), &own, all, 1), KEYHOLE_TIMEOUT);
+  const CommunicatorPtr of_work = make_communicator(others, 0, kLong, kShort);
+  EXPECT_EQ(keyhole_communicator_broadcast(of_work.get(), &own, 1, 1), KEYHOLE_TIMEOUT);
 }
 
 TEST(Communicator, RefusesWhatIsNoTransportAndReleasesIt) {
