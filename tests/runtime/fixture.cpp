@@ -42,6 +42,18 @@ SessionPtr make_session(keyhole_engine* engine, const keyhole_session_config& c)
   return SessionPtr(s);
 }
 
+SessionPtr fork_of(keyhole_session* s) {
+  keyhole_session* copy = nullptr;
+  EXPECT_OK(keyhole_session_fork(s, &copy));
+  return SessionPtr(copy);
+}
+
+SessionPtr load_of(keyhole_engine* engine, const std::string& path) {
+  keyhole_session* s = nullptr;
+  EXPECT_OK(keyhole_session_load(engine, path.c_str(), nullptr, &s));
+  return SessionPtr(s);
+}
+
 Model::Model(const keyhole_engine_config& c)
     : c_(c),
       scale_(c.scale > 0 ? c.scale : 1.0 / std::sqrt(double{1} * c.head_dim)),

@@ -14,6 +14,7 @@
 #include "keyhole/inspect.h"
 #include "keyhole/keyhole.h"
 #include "keyhole/layers.h"
+#include "keyhole/save.h"
 #include "tests/runtime/exact_sums.h"
 #include "tests/sanitized.h"
 #include "tests/shapes.h"
@@ -39,6 +40,15 @@ EnginePtr make_engine(const keyhole_engine_config& c);
 keyhole_session_config small_session();
 
 SessionPtr make_session(keyhole_engine* engine, const keyhole_session_config& c);
+SessionPtr fork_of(keyhole_session* s);
+/// The session that was saved to the file.
+SessionPtr load_of(keyhole_engine* engine, const std::string& path);
+
+/// Expects the text of this thread's last error to have this part.
+inline void expect_error_text(const std::string& part) {
+  EXPECT_NE(std::string(keyhole_last_error()).find(part), std::string::npos)
+      << keyhole_last_error();
+}
 
 /// Random numbers that fp16 and bf16 hold exactly (multiples of 1/16 up to 4), so that the model needs no
 /// rounding of its own.

@@ -136,7 +136,9 @@ class Family {
       m.model.append(l, k, v);
     }
   }
-  void join(size_t of) { members.push_back({fork(members[of].session.get()), members[of].model}); }
+  void join(size_t of) {
+    members.push_back({fork_of(members[of].session.get()), members[of].model});
+  }
   void build(size_t i) {
     EXPECT_OK(keyhole_session_build(members[i].session.get(), nullptr, nullptr));
   }
@@ -272,7 +274,7 @@ TEST(Cascade, AnswersAsEachWouldAlone) {
     }
     std::vector<SessionPtr> twins;
     for (keyhole_session* s : f.sessions()) {
-      twins.push_back(fork(s));
+      twins.push_back(fork_of(s));
       EXPECT_OK(keyhole_session_reset_statistics(s));
       EXPECT_OK(keyhole_session_reset_statistics(twins.back().get()));
     }

@@ -198,9 +198,7 @@ TEST_F(CudaSession, CodesOnTheDeviceAttendAsThoseOfTheHost) {
     EXPECT_EQ(statistics(b.get()).index_bytes, 0U);
     ASSERT_OK(keyhole_session_truncate(a.get(), 1100));
     ASSERT_OK(keyhole_session_truncate(b.get(), 1100));
-    keyhole_session* copy = nullptr;
-    ASSERT_OK(keyhole_session_fork(b.get(), &copy));
-    b.reset(copy);
+    b = fork_of(b.get());
     compare(a.get(), b.get(), 20, 0.05);
 
     // Tensors of the host take the same kernels.
@@ -342,9 +340,7 @@ TEST_F(CudaSession, RowsThatTheHostReadsGiveTheSameBits) {
           ASSERT_CUDA(cudaGraphExecDestroy(graphs[i]));
         }
         ASSERT_OK(keyhole_session_truncate(sessions[i].get(), 900));
-        keyhole_session* copy = nullptr;
-        ASSERT_OK(keyhole_session_fork(sessions[i].get(), &copy));
-        sessions[i].reset(copy);
+        sessions[i] = fork_of(sessions[i].get());
         ASSERT_OK(keyhole_session_set_stream(sessions[i].get(), stream_));
         EXPECT_EQ(statistics(sessions[i].get()).rows_by_host, static_cast<uint32_t>(i));
       }
@@ -524,8 +520,7 @@ TEST_F(CudaSession, FaultsHaveAStatusAndATextAndAnEnd) {
   c.device_memory_limit = 4096;
   keyhole_session* none = nullptr;
   EXPECT_EQ(KEYHOLE_OUT_OF_DEVICE_MEMORY, keyhole_session_create(engine.get(), &c, &none));
-  EXPECT_NE(std::string(keyhole_last_error()).find("4096"), std::string::npos)
-      << keyhole_last_error();
+  expect_error_text("4096");
   c.device_memory_limit = 0;
   c.max_tokens = 1U << 30;
   c.window = 1U << 28;  // 2 layers x 2 heads x 128 x 2 x 2 bytes x 2^28: 512 GiB

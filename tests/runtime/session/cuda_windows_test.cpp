@@ -303,12 +303,9 @@ TEST_F(CudaWindows, AreCopiedWithTheirSession) {
   prefill(s.get(), model, 45);
   for (int round = 0; round < 3; ++round) {
     decode(s.get(), model, 25);
-    keyhole_session* made = nullptr;
-    ASSERT_OK(keyhole_session_fork(s.get(), &made));
-    const SessionPtr fork(made);
+    const SessionPtr fork = fork_of(s.get());
     ASSERT_OK(keyhole_session_save(s.get(), path.c_str()));
-    ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &made));
-    const SessionPtr loaded(made);
+    const SessionPtr loaded = load_of(engine.get(), path);
     for (keyhole_session* copy : {fork.get(), loaded.get()}) {
       ASSERT_OK(keyhole_session_set_stream(copy, stream_));
       Model own = model;
@@ -329,9 +326,7 @@ TEST_F(CudaWindows, SayWhatIsNotFinite) {
   t.k.set(t.hk, stream_);
   ASSERT_OK(t.attend(s.get(), false));
   EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_synchronize(s.get()));
-  EXPECT_NE(std::string(keyhole_last_error()).find("tensor k of step 1 of layer 2, KV head 1"),
-            std::string::npos)
-      << keyhole_last_error();
+  expect_error_text("tensor k of step 1 of layer 2, KV head 1");
 }
 
 }  // namespace

@@ -187,19 +187,17 @@ TEST(ExtendPattern, IsOfManyNewTokensAlone) {
       EXPECT_OK(keyhole_session_extend(session, l, &tq, &tk, &tv, nullptr, &out, a.lse.data()));
     }
   };
-  keyhole_session* copy = nullptr;
-  ASSERT_OK(keyhole_session_fork(s, &copy));
-  const SessionPtr held(copy);
+  const SessionPtr held = fork_of(s);
   // Tokens 339..358 see 6 blocks and attend the one or two from that of the first of them on.
-  extend(copy);
-  EXPECT_EQ(blocks_of(copy), (Blocks{4, 24}));
+  extend(held.get());
+  EXPECT_EQ(blocks_of(held.get()), (Blocks{4, 24}));
   EXPECT_EQ(blocks_of(s), none);
-  ASSERT_OK(keyhole_session_set_mode(copy, KEYHOLE_MODE_RESIDENT, 0));
-  extend(copy);
-  ASSERT_OK(keyhole_session_set_mode(copy, KEYHOLE_MODE_EXACT, 0));
-  ASSERT_OK(keyhole_session_set_extend_pattern(copy, nullptr, 0));
-  extend(copy);
-  EXPECT_EQ(blocks_of(copy), (Blocks{4, 24}));
+  ASSERT_OK(keyhole_session_set_mode(held.get(), KEYHOLE_MODE_RESIDENT, 0));
+  extend(held.get());
+  ASSERT_OK(keyhole_session_set_mode(held.get(), KEYHOLE_MODE_EXACT, 0));
+  ASSERT_OK(keyhole_session_set_extend_pattern(held.get(), nullptr, 0));
+  extend(held.get());
+  EXPECT_EQ(blocks_of(held.get()), (Blocks{4, 24}));
   ASSERT_OK(keyhole_session_set_extend_pattern(s, "dense", 1));
   p.extend_and_check(150, {}, 1e-4, 31);
   EXPECT_EQ(blocks_of(s), none) << "nothing was chosen";
@@ -290,8 +288,7 @@ TEST(ExtendPattern, ItsMemoryIsWithinTheLimitAndGoesWithTheNextStep) {
   EXPECT_GT(statistics(s).host_bytes, before + 100 * 4 * 16 * sizeof(float));
   EXPECT_LE(statistics(s).host_bytes_peak, 3U << 20U);
   EXPECT_EQ(p.extend(0, p.new_tokens(1200), nullptr, a), KEYHOLE_OUT_OF_MEMORY);
-  EXPECT_NE(std::string(keyhole_last_error()).find("the choice of blocks"), std::string::npos)
-      << keyhole_last_error();
+  expect_error_text("the choice of blocks");
   EXPECT_EQ(layer_tokens(s, 0).total, 1000U);
   const uint64_t with = statistics(s).host_bytes;
   const auto q = p.numbers().many(p.shape().q(1));

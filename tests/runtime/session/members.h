@@ -1,7 +1,6 @@
-// Sessions beside the tokens that they should hold, and copies of them.
+// Sessions beside the tokens that they should hold.
 #pragma once
 
-#include "keyhole/save.h"
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::test {
@@ -10,11 +9,5 @@ struct Member {
   SessionPtr session;
   Model model;
 };
-
-inline SessionPtr fork(keyhole_session* s) {
-  keyhole_session* copy = nullptr;
-  EXPECT_OK(keyhole_session_fork(s, &copy));
-  return SessionPtr(copy);
-}
 
 }  // namespace keyhole::test

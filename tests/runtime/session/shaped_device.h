@@ -416,18 +416,14 @@ class ShapedSequences {
   }
   /// Lets one sequence go on as a copy of the other.
   void fork() {
-    keyhole_session* copy = nullptr;
-    ASSERT_OK(keyhole_session_fork(session(0), &copy));
-    sequences_[1].session.reset(copy);
+    sequences_[1].session = fork_of(session(0));
     sequences_[1].model = sequences_[0].model;
     set_stream(sequences_[1]);
   }
   void save_and_load(Sequence& s) {
     const std::string path = (folder_ / "session").string();
     ASSERT_OK(keyhole_session_save(s.session.get(), path.c_str()));
-    keyhole_session* loaded = nullptr;
-    ASSERT_OK(keyhole_session_load(engine_, path.c_str(), nullptr, &loaded));
-    s.session.reset(loaded);
+    s.session = load_of(engine_, path);
     set_stream(s);
   }
   /// Checks that all layers have the model's tokens, and that a query of the host finds them.

@@ -168,17 +168,13 @@ class EveryLayerItsShape : public ::testing::TestWithParam<ShapesCase> {
   }
   /// One goes on as a copy of the other.
   void fork() {
-    keyhole_session* copy = nullptr;
-    ASSERT_OK(keyhole_session_fork(sequences_[0].session.get(), &copy));
-    sequences_[1].session.reset(copy);
+    sequences_[1].session = fork_of(sequences_[0].session.get());
     sequences_[1].model = sequences_[0].model;
   }
   void save_and_load(Sequence& s) {
     const std::string path = (folder_ / "session").string();
     ASSERT_OK(keyhole_session_save(s.session.get(), path.c_str()));
-    keyhole_session* loaded = nullptr;
-    ASSERT_OK(keyhole_session_load(engine_.get(), path.c_str(), nullptr, &loaded));
-    s.session.reset(loaded);
+    s.session = load_of(engine_.get(), path);
   }
   void build(Sequence& s) {
     ASSERT_OK(keyhole_session_build(s.session.get(), nullptr, nullptr));

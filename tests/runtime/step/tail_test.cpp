@@ -243,16 +243,12 @@ TEST_P(Tails, SurviveSavingAndForkingAndTruncation) {
   for (int i = 0; i < 100; ++i) step(s.get(), &model, ec, tokens);
   const auto before = answers(s.get(), ec);
 
-  keyhole_session* forked = nullptr;
-  ASSERT_OK(keyhole_session_fork(s.get(), &forked));
-  const SessionPtr fork(forked);
+  const SessionPtr fork = fork_of(s.get());
   expect_same(before, answers(fork.get(), ec));
   const TemporaryFolder folder;
   const std::string path = folder.path() / "session";
   ASSERT_OK(keyhole_session_save(s.get(), path.c_str()));
-  keyhole_session* loaded = nullptr;
-  ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &loaded));
-  const SessionPtr load(loaded);
+  const SessionPtr load = load_of(engine.get(), path);
   expect_same(before, answers(load.get(), ec));
   EXPECT_EQ(statistics(s.get()).tail_bytes, statistics(load.get()).tail_bytes);
 
@@ -293,9 +289,7 @@ TEST(TailsOfACopy, OfManySmallBlocksAreSearchedLikeTheOthers) {
                tq = tensor(q, {shape.hq, shape.d}), out = tensor(o, {shape.hq, shape.d});
     ASSERT_OK(keyhole_session_attend(s.get(), 1, &tq, &tk, &tv, &out, nullptr));
   }
-  keyhole_session* forked = nullptr;
-  ASSERT_OK(keyhole_session_fork(s.get(), &forked));
-  const SessionPtr fork(forked);
+  const SessionPtr fork = fork_of(s.get());
   for (keyhole_session* session : {s.get(), fork.get()}) {
     EXPECT_GT(layer_tokens(session, 1).indexed, 800U);
     ASSERT_OK(keyhole_session_reset_statistics(session));

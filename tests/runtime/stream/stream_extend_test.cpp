@@ -167,8 +167,7 @@ TEST_P(StreamExtend, RefusedCallsChangeNothing) {
   prompt(s.get(), m, 800);
   const auto refused = [&](Turn& t, const uint64_t* mask, keyhole_status status, const char* text) {
     EXPECT_EQ(enqueue_turn(s.get(), 0, t, mask), status);
-    EXPECT_NE(std::string(keyhole_last_error()).find(text), std::string::npos)
-        << keyhole_last_error();
+    expect_error_text(text);
     EXPECT_EQ(layer_tokens(s.get(), 0).total, 800U);
   };
   Turn many = turn(201);

@@ -195,15 +195,13 @@ TEST_P(StreamListed, OtherCallsAttendAsEver) {
   EXPECT_EQ(device.listed_calls, 0U);
   EXPECT_EQ(blocks_of(s.get()), Blocks{});
   // A copy has the pattern.
-  keyhole_session* copy = nullptr;
-  ASSERT_OK(keyhole_session_fork(s.get(), &copy));
-  const SessionPtr held(copy);
+  const SessionPtr held = fork_of(s.get());
   Turn t = turn(20);
-  ASSERT_OK(enqueue_turn(copy, 0, t, nullptr));
+  ASSERT_OK(enqueue_turn(held.get(), 0, t, nullptr));
   EXPECT_EQ(device.listed_calls, 1U);
-  EXPECT_LT(blocks_of(copy).attended, blocks_of(copy).seen);
-  ASSERT_OK(keyhole_session_set_mode(copy, KEYHOLE_MODE_RESIDENT, 0));
-  ASSERT_OK(enqueue_turn(copy, 0, t, nullptr));
+  EXPECT_LT(blocks_of(held.get()).attended, blocks_of(held.get()).seen);
+  ASSERT_OK(keyhole_session_set_mode(held.get(), KEYHOLE_MODE_RESIDENT, 0));
+  ASSERT_OK(enqueue_turn(held.get(), 0, t, nullptr));
   EXPECT_EQ(device.listed_calls, 1U);
 }
 
@@ -295,8 +293,7 @@ TEST_P(StreamListed, RefusedCallsChangeNothing) {
   set(s.get(), kFull[0], 1);
   const auto refused = [&](Turn& t, keyhole_status status, const char* text) {
     EXPECT_EQ(enqueue_turn(s.get(), 0, t, nullptr), status);
-    EXPECT_NE(std::string(keyhole_last_error()).find(text), std::string::npos)
-        << keyhole_last_error();
+    expect_error_text(text);
     EXPECT_EQ(layer_tokens(s.get(), 0).total, 800U);
     EXPECT_EQ(blocks_of(s.get()), Blocks{});
   };

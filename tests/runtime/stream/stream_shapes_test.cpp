@@ -137,8 +137,7 @@ TEST(StreamShape, AFailureNamesTheModelsLayer) {
   device.faults.loses_queries = true;
   ASSERT_OK(keyhole_session_attend(s.get(), 3, &q, &k, &v, &o, nullptr));
   EXPECT_EQ(keyhole_session_synchronize(s.get()), KEYHOLE_TIMEOUT);
-  EXPECT_NE(std::string(keyhole_last_error()).find("layer 3"), std::string::npos)
-      << keyhole_last_error();
+  expect_error_text("layer 3");
 }
 
 std::vector<ShapedCase> all_cases() {
