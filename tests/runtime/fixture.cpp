@@ -81,6 +81,20 @@ void Model::truncate(uint32_t n) {
   }
 }
 
+void Model::keep(uint32_t layer, uint32_t n, const std::vector<uint32_t>& path) {
+  const uint32_t before = tokens(layer) - n;
+  const Heads s = heads(layer);
+  for (std::vector<float>* rows : {&layers_[layer].k, &layers_[layer].v}) {
+    const size_t token = size_t{s.hkv} * (rows == &layers_[layer].k ? s.d : s.dv);
+    std::vector<float> kept = slice(*rows, 0, before * token);
+    for (const uint32_t i : path) {
+      const std::vector<float> one = slice(*rows, (before + i) * token, (before + i + 1) * token);
+      kept.insert(kept.end(), one.begin(), one.end());
+    }
+    rows->swap(kept);
+  }
+}
+
 Model Model::without_sinks() const {
   Model m = *this;
   m.sinks_.clear();

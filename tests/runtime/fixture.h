@@ -71,6 +71,12 @@ class Numbers {
   std::mt19937_64 engine_;
 };
 
+/// Elements [begin, end).
+inline std::vector<float> slice(const std::vector<float>& x, size_t begin, size_t end) {
+  return {x.begin() + static_cast<std::ptrdiff_t>(begin),
+          x.begin() + static_cast<std::ptrdiff_t>(end)};
+}
+
 inline keyhole_tensor tensor(const std::vector<float>& v, std::initializer_list<int64_t> shape) {
   return keyhole_tensor_host(v.data(), KEYHOLE_F32, static_cast<int32_t>(shape.size()),
                              shape.begin());
@@ -83,6 +89,8 @@ class Model {
 
   void append(uint32_t layer, const std::vector<float>& k, const std::vector<float>& v);
   void truncate(uint32_t n);
+  /// Keeps, of a layer's newest n tokens, those at `path`.
+  void keep(uint32_t layer, uint32_t n, const std::vector<uint32_t>& path);
   /// A model with the same tokens but without learned sinks.
   [[nodiscard]] Model without_sinks() const;
   /// The keys `[tokens, Hkv, d]`, and below the values `[tokens, Hkv, dv]`, to be changed.

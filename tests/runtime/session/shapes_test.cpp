@@ -567,14 +567,12 @@ TEST(LayerShapes, APromptsAttentionIsOfTheLayersHeads) {
   Numbers numbers(9);
   for (uint32_t l = 0; l < 4; ++l) {
     const Shape shape = c.shape(l);
-    NewTokensOf t = new_tokens(shape, 70, numbers);
+    NewTokens t = new_tokens(shape, 70, numbers);
     Model model(c.engine);
     model.append(l, t.k, t.v);
-    const auto tq = tensor(t.q, {t.n, shape.hq, shape.d}),
-               tk = tensor(t.k, {t.n, shape.hkv, shape.d}),
-               tv = tensor(t.v, {t.n, shape.hkv, shape.d}),
-               out = tensor(t.answer.o, {t.n, shape.hq, shape.d});
-    EXPECT_OK(keyhole_prompt_attend(prompt, l, &tq, &tk, &tv, &out, t.answer.lse.data(), nullptr));
+    const NewTensors x(t, shape, KEYHOLE_HOST);
+    EXPECT_OK(
+        keyhole_prompt_attend(prompt, l, &x.q, &x.k, &x.v, &x.out, t.answer.lse.data(), nullptr));
     expect_answers(model, shape, l, t);
   }
   keyhole_prompt_destroy(prompt);
@@ -593,7 +591,7 @@ TEST(LayerShapes, ExtendsByAPatternAreOfTheLayersHeads) {
   Model model(c.engine);
   fill(s.get(), model, c, 90, numbers);
   for (uint32_t l = 0; l < 4; ++l) {
-    NewTokensOf t = new_tokens(c.shape(l), 40, numbers);
+    NewTokens t = new_tokens(c.shape(l), 40, numbers);
     ASSERT_OK(extend(s.get(), c.shape(l), l, t));
     model.append(l, t.k, t.v);
     expect_answers(model, c.shape(l), l, t);
