@@ -9,6 +9,7 @@
 
 #include "gpu/device.h"
 #include "keyhole/save.h"
+#include "tests/captured_graph.h"
 #include "tests/runtime/device_turn.h"
 #include "tests/runtime/device_vector.h"
 
@@ -167,18 +168,15 @@ TEST_F(CudaWindows, TreesOfDraftsOnTheStreamAndInGraphs) {
     sliding.push_back(std::make_unique<Turn>(shape(), layer, 7, numbers_));
     sliding.back()->fill(stream_);
   }
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  ASSERT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-  for (const auto& t : sliding) EXPECT_OK(t->extend(s.get(), t->layer, mask));
-  ASSERT_CUDA(cudaStreamEndCapture(stream_, &graph));
-  ASSERT_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  const CapturedGraph graph(stream_, cudaStreamCaptureModeThreadLocal, [&] {
+    for (const auto& t : sliding) EXPECT_OK(t->extend(s.get(), t->layer, mask));
+  });
   for (uint32_t round = 0; round < 20; ++round) {
     const bool by_graph = round % 2 == 0;
     for (const auto& t : sliding) set(*t);
     if (by_graph) {
       ASSERT_OK(keyhole_session_announce(s.get()));
-      ASSERT_CUDA(cudaGraphLaunch(executable, stream_));
+      graph.launch();
     } else {
       for (const auto& t : sliding) ASSERT_OK(t->extend(s.get(), t->layer, mask));
     }
@@ -191,8 +189,6 @@ TEST_F(CudaWindows, TreesOfDraftsOnTheStreamAndInGraphs) {
     if (HasFatalFailure()) break;
   }
   expect_exact_on_host(s.get(), model);
-  (void)cudaGraphExecDestroy(executable);
-  (void)cudaGraphDestroy(graph);
 }
 
 TEST_F(CudaWindows, GraphsAreLaunchedOften) {
@@ -203,17 +199,14 @@ TEST_F(CudaWindows, GraphsAreLaunchedOften) {
   prefill(s.get(), model, 30);
   ASSERT_OK(keyhole_session_synchronize(s.get()));
   const auto all = turns(1);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
   // The first that the windows are on the device.
-  ASSERT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-  for (const auto& t : all) EXPECT_OK(t->attend(s.get(), t->layer, false));
-  ASSERT_CUDA(cudaStreamEndCapture(stream_, &graph));
-  ASSERT_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  const CapturedGraph graph(stream_, cudaStreamCaptureModeThreadLocal, [&] {
+    for (const auto& t : all) EXPECT_OK(t->attend(s.get(), t->layer, false));
+  });
   for (uint32_t i = 0; i < 90; ++i) {
     for (const auto& t : all) set(*t);
     ASSERT_OK(keyhole_session_announce(s.get()));
-    ASSERT_CUDA(cudaGraphLaunch(executable, stream_));
+    graph.launch();
     ASSERT_OK(keyhole_session_synchronize(s.get()));
     for (const auto& t : all) expect_turn(model, *t);
     if (HasFatalFailure()) break;
@@ -224,8 +217,6 @@ TEST_F(CudaWindows, GraphsAreLaunchedOften) {
       model.truncate(model.tokens(0) - 3);
     }
   }
-  (void)cudaGraphExecDestroy(executable);
-  (void)cudaGraphDestroy(graph);
 }
 
 TEST_F(CudaWindows, AreCopiedWithTheirSession) {
