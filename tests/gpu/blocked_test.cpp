@@ -2,9 +2,8 @@
 // every place, masks, int8.
 #include "gpu/blocked.h"
 
-#include <limits>
-
 #include "gpu/blocked_layout.h"
+#include "tests/gpu/exact_attention.h"
 #include "tests/gpu/prompt_layer.h"
 
 namespace keyhole::gpu {
@@ -72,17 +71,11 @@ class BlockedTest : public testing::TestWithParam<Case> {
     double worst = 0.0, worst_sum = 0.0;
     for (uint32_t t = 0; t < n; ++t) {
       for (uint32_t h = 0; h < shape_.q_heads; ++h) {
-        const float* const query = &q[(size_t{t} * shape_.q_heads + h) * d];
-        std::vector<double> logits;
-        std::vector<const float*> values;
+        const size_t at = size_t{t} * shape_.q_heads + h;
+        ExactAttention truth(logits_, &q[at * d], d);
         const auto add = [&](const HeadRows& r, uint32_t i) {
-          const size_t at = (size_t{h / group} * r.n + i) * d;
-          double x = 0;
-          for (uint32_t j = 0; j < d; ++j) x += double{query[j]} * double{r.k[at + j]};
-          x *= double{logits_.scale};
-          const double cap = double{logits_.softcap};
-          logits.push_back(cap > 0 ? cap * std::tanh(x / cap) : x);
-          values.push_back(&r.v[at]);
+          const size_t row = (size_t{h / group} * r.n + i) * d;
+          truth.add(&r.k[row], &r.v[row]);
         };
         for (const HeadRows& r : all) {
           for (uint32_t i = 0; i < r.n; ++i) add(r, i);
@@ -90,26 +83,9 @@ class BlockedTest : public testing::TestWithParam<Case> {
         for (uint32_t i = 0; i < own.n; ++i) {
           if (sees(t, i)) add(own, i);
         }
-        const double sink =
-            sinks_.empty() ? -std::numeric_limits<double>::infinity() : double{sinks_[h]};
-        const double top = std::max(sink, *std::max_element(logits.begin(), logits.end()));
-        double sum = std::exp(sink - top);
-        std::vector<double> o(d);
-        for (size_t i = 0; i < logits.size(); ++i) {
-          const double w = std::exp(logits[i] - top);
-          sum += w;
-          for (uint32_t j = 0; j < d; ++j) o[j] += w * double{values[i][j]};
-        }
-        double difference = 0, norm = 0;
-        for (uint32_t j = 0; j < d; ++j) {
-          const double x = double{out[(size_t{t} * shape_.q_heads + h) * d + j]} - o[j] / sum;
-          ASSERT_FALSE(std::isnan(x)) << "token " << t << " head " << h;
-          difference += x * x;
-          norm += o[j] / sum * (o[j] / sum);
-        }
-        worst = std::max(worst, std::sqrt(difference / norm));
-        worst_sum = std::max(
-            worst_sum, std::abs(double{lse[size_t{t} * shape_.q_heads + h]} - top - std::log(sum)));
+        if (!sinks_.empty()) truth.add_sink(sinks_[h]);
+        worst = std::max(worst, relative_error(&out[at * d], truth.o()));
+        worst_sum = std::max(worst_sum, std::abs(double{lse[at]} - truth.lse()));
       }
     }
     EXPECT_LT(worst, bound);

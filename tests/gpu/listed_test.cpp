@@ -2,14 +2,13 @@
 // beside a prompt whose rows all lie on the device.
 #include "gpu/listed.h"
 
-#include <limits>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "gpu/cuda/prefill/block_choice.h"
 #include "gpu/cuda/prefill/new_tokens.h"
 #include "gpu/listed_layout.h"
+#include "tests/gpu/exact_attention.h"
 #include "tests/gpu/prompt_layer.h"
 #include "tests/list_truth.h"
 
@@ -209,13 +208,8 @@ class ListedTest : public testing::TestWithParam<Case> {
 
   [[nodiscard]] double logit(uint32_t t, uint32_t head, uint32_t row) const {
     const size_t d = shape_.head_dim;
-    const float* const q = &q_[(t * size_t{shape_.q_heads} + head) * d];
-    const float* const k = &k_[row * token() + head / GetParam().group * d];
-    double x = 0;
-    for (size_t j = 0; j < d; ++j) x += double{q[j]} * double{k[j]};
-    x *= double{logits_.scale};
-    const double cap = double{logits_.softcap};
-    return cap > 0 ? cap * std::tanh(x / cap) : x;
+    return ExactAttention(logits_, &q_[(t * size_t{shape_.q_heads} + head) * d], d)
+        .logit(&k_[row * token() + head / GetParam().group * d]);
   }
   /// Some tokens' answers are attention over those tokens up to their own that sees(position of the tile's first, token) says.
   template <class Sees>
@@ -226,33 +220,14 @@ class ListedTest : public testing::TestWithParam<Case> {
     for (uint32_t t = 0; t < n_; t += 1 + rng_() % (n_ / 12 + 1)) {
       const uint32_t tile = before_ + t / kListQueries * kListQueries;
       for (uint32_t h = 0; h < shape_.q_heads; ++h) {
-        const double sink =
-            sinks_.empty() ? -std::numeric_limits<double>::infinity() : double{sinks_[h]};
-        std::vector<std::pair<double, uint32_t>> seen;
-        double top = sink;
+        const size_t at = t * size_t{shape_.q_heads} + h, head = h / GetParam().group * d;
+        ExactAttention truth(logits_, &q_[at * d], d);
         for (uint32_t row = 0; row <= before_ + t; ++row) {
-          if (!sees(tile, row)) continue;
-          seen.emplace_back(logit(t, h, row), row);
-          top = std::max(top, seen.back().first);
+          if (sees(tile, row)) truth.add(&k_[row * token() + head], &v_[row * token() + head]);
         }
-        double sum = std::exp(sink - top);
-        std::vector<double> o(d);
-        for (const auto& [x, row] : seen) {
-          const double w = std::exp(x - top);
-          sum += w;
-          const float* const v = &v_[row * token() + h / GetParam().group * d];
-          for (size_t j = 0; j < d; ++j) o[j] += w * double{v[j]};
-        }
-        const size_t at = t * size_t{shape_.q_heads} + h;
-        double difference = 0, norm = 0;
-        for (size_t j = 0; j < d; ++j) {
-          const double x = double{a.o[at * d + j]} - o[j] / sum;
-          ASSERT_FALSE(std::isnan(x)) << "token " << t << " head " << h;
-          difference += x * x;
-          norm += o[j] / sum * (o[j] / sum);
-        }
-        worst = std::max(worst, std::sqrt(difference / norm));
-        worst_sum = std::max(worst_sum, std::abs(double{a.lse[at]} - top - std::log(sum)));
+        if (!sinks_.empty()) truth.add_sink(sinks_[h]);
+        worst = std::max(worst, relative_error(&a.o[at * d], truth.o()));
+        worst_sum = std::max(worst_sum, std::abs(double{a.lse[at]} - truth.lse()));
       }
     }
     EXPECT_LT(worst, kBound);

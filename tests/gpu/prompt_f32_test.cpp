@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/gpu/exact_attention.h"
 #include "tests/gpu/prompt_layer.h"
 
 namespace keyhole::gpu {
@@ -17,18 +18,6 @@ struct Shape {
   uint32_t window = 0;
   float softcap = 0.0F;
 };
-
-/// The relative error in the 2-norm.
-template <class T>
-double error_of(const std::vector<float>& x, const std::vector<T>& truth) {
-  double difference = 0.0, norm = 0.0;
-  for (size_t i = 0; i < x.size(); ++i) {
-    const double expected{truth[i]};
-    difference += (double{x[i]} - expected) * (double{x[i]} - expected);
-    norm += expected * expected;
-  }
-  return std::sqrt(difference / norm);
-}
 
 /// The parameter is the head dimension.
 class PromptF32Test : public testing::TestWithParam<uint32_t> {
@@ -72,29 +61,19 @@ class PromptF32Test : public testing::TestWithParam<uint32_t> {
     return out;
   }
   [[nodiscard]] std::vector<double> truth(const Shape& s) const {
-    std::vector<double> out(q_.size());
+    std::vector<double> out;
     const size_t d = dim(), group = s.q_heads / s.kv_heads;
+    const LogitParams logits{1.0F / std::sqrt(static_cast<float>(d)), s.softcap};
     for (size_t t = 0; t < s.queries; ++t) {
-      const size_t end = s.first + t + 1,
-                   begin = s.window != 0 && end > s.window ? end - s.window : 0;
+      const size_t end = s.first + t + 1;
       for (size_t h = 0; h < s.q_heads; ++h) {
-        const size_t at = (t * s.q_heads + h) * d;
-        const auto row = [&](size_t key) { return (key * s.kv_heads + h / group) * d; };
-        std::vector<double> logits(end);
-        double top = -INFINITY, sum = 0.0;
-        for (size_t key = begin; key < end; ++key) {
-          double x = 0.0;
-          for (size_t i = 0; i < d; ++i) x += double{q_[at + i]} * double{k_[row(key) + i]};
-          x /= std::sqrt(static_cast<double>(d));
-          if (s.softcap > 0.0F) x = s.softcap * std::tanh(x / double{s.softcap});
-          logits[key] = x;
-          top = std::max(top, x);
+        ExactAttention exact(logits, &q_[(t * s.q_heads + h) * d], d);
+        for (size_t i = s.window != 0 && end > s.window ? end - s.window : 0; i < end; ++i) {
+          const size_t row = (i * s.kv_heads + h / group) * d;
+          exact.add(&k_[row], &v_[row]);
         }
-        for (size_t key = begin; key < end; ++key) sum += logits[key] = std::exp(logits[key] - top);
-        for (size_t key = begin; key < end; ++key) {
-          for (size_t i = 0; i < d; ++i)
-            out[at + i] += logits[key] / sum * double{v_[row(key) + i]};
-        }
+        const std::vector<double> o = exact.o();
+        out.insert(out.end(), o.begin(), o.end());
       }
     }
     return out;
@@ -112,7 +91,7 @@ class PromptF32Test : public testing::TestWithParam<uint32_t> {
       largest = std::max(largest, std::abs(double{got[i]} - expected[i]));
     // Large logits are sums of large products, which fp32 rounds.
     const bool large = s.spread > 10.0F;
-    EXPECT_LT(error_of(got, expected), large ? 2e-4 : 2e-5);
+    EXPECT_LT(relative_error(got.data(), expected), large ? 2e-4 : 2e-5);
     EXPECT_LT(largest, large ? 1e-2 : 1e-3);
   }
 
@@ -157,7 +136,8 @@ TEST_P(PromptF32Test, ByPatternsThatChoose) {
     all.mass = 1.0F;
     all.blocks = 11;
     all.columns = s.first + s.queries;
-    EXPECT_LT(error_of(attend(*prompt, s, all), dense), all.stride != 0 ? 1e-2 : 1e-3);
+    EXPECT_LT(relative_error(attend(*prompt, s, all).data(), {dense.begin(), dense.end()}),
+              all.stride != 0 ? 1e-2 : 1e-3);
   }
   // The shapes before and behind take no memory of each other's.
   EXPECT_EQ(attend(*prompt, s), dense);
