@@ -56,14 +56,6 @@ class BlockListsTest : public testing::TestWithParam<Case> {
     for (float& y : x) y = rounded(y, GetParam().dtype);
     return x;
   }
-  template <class T>
-  T* upload(const std::vector<T>& x) {
-    uploads_.emplace_back(std::max<size_t>(x.size(), 1) * sizeof(T));
-    check(
-        cudaMemcpy(uploads_.back().data(), x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice),
-        "upload");
-    return uploads_.back().template as<T>();
-  }
 
   /// Attends the pieces one after the other and compares. as_outputs: of the last one, not as states.
   void run(uint32_t n, const std::vector<Piece>& pieces, bool by_token,
@@ -151,11 +143,8 @@ class BlockListsTest : public testing::TestWithParam<Case> {
  private:
   void compare(const BlockedParams& p) {
     const uint32_t d = dim();
-    std::vector<float> o(truth_.size() * d);
-    std::vector<float2> sums(truth_.size());
-    check(cudaMemcpy(o.data(), p.o, o.size() * sizeof(float), cudaMemcpyDeviceToHost), "o");
-    check(cudaMemcpy(sums.data(), p.sums, sums.size() * sizeof(float2), cudaMemcpyDeviceToHost),
-          "sums");
+    std::vector<float> o = download(p.o, truth_.size() * d);
+    const std::vector<float2> sums = download(p.sums, truth_.size());
     const double bound = GetParam().dtype == DType::f16 ? 1e-3 : 2e-4;
     const float unit = p.logits.softcap > 0.0F ? 1.0F : p.logits.scale;
     for (size_t i = 0; i < truth_.size(); ++i) {
@@ -176,11 +165,9 @@ class BlockListsTest : public testing::TestWithParam<Case> {
 
   void compare_outputs(const BlockedParams& p) {
     const uint32_t d = dim();
-    std::vector<float> lse(truth_.size());
-    check(cudaMemcpy(lse.data(), p.final.lse, lse.size() * sizeof(float), cudaMemcpyDeviceToHost),
-          "lse");
-    std::vector<std::byte> out(p.n * p.final.token_stride * dtype_size(p.final.dtype));
-    check(cudaMemcpy(out.data(), p.final.data, out.size(), cudaMemcpyDeviceToHost), "out");
+    const std::vector<float> lse = download(p.final.lse, truth_.size());
+    const auto out = download(static_cast<const std::byte*>(p.final.data),
+                              p.n * p.final.token_stride * dtype_size(p.final.dtype));
     // The bound includes the rounding of the output, beside that of the weights.
     const double bound = p.final.dtype == DType::bf16 ? 4e-3 : 1e-3;
     for (size_t i = 0; i < truth_.size(); ++i) {
@@ -205,7 +192,7 @@ class BlockListsTest : public testing::TestWithParam<Case> {
 
   std::vector<float> sinks_;
   std::mt19937 rng_{testing::UnitTest::GetInstance()->random_seed() + 7U};
-  std::deque<DeviceBuffer> uploads_;
+  Uploads upload;
   std::vector<ExactAttention> truth_;
 };
 

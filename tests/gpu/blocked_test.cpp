@@ -92,14 +92,6 @@ class BlockedTest : public testing::TestWithParam<Case> {
     EXPECT_LT(worst_sum, 1e-3);
   }
 
-  template <class T>
-  T* upload(const std::vector<T>& x) {
-    uploads_.emplace_back(x.size() * sizeof(T));
-    check(
-        cudaMemcpy(uploads_.back().data(), x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice),
-        "upload");
-    return uploads_.back().template as<T>();
-  }
   DeviceTokens tokens(const std::vector<float>& x, uint32_t heads, DType dtype) {
     return {upload(as_bytes(x, dtype)), size_t{heads} * shape_.head_dim, shape_.head_dim, dtype};
   }
@@ -135,18 +127,17 @@ class BlockedTest : public testing::TestWithParam<Case> {
         tokens(by_token(own.k, shape_.kv_heads, n, d), shape_.kv_heads, DType::f32),
         tokens(by_token(own.v, shape_.kv_heads, n, d), shape_.kv_heads, shape_.dtype), mask,
         stream_);
-    std::vector<float> out(q.size()), lse(size_t{n} * shape_.q_heads);
-    float* const device_out = upload(out);
-    float* const device_lse = upload(lse);
+    float* const device_out = upload(std::vector<float>(q.size()));
+    float* const device_lse = upload(std::vector<float>(size_t{n} * shape_.q_heads));
     blocked_->finish({device_out, size_t{shape_.q_heads} * d, d, DType::f32}, device_lse, stream_);
     EXPECT_FALSE(blocked_->saw_bad_queries(stream_));
-    check(cudaMemcpy(out.data(), device_out, out.size() * 4, cudaMemcpyDeviceToHost), "out");
-    check(cudaMemcpy(lse.data(), device_lse, lse.size() * 4, cudaMemcpyDeviceToHost), "lse");
+    const auto out = download(device_out, q.size());
+    const auto lse = download(device_lse, size_t{n} * shape_.q_heads);
     expect_truth(
         q, n, {host, device}, own,
         [&](uint32_t t, uint32_t i) { return mask == nullptr ? i <= t : (mask[t] >> i & 1U) != 0; },
         out, lse);
-    uploads_.clear();
+    upload.clear();
   }
 
   std::mt19937 rng_{7};
@@ -156,7 +147,7 @@ class BlockedTest : public testing::TestWithParam<Case> {
   std::unique_ptr<Resident> resident_;
   std::unique_ptr<BlockedAttention> blocked_;
   cudaStream_t stream_ = nullptr;
-  std::vector<DeviceBuffer> uploads_;
+  Uploads upload;
 };
 
 TEST_P(BlockedTest, EqualsDoublePrecision) {
@@ -221,13 +212,12 @@ TEST_P(BlockedTest, RowsInInt8) {
   blocked_->attend_new(tokens(by_token(own.k, shape_.kv_heads, n, d), shape_.kv_heads, DType::f32),
                        tokens(by_token(own.v, shape_.kv_heads, n, d), shape_.kv_heads, DType::f32),
                        nullptr, stream_);
-  std::vector<float> out(q.size()), lse(size_t{n} * shape_.q_heads);
-  float* const device_out = upload(out);
-  float* const device_lse = upload(lse);
+  float* const device_out = upload(std::vector<float>(q.size()));
+  float* const device_lse = upload(std::vector<float>(size_t{n} * shape_.q_heads));
   blocked_->finish({device_out, size_t{shape_.q_heads} * d, d, DType::f32}, device_lse, stream_);
   check(cudaStreamSynchronize(stream_), "stream");
-  check(cudaMemcpy(out.data(), device_out, out.size() * 4, cudaMemcpyDeviceToHost), "out");
-  check(cudaMemcpy(lse.data(), device_lse, lse.size() * 4, cudaMemcpyDeviceToHost), "lse");
+  const auto out = download(device_out, q.size());
+  const auto lse = download(device_lse, size_t{n} * shape_.q_heads);
   expect_truth(
       q, n, {meant}, own, [](uint32_t t, uint32_t i) { return i <= t; }, out, lse);
 }

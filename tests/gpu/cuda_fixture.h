@@ -82,6 +82,29 @@ inline std::vector<std::byte> as_bytes(const std::vector<float>& x, DType dtype)
   return bytes;
 }
 
+/// Arrays in device memory, which live as long as this.
+class Uploads {
+ public:
+  template <class T>
+  T* operator()(const std::vector<T>& x) {
+    arrays_.emplace_back(std::max<size_t>(x.size(), 1) * sizeof(T));
+    check(cudaMemcpy(arrays_.back().data(), x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice),
+          "upload");
+    return arrays_.back().template as<T>();
+  }
+  void clear() { arrays_.clear(); }
+
+ private:
+  std::deque<DeviceBuffer> arrays_;
+};
+
+template <class T>
+std::vector<T> download(const T* from, size_t n) {
+  std::vector<T> x(n);
+  check(cudaMemcpy(x.data(), from, n * sizeof(T), cudaMemcpyDeviceToHost), "download");
+  return x;
+}
+
 /// Attention states in double.
 struct States {
   std::vector<double> o, lse;  ///< `[q_heads, dim]`, `[q_heads]`

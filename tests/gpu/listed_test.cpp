@@ -141,14 +141,6 @@ class ListedTest : public testing::TestWithParam<Case> {
     std::copy(bytes.begin(), bytes.end(), p.data());
     return p.data();
   }
-  template <class T>
-  T* upload(const std::vector<T>& x) {
-    uploads_.emplace_back(x.size() * sizeof(T));
-    check(
-        cudaMemcpy(uploads_.back().data(), x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice),
-        "upload");
-    return uploads_.back().template as<T>();
-  }
   [[nodiscard]] DeviceTokens tokens(const std::vector<float>& x, uint32_t heads, DType dtype) {
     const size_t d = shape_.head_dim;
     return {upload(as_bytes(x, dtype)), heads * d, d, dtype};
@@ -179,9 +171,7 @@ class ListedTest : public testing::TestWithParam<Case> {
     const DeviceTokens out = tokens(a.o, shape_.q_heads, DType::f32);
     listed.attend(turn(out, lse), patterns, stream_);
     EXPECT_FALSE(listed.saw_bad_queries(stream_));
-    check(cudaMemcpy(a.o.data(), out.data, a.o.size() * 4, cudaMemcpyDeviceToHost), "out");
-    check(cudaMemcpy(a.lse.data(), lse, a.lse.size() * 4, cudaMemcpyDeviceToHost), "lse");
-    return a;
+    return {download(static_cast<const float*>(out.data), a.o.size()), download(lse, a.lse.size())};
   }
   Answer attend(ListedAttention& listed, const PromptPattern& pattern) {
     return attend(listed, std::span(&pattern, 1));
@@ -201,9 +191,8 @@ class ListedTest : public testing::TestWithParam<Case> {
     s.sinks = sinks_.empty() ? nullptr : sinks_.data();
     prompt.attend(s, patterns, stream_);
     check(cudaStreamSynchronize(stream_), "a prompt");
-    check(cudaMemcpy(a.o.data(), s.out.data, a.o.size() * 4, cudaMemcpyDeviceToHost), "out");
-    check(cudaMemcpy(a.lse.data(), s.lse, a.lse.size() * 4, cudaMemcpyDeviceToHost), "lse");
-    return a;
+    return {download(static_cast<const float*>(s.out.data), a.o.size()),
+            download(s.lse, a.lse.size())};
   }
 
   [[nodiscard]] double logit(uint32_t t, uint32_t head, uint32_t row) const {
@@ -234,7 +223,7 @@ class ListedTest : public testing::TestWithParam<Case> {
     EXPECT_LT(worst_sum, 2e-3);
   }
   void forget_uploads() {
-    uploads_.clear();
+    upload.clear();
     pinned_.clear();
     pageable_.clear();
   }
@@ -249,7 +238,7 @@ class ListedTest : public testing::TestWithParam<Case> {
   DType q_dtype_ = DType::f32;
   std::vector<float> q_, k_, v_;  // `[n, q_heads, dim]`; `[before + n, kv_heads, dim]`
   std::vector<KvRows> rows_;
-  std::deque<DeviceBuffer> uploads_;
+  Uploads upload;
   std::deque<PinnedBuffer> pinned_;
   std::deque<std::vector<std::byte>> pageable_;
 };
@@ -391,9 +380,7 @@ TEST_P(ListedTest, AnswersMayTakeThePlaceOfQueries) {
     const PromptPattern pattern = pattern_of(PromptChoice::sampled);
     const auto listed = make(lot);
     const auto read = [&](const DeviceTokens& x) {
-      std::vector<std::byte> bytes(q_.size() * 2);
-      check(cudaMemcpy(bytes.data(), x.data, bytes.size(), cudaMemcpyDeviceToHost), "out");
-      return bytes;
+      return download(static_cast<const std::byte*>(x.data), q_.size() * 2);
     };
     ListedTurn apart = turn(tokens(q_, shape_.q_heads, shape_.dtype), nullptr);
     listed->attend(apart, std::span(&pattern, 1), stream_);

@@ -30,32 +30,26 @@ class PromptF32Test : public testing::TestWithParam<uint32_t> {
     k_ = random_floats(rng_, size_t{s.first + s.queries} * s.kv_heads * dim());
     v_ = random_floats(rng_, k_.size());
   }
-  /// A tensor `[n, heads, dim]` in memory that lives as long as the test.
-  DeviceTokens upload(const std::vector<float>& x, uint32_t heads) {
-    arrays_.emplace_back(x.size() * sizeof(float));
-    DeviceBuffer& array = arrays_.back();
-    check(cudaMemcpy(array.data(), x.data(), array.bytes(), cudaMemcpyHostToDevice), "upload");
-    return {array.data(), size_t{heads} * dim(), dim(), DType::f32};
+  /// A tensor `[n, heads, dim]`.
+  DeviceTokens tensor(const std::vector<float>& x, uint32_t heads) {
+    return {upload(x), size_t{heads} * dim(), dim(), DType::f32};
   }
   std::vector<float> attend(PromptAttention& prompt, const Shape& s,
                             const PromptPattern& pattern = {}) {
     // Rows behind the last must stay as they are.
     const std::vector<float> poison(q_.size() + 2 * size_t{s.q_heads} * dim(), NAN);
     PromptStretch stretch;
-    stretch.q = upload(q_, s.q_heads);
-    stretch.k = upload(k_, s.kv_heads);
-    stretch.v = upload(v_, s.kv_heads);
-    stretch.out = upload(poison, s.q_heads);
+    stretch.q = tensor(q_, s.q_heads);
+    stretch.k = tensor(k_, s.kv_heads);
+    stretch.v = tensor(v_, s.kv_heads);
+    stretch.out = tensor(poison, s.q_heads);
     stretch.n = s.queries;
     stretch.rows = s.first + s.queries;
     stretch.logits.scale = 1.0F / std::sqrt(static_cast<float>(dim()));
     stretch.logits.softcap = s.softcap;
     stretch.window = s.window;
     prompt.attend(stretch, pattern, nullptr);
-    std::vector<float> out(poison.size());
-    check(cudaMemcpy(out.data(), stretch.out.data, out.size() * sizeof(float),
-                     cudaMemcpyDeviceToHost),
-          "download");
+    auto out = download(static_cast<const float*>(stretch.out.data), poison.size());
     for (size_t i = q_.size(); i < out.size(); ++i) EXPECT_TRUE(std::isnan(out[i]));
     out.resize(q_.size());
     return out;
@@ -97,7 +91,7 @@ class PromptF32Test : public testing::TestWithParam<uint32_t> {
 
   std::mt19937 rng_{testing::UnitTest::GetInstance()->random_seed() + 13U};
   std::vector<float> q_, k_, v_;
-  std::deque<DeviceBuffer> arrays_;
+  Uploads upload;
 };
 
 constexpr Shape kShapes[] = {
