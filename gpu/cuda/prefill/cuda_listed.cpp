@@ -329,9 +329,9 @@ class CudaListed final : public ListedAttention {
     const uint32_t number = lot % 2, heads = query_heads(layout_.heads), first = lot * heads;
     const ListedTurn& turn = call.turn;
     const size_t d = shape_.head_dim, head = layout_.head_bytes / dtype_size(shape_.dtype);
-    launch_split_queries(heads_of(turn.q, first), turn.n, heads, shape_.head_dim, shape_.dtype,
-                         at(layout_.q), call.has_low ? at(layout_.q_low) : nullptr,
-                         at<uint32_t>(layout_.bad), stream);
+    launch_split_rows(heads_of(turn.q, first), turn.n, heads, shape_.head_dim, shape_.dtype,
+                      at(layout_.q), call.has_low ? at(layout_.q_low) : nullptr,
+                      at<uint32_t>(layout_.bad), stream);
     PromptStretch s;
     s.q = {at(layout_.q), heads * d, d, shape_.dtype};
     s.q_low = call.has_low ? at(layout_.q_low) : nullptr;

@@ -260,7 +260,7 @@ TEST_P(StoredCodes, WhatDoesNotFitStaysWithTheHost) {
   c.device_memory_limit = gpu::cuda_resident_bytes(shape) + 1000;
   keyhole_session* none = nullptr;
   EXPECT_EQ(KEYHOLE_OUT_OF_DEVICE_MEMORY, keyhole_session_create(device.handle.get(), &c, &none));
-  EXPECT_NE(std::string(keyhole_last_error()).find("device_memory_limit"), std::string::npos);
+  expect_error_text("device_memory_limit");
   EXPECT_EQ(none, nullptr);
   c.offload_placement = KEYHOLE_PLACE_AUTO;
   SessionPtr s = make_session(device.handle.get(), c);

@@ -209,11 +209,8 @@ TEST_F(RandomText, PromptsInChunksAndTurnsAreTheReference) {
   EXPECT_EQ(less["chunk"], 10);
   Options too_long = args;
   too_long.insert(too_long.end(), {"--turn", "140"});
-  const Outcome outcome = run_keyhole(too_long);
-  EXPECT_EQ(outcome.exit_code, 2);
-  EXPECT_NE(outcome.err.find("--turn is 140; allowed: fewer than the prompt's 140 tokens"),
-            std::string::npos)
-      << outcome.err;
+  expect_failure(run_keyhole(too_long), 2,
+                 "--turn is 140; allowed: fewer than the prompt's 140 tokens");
 }
 
 TEST_F(RandomText, DecodeGoesOnFromATurnAsFromAPrompt) {
@@ -256,9 +253,7 @@ TEST_F(RandomText, DecodeGoesOnFromATurnAsFromAPrompt) {
   const Outcome text = run_keyhole(with(args, {"--turn", "60", "--index", "exact"}));
   EXPECT_NE(text.out.find(", a turn of 60 tokens "), std::string::npos) << text.out;
   const auto refused = [](const Options& some, const char* why) {
-    const Outcome outcome = run_keyhole(some);
-    EXPECT_EQ(outcome.exit_code, 2);
-    EXPECT_NE(outcome.err.find(why), std::string::npos) << outcome.err;
+    expect_failure(run_keyhole(some), 2, why);
   };
   refused(with(args, {"--turn", "150"}),
           "--turn is 150; allowed: fewer than the prompt's 150 tokens");
