@@ -114,7 +114,8 @@ void eval_ruler(const EvalOptions& asked) {
 
   const std::string note = prompts.note();
   run.print("ruler" + std::string(options.chat ? " as a chat, " : ", ") + std::to_string(samples) +
-                " samples of each task and length, seed " + std::to_string(options.task.seed),
+                (samples == 1 ? " sample" : " samples") + " of each task and length, seed " +
+                std::to_string(options.task.seed),
             ruler_text(groups) + (note.empty() ? "" : note + "\n"));
   if (run.writes()) {
     Json json = run.header();

@@ -21,7 +21,8 @@ class RulerModel {
         std::string(
             R"({"bos_token": "<s>", "eos_token": "<|end|>", "chat_template":)"
             R"("{{ bos_token }}{% for m in messages %}U:{{ m.content }}<|end|>A:{% endfor %}"})"));
-    tokenizer = load_tokenizer(folder_.path(), ModelTokens{.vocab_size = 700});
+    tokenizer =
+        load_tokenizer(folder_.path(), ModelTokens{.vocab_size = 700, .bos = {}, .end_tokens = {}});
     options.model.folder = folder_.path();
     options.task.seed = 42;
     options.ruler.samples = 3;
@@ -66,7 +67,7 @@ TEST(RulerPrompts, FillTheLengthTogetherWithTheirAnswers) {
       for (int i = 0; i < 3; ++i) {
         const size_t tokens = prompts.encode(samples->next()).size();
         EXPECT_LE(tokens + task.answer_tokens, 5000U);
-        EXPECT_GT(tokens + task.answer_tokens, 4600U);
+        EXPECT_GT(tokens + task.answer_tokens, 4400U);  // fwe grows in steps of 1/32 of the words
       }
     }
   }
