@@ -26,7 +26,7 @@ struct CacheName {
 /// The dtype of K and V that Keyhole keeps as they are; none for quantised ones.
 [[nodiscard]] std::optional<Number> number_of(const ggml_tensor* tensor);
 
-/// Parameters of FLASH_ATTN_EXT.
+/// Parameters of FLASH_ATTN_EXT, with the learned sinks that it names.
 [[nodiscard]] LayerShape layer_shape(const ggml_tensor* attention);
 /// Why Keyhole does not take this FLASH_ATTN_EXT over the cache, whatever is in its mask and whatever its shape. "": it
 /// takes it.

@@ -29,7 +29,7 @@ TEST(LlamaCppSettings, NothingIsTheDefaults) {
 TEST(LlamaCppSettings, EachKeySetsItsMember) {
   const Settings settings = parse_settings(
       "index=ivf:C=64,probe=8;tail=second;top_k=50;sink=4;window=256;kv=int8;threads=2;copy=off;"
-      "prompt=none;prompt_from=64;budgets=/a=b;");
+      "prompt=none;prompt_from=64;budgets=/a=b;plan=on;");
   EXPECT_EQ(settings.index, "ivf:C=64,probe=8");
   EXPECT_EQ(settings.tail, "second");
   EXPECT_EQ(settings.top_k, 50U);
@@ -41,6 +41,7 @@ TEST(LlamaCppSettings, EachKeySetsItsMember) {
   EXPECT_EQ(settings.prompt, "none");
   EXPECT_EQ(settings.prompt_from, 64U);
   EXPECT_EQ(settings.budgets, "/a=b");
+  EXPECT_TRUE(settings.plan);
 }
 
 TEST(LlamaCppSettings, WhatIsWrongIsNamedWithWhatIsAllowed) {
