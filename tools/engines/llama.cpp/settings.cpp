@@ -75,6 +75,10 @@ constexpr std::array kKeys{
     Key{"prompt", [](Settings& s, std::string_view, std::string_view v) { s.prompt = v; }},
     Key{"prompt_from", [](Settings& s, std::string_view k,
                           std::string_view v) { s.prompt_from = number(k, v, 2, kMostTokens); }},
+    Key{"plan",
+        [](Settings& s, std::string_view k, std::string_view v) {
+          s.plan = choice<2>(k, v, {"off", "on"}) == 1;
+        }},
     Key{"budgets", [](Settings& s, std::string_view, std::string_view v) { s.budgets = v; }},
 };
 

@@ -37,10 +37,13 @@ struct Settings {
   uint32_t prompt_from = 128;
   /// Path of a file of budgets, see keyhole_session_config. "": none.
   std::string budgets;
+  /// The line of the log that says which layers Keyhole takes, how, and what memory that needs is a warning, which
+  /// programs show without being asked.
+  bool plan = false;
 };
 
-/// Reads "key=value;key=value". A key stands for the member of that name; kv=same|int8 stands for `int8`, and copy
-/// takes on or off. Values are not looked at further: what an index spec may say the library knows. Throws
+/// Reads "key=value;key=value". A key stands for the member of that name; kv=same|int8 stands for `int8`; copy
+/// and plan take on or off. Values are not looked at further: what an index spec may say the library knows. Throws
 /// std::invalid_argument that names the key, the value and what is allowed, for an unknown or repeated key, a missing
 /// or empty value, and a number out of range.
 [[nodiscard]] Settings parse_settings(std::string_view text);

@@ -30,8 +30,7 @@ TEST(LlamaCppSettings, NothingIsTheDefaults) {
 TEST(LlamaCppSettings, EachKeySetsItsMember) {
   const Settings settings = parse_settings(
       "index=ivf:C=64,probe=8;tail=second;top_k=50;sink=4;window=256;kv=int8;threads=2;copy=off;"
-      "card=100;"
-      "prompt=none;prompt_from=64;budgets=/a=b;");
+      "card=100;prompt=none;prompt_from=64;budgets=/a=b;plan=on;");
   EXPECT_EQ(settings.index, "ivf:C=64,probe=8");
   EXPECT_EQ(settings.tail, "second");
   EXPECT_EQ(settings.top_k, 50U);
@@ -44,6 +43,7 @@ TEST(LlamaCppSettings, EachKeySetsItsMember) {
   EXPECT_EQ(settings.prompt, "none");
   EXPECT_EQ(settings.prompt_from, 64U);
   EXPECT_EQ(settings.budgets, "/a=b");
+  EXPECT_TRUE(settings.plan);
 }
 
 TEST(LlamaCppSettings, WhatIsWrongIsNamedWithWhatIsAllowed) {

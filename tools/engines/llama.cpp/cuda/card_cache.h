@@ -54,6 +54,9 @@ class CardCache {
   /// A FLASH_ATTN_EXT of a graph: remembers the layer's shape, as an engine wants all of them.
   void announce(const ggml_tensor* attention, const CacheName& name);
 
+  /// Another layer attends over this layer's cells.
+  void lend(const CacheName& name);
+
   /// A graph of this backend begins.
   void begin(ggml_backend_t cuda) { cuda_ = cuda; }
   /// A SET_ROWS into the cache.
