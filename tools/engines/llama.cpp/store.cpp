@@ -218,6 +218,13 @@ class KeyholeSession final : public Session {
   void build() override {
     if (indexed_) check(keyhole_session_build(handle_.get(), nullptr, nullptr));
   }
+  void settle() override { check(keyhole_session_synchronize(handle_.get())); }
+  [[nodiscard]] bool announce() override {
+    const keyhole_status status = keyhole_session_announce(handle_.get());
+    if (status == KEYHOLE_INVALID_ARGUMENT) return false;
+    check(status);
+    return true;
+  }
   [[nodiscard]] std::unique_ptr<Session> fork() override {
     keyhole_session* copy = nullptr;
     check(keyhole_session_fork(handle_.get(), &copy));
@@ -247,17 +254,24 @@ class KeyholeSession final : public Session {
                     static_cast<double>(s.host_bytes + s.device_bytes) / kMiB);
     }
     const auto attends = static_cast<double>(s.attends);
+    std::array<char, 100> steps{};
+    std::snprintf(steps.data(), steps.size(), "%llu steps",
+                  static_cast<unsigned long long>(s.attends));
+    if (!device_ && s.attends > 0) {
+      // Of a device's steps the host knows neither.
+      std::snprintf(steps.data(), steps.size(),
+                    "%llu steps of %.0f us a layer, %.2f MiB read in each",
+                    static_cast<unsigned long long>(s.attends), s.attend_seconds / attends * 1e6,
+                    static_cast<double>(s.bytes_read) / attends / kMiB);
+    }
     std::array<char, 500> line{};
-    std::snprintf(
-        line.data(), line.size(),
-        "%u tokens (sink %u, window %u, indexed %u, pending %u), index %s%s, %s (index "
-        "%.1f), %llu steps of %.0f us a layer, %.2f MiB read in each, build %.2f s",
-        t.total, t.sink, t.window, t.indexed, t.pending,
-        c.mode == KEYHOLE_MODE_EXACT ? "exact" : c.index,
-        c.kv_host == KEYHOLE_KV_HOST_INT8 ? ", K and V in int8" : "", memory.data(),
-        static_cast<double>(s.index_bytes) / kMiB, static_cast<unsigned long long>(s.attends),
-        s.attends > 0 ? s.attend_seconds / attends * 1e6 : 0.0,
-        s.attends > 0 ? static_cast<double>(s.bytes_read) / attends / kMiB : 0.0, s.build_seconds);
+    std::snprintf(line.data(), line.size(),
+                  "%u tokens (sink %u, window %u, indexed %u, pending %u), index %s%s, %s (index "
+                  "%.1f), %s, build %.2f s",
+                  t.total, t.sink, t.window, t.indexed, t.pending,
+                  c.mode == KEYHOLE_MODE_EXACT ? "exact" : c.index,
+                  c.kv_host == KEYHOLE_KV_HOST_INT8 ? ", K and V in int8" : "", memory.data(),
+                  static_cast<double>(s.index_bytes) / kMiB, steps.data(), s.build_seconds);
     return line.data();
   }
 

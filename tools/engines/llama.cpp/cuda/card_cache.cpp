@@ -108,6 +108,7 @@ void CardCache::stay(const std::string& why) {
 void CardCache::begin_batch(const ggml_tensor* ids) {
   end_following();
   ++batch_;
+  batch_graph_ = graph_;
   abandoned_ = false;
   mask_ = nullptr;
   kind_ = BatchKind::kOther;
