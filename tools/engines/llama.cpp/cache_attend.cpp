@@ -83,9 +83,14 @@ Rows part_of(Rows rows, uint32_t first, size_t count) {
 
 }  // namespace
 
-/// False: llama.cpp attends over its cache, if that is whole.
-bool Cache::leave(const std::string& why) const {
-  if (complete()) return false;
+/// False: llama.cpp attends over its cache, if that is whole. The log has each reason once.
+bool Cache::leave(const std::string& why) {
+  if (complete()) {
+    if (reasons_.insert(why).second) {
+      log(Level::kInfo, "llama.cpp attends itself where it has to: " + why);
+    }
+    return false;
+  }
   throw std::runtime_error(why + ", which Keyhole leaves to llama.cpp and needs copy=on for");
 }
 
@@ -94,7 +99,7 @@ bool Cache::attend(const ggml_tensor* node, const CacheName& name) {
   if (!opened_) open();
   Layer& layer = layers_.at(name.layer);
   if (!layer.left.empty()) return false;
-  if (sliding_) return leave("the cache has a sliding window");
+  if (sliding_) return complete() ? false : leave("the cache has a sliding window");
   if (std::string why = why_not(node); !why.empty()) return leave(why);
   if (*layer.shape != layer_shape(node)) return leave("the layer's shape has changed");
   const ggml_tensor* q = node->src[0];
@@ -102,10 +107,12 @@ bool Cache::attend(const ggml_tensor* node, const CacheName& name) {
                      new_rows_[0].layer == &layer && new_rows_[1].layer == &layer &&
                      ids_.size() == static_cast<size_t>(q->ne[1] * q->ne[3]);
   if (!fresh || layer.attended == batch_) {
+    if (layer.lent) return false;
     return leave("attention without new tokens of its layer");
   }
   try {
-    if (mask_ == nullptr && !plan(node)) return leave("the cache has a sliding window");
+    if (mask_ == nullptr && !plan(node))
+      return complete() ? false : leave("the cache has a sliding window");
     if (mask_ != node->src[3]) return leave("the layer has a mask of its own");
     if (kind_ != BatchKind::kRuns) return leave("the mask is not causal");
     for (size_t stream = 0; stream < parts_.size(); ++stream) {
@@ -120,7 +127,7 @@ bool Cache::attend(const ggml_tensor* node, const CacheName& name) {
     kind_ = BatchKind::kOther;
     throw;
   }
-  if (!copy_ && layer.attended == 0) close_to_others(layer);
+  if (!copy_ && layer.attended == 0 && !layer.lent) close_to_others(layer);
   layer.attended = batch_;
   taken_ = true;
   return true;

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <fstream>
 #include <string>
 
 #include "tools/engines/llama.cpp/buffer.h"
@@ -21,10 +23,17 @@ namespace {
 const char* device_name(ggml_backend_dev_t /*device*/) { return "KEYHOLE"; }
 const char* description(ggml_backend_dev_t /*device*/) { return "KV cache in Keyhole"; }
 
+/// Of the machine: with pages that only cache files, which the system gives away. llama.cpp puts as many layers here as
+/// have room.
 void memory(ggml_backend_dev_t /*device*/, size_t* free, size_t* total) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   *free = static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * page;
   *total = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page;
+  std::ifstream figures("/proc/meminfo");
+  for (std::string line; std::getline(figures, line);) {
+    unsigned long long kib = 0;
+    if (std::sscanf(line.c_str(), "MemAvailable: %llu kB", &kib) == 1) *free = kib * 1024;
+  }
 }
 
 /// llama.cpp puts the cache of layers on devices of this type, and there alone.

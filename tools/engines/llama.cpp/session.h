@@ -42,6 +42,11 @@ class Session {
   virtual void truncate(uint32_t tokens) = 0;
   /// Indexes what has come and is not indexed. All layers hold the same number of tokens.
   virtual void build() = 0;
+  /// Waits for what is enqueued on the session's device.
+  virtual void settle() {}
+  /// To be called just before each launch of the CUDA graph in which calls of attend() were captured last. False: the
+  /// graph is not valid any more, and nothing was announced.
+  [[nodiscard]] virtual bool announce() { return false; }
   [[nodiscard]] virtual std::unique_ptr<Session> fork() = 0;
   /// One line: tokens, index, memory, time.
   [[nodiscard]] virtual std::string describe() const = 0;

@@ -20,6 +20,8 @@ struct LayerShape {
   float scale = 0;
   /// 0: none.
   float softcap = 0;
+  /// Learned sinks, a logit of each query head that stands in its softmax without key and value. Empty: none.
+  std::vector<float> sinks = {};
   bool operator==(const LayerShape&) const = default;
 };
 
@@ -47,14 +49,19 @@ class Store : public SessionSource {
                              const Rows& out, void* stream) = 0;
 };
 
-/// The library refuses a layer of this shape, on that device or on the host: what it says. "": it takes it.
-[[nodiscard]] std::string refusal(const LayerShape& shape, std::optional<uint32_t> device = {});
+/// The library refuses a layer of this shape, or sessions of it with these settings, on that device or on the host: what
+/// it says. "": it takes it.
+[[nodiscard]] std::string refusal(const Settings& settings, const LayerShape& shape,
+                                  std::optional<uint32_t> device = {});
 
 /// Throws std::runtime_error with the library's text where a setting has a value that the library refuses.
 void check_settings(const Settings& settings);
 
 /// An engine, and sessions as the settings say. Throws std::runtime_error with the library's text.
 [[nodiscard]] std::unique_ptr<Store> make_store(const Settings& settings, const StoreShape& shape);
+
+/// Bytes of host memory that one sequence takes at its most tokens. Throws std::runtime_error with the library's text.
+[[nodiscard]] uint64_t host_bytes(const Settings& settings, const StoreShape& shape);
 
 /// The library's version, for the log.
 [[nodiscard]] std::string library_version();

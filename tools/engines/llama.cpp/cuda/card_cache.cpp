@@ -58,17 +58,26 @@ void CardCache::add(const ggml_tensor* tensor, const CacheName& name) {
   }
 }
 
+void CardCache::lend(const CacheName& name) {
+  const auto found = layers_.find(name.layer);
+  if (found == layers_.end() || store_ || !found->second.left.empty()) return;
+  found->second.left = "layers without cells of their own attend to its";
+}
+
 void CardCache::announce(const ggml_tensor* attention, const CacheName& name) {
   // When the engine is made, meet_attention() says where a graph is not as those before.
   const auto found = layers_.find(name.layer);
   if (found == layers_.end() || store_) return;
   Layer& layer = found->second;
-  const LayerShape shape = layer_shape(attention);
   std::string why = why_not(attention);
+  if (why.empty() && layer.shape && has_shape(attention, *layer.shape)) return;
+  const LayerShape shape = layer_shape(attention);
   if (why.empty() && layer.rows.tensor(true) == nullptr) why = "keys without values";
-  const auto is_known = [&](const auto& other) { return other.second.shape == shape; };
+  const auto is_known = [&](const auto& other) {
+    return other.second.shape && has_shape(attention, *other.second.shape);
+  };
   if (why.empty() && std::none_of(layers_.begin(), layers_.end(), is_known)) {
-    why = refusal(shape, static_cast<uint32_t>(stream_.ordinal()));
+    why = refusal(settings_, shape, static_cast<uint32_t>(stream_.ordinal()));
   }
   if (why.empty()) {
     layer.shape = shape;
@@ -99,6 +108,7 @@ void CardCache::stay(const std::string& why) {
 void CardCache::begin_batch(const ggml_tensor* ids) {
   end_following();
   ++batch_;
+  batch_graph_ = graph_;
   abandoned_ = false;
   mask_ = nullptr;
   kind_ = BatchKind::kOther;
@@ -194,7 +204,7 @@ std::string CardCache::why_to_leave(const ggml_tensor* node, Layer& layer) {
   std::string why;
   if (!fresh || layer.met == batch_) {
     why = "attention without new tokens of its layer";
-  } else if (why = why_not(node); why.empty() && *layer.shape != layer_shape(node)) {
+  } else if (why = why_not(node); why.empty() && !has_shape(node, *layer.shape)) {
     why = "the layer's shape has changed";
   }
   if (why.empty() && mask_ == nullptr) plan(node);

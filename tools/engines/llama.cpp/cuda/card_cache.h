@@ -54,8 +54,14 @@ class CardCache {
   /// A FLASH_ATTN_EXT of a graph: remembers the layer's shape, as an engine wants all of them.
   void announce(const ggml_tensor* attention, const CacheName& name);
 
-  /// A graph of this backend begins.
-  void begin(ggml_backend_t cuda) { cuda_ = cuda; }
+  /// Another layer attends over this layer's cells.
+  void lend(const CacheName& name);
+
+  /// A graph of this backend begins, the `graph`th.
+  void begin(ggml_backend_t cuda, uint64_t graph) {
+    cuda_ = cuda;
+    graph_ = graph;
+  }
   /// A SET_ROWS into the cache.
   void meet_write(const ggml_tensor* node, const CacheName& name);
   /// A FLASH_ATTN_EXT over the cache.
@@ -70,6 +76,13 @@ class CardCache {
   void attend(const ggml_tensor* node, const CacheName& name);
   /// The graph was not computed to its end.
   void failed();
+
+  /// The session of the batch under way, where the batch is one token of one sequence that Keyhole attends with in all of
+  /// `layers` layers, which are all that it takes, and where the settings want graphs; else NULL.
+  [[nodiscard]] LazySession* single_step(size_t layers);
+  /// attend() while a graph is captured on stream().
+  void capture(const ggml_tensor* node, const CacheName& name);
+  [[nodiscard]] CardStream& stream() { return stream_; }
 
   /// Bytes of a tensor are to be read, or written, from outside. False: the tokens are in sessions, from which they are
   /// not to be had.
@@ -110,7 +123,7 @@ class CardCache {
   void come_back();
   void build(Sequence& sequence, uint32_t tokens);
   void catch_up(Sequence& sequence, uint32_t tokens);
-  void attend_session(const ggml_tensor* node, Layer& layer);
+  void attend_session(const ggml_tensor* node, Layer& layer, bool captured);
   void attend_prompt(const ggml_tensor* node, Layer& layer);
 
   Settings settings_;
@@ -134,7 +147,9 @@ class CardCache {
 
   // The batch under way: its number, its cells, whose tokens they are, and who attends.
   uint64_t batch_ = 0;
-  bool abandoned_ = true;  // the next write begins a batch, whatever layer it is of
+  uint64_t graph_ = 0;        // the one that is met
+  uint64_t batch_graph_ = 0;  // the one in which the batch began
+  bool abandoned_ = true;     // the next write begins a batch, whatever layer it is of
   std::vector<int64_t> ids_;
   const ggml_tensor* mask_ = nullptr;
   BatchKind kind_ = BatchKind::kOther;

@@ -91,9 +91,10 @@ void CardCache::choose_way() {
   const bool prompt = settings_.prompt != "none" && least >= settings_.prompt_from;
   if (!on_card_ && past == 0 && sequences_->all().size() == count) come_back();
   if (on_card_ && too_large_) hand_over();
-  if (on_card_ && takeable() && past >= settings_.card) {
+  // New keys and values that the CUDA backend has computed in a graph before may lie in the cells alone.
+  if (on_card_ && takeable() && past >= settings_.card && graph_ == batch_graph_) {
     try {
-      follow_on_card(least < settings_.prompt_from);
+      follow_on_card(least < settings_.prompt_from || !settings_.rows_on_card);
     } catch (const std::runtime_error& error) {
       if (!on_card_) throw;
       return stay(error.what());
@@ -300,30 +301,62 @@ void CardCache::attend(const ggml_tensor* node, const CacheName& name) {
     attend_prompt(node, layer);
     prompts_.lead(cuda_);
   } else {
-    attend_session(node, layer);
-    stream_.lead(cuda_);
+    attend_session(node, layer, false);
   }
 }
 
-void CardCache::attend_session(const ggml_tensor* node, Layer& layer) {
+void CardCache::capture(const ggml_tensor* node, const CacheName& name) {
+  attend_session(node, layers_.at(name.layer), true);
+}
+
+LazySession* CardCache::single_step(size_t layers) {
+  // With a copy the cells of a step are part of its graph.
+  if (!settings_.graphs || copy_ || way_ != Way::kSession || parts_.size() != 1 ||
+      parts_[0].size() != 1 || parts_[0][0].rows.size() != 1) {
+    return nullptr;
+  }
+  for (const auto& [number, layer] : layers_) {
+    if (!layer.left.empty()) continue;
+    if (layer.aside == batch_ || layers == 0) return nullptr;
+    --layers;
+  }
+  return layers == 0 ? static_cast<LazySession*>(parts_[0][0].sequence->session.get()) : nullptr;
+}
+
+void CardCache::attend_session(const ggml_tensor* node, Layer& layer, bool captured) {
   stream_.follow(cuda_);
   const auto n = static_cast<size_t>(node->src[0]->ne[1]);
+  const uint32_t heads = layer.shape->kv_heads;
   for (size_t stream = 0; stream < parts_.size(); ++stream) {
     for (const Part& part : parts_[stream]) {
-      Session& session = *part.sequence->session;
+      auto& session = static_cast<LazySession&>(*part.sequence->session);
       // Rows of one sequence lie side by side, mostly; else each stretch goes on with the one before.
       for (size_t i = 0; i < part.rows.size();) {
         const uint32_t first = part.rows[i];
+        const size_t row = stream * n + first;
+        const auto cell = static_cast<uint32_t>(ids_[row] % cells_->cells());
         uint32_t count = 1;
-        while (i + count < part.rows.size() && part.rows[i + count] == first + count) ++count;
-        session.attend(layer.number, tokens_of(node->src[0], 1, 2, stream, first, count),
-                       new_rows(layer.fresh[0], stream * n + first, count, *layer.shape),
-                       new_rows(layer.fresh[1], stream * n + first, count, *layer.shape),
-                       tokens_of(node, 2, 1, stream, first, count));
+        while (i + count < part.rows.size() && part.rows[i + count] == first + count &&
+               (!copy_ || ids_[row + count] == ids_[row] + count)) {
+          ++count;
+        }
+        const Rows q = tokens_of(node->src[0], 1, 2, stream, first, count);
+        const Rows out = tokens_of(node, 2, 1, stream, first, count);
+        // With a copy the rows are taken from it: the CUDA backend may have written nothing but the cells.
+        const Rows k = copy_ ? layer.rows.rows(false, part.stream, cell, count, heads)
+                             : new_rows(layer.fresh[0], row, count, *layer.shape);
+        const Rows v = copy_ ? layer.rows.rows(true, part.stream, cell, count, heads)
+                             : new_rows(layer.fresh[1], row, count, *layer.shape);
+        if (captured) {
+          session.capture(layer.number, q, k, v, out);
+        } else {
+          session.attend(layer.number, q, k, v, out);
+        }
         i += count;
       }
     }
   }
+  stream_.lead(cuda_);
 }
 
 void CardCache::attend_prompt(const ggml_tensor* node, Layer& layer) {

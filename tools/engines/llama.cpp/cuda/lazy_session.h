@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -29,6 +30,19 @@ class LazySession final : public Session {
     session().attend(layer, q, k, v, out);
     add(layer, q.tokens);
   }
+  /// A number that no other one has.
+  [[nodiscard]] uint64_t serial() const { return serial_; }
+  /// attend() while a graph is captured: it happens with each launch of it, of which launched() tells.
+  void capture(uint32_t layer, const Rows& q, const Rows& k, const Rows& v, const Rows& out) {
+    session().attend(layer, q, k, v, out);
+  }
+  void launched() {
+    for (uint32_t& held : held_) ++held;
+  }
+  void settle() override {
+    if (session_) session_->settle();
+  }
+  [[nodiscard]] bool announce() override { return session_ != nullptr && session_->announce(); }
   void append(uint32_t layer, const Rows& k, const Rows& v) override {
     session().append(layer, k, v);
     add(layer, k.tokens);
@@ -60,7 +74,13 @@ class LazySession final : public Session {
     held_[layer] += static_cast<uint32_t>(tokens);
   }
 
+  static uint64_t next_serial() {
+    static std::atomic<uint64_t> last{0};
+    return ++last;
+  }
+
   Make make_;
+  uint64_t serial_ = next_serial();
   std::unique_ptr<Session> session_;
   std::vector<uint32_t> held_;
 };

@@ -3,8 +3,8 @@
 #include <ggml-impl.h>
 #include <ggml.h>
 
+#include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <memory>
 #include <stdexcept>
@@ -15,6 +15,7 @@
 #include "tools/engines/llama.cpp/cuda/graph_cut.h"
 #include "tools/engines/llama.cpp/cuda/host_inputs.h"
 #include "tools/engines/llama.cpp/cuda/proxy.h"
+#include "tools/engines/llama.cpp/cuda/token_graph.h"
 #include "tools/engines/llama.cpp/log.h"
 #include "tools/engines/llama.cpp/nodes.h"
 
@@ -27,6 +28,8 @@ struct ProxyBackend : ggml_backend {
   ggml_backend_t cuda = nullptr;
   std::string name;
   GraphCuts cuts;
+  TokenGraph token;
+  uint64_t graphs = 0;  // that were computed
 };
 
 ProxyBackend& of(ggml_backend_t backend) { return *static_cast<ProxyBackend*>(backend); }
@@ -63,11 +66,12 @@ bool copy_tensor_async(ggml_backend_t from_backend, ggml_backend_t to_backend,
 }
 
 /// Tells the caches what is about to be computed, node by node.
-void meet(CutGraph& found, ggml_cgraph* graph, ggml_backend_t cuda, const ggml_tensor*& at) {
+void meet(CutGraph& found, ggml_cgraph* graph, ProxyBackend& proxy, const ggml_tensor*& at) {
+  ++proxy.graphs;
   for (const Mark& mark : found.marks) {
     ggml_tensor* node = graph->nodes[mark.node];
     at = node;
-    mark.cache->begin(cuda);
+    mark.cache->begin(proxy.cuda, proxy.graphs);
     switch (mark.kind) {
       case Mark::Kind::kWrite: mark.cache->meet_write(node, mark.name); break;
       case Mark::Kind::kAttend: mark.cache->meet_attention(node, mark.name); break;
@@ -84,10 +88,10 @@ ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph* graph) {
   const ggml_tensor* at = nullptr;
   ggml_status status = GGML_STATUS_SUCCESS;
   try {
-    meet(found, graph, proxy.cuda, at);
+    meet(found, graph, proxy, at);
     if (!GraphCuts::cut(found, graph)) {
       status = ggml_backend_graph_compute_async(proxy.cuda, graph);
-    } else {
+    } else if (!proxy.token.compute(found, graph, proxy.cuda)) {
       for (Piece& piece : found.pieces) {
         status = compute(proxy.cuda, graph, piece);
         if (status != GGML_STATUS_SUCCESS) break;
