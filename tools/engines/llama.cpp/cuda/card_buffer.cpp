@@ -134,7 +134,7 @@ void clear(ggml_backend_buffer_t buffer, uint8_t value) {
   if (value != 0) log(Level::kWarning, "a cache is cleared to another value than 0");
   (void)cudaSetDevice(b.ordinal);
   (void)cudaDeviceSynchronize();
-  b.memory.let_go(0, b.memory.bytes() + (size_t{1} << 30U));  // what is held next has zeros
+  b.memory.let_go_all();  // what is held next has zeros
   b.cache.cleared();
 }
 

@@ -122,6 +122,7 @@ class CardCache {
   [[nodiscard]] bool in_order(const Part& part) const;
   void open();
   void hand_over();
+  void let_go();
   void come_back();
   void build(Sequence& sequence, uint32_t tokens);
   void catch_up(Sequence& sequence, uint32_t tokens);

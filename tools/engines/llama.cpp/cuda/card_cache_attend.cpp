@@ -122,9 +122,7 @@ void CardCache::choose_way() {
   }
   if (!restored_.empty() && std::find(restored_.begin(), restored_.end(), 1) == restored_.end()) {
     restored_.clear();
-    for (auto& [number, layer] : layers_) {
-      if (layer.left.empty()) layer.rows.let_go(memory_);
-    }
+    let_go();
   }
 }
 
@@ -278,12 +276,21 @@ void CardCache::hand_over() {
   if (copy_) return;
   ggml_backend_synchronize(cuda_);
   stream_.wait();
-  for (auto& [number, layer] : layers_) {
-    if (layer.left.empty()) layer.rows.let_go(memory_);
-  }
+  let_go();
   log(Level::kInfo, "the cache's tokens are in sessions now; of its " +
                         std::to_string(memory_.bytes() >> 20U) + " MiB the card holds " +
                         std::to_string(memory_.held() >> 20U));
+}
+
+/// Gives the memory of the cells that are in sessions back.
+void CardCache::let_go() {
+  bool all = true;
+  for (auto& [number, layer] : layers_) {
+    if (layer.left.empty()) layer.rows.let_go(memory_);
+    all = all && layer.left.empty();
+  }
+  // Pieces that two layers share are neither's alone.
+  if (all) memory_.let_go_all();
 }
 
 /// Sessions hold nothing that anybody wants: the cells are llama.cpp's again.
