@@ -189,7 +189,7 @@ void CardCache::open() {
     log(Level::kWarning, "llama.cpp attends itself in layers " + left + ": " + why);
   store_ = make_store(settings_, shape);
   const LayerShape& first = shape.layers.front();
-  log(Level::kInfo,
+  log(settings_.plan ? Level::kWarning : Level::kInfo,
       std::to_string(shape.layers.size()) + " layers, " + std::to_string(first.q_heads) +
           " query and " + std::to_string(first.kv_heads) + " KV heads of " +
           std::to_string(first.head_dim) + " on card " + std::to_string(stream_.ordinal()) +
