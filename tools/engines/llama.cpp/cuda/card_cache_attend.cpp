@@ -108,7 +108,11 @@ void CardCache::choose_way() {
                    std::all_of(parts_.begin(), parts_.end(), ordered)
                ? Way::kPrompt
                : Way::kCard;
-    if (way_ == Way::kPrompt) open();
+    try {
+      if (way_ == Way::kPrompt) open();
+    } catch (const std::runtime_error& error) {
+      stay(error.what());
+    }
     return;
   }
   way_ = Way::kSession;
