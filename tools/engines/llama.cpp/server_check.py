@@ -36,7 +36,8 @@ class Server:
             self.port = free.getsockname()[1]
         self.log = open(log, "a+b")
         self.process = subprocess.Popen([*command, "--host", "127.0.0.1", "--port", str(self.port), "--slot-save-path", slots],
-                                        stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+                                        stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, cwd=slots,
+                                        env=dict(os.environ, TMPDIR=str(slots)))
         self.client = openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", timeout=300, max_retries=0)
         end = time.time() + 120
         while True:
@@ -87,7 +88,7 @@ def talk(question, answers):
     return messages + [{"role": "user", "content": question}]
 
 
-def conversation(start, refuses):
+def conversation(start, slots, refuses):
     server = start()
     said = {}
     first = said["first turn"] = server.chat(talk(QUESTIONS[0], []), 0)
@@ -126,12 +127,11 @@ def conversation(start, refuses):
     said["after the restart"] = server.chat([shorter[0], *shorter[3:], {"role": "assistant", "content": said["middle removed"]["text"]},
                                              {"role": "user", "content": "Tell me more."}], 0)
     # One that is killed leaves nothing behind, and the file that was there.
-    before = {str(path) for folder in FOLDERS for path in folder.iterdir()}
+    before = set(os.listdir(slots))
     stream = server.client.completions.create(model="any", prompt=STORY, max_tokens=200, stream=True, temperature=0)
     next(iter(stream))
     server.kill()
-    after = {str(path) for folder in FOLDERS for path in folder.iterdir()}
-    said["left by a killed one"] = sorted(after - before)
+    said["left by a killed one"] = sorted(set(os.listdir(slots)) - before)
     server = start()
     said["after the kill"] = {"tokens": server.call("/slots/0?action=restore", {"filename": "kept"})["n_restored"]}
     server.stop()
@@ -145,11 +145,10 @@ def main():
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     arguments.slots.mkdir(parents=True, exist_ok=True)
-    global FOLDERS
-    FOLDERS = [arguments.slots, Path("/dev/shm"), Path(os.environ.get("TMPDIR", "/tmp"))]
     log = arguments.slots.with_suffix(".log")
     log.unlink(missing_ok=True)
-    print(json.dumps(conversation(lambda: Server(arguments.command, str(arguments.slots), log), arguments.refuses)))
+    slots = str(arguments.slots.resolve())
+    print(json.dumps(conversation(lambda: Server(arguments.command, slots, log), slots, arguments.refuses)))
 
 
 main()
