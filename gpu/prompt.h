@@ -60,14 +60,14 @@ struct PromptPattern {
   bool operator==(const PromptPattern&) const = default;
 };
 
-/// All strides in elements; rows aligned to 16 bytes (of out in fp32 to 8).
+/// All rows aligned to 16 bytes (of out in fp32 to 8).
 struct PromptStretch {
-  DeviceTokens q;  ///< `[n, q_heads, head_dim]`, f16 or bf16
+  TensorView q;  ///< `[n, q_heads, head_dim]`, f16 or bf16
   /// Of a device: what q has lost by rounding, which lies as q does and counts in attention, not in the choice; null: nothing.
   const void* q_low = nullptr;
-  DeviceTokens k,
-      v;  ///< `[rows, kv_heads, head_dim]`, dtype of q; the queries are the last n of these tokens
-  DeviceTokens out;      ///< `[n, q_heads, head_dim]`, f16, bf16 or f32
+  TensorView k,
+      v;          ///< `[rows, kv_heads, head_dim]`, dtype of q; the queries are the last n of these
+  TensorOut out;  ///< `[n, q_heads, head_dim]`, f16, bf16 or f32
   float* lse = nullptr;  ///< `[n, q_heads]`, natural log, device memory; null: not wanted
   uint32_t n = 0, rows = 0;
   LogitParams logits;

@@ -154,8 +154,8 @@ std::vector<NamedPattern> patterns(uint32_t tokens) {
 
 /// Times patterns that choose, by the time of finding and that of attending; first with one pattern for all heads,
 /// then with all patterns among the heads.
-void time_patterns(const DeviceTokens& k, const DeviceTokens& v, const DeviceTokens& q,
-                   const DeviceTokens& out, uint32_t tokens, uint32_t chunk) {
+void time_patterns(const TensorView& k, const TensorView& v, const TensorView& q,
+                   const TensorOut& out, uint32_t tokens, uint32_t chunk) {
   cudaEvent_t begin, end;
   check(cudaEventCreate(&begin), "event");
   check(cudaEventCreate(&end), "event");
@@ -307,10 +307,12 @@ int main(int argc, char** argv) {
       for (const double share : {1.0, 0.3, 0.1, 0.03}) {
         if (!many) time(has_hopper, share);
       }
-      time_patterns({k, p.row_stride, p.head_stride, dtype},
-                    {v, p.row_stride, p.head_stride, dtype},
-                    {q, p.q_token_stride, p.q_head_stride, dtype},
-                    {p.o, p.q_token_stride, p.q_head_stride, DType::f32}, tokens, chunk);
+      const auto rows = [&](const void* data, uint32_t heads, DType of) {
+        return dense_tensor(static_cast<std::byte*>(const_cast<void*>(data)), tokens, heads, kDim,
+                            of, Memory::device);
+      };
+      time_patterns(rows(k, kKvHeads, dtype), rows(v, kKvHeads, dtype), rows(q, kHeads, dtype),
+                    rows(p.o, kHeads, DType::f32), tokens, chunk);
       for (void* x : {static_cast<void*>(k), static_cast<void*>(v), static_cast<void*>(q),
                       static_cast<void*>(p.o), static_cast<void*>(p.sums)}) {
         check(cudaFree(x), "free");

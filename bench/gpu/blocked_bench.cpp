@@ -89,13 +89,24 @@ int main(int argc, char** argv) {
     const auto time = [&](bool on_device) {
       const std::byte* const at = on_device ? device : pinned;
       return best_of([&] {
-        const DeviceTokens q{tokens, kHeads * kDim, kDim, DType::f16},
-            kv{tokens, kKvHeads * kDim, kDim, DType::f16};
-        blocked->begin(q, n, {r.logits}, nullptr);
-        blocked->attend({at, at + plane, head_bytes, rows, DType::f16, nullptr, on_device, true},
-                        nullptr);
+        const auto new_tokens = [&](std::byte* data, uint32_t heads) {
+          return dense_tensor(data, n, heads, kDim, DType::f16, Memory::device);
+        };
+        const auto before = [&](const std::byte* data) {
+          return RowsView{{.data = data,
+                           .token_stride = kDim,
+                           .head_stride = ptrdiff_t{rows} * kDim,
+                           .tokens = rows,
+                           .heads = kKvHeads,
+                           .dim = kDim,
+                           .dtype = DType::f16,
+                           .memory = on_device ? Memory::device : Memory::pinned}};
+        };
+        const TensorView kv = new_tokens(tokens, kKvHeads);
+        blocked->begin(new_tokens(tokens, kHeads), {r.logits}, nullptr);
+        blocked->attend({before(at), before(at + plane)}, nullptr);
         blocked->attend_new(kv, kv, nullptr, nullptr);
-        blocked->finish({tokens + token_bytes, kHeads * kDim, kDim, DType::f16}, nullptr, nullptr);
+        blocked->finish(new_tokens(tokens + token_bytes, kHeads), nullptr, nullptr);
       });
     };
     const double host = time(false), own = time(true);

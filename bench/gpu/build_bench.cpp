@@ -79,7 +79,7 @@ struct Head {
     numbers = index::test::attention_keys(n, kDim, random);
     bytes.resize(n * kDim * 2);
     kernels.from_f32[static_cast<size_t>(DType::f16)](numbers.data(), bytes.data(), n * kDim);
-    keys = {bytes.data(), kDim * 2, n, kDim, DType::f16};
+    keys = dense_rows(bytes.data(), n, kDim, DType::f16);
     constexpr size_t kQueries = 8192;
     training = index::test::attention_queries(
         kQueries, kDim, n,
@@ -87,9 +87,7 @@ struct Head {
     for (size_t i = 0; i < kQueries; ++i) {
       positions.push_back(static_cast<uint32_t>((i + 1) * n / kQueries));
     }
-    queries = {{reinterpret_cast<const std::byte*>(training.data()), kDim * sizeof(float), kQueries,
-                kDim, DType::f32},
-               positions.data()};
+    queries = {dense_rows(training.data(), kQueries, kDim, DType::f32), positions.data()};
   }
 };
 
@@ -112,7 +110,7 @@ void build_graph(const Context& context, const Head& head, Seconds& neighbours, 
   const GuidedGraph built = build_guided(context, lifted, found, {.m = 16, .beam = 100}, meter);
   lap(graph);
   KeyCodes codes(*context.kernels, kDim);
-  codes.build(head.keys, 2 * head.keys.count);
+  codes.build(head.keys, 2 * head.keys.tokens);
   lap(coding);
 }
 
@@ -132,7 +130,7 @@ void measure(const char* who, const Head& head, uint32_t threads, uint32_t heads
     std::printf(
         "%-5s %-9s %3u heads of %zu keys, %2u threads: %8.3f s, %6.1f ms a head, 256 heads %6.1f "
         "s\n",
-        who, what, heads, head.keys.count, threads, wall, wall / heads * 1e3,
+        who, what, heads, head.keys.tokens, threads, wall, wall / heads * 1e3,
         wall / heads * kHeadsOfAModel);
   };
   Seconds neighbours, lift, graph, coding;

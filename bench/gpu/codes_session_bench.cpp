@@ -97,7 +97,15 @@ void session(uint32_t tokens, uint32_t bits, const Store& keys, const Store& val
   for (uint32_t layer = 0; layer < kLayers; ++layer) {
     resident->append_sink(layer, keys.data(), values.data(), r.sink);
     resident->append_window(layer, keys.data(), values.data(), r.window);
-    codes->set_rows(layer, keys.data(), values.data(), size_t{tokens} * kDim * 2, nullptr);
+    const auto rows = [&](const Store& of) {
+      return RowsView{{.data = of.data(),
+                       .token_stride = kDim,
+                       .head_stride = ptrdiff_t{tokens} * kDim,
+                       .heads = kKvHeads,
+                       .dim = kDim,
+                       .dtype = DType::f16}};
+    };
+    codes->set_rows(layer, {rows(keys), rows(values)});
     for (uint32_t h = 0; h < kKvHeads; ++h) codes->set_balance(layer, h, scale.data(), 1.0F);
   }
   const double whole = median_us(stream, 5, [&] { codes->encode(0, 0, c.blocks, stream); });
@@ -108,8 +116,11 @@ void session(uint32_t tokens, uint32_t bits, const Store& keys, const Store& val
       codes->encode(layer, c.blocks - 1, 1, stream);
     }
   });
-  const auto rows = [](const DeviceBuffer& b) { return DeviceRows{b.data(), kDim, DType::f16}; };
-  const DeviceRows k = rows(t.k), v = rows(t.v);
+  const auto rows = [](const DeviceBuffer& b) {
+    return dense_tensor(b.data(), 1, static_cast<uint32_t>(b.bytes() / 2 / kDim), kDim, DType::f16,
+                        Memory::device);
+  };
+  const TensorView k = rows(t.k), v = rows(t.v);
   StreamSteps& steps = *resident->stream_steps();
   const auto graph_of = [&](const OnDevice& on_device) {
     return captured(stream, [&] {

@@ -44,7 +44,7 @@ struct Data {
   std::vector<Answer> truth;
 
   [[nodiscard]] RowsView view() const {
-    return {keys.data(), kRowBytes, keys.size() / kRowBytes, kDim, DType::f16};
+    return dense_rows(keys.data(), keys.size() / kRowBytes, kDim, DType::f16);
   }
   [[nodiscard]] const float* group(size_t i) const {
     return queries.data() + (i % kQueries) * kGroup * kDim;

@@ -45,7 +45,7 @@ struct Data {
   std::unique_ptr<TailTree> tree;
 
   [[nodiscard]] static RowsView view(const std::vector<std::byte>& bytes) {
-    return {bytes.data(), kRowBytes, bytes.size() / kRowBytes, kDim, DType::f16};
+    return dense_rows(bytes.data(), bytes.size() / kRowBytes, kDim, DType::f16);
   }
   [[nodiscard]] KvView kv() const { return {view(keys), view(values)}; }
   [[nodiscard]] const float* group(size_t i) const { return queries.data() + i * kGroup * kDim; }
@@ -59,14 +59,12 @@ std::vector<std::byte> as_f16(const std::vector<float>& x) {
 
 Read read_best(const Data& data, size_t i) {
   const cpu::Kernels& kernels = *context().kernels;
-  const size_t n = data.kv().keys.count;
+  const size_t n = data.kv().keys.tokens;
   const auto score = [&](const uint32_t* ids, size_t count, std::vector<float>& out) {
     out.resize(kGroup * count);
     kernels.score[static_cast<size_t>(DType::f16)]({.queries = data.group(i),
                                                     .group = kGroup,
-                                                    .dim = kDim,
-                                                    .keys = data.keys.data(),
-                                                    .key_stride = kRowBytes,
+                                                    .keys = data.kv().keys,
                                                     .ids = ids,
                                                     .count = count,
                                                     .scores = out.data(),

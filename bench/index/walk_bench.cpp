@@ -55,15 +55,14 @@ struct Head {
 
   [[nodiscard]] RowsView view() const {
     const size_t row = dim * sizeof(uint16_t);
-    return {keys.data(), row, keys.size() / row, dim, DType::f16};
+    return dense_rows(keys.data(), keys.size() / row, dim, DType::f16);
   }
   [[nodiscard]] size_t searches() const { return queries.size() / group / dim; }
   [[nodiscard]] const float* of(size_t i) const { return queries.data() + i * group * dim; }
   [[nodiscard]] BuildInput input() const {
     BuildInput input;
     input.keys = view();
-    input.queries.rows = {reinterpret_cast<const std::byte*>(training.data()), dim * sizeof(float),
-                          training.size() / dim, dim, DType::f32};
+    input.queries.rows = dense_rows(training.data(), training.size() / dim, dim, DType::f32);
     return input;
   }
   void find_truth() {

@@ -21,8 +21,8 @@ namespace {
 }
 
 /// Rows that kernels read or write 16 bytes at a time.
-void check_aligned(const DeviceTokens& t, const char* name, size_t bytes) {
-  const size_t element = dtype_size(t.dtype);
+void check_aligned(const TensorView& t, const char* name, ptrdiff_t bytes) {
+  const auto element = static_cast<ptrdiff_t>(dtype_size(t.dtype));
   if (reinterpret_cast<uintptr_t>(t.data) % bytes != 0 || t.token_stride * element % bytes != 0 ||
       t.head_stride * element % bytes != 0) {
     refuse(std::string("rows of ") + name + " are not aligned to " + std::to_string(bytes) +
@@ -101,7 +101,7 @@ class CudaPrompt final : public CudaPromptAttention {
     if (s.q.dtype != DType::f16 && s.q.dtype != DType::bf16) {
       refuse(std::string("q in ") + dtype_name(s.q.dtype) + ", allowed: f16, bf16");
     }
-    for (const DeviceTokens* t : {&s.k, &s.v}) {
+    for (const TensorView* t : {&s.k, &s.v}) {
       if (t->dtype == s.q.dtype) continue;
       refuse(std::string(t == &s.k ? "k" : "v") + " in " + dtype_name(t->dtype) +
              ", needed: as q, " + dtype_name(s.q.dtype));
@@ -120,7 +120,7 @@ class CudaPrompt final : public CudaPromptAttention {
              std::to_string(HeadSet::kMost));
     }
     for (const PromptPattern& pattern : patterns) check(pattern);
-    constexpr size_t kRowBytes = 16, kOutBytes = 8;
+    constexpr ptrdiff_t kRowBytes = 16, kOutBytes = 8;
     check_aligned(s.q, "q", kRowBytes);
     check_aligned(s.k, "k", kRowBytes);
     check_aligned(s.v, "v", kRowBytes);
@@ -187,7 +187,11 @@ class CudaPrompt final : public CudaPromptAttention {
     p.first = s.rows - s.n;
     p.window = s.window;
     p.is_first = true;
-    p.final = {s.out.data, s.out.token_stride, s.out.head_stride, s.out.dtype, s.lse, nullptr};
+    p.final.data = s.out.data;
+    p.final.token_stride = s.out.token_stride;
+    p.final.head_stride = s.out.head_stride;
+    p.final.dtype = s.out.dtype;
+    p.final.lse = s.lse;
     return p;
   }
 
@@ -216,15 +220,14 @@ class CudaPrompt final : public CudaPromptAttention {
   }
   void attend_slice(BlockedParams p, const PromptStretch& s, uint32_t begin, uint32_t n,
                     cudaStream_t stream) {
-    const size_t element = dtype_size(s.q.dtype);
-    const size_t offset = begin * s.q.token_stride * element;
-    p.q = static_cast<const std::byte*>(s.q.data) + offset;
-    if (s.q_low != nullptr) p.q_low = static_cast<const std::byte*>(s.q_low) + offset;
+    p.q = s.q.row(begin);
+    if (s.q_low != nullptr) {
+      p.q_low = static_cast<const std::byte*>(s.q_low) + (s.q.row(begin) - s.q.data);
+    }
     p.n = n;
     p.first += begin;
     p.rows = p.first + n;
-    p.final.data =
-        static_cast<std::byte*>(s.out.data) + begin * s.out.token_stride * dtype_size(s.out.dtype);
+    p.final.data = s.out.row(begin);
     if (s.lse != nullptr) p.final.lse = s.lse + size_t{begin} * shape_.q_heads;
     const std::optional<BlockedParams> second = lists_->choose(p, stream);
     launch(p, s.q.dtype, stream);
