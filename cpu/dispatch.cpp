@@ -27,6 +27,7 @@ bool machine_has_avx2() {
   return has_f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
+#ifdef KEYHOLE_AVX512_LEVELS
 bool machine_has_avx512() {
   return machine_has_avx2() && __builtin_cpu_supports("avx512f") &&
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
@@ -52,6 +53,7 @@ const Kernels& avx512vnni_kernels() {
   }();
   return kernels;
 }
+#endif
 #endif
 
 std::string names_of(std::span<const Level> levels) {
@@ -80,6 +82,8 @@ const Kernels* kernels_for(Level level) {
     case Level::scalar: return &kScalarKernels;
 #ifdef KEYHOLE_X86_LEVELS
     case Level::avx2: return machine_has_avx2() ? &kAvx2Kernels : nullptr;
+#endif
+#ifdef KEYHOLE_AVX512_LEVELS
     case Level::avx512: return machine_has_avx512() ? &kAvx512Kernels : nullptr;
     case Level::avx512vnni: return machine_has_avx512vnni() ? &avx512vnni_kernels() : nullptr;
 #endif

@@ -2,7 +2,7 @@
 // own unit, so that the two compile side by side.
 #include "cpu/levels.h"
 
-#ifdef KEYHOLE_X86_LEVELS
+#ifdef KEYHOLE_AVX512_LEVELS
 
 #include "cpu/simd/avx512.h"
 #include "cpu/simd/convert.h"

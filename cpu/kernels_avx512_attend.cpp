@@ -1,7 +1,7 @@
 // Level `avx512` (AVX-512 F, BW, DQ, VL): partial attention.
 #include "cpu/levels.h"
 
-#ifdef KEYHOLE_X86_LEVELS
+#ifdef KEYHOLE_AVX512_LEVELS
 
 #include "cpu/simd/attend.h"
 #include "cpu/simd/attend_scored.h"

@@ -1,7 +1,7 @@
 // Level `avx512`: codes of keys and values.
 #include "cpu/levels.h"
 
-#ifdef KEYHOLE_X86_LEVELS
+#ifdef KEYHOLE_AVX512_LEVELS
 
 #include "cpu/simd/avx512_codes.h"
 

@@ -1,7 +1,7 @@
 // Level `avx512` (AVX-512 F, BW, DQ, VL): many queries at once.
 #include "cpu/levels.h"
 
-#ifdef KEYHOLE_X86_LEVELS
+#ifdef KEYHOLE_AVX512_LEVELS
 
 #include "cpu/simd/avx512.h"
 #include "cpu/simd/prompt.h"

@@ -1,7 +1,7 @@
 // Level `avx512vnni`: what AVX-512 VNNI adds to level `avx512`: int8 scoring, and sums over codes.
 #include "cpu/levels.h"
 
-#ifdef KEYHOLE_X86_LEVELS
+#ifdef KEYHOLE_AVX512_LEVELS
 
 #include "cpu/simd/avx512_codes.h"
 #include "cpu/simd/avx512vnni.h"

@@ -6,6 +6,10 @@
 
 #if defined(__x86_64__)
 #define KEYHOLE_X86_LEVELS 1
+// The build with ThreadSanitizer has none of these: what threads share does not depend on the width of registers.
+#ifndef KEYHOLE_WITHOUT_AVX512
+#define KEYHOLE_AVX512_LEVELS 1
+#endif
 #endif
 
 namespace keyhole::cpu {

@@ -62,12 +62,17 @@ struct PromptPattern {
 
 /// All rows aligned to 16 bytes (of out in fp32 to 8).
 struct PromptStretch {
-  TensorView q;  ///< `[n, q_heads, head_dim]`, f16 or bf16
-  /// Of a device: what q has lost by rounding, which lies as q does and counts in attention, not in the choice; null: nothing.
+  /// `[n, q_heads, head_dim]`, f32, f16 or bf16. Numbers in f32 are sums of two fp16 to a device; where blocks are chosen, those of
+  /// K and V are one.
+  TensorView q;
+  /// Of a device: what q in f16 or bf16 has lost by rounding, which lies as q does and counts in attention, not in the choice; null:
+  /// nothing.
   const void* q_low = nullptr;
   TensorView k,
-      v;          ///< `[rows, kv_heads, head_dim]`, dtype of q; the queries are the last n of these
-  TensorOut out;  ///< `[n, q_heads, head_dim]`, f16, bf16 or f32
+      v;  ///< `[rows, kv_heads, head_dim]`, dtype of q; the queries are the last n of these
+  /// Of a device, in f16 and beside q_low: what k and v have lost, likewise, in dense attention; null, both: nothing.
+  const void *k_low = nullptr, *v_low = nullptr;
+  TensorOut out;         ///< `[n, q_heads, head_dim]`, f16, bf16 or f32
   float* lse = nullptr;  ///< `[n, q_heads]`, natural log, device memory; null: not wanted
   uint32_t n = 0, rows = 0;
   LogitParams logits;
@@ -104,8 +109,8 @@ class PromptAttention {
  public:
   virtual ~PromptAttention() = default;
 
-  /// patterns: one, or one for each query head (of no more than 512). Not captured in a graph where one is not dense, or
-  /// there are sinks.
+  /// patterns: one, or one for each query head (of no more than 512). Not captured in a graph where one is not dense, numbers are
+  /// f32, or there are sinks.
   virtual void attend(const PromptStretch& stretch, std::span<const PromptPattern> patterns,
                       Stream stream) = 0;
   /// By one pattern.
@@ -116,7 +121,7 @@ class PromptAttention {
   [[nodiscard]] virtual PromptBlocks blocks() const = 0;
   /// Device memory that it holds: grows with the rows, of 32 query heads to some 160 MiB up to 512k and 300 MiB at
   /// 1M, where the pattern chooses blocks; gathered rows of vertical_slash take 4 head_dim bytes for each of a head's columns
-  /// beside that.
+  /// beside that. Stretches in f32 take a copy of q, K and V.
   [[nodiscard]] virtual size_t bytes() const = 0;
 };
 

@@ -71,7 +71,8 @@ Spec::Spec(const TypeDecl& type) : type_(&type) {
   for (const ParamDecl& param : type.params) values_.push_back(param.fallback);
 }
 
-Spec Spec::parse(std::string_view text, std::span<const TypeDecl* const> types) {
+Spec Spec::parse(std::string_view text, std::span<const TypeDecl* const> types,
+                 std::string_view also) {
   const size_t colon = text.find(':');
   const std::string_view name = text.substr(0, colon);
   const TypeDecl* type = nullptr;
@@ -80,7 +81,8 @@ Spec Spec::parse(std::string_view text, std::span<const TypeDecl* const> types) 
   }
   if (type == nullptr) {
     refuse(text, "unknown index type " + quoted(name) +
-                     "; allowed: " + list_names(types, [](const TypeDecl* t) { return t->name; }));
+                     "; allowed: " + list_names(types, [](const TypeDecl* t) { return t->name; }) +
+                     std::string(also));
   }
 
   Spec spec(*type);

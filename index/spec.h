@@ -45,7 +45,9 @@ class Spec {
  public:
   /// Parses a spec. Throws Error(invalid_argument) that names what is unknown, repeated, malformed or out of range,
   /// and what is allowed.
-  static Spec parse(std::string_view text, std::span<const TypeDecl* const> types);
+  /// also: what the caller takes beside the types, for the text of an error.
+  static Spec parse(std::string_view text, std::span<const TypeDecl* const> types,
+                    std::string_view also = {});
 
   /// A spec with all parameters at their defaults.
   explicit Spec(const TypeDecl& type);

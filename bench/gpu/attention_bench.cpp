@@ -1,5 +1,5 @@
 // Causal attention of a whole prompt, one layer of an 8B shape (32 query and 8 KV heads of 128), K and V on the device, 4096 queries
-// (or CHUNK) at a time: all rows, by the kernel of all devices and by Hopper's; lists of all blocks; lists of a share of them, chosen at random
+// (or CHUNK) at a time: all rows, by the kernel of all devices (of numbers in f32, too) and by Hopper's; lists of all blocks; lists of a share of them, chosen at random
 // beside the first block and the newest ones. Of more than 200,000 tokens dense attention, the first and the newest tokens, and the
 // patterns. Patterns have two times: that of the choice, where next to nothing of what it finds is attended, and what attention
 // takes beside it. Numbers are random, so that a mass takes about its share of the blocks, and thresholds pass over all or nothing.
@@ -216,6 +216,51 @@ void time_patterns(const TensorView& k, const TensorView& v, const TensorView& q
   check(cudaEventDestroy(end), "destroy");
 }
 
+/// Times dense attention of numbers in f32.
+void time_f32(uint32_t tokens, uint32_t chunk) {
+  const size_t kv = size_t{tokens} * kKvHeads * kDim, of_chunk = size_t{chunk} * kHeads * kDim;
+  std::mt19937 rng(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> numbers(std::max(kv, of_chunk));
+  for (float& x : numbers) x = normal(rng);
+  const auto tensor = [&](size_t n, uint32_t heads) {
+    auto* const data = allocate<float>(n);
+    check(cudaMemcpy(data, numbers.data(), n * sizeof(float), cudaMemcpyHostToDevice), "copy");
+    return dense_tensor(reinterpret_cast<std::byte*>(data), n / heads / kDim, heads, kDim,
+                        DType::f32, Memory::device);
+  };
+  PromptStretch s;
+  s.q = tensor(of_chunk, kHeads), s.out = tensor(of_chunk, kHeads);
+  s.k = tensor(kv, kKvHeads), s.v = tensor(kv, kKvHeads);
+  s.logits.scale = 1.0F / std::sqrt(static_cast<float>(kDim));
+  const auto prompt = make_cuda_device({})->make_prompt({kHeads, kKvHeads, kDim});
+  cudaEvent_t begin, end;
+  check(cudaEventCreate(&begin), "event");
+  check(cudaEventCreate(&end), "event");
+  float best = 1e9F;
+  // The first takes memory.
+  for (int i = 0; i <= repetitions(tokens); ++i) {
+    check(cudaEventRecord(begin), "record");
+    for (uint32_t first = 0; first < tokens; first += chunk) {
+      s.n = std::min(chunk, tokens - first);
+      s.rows = first + s.n;
+      prompt->attend(s, PromptPattern{}, nullptr);
+    }
+    check(cudaEventRecord(end), "record");
+    check(cudaDeviceSynchronize(), "attention");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end), "elapsed");
+    if (i > 0) best = std::min(best, ms);
+  }
+  const double cells = 0.5 * tokens * tokens;
+  std::printf("%8u %6s %-8s %8.3f %10.2f %9.0f\n", tokens, "f32", "general", 1.0, double{best},
+              4.0 * cells * kHeads * kDim / double{best} * 1e-9);
+  const std::byte* const tensors[] = {s.q.data, s.k.data, s.v.data, s.out.data};
+  for (const std::byte* data : tensors) check(cudaFree(const_cast<std::byte*>(data)), "free");
+  check(cudaEventDestroy(begin), "destroy");
+  check(cudaEventDestroy(end), "destroy");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -239,6 +284,7 @@ int main(int argc, char** argv) {
   std::printf("%8s %6s %-8s %8s %10s %9s\n", "tokens", "dtype", "kernel", "blocks", "ms",
               "TFLOP/s");
   for (const auto [tokens, chunk] : lengths) {
+    if (tokens <= kManyTokens) time_f32(tokens, chunk);
     for (const DType dtype : {DType::f16, DType::bf16}) {
       if (tokens > kManyTokens && dtype == DType::bf16) continue;
       const size_t kv = size_t{tokens} * kKvHeads * kDim, of_chunk = size_t{chunk} * kHeads * kDim;

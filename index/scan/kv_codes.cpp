@@ -188,16 +188,6 @@ void KvCodes::attend(const CodeQueries& queries, const LogitParams& logits,
   }
 }
 
-void KvCodes::decode_key(size_t row, float* out) const {
-  const CodeRunReader block(shape_, run(row / kCodeBlock));
-  const auto i = static_cast<uint32_t>(row % kCodeBlock);
-  for (uint32_t j = 0; j < shape_.dim; ++j) {
-    out[j] = block.key_factor(i) * block.key_level(i, j) + block.key_mean(j);
-  }
-  rotate_codes_back(out, shape_.dim);
-  for (uint32_t j = 0; j < shape_.dim; ++j) out[j] /= balance_.key_scale[j];
-}
-
 void KvCodes::decode_value(size_t row, float* out) const {
   CodeRunReader(shape_, run(row / kCodeBlock))
       .rotated_value(static_cast<uint32_t>(row % kCodeBlock), out);

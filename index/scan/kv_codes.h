@@ -84,8 +84,7 @@ class KvCodes {
   void attend(const CodeQueries& queries, const LogitParams& logits,
               std::span<const uint32_t> skipped, StateView out) const;
 
-  /// Decode a row's key or value from its code, `[dim]`.
-  void decode_key(size_t row, float* out) const;
+  /// Decodes a row's value from its code, `[dim]`.
   void decode_value(size_t row, float* out) const;
 
  private:

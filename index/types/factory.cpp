@@ -31,10 +31,10 @@ constexpr std::array kTypes = {
     Type{&kCodesType, make_codes, estimate_codes},
 };
 
-Spec parse(std::string_view text) {
+Spec parse(std::string_view text, std::string_view also = {}) {
   std::array<const TypeDecl*, kTypes.size()> decls;
   for (size_t i = 0; i < kTypes.size(); ++i) decls[i] = kTypes[i].decl;
-  return Spec::parse(text, decls);
+  return Spec::parse(text, decls, also);
 }
 
 const Type& type_of(const Spec& spec) {
@@ -63,7 +63,9 @@ std::unique_ptr<Index> make_index(std::string_view spec, uint32_t dim, DType dty
   return type_of(parsed).make(parsed, dim, dtype, context);
 }
 
-void check_spec(std::string_view spec) { static_cast<void>(parse(spec)); }
+void check_spec(std::string_view spec, std::string_view also) {
+  static_cast<void>(parse(spec, also));
+}
 
 std::optional<CodeBits> code_bits(std::string_view spec) {
   const Spec parsed = parse(spec);

@@ -144,6 +144,11 @@ keyhole_status keyhole_session_extend(keyhole_session* session, uint32_t layer,
   });
 }
 
+keyhole_status keyhole_session_set_prompt_chunk(keyhole_session* session, uint32_t tokens) {
+  return with_session(session, Needs::no_step,
+                      [&](SessionInterface& s) { s.set_prompt_chunk(tokens); });
+}
+
 keyhole_status keyhole_session_set_extend_pattern(keyhole_session* session, const char* pattern,
                                                   uint32_t tokens) {
   return with_session(session, Needs::stream,

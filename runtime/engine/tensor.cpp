@@ -83,8 +83,8 @@ TensorView check_rows(const keyhole_tensor* t, const char* name, uint32_t heads,
   const DType dtype = check_common(t, name, device);
   const bool with_tokens = t->rank == 3;
   const int32_t head_axis = with_tokens ? 1 : 0;
-  const bool shape_ok = (with_tokens || (one_token && t->rank == 2)) &&
-                        t->shape[head_axis] == heads && t->shape[head_axis + 1] == dim &&
+  const bool shape_ok = (with_tokens || t->rank == 2) && t->shape[head_axis] == heads &&
+                        t->shape[head_axis + 1] == dim &&
                         (!with_tokens || (one_token ? t->shape[0] == 1 : t->shape[0] <= INT32_MAX));
   if (!shape_ok) {
     const std::string hd = std::to_string(heads) + ", " + std::to_string(dim) + "]";

@@ -9,9 +9,8 @@
 
 namespace keyhole::runtime {
 
-/// Checks that `t` is `[n, heads, dim]` (n <= max_tokens), or `[heads, dim]` where `one_token` is set
-/// (then `[1, heads, dim]` is accepted too); in device memory only where `device` is set. Throws
-/// Error(invalid_argument | unsupported) with `name`.
+/// Checks that `t` is `[n, heads, dim]` (n <= max_tokens, 1 where `one_token` is set), or `[heads, dim]`, which is one token; in
+/// device memory only where `device` is set. Throws Error(invalid_argument | unsupported) with `name`.
 [[nodiscard]] TensorView check_rows(const keyhole_tensor* t, const char* name, uint32_t heads,
                                     uint32_t dim, bool one_token, bool device = false);
 

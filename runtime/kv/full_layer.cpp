@@ -151,12 +151,18 @@ void FullLayer::drop_newest() {
 void FullLayer::read(std::span<const uint32_t> tokens, std::byte* k, std::byte* v) const {
   const LayerShape of = shape();
   const size_t row_bytes = of.row_bytes(dtype());
-  std::vector<std::byte> resident_k((sink() + window()) * token_bytes());
-  std::vector<std::byte> resident_v(resident_k.size());
-  all_->resident->read(layer_, resident_k.data(), resident_v.data());
   const uint32_t first_row = sink(), first_of_window = first_row + rows();
+  const auto is_offloaded = [&](uint32_t token) {
+    return token >= first_row && token < first_of_window;
+  };
+  std::vector<std::byte> resident_k, resident_v;
+  if (!std::all_of(tokens.begin(), tokens.end(), is_offloaded)) {
+    resident_k.resize((sink() + window()) * token_bytes());
+    resident_v.resize(resident_k.size());
+    all_->resident->read(layer_, resident_k.data(), resident_v.data());
+  }
   for (const uint32_t token : tokens) {
-    const bool offloaded = token >= first_row && token < first_of_window;
+    const bool offloaded = is_offloaded(token);
     const size_t at = (token < first_row ? token : token - rows()) * token_bytes();
     for (uint32_t h = 0; h < of.kv_heads; ++h, k += row_bytes, v += row_bytes) {
       if (offloaded) {

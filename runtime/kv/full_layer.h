@@ -41,6 +41,7 @@ class FullLayer final : public KvLayer {
   std::optional<uint64_t> more_bytes(uint32_t n) const override;
   void append(const TensorView& k, const TensorView& v) override;
   void drop_newest() override;
+  uint32_t oldest() const override { return 0; }
   void read(std::span<const uint32_t> tokens, std::byte* k, std::byte* v) const override;
   Split split(uint32_t tokens) const override;
   void check_truncation(uint32_t /*tokens*/) const override {}

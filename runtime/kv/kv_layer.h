@@ -38,6 +38,8 @@ class KvLayer {
   virtual void append(const TensorView& k, const TensorView& v) = 0;
   /// Takes the newest token away, which is resident: the one that a failed step has appended.
   virtual void drop_newest() = 0;
+  /// The oldest token that can be read: 0, or where the layer's window begins.
+  [[nodiscard]] virtual uint32_t oldest() const = 0;
   /// Copies some tokens, all of them kept, in the model's dtype, to k and v `[tokens, kv_heads, head_dim]`.
   virtual void read(std::span<const uint32_t> tokens, std::byte* k, std::byte* v) const = 0;
 

@@ -31,6 +31,7 @@ class SlidingLayer final : public KvLayer {
   }
   void append(const TensorView& k, const TensorView& v) override;
   void drop_newest() override { rings_->truncate_to(layer_, tokens() - 1); }
+  uint32_t oldest() const override { return rings_->oldest(layer_); }
   void read(std::span<const uint32_t> tokens, std::byte* k, std::byte* v) const override;
   Split split(uint32_t /*tokens*/) const override { return {}; }
   void check_truncation(uint32_t tokens) const override;

@@ -74,6 +74,8 @@ class SlidingRings final : public gpu::Resident, public StreamWindows {
   void note_dropped(uint32_t layer, uint32_t n) override { at(layer).tokens -= n; }
   [[nodiscard]] Status failure(std::string& text) override;
 
+  /// The oldest token that is still here; tokens(), where there is none.
+  [[nodiscard]] uint32_t oldest(uint32_t layer) const { return at(layer).oldest; }
   /// Whether it is still here.
   [[nodiscard]] bool holds(uint32_t layer, uint32_t token) const {
     return token >= at(layer).oldest && token < at(layer).tokens;

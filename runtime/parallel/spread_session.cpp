@@ -115,9 +115,18 @@ void SpreadSession::set_extend_pattern(const char* /*pattern*/, uint32_t /*token
   refuse_call("keyhole_session_set_extend_pattern");
 }
 
+void SpreadSession::set_prompt_chunk(uint32_t /*tokens*/) {
+  refuse_call("keyhole_session_set_prompt_chunk");
+}
+
 Session& SpreadSession::batch_member() { refuse_call("keyhole_session_extend_batch"); }
 
 void SpreadSession::check_takes(const char* call) const { refuse_call(call); }
+
+void SpreadSession::read_rows(uint32_t /*layer*/, uint32_t /*first*/, uint32_t /*n*/,
+                              const TensorOut* /*k*/, const TensorOut* /*v*/) {
+  refuse_call("keyhole_session_get_rows");
+}
 
 void SpreadSession::attend_offloaded(uint32_t /*layer*/, const TensorView& /*q*/,
                                      const TensorOut& /*out*/, float* /*lse*/) {

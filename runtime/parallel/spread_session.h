@@ -95,9 +95,12 @@ class SpreadSession final : public SessionInterface {
 
   // Of what a rank has no part of its own; all throw Error(unsupported), but for extend_blocks(), which are this rank's.
   void set_extend_pattern(const char* pattern, uint32_t tokens) override;
+  void set_prompt_chunk(uint32_t tokens) override;
   gpu::PromptBlocks extend_blocks() const override { return own_->extend_blocks(); }
   Session& batch_member() override;
   void check_takes(const char* call) const override;
+  void read_rows(uint32_t layer, uint32_t first, uint32_t n, const TensorOut* k,
+                 const TensorOut* v) override;
   void attend_offloaded(uint32_t layer, const TensorView& q, const TensorOut& out,
                         float* lse) override;
   void attend_tokens(uint32_t layer, const TensorView& q, const TokenChoice& choice,

@@ -2,6 +2,7 @@
 
 #include "gpu/codes.h"
 #include "index/scan/code_scan.h"
+#include "index/types/factory.h"
 #include "runtime/plan/code_plan.h"
 
 namespace keyhole::runtime {
@@ -44,6 +45,8 @@ bool takes_codes(const Budget& budget) {
 }
 
 }  // namespace
+
+void check_index(std::string_view spec) { index::check_spec(spec, ", auto, exact"); }
 
 Budget with_code_tail(Budget budget) {
   // A budget as its init function leaves it is completed as that of any index with codes.

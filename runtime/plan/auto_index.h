@@ -1,6 +1,8 @@
-// The meaning of the index "auto".
+// The meaning of the indexes "auto" and "exact", which are no types.
 //
-// On a CUDA device it is codes of all offloaded rows in the device's memory, of 4 bits or, where more layers then
+// "exact" is the mode in which every token is attended, and a type that builds nothing.
+//
+// "auto": on a CUDA device it is codes of all offloaded rows in the device's memory, of 4 bits or, where more layers then
 // have room there, of 2 (code_plan.h says which layers). Of 64 kv questions at 128k these answered 59 and 58, exact
 // attention 59; 1 bit answered 22, so it is no default (bench/RESULTS.md). On the host it is codes of 4 bits as well,
 // from 8,192 offloaded tokens on; their steps read a quarter of the bytes of K and V.
@@ -15,6 +17,13 @@
 namespace keyhole::runtime {
 
 inline constexpr std::string_view kAutoIndex = "auto";
+inline constexpr std::string_view kExactIndex = "exact";
+/// The type that it stands for.
+inline constexpr std::string_view kExactType = "flat";
+
+/// Checks the spec of a session's index, which is not one of these two any more: as index::check_spec(), but names them as
+/// allowed.
+void check_index(std::string_view spec);
 
 /// The budget with codes standing for unread rows, for use where "auto" means codes. It is unchanged if it asks for
 /// partitions or for every key that a search scores, and if its init function made it (see completed()).

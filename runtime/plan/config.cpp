@@ -294,8 +294,17 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
   }
   p.dense_layers.erase(std::unique(p.dense_layers.begin(), p.dense_layers.end()),
                        p.dense_layers.end());
+  if (p.index == kExactIndex) {
+    if (p.mode == KEYHOLE_MODE_RESIDENT) {
+      bad("index is \"exact\" with the mode KEYHOLE_MODE_RESIDENT (2), which reads no offloaded "
+          "token; "
+          "allowed: KEYHOLE_MODE_INDEXED (0) and KEYHOLE_MODE_EXACT (1)");
+    }
+    p.index = kExactType;
+    p.mode = KEYHOLE_MODE_EXACT;
+  }
   resolve_auto(p.index, p.budget, p, model, room);
-  index::check_spec(p.index);
+  check_index(p.index);
   if (c.budgets != nullptr) apply_budgets(c.budgets, model, p);
   p.budget = completed(p.budget, p.index);
   check_codes(p.budget, p.index);

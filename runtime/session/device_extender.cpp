@@ -70,7 +70,8 @@ void DeviceExtender::extend(uint32_t layer, const ExtendArgs& args) {
   }
   for (uint32_t at = 0; at < n; at += gpu::kMostBlockedTokens) {
     try {
-      extend_blocked(layer, slice(args, at, std::min(n - at, gpu::kMostBlockedTokens)));
+      extend_blocked(layer, slice(args, at, std::min(n - at, gpu::kMostBlockedTokens)),
+                     parts_.patterns.is_prompt(args));
     } catch (const Error& e) {
       if (parts_.sequence.tokens(layer) != before) parts_.tokens.truncate_layer(layer, before);
       if (e.status() != Status::out_of_device_memory) throw;
@@ -171,7 +172,7 @@ uint32_t DeviceExtender::enqueue_some(uint32_t layer, const ExtendArgs& args, ui
   return 1;
 }
 
-void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args) {
+void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args, bool is_prompt) {
   const gpu::Stream stream = parts_.stream.runner().stream();
   const ModelShape& m = parts_.engine.model();
   gpu::BlockedAttention& blocked = parts_.blocks.blocked(layer);
@@ -188,7 +189,7 @@ void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args) {
   if (blocked.saw_bad_queries(stream)) {
     throw Error(Status::not_finite, "tensor q has a NaN or an infinity");
   }
-  parts_.prompts.prefill(layer, args.k, args.v, nullptr);
+  parts_.prompts.prefill(layer, args.k, args.v, is_prompt ? &args.q : nullptr);
   const bool reads_rows = parts_.params.mode != KEYHOLE_MODE_RESIDENT;
   const uint64_t rows = reads_rows ? parts_.sequence.rows(layer) : 0;
   parts_.totals.add_on_device(args.q.tokens, rows * m.of(layer).q_heads * args.q.tokens);

@@ -64,8 +64,9 @@ class DeviceExtender {
   [[nodiscard]] bool attends_at_once(uint32_t layer) const;
   /// Whether n new tokens are attended by blocks, or a few at a time by steps.
   [[nodiscard]] bool attends_blocked(uint32_t layer, uint32_t n, bool masked) const;
-  /// Attends all rows by blocks, and appends the tokens. No step is under way.
-  void extend_blocked(uint32_t layer, const ExtendArgs& args);
+  /// Attends all rows by blocks, and appends the tokens, whose queries guide the index where they are a prompt's. No step is
+  /// under way.
+  void extend_blocked(uint32_t layer, const ExtendArgs& args, bool is_prompt);
   /// Enqueues a step for each token of a sliding layer.
   void extend_window(uint32_t layer, const ExtendArgs& args);
   /// What new token i of a sliding layer sees by the mask. Throws Error(invalid_argument) where the ring is too short for it.

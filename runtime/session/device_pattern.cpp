@@ -71,7 +71,8 @@ void DeviceExtender::extend_listed(uint32_t layer, const ExtendArgs& args) {
   }
   const gpu::PromptBlocks blocks = blocks_since(so_far, listed.blocks());
   const uint64_t keys = parts_.patterns.keys_in(layer, turn.n, blocks);
-  parts_.prompts.prefill(layer, args.k, args.v, nullptr);
+  parts_.prompts.prefill(layer, args.k, args.v,
+                         parts_.patterns.is_prompt(args) ? &args.q : nullptr);
   parts_.patterns.add(blocks);
   parts_.totals.add_on_device(turn.n, keys);
 }

@@ -36,7 +36,18 @@ void ExtendPatterns::set(const char* pattern, uint32_t tokens) {
   from_ = tokens;
 }
 
+void ExtendPatterns::set_prompt_chunk(uint32_t tokens) {
+  if (tokens > kMaxTokens) {
+    throw Error(Status::invalid_argument, "prompts in extends of " + std::to_string(tokens) +
+                                              " tokens or more, allowed: 1.." +
+                                              std::to_string(kMaxTokens) +
+                                              ", and KEYHOLE_AUTO (0) for none");
+  }
+  prompt_chunk_ = tokens;
+}
+
 void ExtendPatterns::copy_from(const ExtendPatterns& from) {
+  prompt_chunk_ = from.prompt_chunk_;
   patterns_ = from.patterns_;
   from_ = from.from_;
 }

@@ -1,5 +1,5 @@
-// The patterns by which extends of many new tokens attend (keyhole_session_set_extend_pattern), and the blocks that they have
-// attended so far. Who attends by them: host_pattern.h with tensors in host memory, device_extender.h with tensors on a device.
+// What is special of extends of many new tokens: the patterns by which they attend (keyhole_session_set_extend_pattern) and the
+// blocks that they have attended so far, and whether they are a prompt's (keyhole_session_set_prompt_chunk). Who attends by them: host_pattern.h with tensors in host memory, device_extender.h with tensors on a device.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,16 @@ class ExtendPatterns {
 
   /// Sets the pattern of extends of so many tokens or more, 0: as the library chooses; null: there is none. Strong guarantee.
   void set(const char* pattern, uint32_t tokens);
+  /// Extends of so many tokens or more are chunks of a prompt; 0: none is. Throws Error(invalid_argument).
+  void set_prompt_chunk(uint32_t tokens);
   void copy_from(const ExtendPatterns& from);
 
   /// Whether the pattern that was set is about such an extend.
   [[nodiscard]] bool apply_to(uint32_t layer, const ExtendArgs& args) const;
+  /// Whether the extend is a chunk of a prompt: its queries guide the index, into which it brings nothing.
+  [[nodiscard]] bool is_prompt(const ExtendArgs& args) const {
+    return prompt_chunk_ != 0 && args.k.tokens >= prompt_chunk_ && args.mask == nullptr;
+  }
   /// Whether the least number of tokens was left to the library.
   [[nodiscard]] bool chooses_tokens() const { return from_ == 0; }
   /// The patterns of the layer's query heads.
@@ -45,6 +51,7 @@ class ExtendPatterns {
   const Sequence* sequence_;
   std::vector<gpu::PromptPattern> patterns_;  ///< `[layers, q_heads]`; empty: none is set
   uint32_t from_ = 0;                         ///< new tokens; 0: as the library chooses
+  uint32_t prompt_chunk_ = 0;                 ///< new tokens; 0: no extend is a prompt's
   gpu::PromptBlocks blocks_;
 };
 

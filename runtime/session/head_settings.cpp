@@ -17,10 +17,22 @@ uint32_t largest_top_k(const std::vector<Budget>& budgets) {
 }  // namespace
 
 void HeadSettings::set_index(const std::string& wanted) {
+  if (wanted != kExactIndex) return set_type(wanted);
+  const keyhole_mode before = params_->mode;
+  set_mode(KEYHOLE_MODE_EXACT, 0);
+  try {
+    set_type(std::string(kExactType));
+  } catch (...) {
+    set_mode(before, 0);
+    throw;
+  }
+}
+
+void HeadSettings::set_type(const std::string& wanted) {
   std::string spec = wanted;
   Budget common = params_->budget;
   resolve_auto(spec, common, *params_, engine_->model(), codes_->room_of_all());
-  index::check_spec(spec);
+  check_index(spec);
   // Budgets that were left to the index type are those of the new one; so are those that it cannot have. The others get
   // what "auto" gives to the budget of a config.
   const bool has_codes = index::has_codes(spec);

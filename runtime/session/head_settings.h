@@ -45,6 +45,8 @@ class HeadSettings {
     Budget common;
     std::vector<Budget> heads;  ///< by their HeadNumbers
   };
+  /// set_index() of a type, or of "auto".
+  void set_type(const std::string& wanted);
   [[nodiscard]] Settings settings() const;
   /// `anew`: searches need memory of another shape.
   void change(const Settings& settings, bool anew);

@@ -24,10 +24,11 @@ HostExtension::HostExtension(const ExtensionParts& parts, uint32_t layer, const 
     host.tokens.check_append(layer, args.k, args.v);
     host.tokens.check_queries(args.q);
     by_pattern_ = parts_.patterns.apply_to(layer, args);
+    is_prompt_ = parts_.patterns.is_prompt(args);
     store_new_rows();
   }
   if (!by_pattern_) host.prompts.release();
-  host.indexing.advance_append(layer);
+  if (!is_prompt_) host.indexing.advance_append(layer);
   host.stream.finish_codes(layer);
   if (args.q.tokens > 1 && !by_pattern_) joint_ = host.steps.joint(layer);
   append_seconds_ = watch_.seconds();
@@ -128,7 +129,7 @@ void HostExtension::finish() {
 void HostExtension::append() {
   const Stopwatch appending;
   const uint32_t before = parts_.host.sequence.tokens(layer_);
-  parts_.host.sequence.append(layer_, args_.k, args_.v);
+  parts_.host.tokens.append_prompt(layer_, args_.k, args_.v, is_prompt_ ? &args_.q : nullptr);
   parts_.extended.set(layer_, before, args_.k.tokens, false);
   parts_.host.stream.pin_codes(layer_);
   parts_.host.totals.add_seconds(append_seconds_ + appending.seconds(), watch_.seconds());

@@ -64,6 +64,7 @@ class HostExtension {
   Stopwatch watch_;
   double append_seconds_ = 0.0;
   bool by_pattern_ = false;  ///< all at once, without a step
+  bool is_prompt_ = false;   ///< the queries guide the index
   NewTokens fresh_;
   DecodeStep* joint_ = nullptr;  ///< of several tokens; null: of one at a time
   DecodeStep* step_ = nullptr;   ///< the one under way

@@ -5,6 +5,7 @@
 #include "runtime/session/device_batch.h"
 #include "runtime/session/host_batch.h"
 #include "runtime/session/session_file.h"
+#include "runtime/session/stored_rows.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -198,6 +199,11 @@ void Session::extend_batch(uint32_t layer, std::span<BatchMember> members) {
 
 void Session::set_extend_pattern(const char* pattern, uint32_t tokens) {
   patterns_.set(pattern, tokens);
+}
+
+void Session::read_rows(uint32_t layer, uint32_t first, uint32_t n, const TensorOut* k,
+                        const TensorOut* v) {
+  runtime::read_rows(*engine_, sequence_, {layer, first, n}, k, v);
 }
 
 void Session::attend_offloaded(uint32_t layer, const TensorView& q, const TensorOut& out,

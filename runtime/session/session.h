@@ -63,8 +63,11 @@ class Session final : public SessionInterface {
   void extend(uint32_t layer, const ExtendArgs& args) override;
   void accept(uint32_t m, const uint32_t* path) override { acceptance_.accept(m, path); }
   void set_extend_pattern(const char* pattern, uint32_t tokens) override;
+  void set_prompt_chunk(uint32_t tokens) override { patterns_.set_prompt_chunk(tokens); }
   gpu::PromptBlocks extend_blocks() const override { return patterns_.blocks(); }
   Session& batch_member() override { return *this; }
+  void read_rows(uint32_t layer, uint32_t first, uint32_t n, const TensorOut* k,
+                 const TensorOut* v) override;
   void attend_offloaded(uint32_t layer, const TensorView& q, const TensorOut& out,
                         float* lse) override;
   void attend_tokens(uint32_t layer, const TensorView& q, const TokenChoice& choice,

@@ -81,9 +81,14 @@ class SessionInterface {
   virtual void extend(uint32_t layer, const ExtendArgs& args) = 0;
   virtual void accept(uint32_t tokens, const uint32_t* path) = 0;
   virtual void set_extend_pattern(const char* pattern, uint32_t tokens) = 0;
+  virtual void set_prompt_chunk(uint32_t tokens) = 0;
   [[nodiscard]] virtual gpu::PromptBlocks extend_blocks() const = 0;
   /// The session as a member of keyhole_session_extend_batch.
   [[nodiscard]] virtual Session& batch_member() = 0;
+
+  /// Copies n tokens of a layer, from `first` on, to k and v; null: not wanted. See keyhole_session_get_rows.
+  virtual void read_rows(uint32_t layer, uint32_t first, uint32_t n, const TensorOut* k,
+                         const TensorOut* v) = 0;
 
   // States for engines with attention of their own.
   /// Throws Error(unsupported) where the session refuses `call`, one of those below, whatever its arguments are.

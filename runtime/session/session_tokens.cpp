@@ -72,6 +72,13 @@ void SessionTokens::prefill(uint32_t layer, const TensorView& k, const TensorVie
     if (sample.step == 1) check_as_many(*q, k);
     check_queries(*q, sample);
   }
+  append_prompt(layer, k, v, q, sample);
+  extended_->note_change(layer);
+  stream_->pin_codes(layer);
+}
+
+void SessionTokens::append_prompt(uint32_t layer, const TensorView& k, const TensorView& v,
+                                  const TensorView* q, const TokenSample& sample) {
   const uint32_t before = sequence_->tokens(layer);
   try {
     if (q != nullptr && sequence_->layer(layer).offloads()) {
@@ -82,8 +89,6 @@ void SessionTokens::prefill(uint32_t layer, const TensorView& k, const TensorVie
     keeper_->forget_queries(layer, before);
     throw;
   }
-  extended_->note_change(layer);
-  stream_->pin_codes(layer);
 }
 
 void SessionTokens::truncate_layer(uint32_t layer, uint32_t n) {

@@ -44,6 +44,9 @@ class SessionTokens {
   /// the ones that the index's sample may want; null: none.
   void prefill(uint32_t layer, const TensorView& k, const TensorView& v, const TensorView* q,
                const TokenSample& sample = {});
+  /// Appends such tokens, which have been checked. Where it throws, they are not there.
+  void append_prompt(uint32_t layer, const TensorView& k, const TensorView& v, const TensorView* q,
+                     const TokenSample& sample = {});
   /// Appends the token of a step, which has been checked.
   void append(uint32_t layer, const TensorView& k, const TensorView& v) {
     sequence_->append(layer, k, v);

@@ -38,9 +38,7 @@ TEST_P(BlockChoiceTest, WeightsAndListsAreThoseOfSampledQueries) {
     const size_t count = size_t{heads()} * w.samples * w.blocks;
     w.weights = upload(std::vector<float>(count, NAN));
     launch_sample_weights(p_, w, c.dtype, c.dim, hopper, nullptr);
-    std::vector<float> got(count);
-    check(cudaMemcpy(got.data(), w.weights, count * sizeof(float), cudaMemcpyDeviceToHost),
-          "weights");
+    const auto got = download(w.weights, count);
     for (uint32_t h = 0; h < heads(); ++h) {
       for (uint32_t i = 0; i < w.samples; ++i) {
         const std::vector<double> truth = weights_of(w.query(prompt.n, i), h);
@@ -64,14 +62,9 @@ TEST_P(BlockChoiceTest, WeightsAndListsAreThoseOfSampledQueries) {
     choice.lists = upload(std::vector<uint16_t>(size_t{heads()} * tiles * w.blocks));
     choice.totals = upload(std::vector<unsigned long long>(2));
     launch_choose_blocks(p_, w, choice, nullptr);
-    std::vector<uint32_t> counts(size_t{heads()} * tiles);
-    std::vector<uint16_t> lists(counts.size() * w.blocks);
-    unsigned long long totals[2] = {};
-    check(cudaMemcpy(counts.data(), choice.counts, counts.size() * 4, cudaMemcpyDeviceToHost),
-          "counts");
-    check(cudaMemcpy(lists.data(), choice.lists, lists.size() * 2, cudaMemcpyDeviceToHost),
-          "lists");
-    check(cudaMemcpy(totals, choice.totals, sizeof totals, cudaMemcpyDeviceToHost), "totals");
+    const auto counts = download(choice.counts, size_t{heads()} * tiles);
+    const auto lists = download(choice.lists, counts.size() * w.blocks);
+    const auto totals = download(choice.totals, 2);
     unsigned long long all = 0, seen = 0;
     for (uint32_t h = 0; h < heads(); ++h) {
       for (uint32_t t = 0; t < tiles; ++t) {
@@ -141,11 +134,8 @@ TEST_P(BlockChoiceTest, HeadsThatLookUpSingleRowsAttendEverything) {
   choice.lists = upload(std::vector<uint16_t>(size_t{heads()} * kTiles * w.blocks));
   launch_sample_weights(p_, w, c.dtype, c.dim, false, nullptr);
   launch_choose_blocks(p_, w, choice, nullptr);
-  std::vector<uint32_t> counts(heads() * kTiles);
-  std::vector<uint16_t> lists(counts.size() * w.blocks);
-  check(cudaMemcpy(counts.data(), choice.counts, counts.size() * 4, cudaMemcpyDeviceToHost),
-        "counts");
-  check(cudaMemcpy(lists.data(), choice.lists, lists.size() * 2, cudaMemcpyDeviceToHost), "lists");
+  const auto counts = download(choice.counts, size_t{heads()} * kTiles);
+  const auto lists = download(choice.lists, counts.size() * w.blocks);
   for (uint32_t t = 0; t < kTiles; ++t) {
     const uint32_t end = (kTokens - kQueries + (t + 1) * kListQueries) / kListRows;
     EXPECT_EQ(counts[t], end) << "tile " << t;

@@ -7,6 +7,7 @@
 
 #include "gpu/cuda/prefill/blocked_kernels.h"
 #include "tests/gpu/cuda_fixture.h"
+#include "tests/gpu/exact_attention.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -55,14 +56,6 @@ class BlockListsTest : public testing::TestWithParam<Case> {
     for (float& y : x) y = rounded(y, GetParam().dtype);
     return x;
   }
-  template <class T>
-  T* upload(const std::vector<T>& x) {
-    uploads_.emplace_back(std::max<size_t>(x.size(), 1) * sizeof(T));
-    check(
-        cudaMemcpy(uploads_.back().data(), x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice),
-        "upload");
-    return uploads_.back().template as<T>();
-  }
 
   /// Attends the pieces one after the other and compares. as_outputs: of the last one, not as states.
   void run(uint32_t n, const std::vector<Piece>& pieces, bool by_token,
@@ -82,7 +75,8 @@ class BlockListsTest : public testing::TestWithParam<Case> {
     p.o = upload(std::vector<float>(q.size(), std::numeric_limits<float>::quiet_NaN()));
     p.sums = upload(std::vector<float2>(size_t{n} * heads(), float2{NAN, NAN}));
     p.is_first = true;
-    truth_.assign(size_t{n} * heads(), {});
+    truth_.clear();
+    for (size_t i = 0; i < size_t{n} * heads(); ++i) truth_.emplace_back(p.logits, &q[i * d], d);
     sinks_.clear();
     const size_t gap = 16;  // between the outputs of tokens
     const DeviceBuffer outputs(
@@ -138,8 +132,7 @@ class BlockListsTest : public testing::TestWithParam<Case> {
             if (!listed[tile * blocks + i / kListRows]) continue;
             if (piece.some && (chosen[tile * words + i / 32] >> i % 32 & 1U) == 0) continue;
             const size_t at = i * p.row_stride + h / c.group * p.head_stride;
-            add(truth_[size_t{t} * heads() + h], &q[(size_t{t} * heads() + h) * d], &k[at], &v[at],
-                p.logits);
+            truth_[size_t{t} * heads() + h].add(&k[at], &v[at]);
           }
         }
       }
@@ -148,97 +141,59 @@ class BlockListsTest : public testing::TestWithParam<Case> {
   }
 
  private:
-  struct Sum {
-    double top = -INFINITY, total = 0.0;
-    std::vector<double> o;
-  };
-  void add(Sum& sum, const float* q, const float* k, const float* v,
-           const LogitParams& logits) const {
-    double x = 0;
-    for (uint32_t j = 0; j < dim(); ++j) x += double{q[j]} * double{k[j]};
-    x *= double{logits.scale};
-    const double cap = double{logits.softcap};
-    if (cap > 0) x = cap * std::tanh(x / cap);
-    if (sum.o.empty()) sum.o.resize(dim());
-    if (x > sum.top) {
-      const double shrink = std::exp(sum.top - x);
-      for (double& y : sum.o) y *= shrink;
-      sum.total *= shrink;
-      sum.top = x;
-    }
-    const double w = std::exp(x - sum.top);
-    sum.total += w;
-    for (uint32_t j = 0; j < dim(); ++j) sum.o[j] += w * double{v[j]};
-  }
   void compare(const BlockedParams& p) {
     const uint32_t d = dim();
-    std::vector<float> o(truth_.size() * d);
-    std::vector<float2> sums(truth_.size());
-    check(cudaMemcpy(o.data(), p.o, o.size() * sizeof(float), cudaMemcpyDeviceToHost), "o");
-    check(cudaMemcpy(sums.data(), p.sums, sums.size() * sizeof(float2), cudaMemcpyDeviceToHost),
-          "sums");
+    std::vector<float> o = download(p.o, truth_.size() * d);
+    const std::vector<float2> sums = download(p.sums, truth_.size());
     const double bound = GetParam().dtype == DType::f16 ? 1e-3 : 2e-4;
     const float unit = p.logits.softcap > 0.0F ? 1.0F : p.logits.scale;
     for (size_t i = 0; i < truth_.size(); ++i) {
-      const Sum& t = truth_[i];
-      if (t.total == 0.0) {
+      const ExactAttention& t = truth_[i];
+      if (t.is_empty()) {
         ASSERT_EQ(sums[i].y, 0.0F) << i;
         ASSERT_EQ(sums[i].x, -INFINITY) << i;
         for (uint32_t j = 0; j < d; ++j) ASSERT_EQ(o[i * d + j], 0.0F) << i;
         continue;
       }
-      double difference = 0, norm = 0;
-      for (uint32_t j = 0; j < d; ++j) {
-        const double y = t.o[j] / t.total, x = double{o[i * d + j]} / double{sums[i].y} - y;
-        difference += x * x;
-        norm += y * y;
-      }
-      ASSERT_LT(std::sqrt(difference / norm), bound)
+      for (uint32_t j = 0; j < d; ++j) o[i * d + j] /= sums[i].y;
+      ASSERT_LT(relative_error(&o[i * d], t.o()), bound)
           << "token " << i / heads() << " head " << i % heads();
-      const double lse = double{sums[i].x} * double{unit} + std::log(double{sums[i].y});
-      ASSERT_NEAR(lse, t.top + std::log(t.total), 1e-3) << i;
+      ASSERT_NEAR(double{sums[i].x} * double{unit} + std::log(double{sums[i].y}), t.lse(), 1e-3)
+          << i;
     }
   }
 
   void compare_outputs(const BlockedParams& p) {
     const uint32_t d = dim();
-    std::vector<float> lse(truth_.size());
-    check(cudaMemcpy(lse.data(), p.final.lse, lse.size() * sizeof(float), cudaMemcpyDeviceToHost),
-          "lse");
-    std::vector<std::byte> out(p.n * p.final.token_stride * dtype_size(p.final.dtype));
-    check(cudaMemcpy(out.data(), p.final.data, out.size(), cudaMemcpyDeviceToHost), "out");
+    const std::vector<float> lse = download(p.final.lse, truth_.size());
+    const auto out = download(static_cast<const std::byte*>(p.final.data),
+                              p.n * p.final.token_stride * dtype_size(p.final.dtype));
     // The bound includes the rounding of the output, beside that of the weights.
     const double bound = p.final.dtype == DType::bf16 ? 4e-3 : 1e-3;
     for (size_t i = 0; i < truth_.size(); ++i) {
-      const Sum& t = truth_[i];
-      const double sink = sinks_.empty() ? -INFINITY : double{sinks_[i % heads()]};
-      const double top = std::max(t.top, sink);
-      const double total =
-          (t.total == 0.0 ? 0.0 : t.total * std::exp(t.top - top)) + std::exp(sink - top);
-      if (top == -INFINITY) {
+      ExactAttention& t = truth_[i];
+      const bool has_rows = !t.is_empty();
+      if (!sinks_.empty()) t.add_sink(sinks_[i % heads()]);
+      if (t.is_empty()) {
         ASSERT_EQ(lse[i], -INFINITY);
         continue;
       }
-      ASSERT_NEAR(lse[i], top + std::log(total), 2e-3) << i;
-      double difference = 0, norm = 0;
-      for (uint32_t j = 0; j < d && t.total != 0.0; ++j) {
-        const double y = t.o[j] * std::exp(t.top - top) / total;
+      ASSERT_NEAR(lse[i], t.lse(), 2e-3) << i;
+      if (!has_rows) continue;
+      std::vector<float> row(d);
+      for (uint32_t j = 0; j < d; ++j) {
         const size_t at = i / heads() * p.final.token_stride + i % heads() * d + j;
-        const double x = double{get(out.data(), at, p.final.dtype)} - y;
-        difference += x * x;
-        norm += y * y;
+        row[j] = get(out.data(), at, p.final.dtype);
       }
-      if (t.total != 0.0) {
-        ASSERT_LT(std::sqrt(difference / norm), bound)
-            << "token " << i / heads() << " head " << i % heads();
-      }
+      ASSERT_LT(relative_error(row.data(), t.o()), bound)
+          << "token " << i / heads() << " head " << i % heads();
     }
   }
 
   std::vector<float> sinks_;
   std::mt19937 rng_{testing::UnitTest::GetInstance()->random_seed() + 7U};
-  std::deque<DeviceBuffer> uploads_;
-  std::vector<Sum> truth_;
+  Uploads upload;
+  std::vector<ExactAttention> truth_;
 };
 
 TEST_P(BlockListsTest, AllRows) {

@@ -2,9 +2,8 @@
 // every place, masks, int8.
 #include "gpu/blocked.h"
 
-#include <limits>
-
 #include "gpu/blocked_layout.h"
+#include "tests/gpu/exact_attention.h"
 #include "tests/gpu/prompt_layer.h"
 
 namespace keyhole::gpu {
@@ -72,17 +71,11 @@ class BlockedTest : public testing::TestWithParam<Case> {
     double worst = 0.0, worst_sum = 0.0;
     for (uint32_t t = 0; t < n; ++t) {
       for (uint32_t h = 0; h < shape_.q_heads; ++h) {
-        const float* const query = &q[(size_t{t} * shape_.q_heads + h) * d];
-        std::vector<double> logits;
-        std::vector<const float*> values;
+        const size_t at = size_t{t} * shape_.q_heads + h;
+        ExactAttention truth(logits_, &q[at * d], d);
         const auto add = [&](const HeadRows& r, uint32_t i) {
-          const size_t at = (size_t{h / group} * r.n + i) * d;
-          double x = 0;
-          for (uint32_t j = 0; j < d; ++j) x += double{query[j]} * double{r.k[at + j]};
-          x *= double{logits_.scale};
-          const double cap = double{logits_.softcap};
-          logits.push_back(cap > 0 ? cap * std::tanh(x / cap) : x);
-          values.push_back(&r.v[at]);
+          const size_t row = (size_t{h / group} * r.n + i) * d;
+          truth.add(&r.k[row], &r.v[row]);
         };
         for (const HeadRows& r : all) {
           for (uint32_t i = 0; i < r.n; ++i) add(r, i);
@@ -90,40 +83,15 @@ class BlockedTest : public testing::TestWithParam<Case> {
         for (uint32_t i = 0; i < own.n; ++i) {
           if (sees(t, i)) add(own, i);
         }
-        const double sink =
-            sinks_.empty() ? -std::numeric_limits<double>::infinity() : double{sinks_[h]};
-        const double top = std::max(sink, *std::max_element(logits.begin(), logits.end()));
-        double sum = std::exp(sink - top);
-        std::vector<double> o(d);
-        for (size_t i = 0; i < logits.size(); ++i) {
-          const double w = std::exp(logits[i] - top);
-          sum += w;
-          for (uint32_t j = 0; j < d; ++j) o[j] += w * double{values[i][j]};
-        }
-        double difference = 0, norm = 0;
-        for (uint32_t j = 0; j < d; ++j) {
-          const double x = double{out[(size_t{t} * shape_.q_heads + h) * d + j]} - o[j] / sum;
-          ASSERT_FALSE(std::isnan(x)) << "token " << t << " head " << h;
-          difference += x * x;
-          norm += o[j] / sum * (o[j] / sum);
-        }
-        worst = std::max(worst, std::sqrt(difference / norm));
-        worst_sum = std::max(
-            worst_sum, std::abs(double{lse[size_t{t} * shape_.q_heads + h]} - top - std::log(sum)));
+        if (!sinks_.empty()) truth.add_sink(sinks_[h]);
+        worst = std::max(worst, relative_error(&out[at * d], truth.o()));
+        worst_sum = std::max(worst_sum, std::abs(double{lse[at]} - truth.lse()));
       }
     }
     EXPECT_LT(worst, bound);
     EXPECT_LT(worst_sum, 1e-3);
   }
 
-  template <class T>
-  T* upload(const std::vector<T>& x) {
-    uploads_.emplace_back(x.size() * sizeof(T));
-    check(
-        cudaMemcpy(uploads_.back().data(), x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice),
-        "upload");
-    return uploads_.back().template as<T>();
-  }
   TensorView tokens(const std::vector<float>& x, uint32_t heads, DType dtype) {
     const std::byte* const data = upload(as_bytes(x, dtype));
     return dense_tensor(data, x.size() / heads / shape_.head_dim, heads, shape_.head_dim, dtype,
@@ -170,20 +138,19 @@ class BlockedTest : public testing::TestWithParam<Case> {
         tokens(by_token(own.k, shape_.kv_heads, n, d), shape_.kv_heads, DType::f32),
         tokens(by_token(own.v, shape_.kv_heads, n, d), shape_.kv_heads, shape_.dtype), mask,
         stream_);
-    std::vector<float> out(q.size()), lse(size_t{n} * shape_.q_heads);
-    float* const device_out = upload(out);
-    float* const device_lse = upload(lse);
+    float* const device_out = upload(std::vector<float>(q.size()));
+    float* const device_lse = upload(std::vector<float>(size_t{n} * shape_.q_heads));
     blocked_->finish(dense_tensor(reinterpret_cast<std::byte*>(device_out), n, shape_.q_heads, d,
                                   DType::f32, Memory::device),
                      device_lse, stream_);
     EXPECT_FALSE(blocked_->saw_bad_queries(stream_));
-    check(cudaMemcpy(out.data(), device_out, out.size() * 4, cudaMemcpyDeviceToHost), "out");
-    check(cudaMemcpy(lse.data(), device_lse, lse.size() * 4, cudaMemcpyDeviceToHost), "lse");
+    const auto out = download(device_out, q.size());
+    const auto lse = download(device_lse, size_t{n} * shape_.q_heads);
     expect_truth(
         q, n, {host, device}, own,
         [&](uint32_t t, uint32_t i) { return mask == nullptr ? i <= t : (mask[t] >> i & 1U) != 0; },
         out, lse);
-    uploads_.clear();
+    upload.clear();
   }
 
   std::mt19937 rng_{7};
@@ -193,7 +160,7 @@ class BlockedTest : public testing::TestWithParam<Case> {
   std::unique_ptr<Resident> resident_;
   std::unique_ptr<BlockedAttention> blocked_;
   cudaStream_t stream_ = nullptr;
-  std::vector<DeviceBuffer> uploads_;
+  Uploads upload;
 };
 
 TEST_P(BlockedTest, EqualsDoublePrecision) {
@@ -263,15 +230,14 @@ TEST_P(BlockedTest, RowsInInt8) {
   blocked_->attend_new(tokens(by_token(own.k, shape_.kv_heads, n, d), shape_.kv_heads, DType::f32),
                        tokens(by_token(own.v, shape_.kv_heads, n, d), shape_.kv_heads, DType::f32),
                        nullptr, stream_);
-  std::vector<float> out(q.size()), lse(size_t{n} * shape_.q_heads);
-  float* const device_out = upload(out);
-  float* const device_lse = upload(lse);
+  float* const device_out = upload(std::vector<float>(q.size()));
+  float* const device_lse = upload(std::vector<float>(size_t{n} * shape_.q_heads));
   blocked_->finish(dense_tensor(reinterpret_cast<std::byte*>(device_out), n, shape_.q_heads, d,
                                 DType::f32, Memory::device),
                    device_lse, stream_);
   check(cudaStreamSynchronize(stream_), "stream");
-  check(cudaMemcpy(out.data(), device_out, out.size() * 4, cudaMemcpyDeviceToHost), "out");
-  check(cudaMemcpy(lse.data(), device_lse, lse.size() * 4, cudaMemcpyDeviceToHost), "lse");
+  const auto out = download(device_out, q.size());
+  const auto lse = download(device_lse, size_t{n} * shape_.q_heads);
   expect_truth(
       q, n, {meant}, own, [](uint32_t t, uint32_t i) { return i <= t; }, out, lse);
 }

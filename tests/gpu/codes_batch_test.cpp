@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/captured_graph.h"
 #include "tests/gpu/codes_layer.h"
 
 namespace keyhole::gpu {
@@ -49,26 +50,20 @@ class Members {
   void replay(uint32_t rounds, const Change& change) {
     cudaStream_t stream;
     ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
-    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
     // Twice: the second pass is launched ahead of the first's end.
-    const std::vector<CodesStep> both = steps();
-    ASSERT_EQ(step_codes(both, stream, true), cudaSuccess);
-    ASSERT_EQ(step_codes(both, stream, true), cudaSuccess);
-    cudaGraph_t graph;
-    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-    cudaGraphExec_t exec;
-    ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    const CapturedGraph graph(stream, cudaStreamCaptureModeGlobal, [&] {
+      const std::vector<CodesStep> both = steps();
+      ASSERT_EQ(step_codes(both, stream, true), cudaSuccess);
+      ASSERT_EQ(step_codes(both, stream, true), cudaSuccess);
+    });
     for (uint32_t round = 0; round < rounds; ++round) {
       for (size_t i = 0; i < size() && round != 0; ++i) change(i);
       clear_out();
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-      ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
-      ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      graph.run();
       check();
       if (testing::Test::HasFailure()) break;
     }
-    EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
-    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
     EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
   }
 

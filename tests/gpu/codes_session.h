@@ -7,6 +7,7 @@
 #include <chrono>
 #include <thread>
 
+#include "tests/captured_graph.h"
 #include "tests/gpu/codes_fixture.h"
 #include "tests/gpu/stream_fixture.h"
 
@@ -84,7 +85,6 @@ class CodesSession {
     stop_ = true;
     if (host_.joinable()) host_.join();
     if (reader_.joinable()) reader_.join();
-    if (graph_ != nullptr) (void)cudaGraphExecDestroy(graph_);
   }
   CodesSession(const CodesSession&) = delete;
   CodesSession& operator=(const CodesSession&) = delete;
@@ -297,15 +297,8 @@ class CodesSession {
       }
     };
     if (set_.way != CodesWay::graph) return all();
-    if (graph_ == nullptr) {
-      cudaGraph_t captured = nullptr;
-      check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), "capture");
-      all();
-      check(cudaStreamEndCapture(stream_, &captured), "capture");
-      check(cudaGraphInstantiate(&graph_, captured, 0), "graph");
-      check(cudaGraphDestroy(captured), "graph");
-    }
-    check(cudaGraphLaunch(graph_, stream_), "graph");
+    if (!graph_) graph_ = CapturedGraph(stream_, cudaStreamCaptureModeGlobal, all);
+    graph_.launch();
   }
 
   CodesSetting set_;
@@ -321,7 +314,7 @@ class CodesSession {
   std::vector<Truth> truth_;
   std::vector<std::unique_ptr<OffloadedLayer>> rows_;
   std::vector<LayerTensors> tensors_;
-  cudaGraphExec_t graph_ = nullptr;
+  CapturedGraph graph_;
   uint32_t rounds_ = 0;
   std::vector<States> want_;  // of the round
   std::vector<std::vector<bool>> close_;

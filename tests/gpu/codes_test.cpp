@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "gpu/cuda/codes/row_exchange.h"
+#include "tests/captured_graph.h"
 #include "tests/gpu/codes_layer.h"
 
 namespace keyhole::gpu {
@@ -149,20 +150,13 @@ TEST_P(CodesOnDevice, AGraphIsReplayedWhileBlocksCome) {
   layer.step().exact_rows = 16;
   cudaStream_t stream;
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-  layer.enqueue(stream, true);
-  cudaGraph_t graph;
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  cudaGraphExec_t exec;
-  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  const CapturedGraph graph(stream, cudaStreamCaptureModeGlobal,
+                            [&] { layer.enqueue(stream, true); });
   for (uint32_t blocks = 0; blocks <= c.blocks; blocks += blocks < 2 ? 1 : 3) {
     layer.set_count(blocks);
-    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    graph.run();
     layer.check(blocks);
   }
-  EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
-  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
@@ -202,22 +196,16 @@ TEST_P(CodesOnDevice, RowsThatTheHostReadsComeInGraphs) {
   const RowsByHost host(layer);
   cudaStream_t stream;
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-  for (int i = 0; i < 3; ++i) layer.enqueue(stream, true);
-  cudaGraph_t graph;
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  cudaGraphExec_t exec;
-  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  const CapturedGraph graph(stream, cudaStreamCaptureModeGlobal, [&] {
+    for (int i = 0; i < 3; ++i) layer.enqueue(stream, true);
+  });
   for (uint32_t blocks = 0; blocks <= c.blocks; ++blocks) {
     layer.set_count(blocks);
     layer.clear_out();
-    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    graph.run();
     EXPECT_EQ(layer.out(), out[blocks]) << blocks << " blocks";
   }
   host.expect_served(3 * (c.blocks + 1));
-  EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
-  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 

@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -16,6 +17,7 @@
 #include "gpu/cuda/common/memory.h"
 #include "gpu/device.h"
 #include "tests/gpu/cuda_parts.h"
+#include "tests/gpu/exact_attention.h"
 #include "tests/normal.h"
 
 namespace keyhole::gpu::test {
@@ -80,6 +82,29 @@ inline std::vector<std::byte> as_bytes(const std::vector<float>& x, DType dtype)
   return bytes;
 }
 
+/// Arrays in device memory, which live as long as this.
+class Uploads {
+ public:
+  template <class T>
+  T* operator()(const std::vector<T>& x) {
+    arrays_.emplace_back(std::max<size_t>(x.size(), 1) * sizeof(T));
+    check(cudaMemcpy(arrays_.back().data(), x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice),
+          "upload");
+    return arrays_.back().template as<T>();
+  }
+  void clear() { arrays_.clear(); }
+
+ private:
+  std::deque<DeviceBuffer> arrays_;
+};
+
+template <class T>
+std::vector<T> download(const T* from, size_t n) {
+  std::vector<T> x(n);
+  check(cudaMemcpy(x.data(), from, n * sizeof(T), cudaMemcpyDeviceToHost), "download");
+  return x;
+}
+
 /// Attention states in double.
 struct States {
   std::vector<double> o, lse;  ///< `[q_heads, dim]`, `[q_heads]`
@@ -125,29 +150,13 @@ class Truth {
     for (const Token& t : sink) tokens.push_back(&t);
     for (const Token& t : window) tokens.push_back(&t);
     if (tokens.empty()) return out;
-    std::vector<double> logits(tokens.size());
     for (uint32_t h = 0; h < shape_.q_heads; ++h) {
       const size_t kv = h / group * size_t{dim};
-      double top = -INFINITY;
-      for (size_t t = 0; t < tokens.size(); ++t) {
-        double x = 0;
-        for (uint32_t d = 0; d < dim; ++d) {
-          x += double{q[size_t{h} * dim + d]} * double{tokens[t]->k[kv + d]};
-        }
-        x *= double{shape_.logits.scale};
-        const double cap = double{shape_.logits.softcap};
-        if (cap > 0) x = cap * std::tanh(x / cap);
-        logits[t] = x;
-        top = std::max(top, x);
-      }
-      double sum = 0;
-      for (double& x : logits) sum += x = std::exp(x - top);
-      for (size_t t = 0; t < tokens.size(); ++t) {
-        for (uint32_t d = 0; d < dim; ++d) {
-          out.o[size_t{h} * dim + d] += logits[t] / sum * double{tokens[t]->v[kv + d]};
-        }
-      }
-      out.lse[h] = top + std::log(sum);
+      ExactAttention exact(shape_.logits, &q[size_t{h} * dim], dim);
+      for (const Token* t : tokens) exact.add(&t->k[kv], &t->v[kv]);
+      const std::vector<double> o = exact.o();
+      std::copy(o.begin(), o.end(), out.o.begin() + size_t{h} * dim);
+      out.lse[h] = exact.lse();
     }
     return out;
   }

@@ -78,10 +78,8 @@ void expect_equal(const std::byte* seen, const OffloadedLayer& rows, const Codes
 void expect_figures(const DeviceBuffer& figures, const DeviceBuffer& arrivals,
                     const OffloadedLayer& rows, const CodesShape& shape, uint32_t blocks,
                     bool beyond) {
-  std::vector<CodeFigures> seen(shape.kv_heads);
-  check(cudaMemcpy(seen.data(), figures.data(), figures.bytes(), cudaMemcpyDeviceToHost), "copy");
-  std::vector<uint32_t> left(arrivals.bytes() / 4);
-  check(cudaMemcpy(left.data(), arrivals.data(), arrivals.bytes(), cudaMemcpyDeviceToHost), "copy");
+  const auto seen = download(figures.as<CodeFigures>(), shape.kv_heads);
+  const auto left = download(arrivals.as<uint32_t>(), arrivals.bytes() / 4);
   EXPECT_EQ(left, std::vector<uint32_t>(left.size(), 0));
   for (uint32_t h = 0; h < shape.kv_heads; ++h) {
     float widest = 0.0F;
@@ -193,8 +191,7 @@ TEST_P(Encode, MakesTheBitsOfTheHost) {
     p.count = first == 0 ? 4 : kBlocks - 4;
     launcher.launch(p, nullptr);
   }
-  std::vector<std::byte> seen(blocks.bytes());
-  check(cudaMemcpy(seen.data(), blocks.data(), seen.size(), cudaMemcpyDeviceToHost), "blocks");
+  const auto seen = download(blocks.data(), blocks.bytes());
   for (uint32_t h = 0; h < shape.kv_heads; ++h) {
     for (uint32_t b = 0; b < kBlocks; ++b) {
       expect_equal(seen.data() + b * p.block_stride + h * p.head_stride, rows, shape, h, b);

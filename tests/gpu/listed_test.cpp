@@ -2,14 +2,13 @@
 // beside a prompt whose rows all lie on the device.
 #include "gpu/listed.h"
 
-#include <limits>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "gpu/cuda/prefill/block_choice.h"
 #include "gpu/cuda/prefill/new_tokens.h"
 #include "gpu/listed_layout.h"
+#include "tests/gpu/exact_attention.h"
 #include "tests/gpu/prompt_layer.h"
 #include "tests/list_truth.h"
 
@@ -145,14 +144,6 @@ class ListedTest : public testing::TestWithParam<Case> {
     std::copy(bytes.begin(), bytes.end(), p.data());
     return p.data();
   }
-  template <class T>
-  T* upload(const std::vector<T>& x) {
-    uploads_.emplace_back(x.size() * sizeof(T));
-    check(
-        cudaMemcpy(uploads_.back().data(), x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice),
-        "upload");
-    return uploads_.back().template as<T>();
-  }
   [[nodiscard]] TensorOut tokens(const std::vector<float>& x, uint32_t heads, DType dtype) {
     return dense_tensor(upload(as_bytes(x, dtype)), x.size() / heads / shape_.head_dim, heads,
                         shape_.head_dim, dtype, Memory::device);
@@ -183,9 +174,8 @@ class ListedTest : public testing::TestWithParam<Case> {
     const TensorOut out = tokens(a.o, shape_.q_heads, DType::f32);
     listed.attend(turn(out, lse), patterns, stream_);
     EXPECT_FALSE(listed.saw_bad_queries(stream_));
-    check(cudaMemcpy(a.o.data(), out.data, a.o.size() * 4, cudaMemcpyDeviceToHost), "out");
-    check(cudaMemcpy(a.lse.data(), lse, a.lse.size() * 4, cudaMemcpyDeviceToHost), "lse");
-    return a;
+    return {download(reinterpret_cast<const float*>(out.data), a.o.size()),
+            download(lse, a.lse.size())};
   }
   Answer attend(ListedAttention& listed, const PromptPattern& pattern) {
     return attend(listed, std::span(&pattern, 1));
@@ -205,20 +195,14 @@ class ListedTest : public testing::TestWithParam<Case> {
     s.sinks = sinks_.empty() ? nullptr : sinks_.data();
     prompt.attend(s, patterns, stream_);
     check(cudaStreamSynchronize(stream_), "a prompt");
-    check(cudaMemcpy(a.o.data(), s.out.data, a.o.size() * 4, cudaMemcpyDeviceToHost), "out");
-    check(cudaMemcpy(a.lse.data(), s.lse, a.lse.size() * 4, cudaMemcpyDeviceToHost), "lse");
-    return a;
+    return {download(reinterpret_cast<const float*>(s.out.data), a.o.size()),
+            download(s.lse, a.lse.size())};
   }
 
   [[nodiscard]] double logit(uint32_t t, uint32_t head, uint32_t row) const {
     const size_t d = shape_.head_dim;
-    const float* const q = &q_[(t * size_t{shape_.q_heads} + head) * d];
-    const float* const k = &k_[row * token() + head / GetParam().group * d];
-    double x = 0;
-    for (size_t j = 0; j < d; ++j) x += double{q[j]} * double{k[j]};
-    x *= double{logits_.scale};
-    const double cap = double{logits_.softcap};
-    return cap > 0 ? cap * std::tanh(x / cap) : x;
+    return ExactAttention(logits_, &q_[(t * size_t{shape_.q_heads} + head) * d], d)
+        .logit(&k_[row * token() + head / GetParam().group * d]);
   }
   /// Some tokens' answers are attention over those tokens up to their own that sees(position of the tile's first, token) says.
   template <class Sees>
@@ -229,40 +213,21 @@ class ListedTest : public testing::TestWithParam<Case> {
     for (uint32_t t = 0; t < n_; t += 1 + rng_() % (n_ / 12 + 1)) {
       const uint32_t tile = before_ + t / kListQueries * kListQueries;
       for (uint32_t h = 0; h < shape_.q_heads; ++h) {
-        const double sink =
-            sinks_.empty() ? -std::numeric_limits<double>::infinity() : double{sinks_[h]};
-        std::vector<std::pair<double, uint32_t>> seen;
-        double top = sink;
+        const size_t at = t * size_t{shape_.q_heads} + h, head = h / GetParam().group * d;
+        ExactAttention truth(logits_, &q_[at * d], d);
         for (uint32_t row = 0; row <= before_ + t; ++row) {
-          if (!sees(tile, row)) continue;
-          seen.emplace_back(logit(t, h, row), row);
-          top = std::max(top, seen.back().first);
+          if (sees(tile, row)) truth.add(&k_[row * token() + head], &v_[row * token() + head]);
         }
-        double sum = std::exp(sink - top);
-        std::vector<double> o(d);
-        for (const auto& [x, row] : seen) {
-          const double w = std::exp(x - top);
-          sum += w;
-          const float* const v = &v_[row * token() + h / GetParam().group * d];
-          for (size_t j = 0; j < d; ++j) o[j] += w * double{v[j]};
-        }
-        const size_t at = t * size_t{shape_.q_heads} + h;
-        double difference = 0, norm = 0;
-        for (size_t j = 0; j < d; ++j) {
-          const double x = double{a.o[at * d + j]} - o[j] / sum;
-          ASSERT_FALSE(std::isnan(x)) << "token " << t << " head " << h;
-          difference += x * x;
-          norm += o[j] / sum * (o[j] / sum);
-        }
-        worst = std::max(worst, std::sqrt(difference / norm));
-        worst_sum = std::max(worst_sum, std::abs(double{a.lse[at]} - top - std::log(sum)));
+        if (!sinks_.empty()) truth.add_sink(sinks_[h]);
+        worst = std::max(worst, relative_error(&a.o[at * d], truth.o()));
+        worst_sum = std::max(worst_sum, std::abs(double{a.lse[at]} - truth.lse()));
       }
     }
     EXPECT_LT(worst, kBound);
     EXPECT_LT(worst_sum, 2e-3);
   }
   void forget_uploads() {
-    uploads_.clear();
+    upload.clear();
     pinned_.clear();
     pageable_.clear();
   }
@@ -277,7 +242,7 @@ class ListedTest : public testing::TestWithParam<Case> {
   DType q_dtype_ = DType::f32;
   std::vector<float> q_, k_, v_;  // `[n, q_heads, dim]`; `[before + n, kv_heads, dim]`
   std::vector<KvView> rows_;
-  std::deque<DeviceBuffer> uploads_;
+  Uploads upload;
   std::deque<PinnedBuffer> pinned_;
   std::deque<std::vector<std::byte>> pageable_;
 };
@@ -418,11 +383,7 @@ TEST_P(ListedTest, AnswersMayTakeThePlaceOfQueries) {
     place(places);
     const PromptPattern pattern = pattern_of(PromptChoice::sampled);
     const auto listed = make(lot);
-    const auto read = [&](const TensorView& x) {
-      std::vector<std::byte> bytes(q_.size() * 2);
-      check(cudaMemcpy(bytes.data(), x.data, bytes.size(), cudaMemcpyDeviceToHost), "out");
-      return bytes;
-    };
+    const auto read = [&](const TensorView& x) { return download(x.data, q_.size() * 2); };
     ListedTurn apart = turn(tokens(q_, shape_.q_heads, shape_.dtype), nullptr);
     listed->attend(apart, std::span(&pattern, 1), stream_);
     EXPECT_FALSE(listed->saw_bad_queries(stream_));

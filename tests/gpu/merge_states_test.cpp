@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/captured_graph.h"
 #include "tests/gpu/stream_fixture.h"
 
 namespace keyhole::gpu::test {
@@ -169,27 +170,21 @@ TEST(MergeStatesOnDevice, IsReplayedByAGraph) {
     Merge m(rng, states, 9, 128, DType::f16, true);
     m.to_device();
     const DeviceArray out(9, 128, DType::f32), out_lse(1, 9, DType::f32);
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
     check(cudaDeviceSynchronize(), "setting up");
-    check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
-    m.enqueue(out.rows().data, DType::f32, out_lse.floats(), stream.get());
-    check(cudaStreamEndCapture(stream.get(), &graph), "capture");
-    check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+    const CapturedGraph graph(stream.get(), cudaStreamCaptureModeGlobal, [&] {
+      m.enqueue(out.rows().data, DType::f32, out_lse.floats(), stream.get());
+    });
     for (int launch = 0; launch < 2; ++launch) {
       // Other numbers in the same places.
       for (float& x : m.lse[0]) x = 3.0F + static_cast<float>(launch);
       for (float& x : m.o[0]) x = rounded(0.5F * static_cast<float>(launch + 1), DType::f16);
       m.device_lse[0]->write(m.lse[0]);
       m.device_o[0]->write(m.o[0]);
-      check(cudaGraphLaunch(exec, stream.get()), "launch");
-      check(cudaStreamSynchronize(stream.get()), "the merge");
+      graph.run();
       const States truth = m.truth();
       EXPECT_LE(worst_error(out.read(), truth), allowed(DType::f32));
       EXPECT_LE(worst_lse(out_lse.read(), truth), 4e-5);
     }
-    check(cudaGraphExecDestroy(exec), "destroy");
-    check(cudaGraphDestroy(graph), "destroy");
   }
 }
 

@@ -74,20 +74,6 @@ class PromptLayerTest : public testing::TestWithParam<PromptCase> {
     p_.first = rows - n;
     p_.is_first = true;
   }
-  template <class T>
-  T* upload(const std::vector<T>& x) {
-    uploads_.emplace_back(x.size() * sizeof(T));
-    check(
-        cudaMemcpy(uploads_.back().data(), x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice),
-        "upload");
-    return uploads_.back().template as<T>();
-  }
-  template <class T>
-  static std::vector<T> download(const T* from, size_t n) {
-    std::vector<T> x(n);
-    check(cudaMemcpy(x.data(), from, n * sizeof(T), cudaMemcpyDeviceToHost), "download");
-    return x;
-  }
   [[nodiscard]] double logit(uint32_t token, uint32_t head, uint32_t row) const {
     const PromptCase& c = GetParam();
     double x = 0;
@@ -162,7 +148,7 @@ class PromptLayerTest : public testing::TestWithParam<PromptCase> {
   std::mt19937 rng_{testing::UnitTest::GetInstance()->random_seed() + 11U};
   std::vector<float> q_, k_, v_;
   BlockedParams p_;
-  std::deque<DeviceBuffer> uploads_;
+  Uploads upload;
 };
 
 }  // namespace keyhole::gpu::test

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/captured_graph.h"
 #include "tests/gpu/codes_session.h"
 #include "tests/gpu/sharp_layer.h"
 
@@ -130,31 +131,25 @@ TEST_P(CodesInDoubt, AGraphIsReplayedWithOtherQueries) {
   SharpLayer layer(heads_of({64, 4096, Bias::few, 30.0F, false}, 2, 6), {GetParam(), 4});
   cudaStream_t stream;
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-  for (int i = 0; i < 3; ++i) {  // one is launched ahead of the end of the other
-    ASSERT_EQ(attend_codes(layer.step(), stream, has_clusters()), cudaSuccess);
-    ASSERT_EQ(finish_codes(layer.step(), stream, has_clusters()), cudaSuccess);
-    ASSERT_EQ(settle_codes(layer.step(), stream), cudaSuccess);
-  }
-  cudaGraph_t graph;
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  cudaGraphExec_t exec;
-  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  const CapturedGraph graph(stream, cudaStreamCaptureModeGlobal, [&] {
+    for (int i = 0; i < 3; ++i) {  // one is launched ahead of the end of the other
+      ASSERT_EQ(attend_codes(layer.step(), stream, has_clusters()), cudaSuccess);
+      ASSERT_EQ(finish_codes(layer.step(), stream, has_clusters()), cudaSuccess);
+      ASSERT_EQ(settle_codes(layer.step(), stream), cudaSuccess);
+    }
+  });
   for (const auto& [a, b] :
        {std::pair{1.0, 60.0}, std::pair{60.0, 60.0}, std::pair{1.0, 0.5}, std::pair{8.0, 20.0}}) {
     layer.ask({a, b});
     layer.clear();
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    graph.run();
     layer.check();
     layer.expect_clean();
     const std::vector<float> out = layer.out();
     layer.run();
     EXPECT_EQ(layer.out(), out);
   }
-  EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
-  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 

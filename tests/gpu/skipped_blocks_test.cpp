@@ -36,14 +36,6 @@ class SkippedBlocksTest : public testing::TestWithParam<Case> {
   }
   [[nodiscard]] uint32_t dim() const { return GetParam().dim; }
 
-  template <class T>
-  T* upload(const std::vector<T>& x) {
-    uploads_.emplace_back(x.size() * sizeof(T));
-    check(
-        cudaMemcpy(uploads_.back().data(), x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice),
-        "upload");
-    return uploads_.back().template as<T>();
-  }
   std::vector<float> rounded_floats(size_t n) {
     std::vector<float> x = random_floats(rng_, n);
     for (float& y : x) y = rounded(y, GetParam().dtype);
@@ -98,10 +90,8 @@ class SkippedBlocksTest : public testing::TestWithParam<Case> {
       p.skips = upload(skips);
     }
     launch_blocked(p, GetParam().dtype, dim(), GetParam().hopper, nullptr);
-    out_.resize(q_.size());
-    lse_.resize(size_t{n_} * kHeads);
-    check(cudaMemcpy(out_.data(), out.data(), out.bytes(), cudaMemcpyDeviceToHost), "out");
-    check(cudaMemcpy(lse_.data(), lse.data(), lse.bytes(), cudaMemcpyDeviceToHost), "lse");
+    out_ = download(out.as<float>(), q_.size());
+    lse_ = download(lse.as<float>(), size_t{n_} * kHeads);
   }
   [[nodiscard]] float scale() const { return 6.0F / std::sqrt(static_cast<float>(dim())); }
   [[nodiscard]] double logit(uint32_t token, uint32_t head, uint32_t row) const {
@@ -176,7 +166,7 @@ class SkippedBlocksTest : public testing::TestWithParam<Case> {
   std::vector<bool> light_;
   std::vector<float> q_, k_, v_, out_, lse_;
   std::mt19937 rng_{testing::UnitTest::GetInstance()->random_seed() + 17U};
-  std::deque<DeviceBuffer> uploads_;
+  Uploads upload;
 };
 
 TEST_P(SkippedBlocksTest, NothingIsLostButOfBlocksThatAreLightEnough) {

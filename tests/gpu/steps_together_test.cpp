@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/captured_graph.h"
 #include "tests/gpu/codes_session.h"
 
 namespace keyhole::gpu::test {
@@ -20,9 +21,6 @@ class StepsTogether : public testing::Test {
   void SetUp() override {
     KEYHOLE_NEEDS_GPU();
     stream_.emplace();
-  }
-  ~StepsTogether() override {
-    if (graph_ != nullptr) (void)cudaGraphExecDestroy(graph_);
   }
   /// A session with a prompt of `blocks` blocks and a window of so many tokens.
   void add(const CodesSetting& set, uint32_t blocks, uint32_t window) {
@@ -52,15 +50,11 @@ class StepsTogether : public testing::Test {
     if (!in_graph) {
       enqueue(joins);
     } else {
-      if (graph_ == nullptr) {
-        cudaGraph_t captured = nullptr;
-        check(cudaStreamBeginCapture(stream_->get(), cudaStreamCaptureModeGlobal), "capture");
-        enqueue(joins);
-        check(cudaStreamEndCapture(stream_->get(), &captured), "capture");
-        check(cudaGraphInstantiate(&graph_, captured, 0), "graph");
-        check(cudaGraphDestroy(captured), "graph");
+      if (!graph_) {
+        graph_ =
+            CapturedGraph(stream_->get(), cudaStreamCaptureModeGlobal, [&] { enqueue(joins); });
       }
-      check(cudaGraphLaunch(graph_, stream_->get()), "graph");
+      graph_.launch();
     }
     for (size_t i = 0; i < sessions_.size(); ++i) {
       SCOPED_TRACE("session " + std::to_string(i) + " of " + std::to_string(sessions_.size()));
@@ -81,7 +75,7 @@ class StepsTogether : public testing::Test {
 
   std::optional<OwnedStream> stream_;
   std::vector<std::unique_ptr<CodesSession>> sessions_;
-  cudaGraphExec_t graph_ = nullptr;
+  CapturedGraph graph_;
 };
 
 TEST_F(StepsTogether, OfSessionsOfOneKind) {

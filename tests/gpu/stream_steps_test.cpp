@@ -3,6 +3,7 @@
 #include <chrono>
 #include <thread>
 
+#include "tests/captured_graph.h"
 #include "tests/gpu/stream_fixture.h"
 
 namespace keyhole::gpu::test {
@@ -160,16 +161,13 @@ void run_steps(const ResidentShape& shape, const Setting& set, uint32_t seed) {
       steps.step(layer, q, new_k, new_v, {}, out, t.lse.floats(), stream.get());
     }
   };
-  cudaGraphExec_t graph = nullptr;
+  CapturedGraph graph;
   if (set.way == Way::graph) {
     ASSERT_FALSE(steps.is_capturing(stream.get()));
-    ASSERT_EQ(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), cudaSuccess);
-    EXPECT_TRUE(steps.is_capturing(stream.get()));
-    for (uint32_t layer = 0; layer < shape.layers; ++layer) enqueue(layer);
-    cudaGraph_t captured = nullptr;
-    ASSERT_EQ(cudaStreamEndCapture(stream.get(), &captured), cudaSuccess);
-    ASSERT_EQ(cudaGraphInstantiate(&graph, captured, 0), cudaSuccess);
-    ASSERT_EQ(cudaGraphDestroy(captured), cudaSuccess);
+    graph = CapturedGraph(stream.get(), cudaStreamCaptureModeGlobal, [&] {
+      EXPECT_TRUE(steps.is_capturing(stream.get()));
+      for (uint32_t layer = 0; layer < shape.layers; ++layer) enqueue(layer);
+    });
   }
 
   const size_t kv = size_t{shape.kv_heads} * shape.head_dim;
@@ -197,8 +195,8 @@ void run_steps(const ResidentShape& shape, const Setting& set, uint32_t seed) {
       resident_states[i] = truth[layer].attend(want[i].q);
     }
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    if (graph != nullptr) {
-      ASSERT_EQ(cudaGraphLaunch(graph, stream.get()), cudaSuccess);
+    if (graph) {
+      graph.launch();
     } else {
       for (uint32_t layer = 0; layer < shape.layers; ++layer) enqueue(layer);
     }
@@ -237,9 +235,6 @@ void run_steps(const ResidentShape& shape, const Setting& set, uint32_t seed) {
   for (uint32_t layer = 0; layer < shape.layers; ++layer) {
     EXPECT_EQ(resident->sink_count(layer), truth[layer].sink.size());
     EXPECT_EQ(resident->window_count(layer), truth[layer].window.size());
-  }
-  if (graph != nullptr) {
-    EXPECT_EQ(cudaGraphExecDestroy(graph), cudaSuccess);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "gpu/windows.h"
+#include "tests/captured_graph.h"
 #include "tests/gpu/stream_fixture.h"
 
 namespace keyhole::gpu::test {
@@ -305,14 +306,11 @@ TEST_F(CudaWindowsTest, GraphsGoOnWhereTheLastLaunchEnded) {
   LayerTensors t(resident_shape_, DType::f32, 0);
   const TensorView q = t.q.rows(), k = t.k.rows(), v = t.v.rows();
   const TensorOut out = t.out.rows();
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "capture");
-  windows_->step(0, q, &k, &v, {}, out, t.lse.floats(), stream_.get());
-  windows_->begin(0, q, nullptr, nullptr, stream_.get());
-  windows_->end(0, out, t.lse.floats(), stream_.get());
-  check(cudaStreamEndCapture(stream_.get(), &graph), "capture");
-  check(cudaGraphInstantiate(&executable, graph, 0), "graph");
+  const CapturedGraph graph(stream_.get(), cudaStreamCaptureModeThreadLocal, [&] {
+    windows_->step(0, q, &k, &v, {}, out, t.lse.floats(), stream_.get());
+    windows_->begin(0, q, nullptr, nullptr, stream_.get());
+    windows_->end(0, out, t.lse.floats(), stream_.get());
+  });
   for (uint32_t i = 0; i < 120; ++i) {
     const auto queries = random_floats(rng_, size_t{shape_.q_heads} * shape_.head_dim);
     const Token token = random_tokens(rng_, resident_shape_, 1).front();
@@ -320,16 +318,13 @@ TEST_F(CudaWindowsTest, GraphsGoOnWhereTheLastLaunchEnded) {
     t.k.write(token.k);
     t.v.write(token.v);
     check(cudaDeviceSynchronize(), "the tensors");
-    check(cudaGraphLaunch(executable, stream_.get()), "launch");
-    check(cudaStreamSynchronize(stream_.get()), "a graph");
+    graph.run();
     take(0, token);
     const States expected = truth(0, queries);
     ASSERT_LT(worst_error(t.out.read(), expected), 1e-3) << i;
     ASSERT_LT(worst_lse(t.lse.read(), expected), 1e-3) << i;
     if (i == 60) fill(0, 500, 20);
   }
-  (void)cudaGraphExecDestroy(executable);
-  (void)cudaGraphDestroy(graph);
   expect_read(0);
 }
 

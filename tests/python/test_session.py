@@ -227,6 +227,13 @@ def test_budgets_and_settings(engine):
     k, q = random(40, 300, HKV, D), random(41, 300, HQ, D)
     assert error(session.extend(0, q, k, k), attention(q, k, k)[0]) < 2e-3
     assert session.extend_blocks() == (0, 0)
+    session.set_prompt_chunk(128)
+    session.extend(0, q, k, k)
+    rows = np.zeros_like(k)
+    session.get_rows(0, 300, k=rows)
+    assert np.array_equal(rows, k)
+    session.set_index("exact")
+    assert session.config.mode == keyhole.Mode.EXACT
 
 
 def test_a_plan_is_what_a_session_takes(engine):

@@ -57,6 +57,24 @@ class CodeLayers : public StreamCodes {
       return line.find(part) != std::string::npos;
     });
   }
+  /// More of the prompt, a truncation, a copy, a file, a step on the host, or up to 60 steps on the stream; then one more.
+  void random_call(SessionPtr& s, Model& model, keyhole_engine* engine, const std::string& path) {
+    switch (numbers_.below(7)) {
+      case 0: prefill(s.get(), model, 1 + numbers_.below(300)); break;
+      case 1: {
+        const uint32_t n = 1 + numbers_.below(model.tokens(0));
+        ASSERT_OK(keyhole_session_truncate(s.get(), n));
+        model.truncate(n);
+        break;
+      }
+      case 2: fork(s); break;
+      case 3: reload(s, engine, path); break;
+      case 4: host_step(s.get(), model); break;
+      default:
+        for (uint32_t n = numbers_.below(60); n > 0; --n) step(s.get(), model, n % 2 == 0);
+    }
+    step(s.get(), model, false);
+  }
   /// Checks that the last `n` layers are the device's, with all their rows encoded.
   void expect_layers(const StreamEngine& device, keyhole_session* s, uint32_t n) {
     EXPECT_EQ(statistics(s).code_layers, n);

@@ -67,16 +67,10 @@ class StreamCodes : public StreamTest {
     }
   }
   /// Goes on with a copy of the session, or with one that was saved and loaded.
-  static void fork(SessionPtr& s) {
-    keyhole_session* copy = nullptr;
-    ASSERT_OK(keyhole_session_fork(s.get(), &copy));
-    s.reset(copy);
-  }
+  static void fork(SessionPtr& s) { s = fork_of(s.get()); }
   static void reload(SessionPtr& s, keyhole_engine* engine, const std::string& path) {
     ASSERT_OK(keyhole_session_save(s.get(), path.c_str()));
-    keyhole_session* loaded = nullptr;
-    ASSERT_OK(keyhole_session_load(engine, path.c_str(), nullptr, &loaded));
-    s.reset(loaded);
+    s = load_of(engine, path);
   }
   void expect_truth(const Model& model, uint32_t layer, const std::vector<float>& q,
                     const std::vector<float>& out, const std::vector<float>& lse) {

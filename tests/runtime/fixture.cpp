@@ -42,6 +42,18 @@ SessionPtr make_session(keyhole_engine* engine, const keyhole_session_config& c)
   return SessionPtr(s);
 }
 
+SessionPtr fork_of(keyhole_session* s) {
+  keyhole_session* copy = nullptr;
+  EXPECT_OK(keyhole_session_fork(s, &copy));
+  return SessionPtr(copy);
+}
+
+SessionPtr load_of(keyhole_engine* engine, const std::string& path) {
+  keyhole_session* s = nullptr;
+  EXPECT_OK(keyhole_session_load(engine, path.c_str(), nullptr, &s));
+  return SessionPtr(s);
+}
+
 Model::Model(const keyhole_engine_config& c)
     : c_(c),
       scale_(c.scale > 0 ? c.scale : 1.0 / std::sqrt(double{1} * c.head_dim)),
@@ -66,6 +78,20 @@ void Model::truncate(uint32_t n) {
     const size_t keep = std::min(l.k.size() / s.d, size_t{n} * s.hkv);
     l.k.resize(keep * s.d);
     l.v.resize(keep * s.dv);
+  }
+}
+
+void Model::keep(uint32_t layer, uint32_t n, const std::vector<uint32_t>& path) {
+  const uint32_t before = tokens(layer) - n;
+  const Heads s = heads(layer);
+  for (std::vector<float>* rows : {&layers_[layer].k, &layers_[layer].v}) {
+    const size_t token = size_t{s.hkv} * (rows == &layers_[layer].k ? s.d : s.dv);
+    std::vector<float> kept = slice(*rows, 0, before * token);
+    for (const uint32_t i : path) {
+      const std::vector<float> one = slice(*rows, (before + i) * token, (before + i + 1) * token);
+      kept.insert(kept.end(), one.begin(), one.end());
+    }
+    rows->swap(kept);
   }
 }
 

@@ -14,6 +14,7 @@
 #include "keyhole/inspect.h"
 #include "keyhole/keyhole.h"
 #include "keyhole/layers.h"
+#include "keyhole/save.h"
 #include "tests/runtime/exact_sums.h"
 #include "tests/sanitized.h"
 #include "tests/shapes.h"
@@ -39,6 +40,15 @@ EnginePtr make_engine(const keyhole_engine_config& c);
 keyhole_session_config small_session();
 
 SessionPtr make_session(keyhole_engine* engine, const keyhole_session_config& c);
+SessionPtr fork_of(keyhole_session* s);
+/// The session that was saved to the file.
+SessionPtr load_of(keyhole_engine* engine, const std::string& path);
+
+/// Expects the text of this thread's last error to have this part.
+inline void expect_error_text(const std::string& part) {
+  EXPECT_NE(std::string(keyhole_last_error()).find(part), std::string::npos)
+      << keyhole_last_error();
+}
 
 /// Random numbers that fp16 and bf16 hold exactly (multiples of 1/16 up to 4), so that the model needs no
 /// rounding of its own.
@@ -61,6 +71,12 @@ class Numbers {
   std::mt19937_64 engine_;
 };
 
+/// Elements [begin, end).
+inline std::vector<float> slice(const std::vector<float>& x, size_t begin, size_t end) {
+  return {x.begin() + static_cast<std::ptrdiff_t>(begin),
+          x.begin() + static_cast<std::ptrdiff_t>(end)};
+}
+
 inline keyhole_tensor tensor(const std::vector<float>& v, std::initializer_list<int64_t> shape) {
   return keyhole_tensor_host(v.data(), KEYHOLE_F32, static_cast<int32_t>(shape.size()),
                              shape.begin());
@@ -73,6 +89,8 @@ class Model {
 
   void append(uint32_t layer, const std::vector<float>& k, const std::vector<float>& v);
   void truncate(uint32_t n);
+  /// Keeps, of a layer's newest n tokens, those at `path`.
+  void keep(uint32_t layer, uint32_t n, const std::vector<uint32_t>& path);
   /// A model with the same tokens but without learned sinks.
   [[nodiscard]] Model without_sinks() const;
   /// The keys `[tokens, Hkv, d]`, and below the values `[tokens, Hkv, dv]`, to be changed.

@@ -3,12 +3,12 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "tests/runtime/codes_fixture.h"
+#include "tests/runtime/new_tokens.h"
 
 namespace keyhole::test {
 
@@ -42,48 +42,23 @@ class StreamTurns : public StreamCodes, public testing::WithParamInterface<TurnW
     return x;
   }
 
-  struct Turn {
-    std::vector<float> q, k, v, out, lse;
-    uint32_t n = 0;
-  };
-  Turn turn(uint32_t n) {
-    Turn t;
-    t.n = n;
-    t.q = numbers_.many(static_cast<size_t>(n * hq() * d()));
-    t.k = stored(numbers_.many(static_cast<size_t>(n * hkv() * d())));
-    t.v = stored(numbers_.many(static_cast<size_t>(n * hkv() * d())));
-    t.out.assign(t.q.size(), NAN);
-    t.lse.assign(static_cast<size_t>(n * hq()), NAN);
+  [[nodiscard]] Shape shape() const { return Shape(engine_config_); }
+  NewTokens turn(uint32_t n) {
+    NewTokens t = new_tokens(shape(), n, numbers_);
+    t.k = stored(t.k);
+    t.v = stored(t.v);
     return t;
   }
-  keyhole_status enqueue_turn(keyhole_session* s, uint32_t layer, Turn& t, const uint64_t* mask) {
-    const keyhole_tensor q = on_device(t.q, {t.n, hq(), d()}),
-                         k = on_device(t.k, {t.n, hkv(), d()}),
-                         v = on_device(t.v, {t.n, hkv(), d()}),
-                         o = on_device(t.out, {t.n, hq(), d()});
-    return keyhole_session_extend(s, layer, &q, &k, &v, mask, &o, t.lse.data());
+  keyhole_status enqueue_turn(keyhole_session* s, uint32_t layer, NewTokens& t,
+                              const uint64_t* mask) {
+    return test::extend(s, shape(), layer, t, mask, KEYHOLE_DEVICE);
   }
   /// Checks the turn, when the model has its tokens as its newest.
-  void expect_turn(const Model& model, uint32_t layer, const Turn& t, const uint64_t* mask) {
-    const uint32_t before = model.tokens(layer) - t.n;
-    const auto width = static_cast<size_t>(hq() * d()), heads = static_cast<size_t>(hq());
-    for (uint32_t i = 0; i < t.n; ++i) {
-      SCOPED_TRACE("layer " + std::to_string(layer) + ", token " + std::to_string(i) + " of " +
-                   std::to_string(t.n) + " after " + std::to_string(before));
-      const std::vector<float> q(t.q.data() + i * width, t.q.data() + (i + 1) * width);
-      std::vector<double> sums;
-      const auto truth = model.attend(layer, q, sums, [&](uint32_t token) {
-        if (token < before) return true;
-        return mask == nullptr ? token - before <= i : (mask[i] >> (token - before) & 1) != 0;
-      });
-      expect_near({{t.out.data() + i * width, t.out.data() + (i + 1) * width},
-                   {t.lse.data() + i * heads, t.lse.data() + (i + 1) * heads}},
-                  truth, sums, 3e-4);
-      if (HasFatalFailure()) return;
-    }
+  void expect_turn(const Model& model, uint32_t layer, const NewTokens& t, const uint64_t* mask) {
+    expect_answers(model, shape(), layer, t, mask, 3e-4);
   }
   void extend(keyhole_session* s, StoredModel& m, uint32_t n, const uint64_t* mask = nullptr) {
-    std::vector<Turn> turns;
+    std::vector<NewTokens> turns;
     for (uint32_t l = 0; l < engine_config_.layers; ++l) turns.push_back(turn(n));
     for (uint32_t l = 0; l < engine_config_.layers; ++l)
       ASSERT_OK(enqueue_turn(s, l, turns[l], mask));
@@ -101,17 +76,7 @@ class StreamTurns : public StreamCodes, public testing::WithParamInterface<TurnW
   }
   /// Keeps, of the newest n tokens, those at `path`.
   void keep(StoredModel& m, uint32_t n, const std::vector<uint32_t>& path) {
-    const auto token = static_cast<size_t>(hkv() * d());
-    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
-      const size_t first = m.tokens(l) - n;
-      for (std::vector<float>* rows : {&m.keys(l), &m.values(l)}) {
-        for (size_t i = 0; i < path.size(); ++i) {
-          std::copy_n(rows->data() + (first + path[i]) * token, token,
-                      rows->data() + (first + i) * token);
-        }
-        rows->resize((first + path.size()) * token);
-      }
-    }
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) m.keep(l, n, path);
   }
   void step(keyhole_session* s, StoredModel& m) {
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {

@@ -85,8 +85,11 @@ GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, size
 }
 
 uint64_t GpuPrefillSizes::device_bytes() const {
-  const uint64_t halves = 2 * on_card(2 * kv) + on_card(2 * q);
-  return rows.device_bytes() + (fine ? 2 : 1) * halves + on_card(4 * hidden) + on_card(4 * logits) +
+  const size_t size = attended_bytes();
+  const uint64_t attended = 2 * on_card(size * kv) + on_card(size * q);
+  // The library's copy of numbers in f32 as sums of two fp16.
+  const uint64_t copies = fine ? on_card(size * (2 * kv + q)) : 0;
+  return rows.device_bytes() + attended + copies + on_card(4 * hidden) + on_card(4 * logits) +
          on_card(lists) + 2 * on_card(export_bytes * exported) + on_card(4 * tokens) +
          2 * on_card(4 * table);  // one or two tables
 }

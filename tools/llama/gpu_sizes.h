@@ -35,14 +35,17 @@ struct GpuPrefillSizes {
   size_t tokens = 0;   ///< uint32_t
   size_t hidden = 0;   ///< float `[n, hidden]`
   size_t table = 0;    ///< float2 `[n, pairs]`, of all kinds of layers
-  bool fine = false;   ///< attention has operands of two fp16, not one
-  size_t kv = 0;  ///< __half `[n, kv_heads, d]`, once for K and once for V, twice that where fine
-  size_t q = 0;   ///< __half `[chunk, q_heads, d]`, likewise
+  bool fine =
+      false;      ///< attention is given f32, which the library takes as sums of two fp16, not f16
+  size_t kv = 0;  ///< f16 or f32 `[n, kv_heads, d]`, once for K and once for V
+  size_t q = 0;   ///< `[chunk, q_heads, d]`, likewise
   size_t exported = 0;      ///< `[chunk, qkv]`, twice; to a sink on the host as much pinned memory
   size_t export_bytes = 0;  ///< of one of these
   size_t logits = 0;        ///< float `[vocab]`
   size_t lists = 0;         ///< bytes that the library takes to choose blocks
 
+  /// Bytes of a number in attention.
+  [[nodiscard]] size_t attended_bytes() const { return fine ? 4 : 2; }
   [[nodiscard]] uint64_t device_bytes() const;
 };
 /// Attention of prompts up to this many tokens, and of all prompts of a model in fp32, is computed as in fp32, with

@@ -261,8 +261,8 @@ KeyholeCache KeyholeCache::fork() const {
 
 void KeyholeCache::prefill(const LayerChunk& chunk) {
   const size_t numbers = chunk.tokens * kv_heads_ * head_dim_;
-  const float* const keys = stored(chunk.k, numbers, stored_k_);
-  const float* const values = stored(chunk.v, numbers, stored_v_);
+  const float* const keys = stored(chunk.k, numbers, Kind::keys);
+  const float* const values = stored(chunk.v, numbers, Kind::values);
   const keyhole_tensor k = own_rows(keys, kv_heads_, own_kv_heads_, chunk.tokens);
   const keyhole_tensor v = own_rows(values, kv_heads_, own_kv_heads_, chunk.tokens);
   const keyhole_tensor q = own_rows(chunk.q, q_heads_, own_q_heads_, chunk.tokens);
@@ -294,8 +294,8 @@ void KeyholeCache::build(keyhole_progress_fn progress, void* user) {
 void KeyholeCache::attend(uint32_t layer, const float* q, const float* k, const float* v,
                           float* out) {
   const size_t numbers = size_t{kv_heads_} * head_dim_;
-  const float* const new_k = stored(k, numbers, stored_k_);
-  const float* const new_v = stored(v, numbers, stored_v_);
+  const float* const new_k = stored(k, numbers, Kind::keys);
+  const float* const new_v = stored(v, numbers, Kind::values);
   const keyhole_tensor queries = own_rows(q, q_heads_, own_q_heads_, 1);
   const keyhole_tensor keys = own_rows(new_k, kv_heads_, own_kv_heads_, 1);
   const keyhole_tensor values = own_rows(new_v, kv_heads_, own_kv_heads_, 1);
@@ -342,9 +342,9 @@ void KeyholeCache::extend(const LayerChunk& chunk, float* out) {
   const int64_t out_shape[] = {static_cast<int64_t>(n), own_q_heads_, head_dim_};
   const keyhole_tensor q = own_rows(chunk.q, q_heads_, own_q_heads_, n);
   const keyhole_tensor k =
-      own_rows(stored(chunk.k, numbers, stored_k_), kv_heads_, own_kv_heads_, n);
+      own_rows(stored(chunk.k, numbers, Kind::keys), kv_heads_, own_kv_heads_, n);
   const keyhole_tensor v =
-      own_rows(stored(chunk.v, numbers, stored_v_), kv_heads_, own_kv_heads_, n);
+      own_rows(stored(chunk.v, numbers, Kind::values), kv_heads_, own_kv_heads_, n);
   const keyhole_tensor result = keyhole_tensor_host(own_out(out, n), KEYHOLE_F32, 3, out_shape);
   check(keyhole_session_extend(session_.get(), places_[chunk.layer], &q, &k, &v, nullptr, &result,
                                nullptr));
@@ -485,10 +485,11 @@ keyhole_layer_tokens KeyholeCache::layer_tokens(uint32_t layer) const {
   return tokens;
 }
 
-const float* KeyholeCache::stored(const float* data, size_t count, std::vector<float>& room) const {
+const float* KeyholeCache::stored(const float* data, size_t count, Kind kind) {
   if (!format_) return data;
+  std::vector<float>& room = kind == Kind::keys ? stored_k_ : stored_v_;
   room.assign(data, data + count);
-  pass_through(*format_, room.data(), count);
+  pass_rows(*format_, room.data(), count, head_dim_, kind == Kind::values);
   return room.data();
 }
 

@@ -179,8 +179,10 @@ class KeyholeCache {
               const keyhole_tensor& q);
   [[nodiscard]] keyhole_tensor heads(const float* data, uint32_t heads,
                                      keyhole_memory memory = KEYHOLE_HOST) const;
-  /// The `count` numbers as kv_format gives them back: `data` itself without a format, otherwise in `room`.
-  const float* stored(const float* data, size_t count, std::vector<float>& room) const;
+  enum class Kind : uint8_t { keys, values };
+  /// The `count` numbers as kv_format gives them back: `data` itself without a format, otherwise in memory that is valid until
+  /// the next call for the same kind.
+  const float* stored(const float* data, size_t count, Kind kind);
 
   /// Describes heads [first, first + own) of rows of `heads` heads, for n tokens.
   [[nodiscard]] keyhole_tensor own_rows(const void* data, uint32_t heads, uint32_t own,

@@ -20,14 +20,14 @@ float largest(const float* x) {
 }
 
 float as_level(KvFormat format, float scaled) {
-  if (format == KvFormat::q8_0) return std::round(scaled);
+  if (has_8_bits(format)) return std::round(scaled);
   // At most 16.5 before the cut, where x is minus the largest magnitude.
   return std::min(15.0F, std::floor(scaled + 8.5F)) - 8.0F;
 }
 
 void pass_block(KvFormat format, float* x) {
   const float most = largest(x);
-  const float scale = format == KvFormat::q8_0 ? std::abs(most) / 127.0F : most / -8.0F;
+  const float scale = has_8_bits(format) ? std::abs(most) / 127.0F : most / -8.0F;
   const float stored = f16_to_f32(f32_to_f16(scale));
   if (!std::isfinite(stored)) {
     std::fill_n(x, kKvFormatBlock, std::numeric_limits<float>::quiet_NaN());
@@ -39,6 +39,28 @@ void pass_block(KvFormat format, float* x) {
 }
 
 }  // namespace
+
+void walsh_hadamard(float* numbers, size_t count, uint32_t size) {
+  const float scale = 1.0F / std::sqrt(static_cast<float>(size));
+  for (float* part = numbers; part < numbers + count; part += size) {
+    for (uint32_t half = 1; half < size; half *= 2) {
+      for (uint32_t i = 0; i < size; ++i) {
+        if ((i & half) != 0) continue;
+        const float a = part[i], b = part[i + half];
+        part[i] = a + b;
+        part[i + half] = a - b;
+      }
+    }
+    for (uint32_t i = 0; i < size; ++i) part[i] *= scale;
+  }
+}
+
+void pass_rows(KvFormat format, float* rows, size_t count, uint32_t head_dim, bool values) {
+  const uint32_t together = rotated_together(format, head_dim, values);
+  if (together != 0) walsh_hadamard(rows, count, together);
+  pass_through(format, rows, count);
+  if (together != 0) walsh_hadamard(rows, count, together);
+}
 
 void pass_through(KvFormat format, float* numbers, size_t count) {
   for (size_t i = 0; i + kKvFormatBlock <= count; i += kKvFormatBlock) {

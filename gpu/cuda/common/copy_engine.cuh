@@ -57,8 +57,5 @@ __device__ inline void copy_box(void* to, const CUtensorMap* map, uint32_t x, ui
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(&barrier))
       : "memory");
 }
-__device__ inline void prefetch_map(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
 
 }  // namespace keyhole::gpu

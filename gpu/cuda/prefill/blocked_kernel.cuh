@@ -4,7 +4,8 @@
 // products, and the tensor cores are the limit.
 //
 // ACCURACY. Queries are one number of T or two, so that logits are those of fp32 queries: the second part is added up
-// where it is not 0 for some query of the block. Weights are one fp16 (2^-11 of each), or two bf16.
+// where it is not 0 for some query of the block. Weights are one fp16 (2^-11 of each), or two bf16. Where keys and values are two
+// fp16 each, weights are, too, and each product is three: the relative error is some 1e-6.
 #pragma once
 
 #include <string>
@@ -28,12 +29,21 @@ constexpr int kQueries = kWarps * 16 * tiles;
 /// Elements from row to row in shared memory, so that the 8 rows of an ldmatrix lie in 8 different groups of banks.
 template <int d>
 constexpr int kPitch = d + 8;
-template <int d>
-constexpr int kKeys = d <= 128 ? 64 : 32;
-/// Bytes of shared memory. Queries of one number have no second part there.
-template <int d, int tiles, bool exact>
-constexpr size_t kSharedBytes = sizeof(uint16_t) * kPitch<d>*((exact ? 1 : 2) * kQueries<tiles> +
-                                                              2 * kKeys<d>);
+/// Which numbers are sums of two numbers of T.
+enum class Sums { none, queries, all };
+/// The rows of a tile: with sums of two, as many as fit into 99 KB, which GPUs for desktops have, and as are copied by all
+/// threads alike.
+template <int d, Sums sums>
+constexpr int kKeys = sums == Sums::all ? (d == 80   ? 64
+                                           : d > 128 ? 16
+                                                     : 32)
+                      : d <= 128        ? 64
+                                        : 32;
+/// Bytes of shared memory. Numbers that are no sums have no second part there.
+template <int d, int tiles, Sums sums>
+constexpr size_t kSharedBytes =
+    sizeof(uint16_t) * kPitch<d>*((sums == Sums::none ? 1 : 2) * kQueries<tiles> +
+                                  (sums == Sums::all ? 4 : 2) * kKeys<d, sums>);
 
 /// Copies rows [first, first + rows) of `[.., stride]` to shared memory; rows from `end` on become zeros.
 template <int d, int rows, class T>
@@ -51,16 +61,18 @@ __device__ inline void fetch_rows(T* shared, const T* global, size_t stride, uin
   }
 }
 
-template <class T, int d, int tiles, bool exact>
+template <class T, int d, int tiles, Sums sums>
 __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(const BlockedParams a) {
-  constexpr int kKeys = blocked::kKeys<d>;
+  constexpr int kKeys = blocked::kKeys<d, sums>;
   constexpr int kQueries = blocked::kQueries<tiles>;
-  constexpr bool kTwoWeights = std::is_same_v<T, __nv_bfloat16>;
+  constexpr bool kTwoQueries = sums != Sums::none, kTwoRows = sums == Sums::all;
+  constexpr bool kTwoWeights = kTwoRows || std::is_same_v<T, __nv_bfloat16>;
+  constexpr int kRowsSize = kKeys * kPitch<d>;  // of keys or values, of one part
   extern __shared__ __align__(16) unsigned char memory[];
   auto* const q_rows = reinterpret_cast<T*>(memory);
   T* const low_rows = q_rows + kQueries * kPitch<d>;
-  T* const k_rows = exact ? low_rows : low_rows + kQueries * kPitch<d>;
-  T* const v_rows = k_rows + kKeys * kPitch<d>;
+  T* const k_rows = kTwoQueries ? low_rows + kQueries * kPitch<d> : low_rows;
+  T* const v_rows = k_rows + (kTwoRows ? 2 : 1) * kRowsSize;
 
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const uint32_t head = blockIdx.x, kv_head = head / (a.q_heads / a.kv_heads);
@@ -81,17 +93,24 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
     constexpr uint32_t kOfBlock = kListRows / kKeys;
     return __ldg(list + tile / kOfBlock) * kListRows + tile % kOfBlock * kKeys;
   };
-  const T* const keys = static_cast<const T*>(a.keys) + kv_head * a.head_stride;
-  const T* const values = static_cast<const T*>(a.values) + kv_head * a.head_stride;
+  const size_t kv_at = kv_head * a.head_stride;
+  const auto fetch_tile = [&](T* shared, const void* from, const void* low, uint32_t tile) {
+    fetch_rows<d, kKeys>(shared, static_cast<const T*>(from) + kv_at, a.row_stride, row_of(tile),
+                         end);
+    if constexpr (kTwoRows) {
+      fetch_rows<d, kKeys>(shared + kRowsSize, static_cast<const T*>(low) + kv_at, a.row_stride,
+                           row_of(tile), end);
+    }
+  };
 
   const size_t q_head = head * a.q_head_stride;
   fetch_rows<d, kQueries>(q_rows, static_cast<const T*>(a.q) + q_head, a.q_token_stride, first,
                           a.n);
-  if constexpr (!exact) {
+  if constexpr (kTwoQueries) {
     fetch_rows<d, kQueries>(low_rows, static_cast<const T*>(a.q_low) + q_head, a.q_token_stride,
                             first, a.n);
   }
-  if (count != 0) fetch_rows<d, kKeys>(k_rows, keys, a.row_stride, row_of(0), end);
+  if (count != 0) fetch_tile(k_rows, a.keys, a.keys_low, 0);
   commit_copies();
 
   // The lane's rows among the warp's, and their sums so far.
@@ -137,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
     const uint32_t row = row_of(tile);
     wait_for_copies<0>();
     __syncthreads();  // keys are here, and all warps are done with the values before
-    if constexpr (!exact) {
+    if constexpr (sums == Sums::queries) {
       if (tile == 0) {
         uint32_t any = 0;
         for (int i = static_cast<int>(threadIdx.x); i < kQueries * (d / 2); i += kThreads) {
@@ -148,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
         has_low = __syncthreads_or(any != 0) != 0;
       }
     }
-    fetch_rows<d, kKeys>(v_rows, values, a.row_stride, row, end);
+    fetch_tile(v_rows, a.values, a.values_low, tile);
     commit_copies();
 
     float s[tiles][kKeys / 8][4] = {};
@@ -159,19 +178,25 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
       for (int t = 0; t < tiles; ++t) {
         const uint32_t at = (t * 16 * kPitch<d> + step * 16) * sizeof(T);
         load_matrices(q[t], q_lane + at);
-        if (!exact && has_low) load_matrices(low[t], low_lane + at);
+        if (kTwoQueries && has_low) load_matrices(low[t], low_lane + at);
       }
 #pragma unroll
       for (int pair = 0; pair < kKeys / 16; ++pair) {
-        uint32_t k[4];
-        load_matrices(k, k_lane + (pair * 16 * kPitch<d> + step * 16) * sizeof(T));
+        const uint32_t at = (pair * 16 * kPitch<d> + step * 16) * sizeof(T);
+        uint32_t k[4], k_low[4];
+        load_matrices(k, k_lane + at);
+        if constexpr (kTwoRows) load_matrices(k_low, k_lane + kRowsSize * sizeof(T) + at);
 #pragma unroll
         for (int t = 0; t < tiles; ++t) {
           multiply_add<T>(s[t][2 * pair], q[t], k[0], k[1]);
           multiply_add<T>(s[t][2 * pair + 1], q[t], k[2], k[3]);
-          if (!exact && has_low) {
+          if (kTwoQueries && has_low) {
             multiply_add<T>(s[t][2 * pair], low[t], k[0], k[1]);
             multiply_add<T>(s[t][2 * pair + 1], low[t], k[2], k[3]);
+          }
+          if constexpr (kTwoRows) {
+            multiply_add<T>(s[t][2 * pair], q[t], k_low[0], k_low[1]);
+            multiply_add<T>(s[t][2 * pair + 1], q[t], k_low[2], k_low[3]);
           }
         }
       }
@@ -180,7 +205,7 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
     wait_for_copies<0>();
     __syncthreads();  // values are here, and all warps are done with the keys
     if (tile + 1 < count) {
-      fetch_rows<d, kKeys>(k_rows, keys, a.row_stride, row_of(tile + 1), end);
+      fetch_tile(k_rows, a.keys, a.keys_low, tile + 1);
       commit_copies();
     }
 
@@ -304,8 +329,11 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
       }
 #pragma unroll
       for (int pair = 0; pair < d / 16; ++pair) {
-        uint32_t v[4];
-        load_matrices_transposed(v, v_lane + (step * 16 * kPitch<d> + pair * 16) * sizeof(T));
+        const uint32_t at = (step * 16 * kPitch<d> + pair * 16) * sizeof(T);
+        uint32_t v[4], v_low[4];
+        load_matrices_transposed(v, v_lane + at);
+        if constexpr (kTwoRows)
+          load_matrices_transposed(v_low, v_lane + kRowsSize * sizeof(T) + at);
 #pragma unroll
         for (int t = 0; t < tiles; ++t) {
           multiply_add<T>(out[t][2 * pair], weights[t], v[0], v[1]);
@@ -313,6 +341,10 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
           if constexpr (kTwoWeights) {
             multiply_add<T>(out[t][2 * pair], rest[t], v[0], v[1]);
             multiply_add<T>(out[t][2 * pair + 1], rest[t], v[2], v[3]);
+          }
+          if constexpr (kTwoRows) {
+            multiply_add<T>(out[t][2 * pair], weights[t], v_low[0], v_low[1]);
+            multiply_add<T>(out[t][2 * pair + 1], weights[t], v_low[2], v_low[3]);
           }
         }
       }
@@ -348,14 +380,14 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
   }
 }
 
-template <class T, int d, int tiles, bool exact>
+template <class T, int d, int tiles, Sums sums>
 void launch_kernel(const BlockedParams& params, cudaStream_t stream) {
-  constexpr size_t kBytes = kSharedBytes<d, tiles, exact>;
-  check(cudaFuncSetAttribute(attend_kernel<T, d, tiles, exact>,
+  constexpr size_t kBytes = kSharedBytes<d, tiles, sums>;
+  check(cudaFuncSetAttribute(attend_kernel<T, d, tiles, sums>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
         "shared memory of blocked attention");
   const dim3 grid(params.q_heads, (params.n + kQueries<tiles> - 1) / kQueries<tiles>);
-  attend_kernel<T, d, tiles, exact><<<grid, kThreads, kBytes, stream>>>(params);
+  attend_kernel<T, d, tiles, sums><<<grid, kThreads, kBytes, stream>>>(params);
   check(cudaGetLastError(), "blocked attention");
 }
 
@@ -363,8 +395,11 @@ template <class T, int d>
 void launch_of(const BlockedParams& params, cudaStream_t stream) {
   // Weights of two numbers, and sums of 256 components, leave no registers for a second tile.
   constexpr int kExactTiles = d <= 128 && std::is_same_v<T, __half> ? 2 : 1;
-  if (params.q_low != nullptr) return launch_kernel<T, d, 1, false>(params, stream);
-  launch_kernel<T, d, kExactTiles, true>(params, stream);
+  if constexpr (std::is_same_v<T, __half>) {
+    if (params.keys_low != nullptr) return launch_kernel<T, d, 1, Sums::all>(params, stream);
+  }
+  if (params.q_low != nullptr) return launch_kernel<T, d, 1, Sums::queries>(params, stream);
+  launch_kernel<T, d, kExactTiles, Sums::none>(params, stream);
 }
 
 template <class T>

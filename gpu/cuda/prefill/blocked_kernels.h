@@ -47,6 +47,9 @@ struct BlockedParams {
   const void* keys =
       nullptr;  ///< of T: row i of KV head h at h * head_stride + i * row_stride elements
   const void* values = nullptr;
+  /// What keys and values have lost by rounding, which lies as they do; null, both: nothing. Of fp16 alone, and beside q_low.
+  const void* keys_low = nullptr;
+  const void* values_low = nullptr;
   size_t head_stride = 0, row_stride = 0;
   uint32_t rows = 0;
   bool causal = false;  ///< query i attends rows 0..first + i
@@ -85,9 +88,10 @@ void launch_hopper_bf16(const BlockedParams& params, uint32_t head_dim, cudaStre
 void launch_blocked(const BlockedParams& params, DType dtype, uint32_t head_dim, bool hopper,
                     cudaStream_t stream);
 
-/// Splits q into its two parts, the second where `low` is not null. bad: set to 1 where an element is not finite.
-void launch_split_queries(const TensorView& q, DType to, void* high, void* low, uint32_t* bad,
-                          cudaStream_t stream);
+/// Splits rows `[n, heads, dim]` into two parts without gaps, the second where `low` is not null. bad: set to 1 where an element is
+/// not finite; null: not wanted.
+void launch_split_rows(const TensorView& from, DType to, void* high, void* low, uint32_t* bad,
+                       cudaStream_t stream);
 /// Copies `heads` times `bytes` bytes, a multiple of 16, `stride` bytes apart in pinned host memory, to `to` without
 /// gaps. A kernel does it, because a copy must not pass from one separately pinned range to the next.
 void launch_fetch(const std::byte* from, size_t stride, uint32_t heads, size_t bytes, std::byte* to,

@@ -29,15 +29,15 @@ __device__ inline void load_quad(const TensorView& from, const Place& p, float (
           from.dtype, x);
 }
 
-__global__ void split_kernel(TensorView q, size_t quads, uint32_t heads, uint32_t dim, DType to,
+__global__ void split_kernel(TensorView from, size_t quads, uint32_t heads, uint32_t dim, DType to,
                              void* high, void* low, uint32_t* bad) {
   const size_t i = size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= quads) return;
   float x[4], y[4];
-  load_quad(q, {i, heads, dim}, x);
+  load_quad(from, {i, heads, dim}, x);
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    if (!isfinite(x[j])) *bad = 1;
+    if (bad != nullptr && !isfinite(x[j])) *bad = 1;
     // Numbers beyond fp16 become the nearest that it has, and the rest, as far as it goes, the second part.
     y[j] = to == DType::f16 ? fminf(fmaxf(x[j], -65504.0F), 65504.0F) : x[j];
   }
@@ -122,12 +122,12 @@ void launch_fetch(const std::byte* from, size_t stride, uint32_t heads, size_t b
   check_launch("fetching rows from the host");
 }
 
-void launch_split_queries(const TensorView& q, DType to, void* high, void* low, uint32_t* bad,
-                          cudaStream_t stream) {
-  const size_t quads = q.tokens * q.heads * q.dim / 4;
-  split_kernel<<<blocks_for(quads), kThreads, 0, stream>>>(q, quads, q.heads, q.dim, to, high, low,
-                                                           bad);
-  check_launch("queries of blocked attention");
+void launch_split_rows(const TensorView& from, DType to, void* high, void* low, uint32_t* bad,
+                       cudaStream_t stream) {
+  const size_t quads = from.tokens * from.heads * from.dim / 4;
+  split_kernel<<<blocks_for(quads), kThreads, 0, stream>>>(from, quads, from.heads, from.dim, to,
+                                                           high, low, bad);
+  check_launch("splitting rows of blocked attention");
 }
 
 void launch_gather_rows(const TensorView& from, DType to, void* rows, size_t head_stride,

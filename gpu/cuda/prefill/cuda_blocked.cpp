@@ -64,8 +64,8 @@ class CudaBlocked final : public BlockedAttention {
     }
     check(cudaMemsetAsync(at<uint32_t>(layout_.bad), 0, sizeof(uint32_t), stream_of(stream)),
           "queries of blocked attention");
-    launch_split_queries(q, shape_.dtype, at(layout_.q), at(layout_.q_low),
-                         at<uint32_t>(layout_.bad), stream_of(stream));
+    launch_split_rows(q, shape_.dtype, at(layout_.q), at(layout_.q_low), at<uint32_t>(layout_.bad),
+                      stream_of(stream));
   }
 
   void attend(const KvView& rows, Stream stream) override {

@@ -323,9 +323,9 @@ class CudaListed final : public ListedAttention {
   void attend_lot(const Call& call, uint32_t lot, cudaStream_t stream) {
     const uint32_t number = lot % 2, heads = query_heads(layout_.heads), first = lot * heads;
     const ListedTurn& turn = call.turn;
-    launch_split_queries(turn.q.some_heads(first, heads), shape_.dtype, at(layout_.q),
-                         call.has_low ? at(layout_.q_low) : nullptr, at<uint32_t>(layout_.bad),
-                         stream);
+    launch_split_rows(turn.q.some_heads(first, heads), shape_.dtype, at(layout_.q),
+                      call.has_low ? at(layout_.q_low) : nullptr, at<uint32_t>(layout_.bad),
+                      stream);
     PromptStretch s;
     s.q = dense_tensor(at<const std::byte>(layout_.q), turn.n, heads, shape_.head_dim, shape_.dtype,
                        Memory::device);

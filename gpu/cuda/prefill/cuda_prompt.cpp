@@ -48,25 +48,27 @@ class CudaPrompt final : public CudaPromptAttention {
   CudaPrompt& operator=(const CudaPrompt&) = delete;
 
   using PromptAttention::attend;
-  void attend(const PromptStretch& s, std::span<const PromptPattern> patterns,
+  void attend(const PromptStretch& given, std::span<const PromptPattern> patterns,
               Stream stream) override {
-    check(s, patterns);
-    if (s.n == 0) return;
+    check(given, patterns);
+    if (given.n == 0) return;
     const DeviceScope device(ordinal_);
     auto* const to = static_cast<cudaStream_t>(stream);
-    BlockedParams p = params(s);
     gpu::check(cudaStreamWaitEvent(to, finished_->get()),
                "attention of a prompt");  // of another stream
+    const std::vector<PatternHeads> groups = group_patterns(patterns, given.rows);
+    const bool dense = given.window != 0 || is_dense(groups);
+    const bool in_f32 = given.q.dtype == DType::f32;
+    const PromptStretch s = in_f32 ? split(given, dense, to) : given;
+    BlockedParams p = params(s);
     if (s.sinks != nullptr) p.final.sinks = copy_sinks(s.sinks, to);
-    const std::vector<PatternHeads> groups = group_patterns(patterns, s.rows);
-    const bool dense = s.window != 0 || is_dense(groups);
     if (dense) {
       if (s.window == 0) p.skip = groups[0].pattern.skip;
       launch(p, s.q.dtype, to);
     } else {
       attend_chosen(p, s, groups, to);
     }
-    if (!dense || s.sinks != nullptr) finished_->record(to);
+    if (!dense || in_f32 || s.sinks != nullptr) finished_->record(to);
   }
 
   PromptBlocks blocks() const override {
@@ -80,7 +82,7 @@ class CudaPrompt final : public CudaPromptAttention {
     return {both[0], both[1]};
   }
 
-  size_t bytes() const override { return lists_->bytes() + sinks_.bytes(); }
+  size_t bytes() const override { return lists_->bytes() + sinks_.bytes() + halves_.bytes(); }
 
   void reserve(uint32_t n, uint32_t rows, DType dtype,
                std::span<const PromptPattern> patterns) override {
@@ -93,13 +95,13 @@ class CudaPrompt final : public CudaPromptAttention {
                    std::span<const PromptPattern> patterns) const override {
     const std::vector<PatternHeads> groups = group_patterns(patterns, rows);
     if (is_dense(groups)) return bytes();
-    return lists_->bytes_for(n, rows, dtype, groups) + sinks_.bytes();
+    return lists_->bytes_for(n, rows, dtype, groups) + sinks_.bytes() + halves_.bytes();
   }
 
  private:
   void check(const PromptStretch& s, std::span<const PromptPattern> patterns) const {
-    if (s.q.dtype != DType::f16 && s.q.dtype != DType::bf16) {
-      refuse(std::string("q in ") + dtype_name(s.q.dtype) + ", allowed: f16, bf16");
+    if (s.q.dtype != DType::f32 && s.q.dtype != DType::f16 && s.q.dtype != DType::bf16) {
+      refuse(std::string("q in ") + dtype_name(s.q.dtype) + ", allowed: f32, f16, bf16");
     }
     for (const TensorView* t : {&s.k, &s.v}) {
       if (t->dtype == s.q.dtype) continue;
@@ -166,6 +168,8 @@ class CudaPrompt final : public CudaPromptAttention {
     BlockedParams p;
     p.q = s.q.data;
     p.q_low = s.q_low;
+    p.keys_low = s.k_low;
+    p.values_low = s.v_low;
     p.q_token_stride = s.q.token_stride;
     p.q_head_stride = s.q.head_stride;
     p.n = s.n;
@@ -193,6 +197,34 @@ class CudaPrompt final : public CudaPromptAttention {
     p.final.dtype = s.out.dtype;
     p.final.lse = s.lse;
     return p;
+  }
+
+  /// The stretch, whose numbers are f32, with sums of two fp16 in their place, and with single
+  /// ones of K and V where it is not dense.
+  PromptStretch split(PromptStretch s, bool dense, cudaStream_t stream) {
+    const size_t dim = shape_.head_dim, parts = dense ? 2 : 1;
+    const size_t queries = size_t{s.n} * shape_.q_heads * dim;
+    const size_t rows = size_t{s.rows} * shape_.kv_heads * dim;
+    const size_t bytes = (2 * queries + 2 * parts * rows) * dtype_size(DType::f16);
+    if (halves_.bytes() < bytes) {
+      const BesideCapture beside;
+      finished_->wait("attention of a prompt");
+      (void)halves_.reserve(bytes);
+    }
+    auto* next = halves_.as<uint16_t>();
+    const auto split_rows = [&](TensorView& t, uint32_t n, uint32_t heads, bool is_sum) {
+      const size_t size = size_t{n} * heads * dim;
+      uint16_t* const high = std::exchange(next, next + size);
+      uint16_t* const low = is_sum ? std::exchange(next, next + size) : nullptr;
+      launch_split_rows(t.slice(0, n), DType::f16, high, low, nullptr, stream);
+      t = dense_tensor(reinterpret_cast<const std::byte*>(high), n, heads, shape_.head_dim,
+                       DType::f16, Memory::device);
+      return low;
+    };
+    s.q_low = split_rows(s.q, s.n, shape_.q_heads, true);
+    s.k_low = split_rows(s.k, s.rows, shape_.kv_heads, dense);
+    s.v_low = split_rows(s.v, s.rows, shape_.kv_heads, dense);
+    return s;
   }
 
   const float* copy_sinks(const float* sinks, cudaStream_t stream) {
@@ -238,6 +270,7 @@ class CudaPrompt final : public CudaPromptAttention {
   PromptShape shape_;
   bool has_hopper_ = false;
   DeviceBuffer sinks_;
+  ScratchBuffer halves_;  // of stretches in f32
   std::unique_ptr<Event> finished_;
   std::unique_ptr<PromptLists> lists_;
 };

@@ -68,6 +68,16 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_extend_batch(
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_session_set_extend_pattern(keyhole_session* session, const char* pattern, uint32_t tokens);
 
+/* Says that a session's extends of at least `tokens` new tokens, without a mask, are chunks of a prompt: a sample of their
+ * queries guides the index as that of keyhole_session_append does, and they bring nothing into an index. Their tokens stay
+ * pending until keyhole_session_build, or until steps and shorter extends, which end the prompt, index them in rounds.
+ *   tokens   1..2^31; KEYHOLE_AUTO, as a session begins: no extend is a prompt's
+ * Of tensors in device memory those are sampled whose calls attend all tokens at once (keyhole_session_extend). Copies of
+ * the session have it, files do not. Errors: INVALID_ARGUMENT, UNSUPPORTED (several ranks), BUSY; then nothing has
+ * changed. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_session_set_prompt_chunk(keyhole_session* session, uint32_t tokens);
+
 /* Blocks of 64 tokens, summed over tiles of 128 new tokens and query heads, of all such calls of the session that were
  * not dense: those attended, and those that the new tokens see. Errors: BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_get_extend_blocks(

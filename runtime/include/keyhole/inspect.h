@@ -31,6 +31,19 @@ static inline void keyhole_layer_tokens_init(keyhole_layer_tokens* tokens) {
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_get_layer_tokens(
     const keyhole_session* session, uint32_t layer, keyhole_layer_tokens* tokens);
 
+/* Copies K and V of tokens first..first + n - 1 of a layer, wherever they lie, as the session holds them: what an engine
+ * needs to save its cache in its own format, or to go on with some of the tokens elsewhere.
+ *   k, v  `[n, Hkv, d]`, any dtype, host or pinned memory, rows that do not overlap; either may be NULL, and v must be
+ *         with values_in_keys
+ * What was stored in kv_dtype comes back bit for bit where the tensor has that dtype. Of offloaded rows in int8 come the
+ * numbers that they stand for. Waits for steps on a stream; works after one has failed, too, for what is in host memory.
+ * INVALID_ARGUMENT: layer, shapes, tokens that the layer does not hold (a sliding layer keeps its newest ones).
+ * NOT_FINITE: a number beyond what the tensor's dtype holds. UNSUPPORTED over several ranks. OUT_OF_MEMORY. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_get_rows(keyhole_session* session,
+                                                                     uint32_t layer, uint32_t first,
+                                                                     const keyhole_tensor* k,
+                                                                     const keyhole_tensor* v);
+
 /* Over all layers. Sums run since the session was made or keyhole_session_reset_statistics. */
 typedef struct keyhole_statistics {
   size_t struct_size;

@@ -66,7 +66,8 @@ extern "C" {
  *
  * SHAPES  Hq = q_heads, Hkv = kv_heads, d = head_dim, n = tokens. Query head h belongs to KV head h / (Hq / Hkv). K and
  *         q are passed after RoPE (rotate-half); RoPE's parameters are given so that an index can undo it. Values and
- *         outputs may have fewer components than d: see value_dim.
+ *         outputs may have fewer components than d: see value_dim. Tensors `[n, H, d]` of one token may come as `[H, d]`,
+ *         and those `[H, d]` as `[1, H, d]`.
  *
  * ERRORS  A function that can fail returns KEYHOLE_OK or a negative status. The text of the thread's last failure (what
  *         was wrong, the value seen, the values allowed) is read with keyhole_last_error(). A failed call changes
@@ -278,8 +279,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_truncate(keyhole_ses
  * offloaded tokens are pending (attended exactly) until keyhole_session_build or the session's own appends have indexed
  * them. Budgets that the index type chose, and tails of codes that the new one has not, become its own. "auto" stands
  * for what it stands for in the config of a session with these budgets: where that is codes, they become the tail of
- * every budget without a tail. Errors: INVALID_ARGUMENT (the spec), OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY (codes that
- * must lie on the device), BUSY; nothing changes then. */
+ * every budget without a tail. "exact" sets the mode KEYHOLE_MODE_EXACT, too, which stays until
+ * keyhole_session_set_mode. Errors: INVALID_ARGUMENT (the spec), OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY (codes that must lie
+ * on the device), BUSY; nothing changes then. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_index(keyhole_session* session,
                                                                       const char* index);
 /* Changes mode and, for every head, also those that a budgets file names, top_k (1..max_tokens; 0: keep), for the

@@ -41,7 +41,7 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_set_pattern(keyhole_p
 KEYHOLE_API void keyhole_prompt_destroy(keyhole_prompt* prompt);
 
 /* Enqueues causal attention of the last n of m tokens of a prompt.
- *   q       `[n, Hq, d]` in f16 or bf16
+ *   q       `[n, Hq, d]` in f32, f16 or bf16
  *   k, v    `[m, Hkv, d]`, n <= m, the dtype of q, strides alike: all tokens so far; v NULL with values_in_keys
  *   out     `[n, Hq, d]`, any dtype, rows that do not overlap
  *   lse     NULL, or `[n, Hq]` floats in device memory: log-sum-exp of the logits attended, natural
@@ -51,9 +51,11 @@ KEYHOLE_API void keyhole_prompt_destroy(keyhole_prompt* prompt);
  * each tile of 128 queries' own, counted from the first query of a call; columns and diagonals are those of a call's
  * last queries; which heads are dense as they look up single tokens is found for each call anew.
  * Products of fp16 numbers are summed in fp32, softmax weights are rounded to fp16 (two bf16): relative
- * error some 5e-4. Numbers that are not finite give outputs that are not. Device memory for the
+ * error some 5e-4. Numbers in f32 are sums of two fp16, as softmax weights are then: relative error some 1e-6, in three
+ * times the time, with a copy of q, k and v in device memory; k and v are rounded to one fp16 where blocks are chosen.
+ * Numbers that are not finite give outputs that are not. Device memory for the
  * choice, of 32 query heads some 160 MiB up to 512k tokens and 300 MiB at 1M, is taken when it is needed and kept.
- * Dense patterns without learned sinks can be captured in a graph.
+ * Dense patterns of f16 or bf16 without learned sinks can be captured in a graph.
  * On an engine on the host all of this is the caller's memory, lse too, and it is done when the call
  * returns; stream is not looked at. q, k and v may each be f32, f16 or bf16, at any address and with strides of
  * their own, out may be q; there is no limit to m. Sums are fp32, on the engine's threads. Memory for the choice, up to

@@ -67,7 +67,7 @@ TEST_F(Dtype, AValueThatOverflowsIsRefusedByName) {
   const keyhole_tensor tv = rows(none, KEYHOLE_BF16, 1);
   EXPECT_EQ(KEYHOLE_NOT_FINITE,
             keyhole_session_attend(session_.get(), 0, &tq, &tk, &tv, &to, nullptr));
-  EXPECT_NE(std::string(keyhole_last_error()).find("tensor k"), std::string::npos);
+  expect_error_text("tensor k");
   EXPECT_EQ(layer_tokens(session_.get(), 0).total, kTokens);
 }
 

@@ -221,7 +221,9 @@ TEST_F(CallErrors, ShapesThatDoNotMatch) {
   };
   refused(tensor(kv_, {3, shape_.hkv, shape_.d - 1}), "needed: [n, 2, 64]");
   refused(tensor(kv_, {3, shape_.hkv + 1, shape_.d}), "needed: [n, 2, 64]");
-  refused(tensor(kv_, {shape_.hkv, shape_.d}), "needed: [n, 2, 64]");
+  refused(tensor(kv_, {shape_.hkv, shape_.d - 1}), "needed: [n, 2, 64]");
+  refused(tensor(kv_, {3, shape_.hkv, shape_.d, 1}), "needed: [n, 2, 64]");
+  refused(tensor(kv_, {shape_.hkv, shape_.d}), "tokens");  // one, beside three
   refused(tensor(kv_, {2, shape_.hkv, shape_.d}), "tokens");
   auto bad = good;
   bad.rank = 9;

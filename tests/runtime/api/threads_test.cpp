@@ -156,9 +156,7 @@ TEST(Threads, ASessionAndItsCopiesRunAtOnce) {
     ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
     std::vector<SessionPtr> family;
     for (int i = 0; i < 2; ++i) {
-      keyhole_session* copy = nullptr;
-      ASSERT_OK(keyhole_session_fork(i == 0 ? session.get() : family[0].get(), &copy));
-      family.emplace_back(copy);
+      family.push_back(fork_of(i == 0 ? session.get() : family[0].get()));
     }
     family.push_back(std::move(session));
     std::vector<std::thread> threads;

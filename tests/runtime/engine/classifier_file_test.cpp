@@ -147,17 +147,15 @@ TEST_F(ClassifierFile, ASessionOfSaapIndexesIsExactWhereAllIsProbed) {
     expect_exact(session.get(), model, shape, layer, numbers);
   }
   ASSERT_OK(keyhole_session_save(session.get(), saved.c_str()));
-  keyhole_session* loaded = nullptr;
-  ASSERT_OK(keyhole_session_load(engine_.get(), saved.c_str(), nullptr, &loaded));
-  const SessionPtr owner(loaded);
+  const SessionPtr owner = load_of(engine_.get(), saved);
   for (uint32_t layer = 0; layer < 2; ++layer) {
-    expect_exact(loaded, model, shape, layer, numbers);
+    expect_exact(owner.get(), model, shape, layer, numbers);
   }
   // An engine without the file cannot know what the saved lists mean.
   const EnginePtr without = make_engine(small_engine());
   keyhole_session* foreign = nullptr;
   EXPECT_EQ(keyhole_session_load(without.get(), saved.c_str(), nullptr, &foreign), KEYHOLE_CORRUPT);
-  EXPECT_NE(std::string(keyhole_last_error()).find("classifier"), std::string::npos);
+  expect_error_text("classifier");
 }
 
 TEST_F(ClassifierFile, AnotherModelsIsRefused) {

@@ -133,9 +133,7 @@ class World {
   /// A batch of this session and a copy of it, of which one alone may fail.
   keyhole_status extend_batch(uint32_t layer, uint32_t n) {
     if (other_ == nullptr || layer_tokens(other_.get(), layer).total > 1500) {
-      keyhole_session* copy = nullptr;
-      EXPECT_OK(keyhole_session_fork(session_.get(), &copy));
-      other_.reset(copy);
+      other_ = fork_of(session_.get());
     }
     keyhole_session* const other = other_.get();
     const uint32_t start[] = {0, n, 2 * n};
@@ -212,9 +210,7 @@ class World {
 
   /// A copy of the session, which is to stay as it is whatever the session does: check() looks at both.
   void keep_copy() {
-    keyhole_session* copy = nullptr;
-    ASSERT_OK(keyhole_session_fork(session_.get(), &copy));
-    kept_.reset(copy);
+    kept_ = fork_of(session_.get());
     kept_model_ = model_;
   }
 

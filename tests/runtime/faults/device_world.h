@@ -236,15 +236,13 @@ class DeviceWorld {
     EXPECT_EQ(keyhole_session_build(s, nullptr, nullptr), KEYHOLE_DEVICE_ERROR);
     EXPECT_EQ(keyhole_session_synchronize(s), KEYHOLE_DEVICE_ERROR);
     EXPECT_EQ(keyhole_session_truncate(s, 0), KEYHOLE_DEVICE_ERROR);
-    keyhole_session* copy = nullptr;
-    ASSERT_OK(keyhole_session_fork(s, &copy));
-    const SessionPtr owner(copy);
+    const SessionPtr owner = fork_of(s);
     for (uint32_t l = 0; l < ec_.layers; ++l) {
-      const uint32_t total = layer_tokens(copy, l).total;
+      const uint32_t total = layer_tokens(owner.get(), l).total;
       const uint32_t before = model_.tokens(l), after = maybe_.tokens(l);
       ASSERT_GE(total, std::min(before, after));
       ASSERT_LE(total, std::max(before, after));
-      if (total != 0) expect_truth(copy, l, before < after ? maybe_ : model_, total);
+      if (total != 0) expect_truth(owner.get(), l, before < after ? maybe_ : model_, total);
       if (::testing::Test::HasFatalFailure()) return;
     }
   }

@@ -169,7 +169,6 @@ class RandomCalls {
       const keyhole_budget b = pick_budget();  // changes no token
       ASSERT_OK(keyhole_session_set_budget(session, KEYHOLE_ALL, KEYHOLE_ALL, &b));
     }
-    const uint32_t before = s.model.tokens(0) - n;
     std::vector<uint32_t> path;
     keyhole_status status = KEYHOLE_OK;
     if (random_.below(3) == 0) {
@@ -187,18 +186,7 @@ class RandomCalls {
     // It can be refused for the same reason as a truncation.
     if (status == KEYHOLE_INVALID_ARGUMENT && can_refuse_truncation_) return;
     ASSERT_OK(status);
-    for (uint32_t l = 0; l < ec_.layers; ++l) {
-      for (std::vector<float>* rows : {&s.model.keys(l), &s.model.values(l)}) {
-        const size_t token = rows == &s.model.keys(l) ? shape().kv(1) : shape().v(1);
-        std::vector<float> kept(rows->begin(),
-                                rows->begin() + static_cast<std::ptrdiff_t>(before * token));
-        for (const uint32_t i : path) {
-          const auto at = rows->begin() + static_cast<std::ptrdiff_t>((before + i) * token);
-          kept.insert(kept.end(), at, at + static_cast<std::ptrdiff_t>(token));
-        }
-        rows->swap(kept);
-      }
-    }
+    for (uint32_t l = 0; l < ec_.layers; ++l) s.model.keep(l, n, path);
     ASSERT_EQ(keyhole_session_accept(session, 0, nullptr), KEYHOLE_INVALID_ARGUMENT) << "once more";
   }
 
@@ -237,9 +225,7 @@ class RandomCalls {
         ASSERT_EQ(statuses[i], fails ? KEYHOLE_NOT_FINITE : KEYHOLE_OK);
         if (fails || start[i] == start[i + 1]) continue;
         const auto part = [&](const std::vector<float>& all, size_t of_token) {
-          return std::vector<float>(
-              all.begin() + static_cast<std::ptrdiff_t>(start[i] * of_token),
-              all.begin() + static_cast<std::ptrdiff_t>(start[i + 1] * of_token));
+          return slice(all, start[i] * of_token, start[i + 1] * of_token);
         };
         Sequence& s = sequences_[i];
         s.model.append(l, part(rows.k, shape().kv(1)), part(rows.v, shape().v(1)));
@@ -296,12 +282,9 @@ class RandomCalls {
         const uint32_t j = t - before;
         return mask.empty() ? j <= i : j < 64 && (mask[i] >> j & 1) != 0;
       };
-      const auto at = static_cast<std::ptrdiff_t>(i * width);
       std::vector<double> true_lse;
-      const auto true_o = s.model.attend(
-          layer,
-          std::vector<float>(q.begin() + at, q.begin() + at + static_cast<std::ptrdiff_t>(width)),
-          true_lse, sees);
+      const auto true_o =
+          s.model.attend(layer, slice(q, i * width, (i + 1) * width), true_lse, sees);
       const Answer seen{std::vector<float>(o + i * o_width, o + (i + 1) * o_width),
                         std::vector<float>(lse + i * ec_.q_heads, lse + (i + 1) * ec_.q_heads)};
       expect_truth(seen, true_o, true_lse);

@@ -195,8 +195,7 @@ class RandomStreamCalls final : public RandomCalls {
       const keyhole_status status = keyhole_session_announce(session);
       if (status == KEYHOLE_INVALID_ARGUMENT) {
         // The mode or the budget has changed: nothing was announced, and the graph is of no use any more.
-        EXPECT_NE(std::string(keyhole_last_error()).find("capture it again"), std::string::npos)
-            << keyhole_last_error();
+        expect_error_text("capture it again");
         seen_->graphs_refused += 1;
         return;
       }

@@ -77,10 +77,8 @@ TEST_P(SmallStack, IsEnoughForEveryCall) {
     }
     const std::string path = folder / "small.session";
     ASSERT_OK(keyhole_session_save(session.get(), path.c_str()));
-    keyhole_session* loaded = nullptr;
-    ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &loaded));
-    const SessionPtr owner(loaded);
-    ASSERT_OK(keyhole_session_truncate(loaded, prompt / 2));
+    const SessionPtr owner = load_of(engine.get(), path);
+    ASSERT_OK(keyhole_session_truncate(owner.get(), prompt / 2));
     session = SessionPtr();
   });
 }

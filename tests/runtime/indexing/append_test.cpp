@@ -190,7 +190,7 @@ TEST(AppendMode, OthersAreRefused) {
   sc.append_mode = 2;
   keyhole_session* s = nullptr;
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_create(engine.get(), &sc, &s));
-  EXPECT_NE(std::string(keyhole_last_error()).find("append_mode is 2"), std::string::npos);
+  expect_error_text("append_mode is 2");
 }
 
 }  // namespace

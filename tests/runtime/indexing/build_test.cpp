@@ -125,7 +125,7 @@ TEST_F(Build, HostMemoryLimitRefusesBeforeItTakes) {
   const auto k = numbers_.many(shape_.kv(2000));
   const auto tk = tensor(k, {2000, shape_.hkv, shape_.d});
   EXPECT_EQ(KEYHOLE_OUT_OF_MEMORY, keyhole_session_append(session_.get(), 0, &tk, &tk, nullptr));
-  EXPECT_NE(std::string(keyhole_last_error()).find("host_memory_limit"), std::string::npos);
+  expect_error_text("host_memory_limit");
   EXPECT_EQ(before.total, layer_tokens(session_.get(), 0).total);
   expect_all_exact();
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "keyhole/stream.h"
+#include "tests/captured_graph.h"
 #include "tests/normal.h"
 #include "tests/runtime/parallel/nccl_ranks.h"
 
@@ -145,45 +146,27 @@ void prefill(keyhole_session* s, keyhole_session* truth, std::mt19937& random,
 /// A token as a graph of its layers, captured again where the session says so.
 class TokenGraph {
  public:
-  TokenGraph() = default;
-  ~TokenGraph() { forget(); }
-  TokenGraph(const TokenGraph&) = delete;
-  TokenGraph& operator=(const TokenGraph&) = delete;
   void launch(keyhole_session* s, const std::vector<LayerRows>& rows, cudaStream_t stream) {
-    keyhole_status status =
-        ready_ == nullptr ? KEYHOLE_INVALID_ARGUMENT : keyhole_session_announce(s);
+    keyhole_status status = graph_ ? keyhole_session_announce(s) : KEYHOLE_INVALID_ARGUMENT;
     if (status == KEYHOLE_INVALID_ARGUMENT) {
       capture(s, rows, stream);
       status = keyhole_session_announce(s);
     }
     ASSERT_EQ(status, KEYHOLE_OK) << keyhole_last_error();
-    ASSERT_CUDA(cudaGraphLaunch(ready_, stream));
+    graph_.launch();
   }
   [[nodiscard]] uint32_t captures() const { return captures_; }
 
  private:
   void capture(keyhole_session* s, const std::vector<LayerRows>& rows, cudaStream_t stream) {
-    forget();
     ++captures_;
-    ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    for (uint32_t l = 0; l < kLayers; ++l) {
-      EXPECT_EQ(rows[l].enqueue(s, l, l % 2 == 1), KEYHOLE_OK) << keyhole_last_error();
-    }
-    ASSERT_CUDA(cudaStreamEndCapture(stream, &graph_));
-    ASSERT_CUDA(cudaGraphInstantiate(&ready_, graph_, 0));
+    graph_ = CapturedGraph(stream, cudaStreamCaptureModeThreadLocal, [&] {
+      for (uint32_t l = 0; l < kLayers; ++l) {
+        EXPECT_EQ(rows[l].enqueue(s, l, l % 2 == 1), KEYHOLE_OK) << keyhole_last_error();
+      }
+    });
   }
-  void forget() {
-    if (ready_ != nullptr) {
-      EXPECT_EQ(cudaSuccess, cudaGraphExecDestroy(ready_));
-    }
-    if (graph_ != nullptr) {
-      EXPECT_EQ(cudaSuccess, cudaGraphDestroy(graph_));
-    }
-    ready_ = nullptr;
-    graph_ = nullptr;
-  }
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t ready_ = nullptr;
+  CapturedGraph graph_;
   uint32_t captures_ = 0;
 };
 

@@ -59,16 +59,12 @@ class Conversation {
         break;
       }
       case 3: {
-        keyhole_session* copy = nullptr;
-        EXPECT_OK(keyhole_session_fork(session_.get(), &copy));
-        session_.reset(copy);
+        session_ = fork_of(session_.get());
         break;
       }
       case 4: {
         EXPECT_OK(keyhole_session_save(session_.get(), path_.c_str()));
-        keyhole_session* copy = nullptr;
-        EXPECT_OK(keyhole_session_load(rank_->engine(), path_.c_str(), nullptr, &copy));
-        session_.reset(copy);
+        session_ = load_of(rank_->engine(), path_);
         break;
       }
       case 5: extend(1 + numbers_.below(20)); break;
@@ -247,8 +243,7 @@ TEST(SpreadStream, ARankThatDoesNotComeEndsInATimeout) {
         if (r == 1) return;
         ASSERT_OK(alone.enqueue(s, shape, 0, false));
         EXPECT_EQ(keyhole_session_synchronize(s), KEYHOLE_TIMEOUT);
-        EXPECT_NE(std::string(keyhole_last_error()).find("300 ms"), std::string::npos)
-            << keyhole_last_error();
+        expect_error_text("300 ms");
         // The ranks are lost, and nothing is left on the stream.
         EXPECT_EQ(keyhole_session_build(s, nullptr, nullptr), KEYHOLE_TIMEOUT);
         EXPECT_EQ(statistics(s).tokens, 32U);
@@ -265,13 +260,11 @@ TEST(SpreadStream, ASessionThatIsDestroyedWaitsForNoRankForEver) {
         Step together(shape, numbers, true), alone(shape, numbers, true);
         ASSERT_OK(together.enqueue(s, shape, 0, false));
         ASSERT_OK(keyhole_session_synchronize(s));
-        keyhole_session* copy = nullptr;
-        ASSERT_OK(keyhole_session_fork(s, &copy));
-        const SessionPtr owner(copy);
-        ASSERT_OK(together.enqueue(copy, shape, 0, false));
-        ASSERT_OK(keyhole_session_synchronize(copy));
+        const SessionPtr owner = fork_of(s);
+        ASSERT_OK(together.enqueue(owner.get(), shape, 0, false));
+        ASSERT_OK(keyhole_session_synchronize(owner.get()));
         if (r == 0) {
-          ASSERT_OK(alone.enqueue(copy, shape, 0, false));
+          ASSERT_OK(alone.enqueue(owner.get(), shape, 0, false));
         }
       },
       300, &ranks);

@@ -35,7 +35,8 @@ class ThreadRanks {
     return t;
   }
 
-  /// Makes the rank fail to come from its n-th message on (0: the first).
+  /// Makes the rank fail to come from its n-th message on (0: the first). Ranks that wait for a dead one see their
+  /// timeouts end at once: those of the living may be so long that no machine is too slow for them.
   void kill_at(uint32_t rank, uint32_t message) {
     const std::lock_guard lock(mutex_);
     killed_rank_ = rank;
@@ -74,6 +75,8 @@ class ThreadRanks {
     };
     const uint32_t rank = own_end.rank;
     if (rank == killed_rank_ && own_end.messages >= killed_at_) {
+      is_one_dead_ = true;
+      changed_.notify_all();
       return fail(KEYHOLE_RANK_FAILED, "killed by the test");
     }
     const uint64_t number = own_end.messages++;
@@ -85,10 +88,12 @@ class ThreadRanks {
       come_ = 0;
       ++rounds_;
       changed_.notify_all();
-    } else if (!changed_.wait_until(lock, end, [&] { return rounds_ > number || is_aborted_; })) {
-      return fail(KEYHOLE_TIMEOUT, "the others did not come");
+    } else {
+      changed_.wait_until(lock, end,
+                          [&] { return rounds_ > number || is_aborted_ || is_one_dead_; });
     }
     if (is_aborted_) return fail(KEYHOLE_RANK_FAILED, "aborted");
+    if (rounds_ <= number) return fail(KEYHOLE_TIMEOUT, "the others did not come");
     for (uint32_t r = 0; r < size_; ++r) {
       const std::vector<char>& part = whole_[number % 2][r];
       if (part.size() != bytes) return fail(KEYHOLE_RANK_FAILED, "messages of different lengths");
@@ -103,7 +108,7 @@ class ThreadRanks {
   std::vector<std::vector<char>> parts_, whole_[2];
   uint64_t rounds_ = 0;
   uint32_t come_ = 0;
-  bool is_aborted_ = false;
+  bool is_aborted_ = false, is_one_dead_ = false;
   uint32_t killed_rank_ = UINT32_MAX, killed_at_ = 0;
 };
 

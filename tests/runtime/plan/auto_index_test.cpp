@@ -42,6 +42,42 @@ TEST_F(AutoIndex, IsTheDefault) {
   EXPECT_EQ(budget_of(s.get()).top_k, 16U);
 }
 
+TEST_F(AutoIndex, ExactIsAModeOfItsOwn) {
+  EnginePtr host = make_engine(engine_config_);
+  keyhole_session_config c = small_session();
+  c.index = "exact";
+  SessionPtr s = make_session(host.get(), c);
+  const auto mode_of = [](keyhole_session* session) {
+    keyhole_session_config now;
+    keyhole_session_config_init(&now);
+    EXPECT_OK(keyhole_session_get_config(session, &now));
+    return now.mode;
+  };
+  EXPECT_EQ(index_of(s.get()), "flat");
+  EXPECT_EQ(mode_of(s.get()), KEYHOLE_MODE_EXACT);
+  // Nothing is built, and all tokens are attended though a step's budget is one of them.
+  c.index = "ivf:C=4,probe=1";
+  c.budget.top_k = 1;
+  SessionPtr later = make_session(host.get(), c);
+  Model model(engine_config_);
+  const Shape shape(engine_config_);
+  prefill_both(later.get(), model, shape, 0, 600, numbers_);
+  ASSERT_OK(keyhole_session_set_index(later.get(), "exact"));
+  EXPECT_EQ(mode_of(later.get()), KEYHOLE_MODE_EXACT);
+  expect_exact(later.get(), model, shape, 0, numbers_);
+  // With a mode that reads no offloaded tokens it makes no sense.
+  c.index = "exact";
+  c.mode = KEYHOLE_MODE_RESIDENT;
+  keyhole_session* none = nullptr;
+  EXPECT_EQ(keyhole_session_create(host.get(), &c, &none), KEYHOLE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(keyhole_last_error()).find("index is \"exact\""), std::string::npos)
+      << keyhole_last_error();
+  // An unknown one is refused with all that there are.
+  EXPECT_EQ(keyhole_session_set_index(s.get(), "all"), KEYHOLE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(keyhole_last_error()).find("codes, auto, exact"), std::string::npos)
+      << keyhole_last_error();
+}
+
 TEST_F(AutoIndex, TakesTheMostBitsThatTheDeviceHasRoomFor) {
   StreamEngine device(engine_config_);
   keyhole_session_config c;

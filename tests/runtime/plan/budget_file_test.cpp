@@ -58,8 +58,7 @@ TEST_F(BudgetFile, MayLeaveOutSlidingLayersAtTheEnd) {
   layers[2].window = 0;
   engine_ = make_engine(ec_);
   EXPECT_EQ(open(), KEYHOLE_INVALID_ARGUMENT);
-  EXPECT_NE(std::string(keyhole_last_error()).find("layers 2, the engine has 4"), std::string::npos)
-      << keyhole_last_error();
+  expect_error_text("layers 2, the engine has 4");
 }
 
 TEST_F(BudgetFile, LaterEntriesWinFieldByField) {
@@ -107,12 +106,8 @@ TEST_F(BudgetFile, HeadsHaveTheirOwnIndex) {
   const SessionPtr mixed = std::move(session_);
   const std::string saved = (folder_ / "saved").string();
   ASSERT_OK(keyhole_session_save(mixed.get(), saved.c_str()));
-  keyhole_session* loaded = nullptr;
-  ASSERT_OK(keyhole_session_load(engine_.get(), saved.c_str(), nullptr, &loaded));
-  const SessionPtr loaded_guard(loaded);
-  keyhole_session* forked = nullptr;
-  ASSERT_OK(keyhole_session_fork(mixed.get(), &forked));
-  const SessionPtr forked_guard(forked);
+  const SessionPtr loaded_guard = load_of(engine_.get(), saved);
+  const SessionPtr forked_guard = fork_of(mixed.get());
   for (uint32_t i = 0; i < 4; ++i) {
     auto c = small_session();
     c.index = specs[i / 2][i % 2];
@@ -124,7 +119,7 @@ TEST_F(BudgetFile, HeadsHaveTheirOwnIndex) {
     Numbers numbers(99);
     const auto q = numbers.many(shape_.q(1));
     const Answer expected = attend_only(session_.get(), shape_, i / 2, q);
-    for (keyhole_session* s : {mixed.get(), loaded, forked}) {
+    for (keyhole_session* s : {mixed.get(), loaded_guard.get(), forked_guard.get()}) {
       const Answer seen = attend_only(s, shape_, i / 2, q);
       for (uint32_t h = 2 * (i % 2); h < 2 * (i % 2) + 2; ++h) {
         EXPECT_EQ(seen.lse[h], expected.lse[h]);

@@ -128,15 +128,11 @@ TEST_P(Budgets, AForkAndAFileKeepThem) {
   const std::string path =
       ::testing::TempDir() + "keyhole_budget_" + std::to_string(reinterpret_cast<uintptr_t>(this));
   ASSERT_OK(keyhole_session_save(session.get(), path.c_str()));
-  keyhole_session* loaded = nullptr;
-  ASSERT_OK(keyhole_session_load(engine_.get(), path.c_str(), nullptr, &loaded));
-  const SessionPtr guard(loaded);
+  const SessionPtr guard = load_of(engine_.get(), path);
   (void)std::remove(path.c_str());
-  keyhole_session* forked = nullptr;
-  ASSERT_OK(keyhole_session_fork(session.get(), &forked));
-  const SessionPtr other_guard(forked);
+  const SessionPtr other_guard = fork_of(session.get());
   Numbers numbers(8);
-  for (const keyhole_session* copy : {loaded, forked}) {
+  for (const keyhole_session* copy : {guard.get(), other_guard.get()}) {
     for (uint32_t l = 0; l < 2; ++l) {
       for (uint32_t h = 0; h < 2; ++h) {
         expect_equal(get(copy, l, h), get(session.get(), l, h));
@@ -148,8 +144,8 @@ TEST_P(Budgets, AForkAndAFileKeepThem) {
   for (uint32_t l = 0; l < 2; ++l) {
     const auto q = numbers.many(shape.q(1));
     const Answer expected = attend_only(session.get(), shape, l, q);
-    EXPECT_EQ(expected.o, attend_only(loaded, shape, l, q).o);
-    EXPECT_EQ(expected.o, attend_only(forked, shape, l, q).o);
+    EXPECT_EQ(expected.o, attend_only(guard.get(), shape, l, q).o);
+    EXPECT_EQ(expected.o, attend_only(other_guard.get(), shape, l, q).o);
   }
 }
 

@@ -118,12 +118,9 @@ TEST_F(Settings, EveryFieldIsReadBack) {
 TEST_F(Settings, EveryFieldSurvivesSaveLoadAndFork) {
   const SessionPtr session = make_session(engine_.get(), config_);
   ASSERT_OK(keyhole_session_save(session.get(), saved_.c_str()));
-  keyhole_session* made = nullptr;
-  ASSERT_OK(keyhole_session_fork(session.get(), &made));
-  const SessionPtr forked(made);
+  const SessionPtr forked = fork_of(session.get());
   std::ofstream(budgets_) << "not read again";
-  ASSERT_OK(keyhole_session_load(engine_.get(), saved_.c_str(), nullptr, &made));
-  const SessionPtr loaded(made);
+  const SessionPtr loaded = load_of(engine_.get(), saved_);
   for (const keyhole_session* copy : {forked.get(), loaded.get()}) {
     expect_equal(get(copy), config_);
     for (uint32_t head = 0; head < 2; ++head) {
@@ -221,11 +218,11 @@ TEST_F(Settings, ABudgetInsideAConfigIsOfThisVersion) {
   keyhole_session_config c = small_session();
   c.budget.struct_size = 0;
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_create(engine_.get(), &c, &session));
-  EXPECT_NE(std::string(keyhole_last_error()).find("budget.struct_size"), std::string::npos);
+  expect_error_text("budget.struct_size");
   c = small_session();
   c.budget.reserved[23] = 1;
   EXPECT_EQ(KEYHOLE_VERSION_MISMATCH, keyhole_session_create(engine_.get(), &c, &session));
-  EXPECT_NE(std::string(keyhole_last_error()).find("reserved"), std::string::npos);
+  expect_error_text("reserved");
 }
 
 TEST_F(Settings, WordsAreDistinctAndRoundTrip) {

@@ -35,73 +35,6 @@ keyhole_session_config by_means(const char* index) {
   return c;
 }
 
-/// One batch of a layer: new tokens of some members, and what they answered.
-struct Batch {
-  Batch(const Shape& shape, uint32_t layer, const std::vector<uint32_t>& tokens, Numbers& numbers,
-        float key_size)
-      : shape_(shape), layer_(layer), start{0} {
-    for (const uint32_t n : tokens) start.push_back(start.back() + n);
-    k = numbers.many(shape.kv(start.back()));
-    for (float& x : k) x *= key_size;
-    v = numbers.many(k.size());
-    q = numbers.many(shape.q(start.back()));
-    o.assign(q.size(), NAN);
-    lse.assign(size_t{start.back()} * static_cast<size_t>(shape.hq), NAN);
-    statuses.assign(tokens.size(), 99);
-  }
-  [[nodiscard]] keyhole_status run(const std::vector<keyhole_session*>& sessions) {
-    const auto n = static_cast<int64_t>(start.back());
-    const auto tk = tensor(k, {n, shape_.hkv, shape_.d}), tv = tensor(v, {n, shape_.hkv, shape_.d}),
-               tq = tensor(q, {n, shape_.hq, shape_.d}), out = tensor(o, {n, shape_.hq, shape_.d});
-    return keyhole_session_extend_batch(sessions.data(), static_cast<uint32_t>(sessions.size()),
-                                        layer_, &tq, &tk, &tv, start.data(), &out, lse.data(),
-                                        statuses.data());
-  }
-  [[nodiscard]] std::vector<float> part(const std::vector<float>& x, size_t begin,
-                                        size_t end) const {
-    return {x.begin() + static_cast<std::ptrdiff_t>(begin),
-            x.begin() + static_cast<std::ptrdiff_t>(end)};
-  }
-  [[nodiscard]] Answer answer(uint32_t begin, uint32_t end) const {
-    const auto heads = static_cast<size_t>(shape_.hq);
-    return {part(o, shape_.q(begin), shape_.q(end)), part(lse, begin * heads, end * heads)};
-  }
-  /// What member i's session answers to the same tokens by itself.
-  [[nodiscard]] Answer alone(keyhole_session* s, size_t i) const {
-    const uint32_t begin = start[i], end = start[i + 1];
-    const int64_t n = end - begin;
-    const auto mk = part(k, shape_.kv(begin), shape_.kv(end)),
-               mv = part(v, shape_.kv(begin), shape_.kv(end)),
-               mq = part(q, shape_.q(begin), shape_.q(end));
-    Answer a{std::vector<float>(mq.size()), std::vector<float>(static_cast<size_t>(n * shape_.hq))};
-    const auto tk = tensor(mk, {n, shape_.hkv, shape_.d}),
-               tv = tensor(mv, {n, shape_.hkv, shape_.d}),
-               tq = tensor(mq, {n, shape_.hq, shape_.d}),
-               out = tensor(a.o, {n, shape_.hq, shape_.d});
-    EXPECT_OK(keyhole_session_extend(s, layer_, &tq, &tk, &tv, nullptr, &out, a.lse.data()));
-    return a;
-  }
-  /// Appends the member's tokens to its model; the answers are its exact ones.
-  void expect_truth(Member& m, size_t i, double tolerance) const {
-    for (uint32_t t = start[i]; t < start[i + 1]; ++t) {
-      SCOPED_TRACE("session " + std::to_string(i) + ", token " + std::to_string(t - start[i]));
-      m.model.append(layer_, part(k, shape_.kv(t), shape_.kv(t + 1)),
-                     part(v, shape_.kv(t), shape_.kv(t + 1)));
-      std::vector<double> true_lse;
-      const auto true_o =
-          m.model.attend_all(layer_, part(q, shape_.q(t), shape_.q(t + 1)), true_lse);
-      expect_near(answer(t, t + 1), true_o, true_lse, tolerance);
-      if (::testing::Test::HasFatalFailure()) return;
-    }
-  }
-
-  Shape shape_;
-  uint32_t layer_;
-  std::vector<uint32_t> start;
-  std::vector<float> k, v, q, o, lse;
-  std::vector<keyhole_status> statuses;
-};
-
 /// Near to rounding.
 void expect_alike(const Answer& a, const Answer& b, double tolerance) {
   ASSERT_EQ(a.o.size(), b.o.size());
@@ -136,7 +69,9 @@ class Family {
       m.model.append(l, k, v);
     }
   }
-  void join(size_t of) { members.push_back({fork(members[of].session.get()), members[of].model}); }
+  void join(size_t of) {
+    members.push_back({fork_of(members[of].session.get()), members[of].model});
+  }
   void build(size_t i) {
     EXPECT_OK(keyhole_session_build(members[i].session.get(), nullptr, nullptr));
   }
@@ -272,7 +207,7 @@ TEST(Cascade, AnswersAsEachWouldAlone) {
     }
     std::vector<SessionPtr> twins;
     for (keyhole_session* s : f.sessions()) {
-      twins.push_back(fork(s));
+      twins.push_back(fork_of(s));
       EXPECT_OK(keyhole_session_reset_statistics(s));
       EXPECT_OK(keyhole_session_reset_statistics(twins.back().get()));
     }
@@ -281,7 +216,7 @@ TEST(Cascade, AnswersAsEachWouldAlone) {
     uint64_t together = 0, one_by_one = 0;
     for (size_t i = 0; i < twins.size(); ++i) {
       SCOPED_TRACE("session " + std::to_string(i));
-      expect_alike(b.answer(b.start[i], b.start[i + 1]), b.alone(twins[i].get(), i), c.tolerance);
+      expect_alike(b.of(i).answer, b.alone(twins[i].get(), i), c.tolerance);
       if (HasFatalFailure()) return;
       const auto seen = statistics(f.members[i].session.get()), alone = statistics(twins[i].get());
       EXPECT_EQ(seen.attends, alone.attends);
@@ -313,9 +248,10 @@ TEST(Cascade, ThreadsChangeNoBit) {
       }
       Batch b = f.batch(std::vector<uint32_t>(10, 1));
       ASSERT_OK(b.run(f.sessions()));
-      b.o.insert(b.o.end(), b.lse.begin(), b.lse.end());
-      if (first.empty()) first = b.o;
-      EXPECT_EQ(b.o, first) << threads << " threads";
+      std::vector<float> seen = b.tokens.answer.o;
+      seen.insert(seen.end(), b.tokens.answer.lse.begin(), b.tokens.answer.lse.end());
+      if (first.empty()) first = seen;
+      EXPECT_EQ(seen, first) << threads << " threads";
     }
   }
 }
@@ -329,9 +265,9 @@ TEST(Cascade, GoesOnWhereOneFails) {
       for (const bool in_q : {true, false}) {
         Batch b = f.batch({1, 2, 1, 1, 3});
         if (in_q) {
-          b.q[f.shape(0).q(b.start[broken + 1]) - 1] = NAN;
+          b.tokens.q[f.shape(0).q(b.start[broken + 1]) - 1] = NAN;
         } else {
-          b.k[f.shape(0).kv(b.start[broken + 1]) - 1] = INFINITY;
+          b.tokens.k[f.shape(0).kv(b.start[broken + 1]) - 1] = INFINITY;
         }
         EXPECT_EQ(b.run(f.sessions()), KEYHOLE_NOT_FINITE);
         for (size_t i = 0; i < f.members.size(); ++i) {

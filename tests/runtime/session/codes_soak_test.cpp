@@ -87,9 +87,7 @@ class CodesSoak : public StreamTest {
       for (Rows& rows : rows_) rows.truncate(n * row_size());
       ++truncations_;
     } else if (kind < 4) {
-      keyhole_session* copy = nullptr;
-      ASSERT_OK(keyhole_session_fork(s.get(), &copy));
-      s.reset(copy);
+      s = fork_of(s.get());
       ++forks_;
     } else if (kind == 4) {
       ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));

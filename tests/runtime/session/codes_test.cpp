@@ -99,7 +99,7 @@ TEST(Codes, EveryTokenIsAttendedOnceAfterEveryOperation) {
       } else if (operation == 6) {
         ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
       } else if (operation == 7) {
-        session = fork(session.get());
+        session = fork_of(session.get());
       } else {
         const uint32_t n = model.tokens(0) * 2 / 3 + numbers.below(model.tokens(0) / 3 + 1);
         ASSERT_OK(keyhole_session_truncate(session.get(), n));
@@ -185,13 +185,11 @@ void expect_same_bits(const char* index) {
     EXPECT_GT(layer_tokens(session.get(), 0).indexed, kPrompt);
     const auto q = numbers.many(shape.q(1));
     answers.push_back(attend_only(session.get(), shape, 1, q));
-    const SessionPtr copy = fork(session.get());
+    const SessionPtr copy = fork_of(session.get());
     answers.push_back(attend_only(copy.get(), shape, 1, q));
     ASSERT_OK(keyhole_session_save(session.get(), path.c_str()));
-    keyhole_session* loaded = nullptr;
-    ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &loaded));
-    const SessionPtr owned(loaded);
-    answers.push_back(attend_only(loaded, shape, 1, q));
+    const SessionPtr owned = load_of(engine.get(), path);
+    answers.push_back(attend_only(owned.get(), shape, 1, q));
     std::vector<double> lse;
     const auto o = model.attend_all(1, q, lse);
     EXPECT_LT(error_of(answers.back(), o, ec.head_dim), 0.6);

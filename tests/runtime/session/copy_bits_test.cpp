@@ -143,13 +143,11 @@ TEST_P(CopyBits, AreTheSameAfterAnyCalls) {
       if (is_background || numbers_.below(3) == 0) {
         ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
       }
-      keyhole_session *forked = nullptr, *loaded = nullptr;
-      ASSERT_OK(keyhole_session_fork(s.get(), &forked));
-      SessionPtr owner(forked);
+      SessionPtr owner = fork_of(s.get());
+      keyhole_session* const forked = owner.get();
       ASSERT_OK(keyhole_session_save(s.get(), path.c_str()));
-      ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &loaded));
-      const SessionPtr other(loaded);
-      expect_same({s.get(), forked, loaded});
+      const SessionPtr loaded = load_of(engine.get(), path);
+      expect_same({s.get(), forked, loaded.get()});
       if (HasFatalFailure()) return;
       if (i % 4 ==
           3) {  // the copy alone is cut and grows: the session stays like the file, whoever made it
@@ -157,28 +155,25 @@ TEST_P(CopyBits, AreTheSameAfterAnyCalls) {
         ASSERT_OK(keyhole_session_truncate(forked, n));
         append(forked, 1 + numbers_.below(60), false);
         ASSERT_OK(keyhole_session_build(forked, nullptr, nullptr));
-        expect_same({s.get(), loaded});
+        expect_same({s.get(), loaded.get()});
         if (HasFatalFailure()) return;
-        keyhole_session* again = nullptr;
-        ASSERT_OK(keyhole_session_fork(forked, &again));
-        const SessionPtr owned(again);
+        const SessionPtr owned = fork_of(forked);
         ASSERT_OK(keyhole_session_save(forked, path.c_str()));
-        ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &loaded));
-        const SessionPtr third(loaded);
+        const SessionPtr third = load_of(engine.get(), path);
         if (numbers_.below(2) == 0) std::swap(s, owner);
         owner.reset();  // of a family, any may go first
-        expect_same({s.get() == forked ? s.get() : again, again, loaded});
+        expect_same({s.get() == forked ? s.get() : owned.get(), owned.get(), third.get()});
         if (HasFatalFailure()) return;
         continue;
       }
       if (i % 4 != 1 || is_background) continue;
       // And they go on alike.
       const Numbers now = numbers_;
-      for (keyhole_session* each : {s.get(), forked, loaded}) {
+      for (keyhole_session* each : {s.get(), forked, loaded.get()}) {
         numbers_ = now;
         append(each, 40, true);
       }
-      expect_same({s.get(), forked, loaded});
+      expect_same({s.get(), forked, loaded.get()});
       if (HasFatalFailure()) return;
     }
   }

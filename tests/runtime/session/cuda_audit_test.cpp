@@ -11,6 +11,7 @@
 
 #include "gpu/device.h"
 #include "keyhole/stream.h"
+#include "tests/captured_graph.h"
 #include "tests/runtime/device_vector.h"
 #include "tests/runtime/fixture.h"
 
@@ -146,31 +147,25 @@ class CudaAudit : public testing::Test {
     };
     for (int i = 0; i < 6; ++i) step([&] { enqueue(s, i % 2 == 1); });
     if (statistics(s).signal != std::string("wait") || HasFailure()) return;
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    ASSERT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-    enqueue(s, false);
-    ASSERT_CUDA(cudaStreamEndCapture(stream_, &graph));
-    ASSERT_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    const CapturedGraph graph(stream_, cudaStreamCaptureModeThreadLocal,
+                              [&] { enqueue(s, false); });
     for (int i = 0; i < 10; ++i) {
       step([&] {
         ASSERT_OK(keyhole_session_announce(s));
-        ASSERT_CUDA(cudaGraphLaunch(executable, stream_));
+        graph.launch();
       });
     }
     // Without a wait in between, across a flush of the window: nothing is lost.
     ASSERT_OK(keyhole_session_reset_statistics(s));
     for (int i = 0; i < 300; ++i) {
       ASSERT_OK(keyhole_session_announce(s));
-      ASSERT_CUDA(cudaGraphLaunch(executable, stream_));
+      graph.launch();
     }
     keyhole_audit a;
     keyhole_audit_init(&a);
     ASSERT_OK(keyhole_session_get_audit(s, KEYHOLE_ALL, KEYHOLE_ALL, &a));
     EXPECT_EQ(a.audits, uint64_t{300} * config_.layers * config_.q_heads);
     EXPECT_TRUE(std::isfinite(a.error_max));
-    (void)cudaGraphExecDestroy(executable);
-    (void)cudaGraphDestroy(graph);
   }
 
   static inline std::string spec_;

@@ -11,6 +11,7 @@
 #include "keyhole/batch.h"
 #include "keyhole/save.h"
 #include "keyhole/stream.h"
+#include "tests/captured_graph.h"
 #include "tests/runtime/device_vector.h"
 #include "tests/runtime/fixture.h"
 
@@ -185,11 +186,9 @@ TEST_F(CudaBatch, ForksAttendWhatTheyShareAsAlone) {
   add("codes:k=2,v=2", 2600);
   for (int i = 0; i < 5; ++i) {
     for (std::vector<SessionPtr>* some : {&members_, &twins_}) {
-      keyhole_session* copy = nullptr;
       // The last is a copy of a copy.
-      ASSERT_OK(keyhole_session_fork((*some)[i == 4 ? 2 : 0].get(), &copy));
-      some->emplace_back(copy);
-      ASSERT_OK(keyhole_session_set_stream(copy, stream_));
+      some->push_back(fork_of((*some)[i == 4 ? 2 : 0].get()));
+      ASSERT_OK(keyhole_session_set_stream(some->back().get(), stream_));
     }
   }
   for (int i = 0; i < 3; ++i) {
@@ -219,31 +218,26 @@ TEST_F(CudaBatch, GraphsOfBatchesAreLaunchedOften) {
   for (uint32_t l = 0; l < config_.layers; ++l) {
     all.push_back(std::make_unique<Tensors>(*this, starts({1})));
   }
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  ASSERT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-  for (uint32_t l = 0; l < config_.layers; ++l) extend(l, *all[l]);
-  ASSERT_CUDA(cudaStreamEndCapture(stream_, &graph));
+  const CapturedGraph graph(stream_, cudaStreamCaptureModeThreadLocal, [&] {
+    for (uint32_t l = 0; l < config_.layers; ++l) extend(l, *all[l]);
+  });
   size_t nodes = 0;
-  ASSERT_CUDA(cudaGraphGetNodes(graph, nullptr, &nodes));
+  ASSERT_CUDA(cudaGraphGetNodes(graph.get(), nullptr, &nodes));
   // Two kernels a layer, where the device can.
   if (gpu::cuda_devices().front().compute_major >= 9) {
     EXPECT_EQ(nodes, 2 * config_.layers);
   }
-  ASSERT_CUDA(cudaGraphInstantiate(&executable, graph, 0));
   // Beyond a flush of every window.
   for (uint32_t round = 0; round < 280; ++round) {
     for (auto& t : all) draw(*t);
     for (const SessionPtr& s : members_) ASSERT_OK(keyhole_session_announce(s.get()));
-    ASSERT_CUDA(cudaGraphLaunch(executable, stream_));
+    graph.launch();
     synchronize(members_);
     for (uint32_t l = 0; l < config_.layers; ++l) {
       expect_as_alone(l, *all[l]);
       if (HasFatalFailure()) return;
     }
   }
-  (void)cudaGraphExecDestroy(executable);
-  (void)cudaGraphDestroy(graph);
 }
 
 TEST_F(CudaBatch, AMemberThatIsNotFiniteLeavesOthersAlone) {

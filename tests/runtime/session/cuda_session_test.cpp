@@ -13,6 +13,7 @@
 #include "keyhole/attention.h"
 #include "keyhole/save.h"
 #include "keyhole/stream.h"
+#include "tests/captured_graph.h"
 #include "tests/runtime/device_vector.h"
 #include "tests/runtime/fixture.h"
 
@@ -198,9 +199,7 @@ TEST_F(CudaSession, CodesOnTheDeviceAttendAsThoseOfTheHost) {
     EXPECT_EQ(statistics(b.get()).index_bytes, 0U);
     ASSERT_OK(keyhole_session_truncate(a.get(), 1100));
     ASSERT_OK(keyhole_session_truncate(b.get(), 1100));
-    keyhole_session* copy = nullptr;
-    ASSERT_OK(keyhole_session_fork(b.get(), &copy));
-    b.reset(copy);
+    b = fork_of(b.get());
     compare(a.get(), b.get(), 20, 0.05);
 
     // Tensors of the host take the same kernels.
@@ -278,7 +277,7 @@ TEST_F(CudaSession, RowsThatTheHostReadsGiveTheSameBits) {
   const keyhole_tensor tq = q.tensor({hq(), d()}), tk = k.tensor({hkv(), d()}),
                        tv = v.tensor({hkv(), d()}), to = out.tensor({hq(), d()});
   /// A step of every layer in each of the ways; what the layers answered.
-  const auto answers = [&](keyhole_session* s, const Rows& r, int way, cudaGraphExec_t graph) {
+  const auto answers = [&](keyhole_session* s, const Rows& r, int way, const CapturedGraph& graph) {
     std::vector<std::vector<float>> seen;
     for (uint32_t l = 0; l < host_config_.layers; ++l) {
       if (way == 2) {
@@ -295,7 +294,7 @@ TEST_F(CudaSession, RowsThatTheHostReadsGiveTheSameBits) {
         EXPECT_OK(keyhole_session_attend_end(s, &to, nullptr));
       } else if (l == 0) {
         EXPECT_OK(keyhole_session_announce(s));
-        EXPECT_EQ(cudaGraphLaunch(graph, stream_), cudaSuccess);
+        graph.launch();
       }
       EXPECT_OK(keyhole_session_synchronize(s));
       seen.push_back(out.get());
@@ -308,7 +307,7 @@ TEST_F(CudaSession, RowsThatTheHostReadsGiveTheSameBits) {
       c.kv_host = how;
       c.budget.top_k = exact_rows;
       SessionPtr sessions[2];
-      cudaGraphExec_t graphs[2] = {};
+      CapturedGraph graphs[2];
       for (int i = 0; i < 2; ++i) {
         c.exact_rows_by = i == 0 ? KEYHOLE_ROWS_BY_DEVICE : KEYHOLE_ROWS_BY_HOST;
         sessions[i] = make_session(engine.get(), c);
@@ -321,14 +320,11 @@ TEST_F(CudaSession, RowsThatTheHostReadsGiveTheSameBits) {
                 statistics(sessions[0].get()).pinned_bytes);
       const bool has_graphs = std::strcmp(statistics(sessions[1].get()).signal, "wait") == 0;
       for (int i = 0; i < 2 && has_graphs; ++i) {
-        cudaGraph_t graph = nullptr;
-        ASSERT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-        for (uint32_t l = 0; l < host_config_.layers; ++l) {
-          EXPECT_OK(keyhole_session_attend(sessions[i].get(), l, &tq, &tk, &tv, &to, nullptr));
-        }
-        ASSERT_CUDA(cudaStreamEndCapture(stream_, &graph));
-        ASSERT_CUDA(cudaGraphInstantiate(&graphs[i], graph, 0));
-        ASSERT_CUDA(cudaGraphDestroy(graph));
+        graphs[i] = CapturedGraph(stream_, cudaStreamCaptureModeThreadLocal, [&] {
+          for (uint32_t l = 0; l < host_config_.layers; ++l) {
+            EXPECT_OK(keyhole_session_attend(sessions[i].get(), l, &tq, &tk, &tv, &to, nullptr));
+          }
+        });
       }
       for (int t = 0; t < 320; ++t) {
         const Rows r = rows();
@@ -338,20 +334,16 @@ TEST_F(CudaSession, RowsThatTheHostReadsGiveTheSameBits) {
       }
       for (int i = 0; i < 2; ++i) {
         EXPECT_EQ(statistics(sessions[i].get()).codes_doubted, 0U);
-        if (graphs[i] != nullptr) {
-          ASSERT_CUDA(cudaGraphExecDestroy(graphs[i]));
-        }
+        graphs[i] = CapturedGraph();
         ASSERT_OK(keyhole_session_truncate(sessions[i].get(), 900));
-        keyhole_session* copy = nullptr;
-        ASSERT_OK(keyhole_session_fork(sessions[i].get(), &copy));
-        sessions[i].reset(copy);
+        sessions[i] = fork_of(sessions[i].get());
         ASSERT_OK(keyhole_session_set_stream(sessions[i].get(), stream_));
         EXPECT_EQ(statistics(sessions[i].get()).rows_by_host, static_cast<uint32_t>(i));
       }
       for (int t = 0; t < 6; ++t) {
         const Rows r = rows();
-        const auto a = answers(sessions[0].get(), r, t % 3, nullptr);
-        ASSERT_EQ(answers(sessions[1].get(), r, t % 3, nullptr), a) << "token " << t;
+        const auto a = answers(sessions[0].get(), r, t % 3, graphs[0]);
+        ASSERT_EQ(answers(sessions[1].get(), r, t % 3, graphs[1]), a) << "token " << t;
       }
     }
   }
@@ -406,12 +398,9 @@ TEST_F(CudaSession, GraphsAreCapturedOnceAndLaunchedOften) {
     DeviceVector q(q_size()), k(kv_size()), v(kv_size()), out(q_size());
     const keyhole_tensor tq = q.tensor({hq(), d()}), tk = k.tensor({hkv(), d()}),
                          tv = v.tensor({hkv(), d()}), to = out.tensor({hq(), d()});
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
+    CapturedGraph graph;
     // The first capture is thrown away. Within a capture calls answer or are refused, and do not end it.
-    for (int i = 0; i < 2; ++i) {
-      if (graph != nullptr) (void)cudaGraphDestroy(graph);
-      ASSERT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    const auto token = [&] {
       for (uint32_t l = 0; l < 2; ++l) {
         EXPECT_OK(keyhole_session_attend(cuda.get(), l, &tq, &tk, &tv, &to, nullptr));
         EXPECT_EQ(layer_tokens(cuda.get(), l).total, 100U);
@@ -420,24 +409,23 @@ TEST_F(CudaSession, GraphsAreCapturedOnceAndLaunchedOften) {
         EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_set_mode(cuda.get(), KEYHOLE_MODE_EXACT, 0));
         EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_truncate(cuda.get(), 10));
       }
-      ASSERT_CUDA(cudaStreamEndCapture(stream_, &graph));
+    };
+    for (int i = 0; i < 2; ++i) {
+      graph = CapturedGraph(stream_, cudaStreamCaptureModeThreadLocal, token);
     }
-    ASSERT_CUDA(cudaGraphInstantiate(&executable, graph, 0));
     for (uint32_t t = 0; t < 90; ++t) {
       const Rows r = rows();
       q.set(r.q, stream_);
       k.set(r.k, stream_);
       v.set(r.v, stream_);
       ASSERT_OK(keyhole_session_announce(cuda.get()));
-      ASSERT_CUDA(cudaGraphLaunch(executable, stream_));
+      graph.launch();
       ASSERT_OK(keyhole_session_synchronize(cuda.get()));
       (void)attend_host(host.get(), 0, r, nullptr);
       const auto expected = attend_host(host.get(), 1, r, nullptr);
       const auto seen = out.get();
       for (size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(seen[i], expected[i], 1e-3) << t;
     }
-    (void)cudaGraphExecDestroy(executable);
-    (void)cudaGraphDestroy(graph);
   }
 }
 
@@ -524,8 +512,7 @@ TEST_F(CudaSession, FaultsHaveAStatusAndATextAndAnEnd) {
   c.device_memory_limit = 4096;
   keyhole_session* none = nullptr;
   EXPECT_EQ(KEYHOLE_OUT_OF_DEVICE_MEMORY, keyhole_session_create(engine.get(), &c, &none));
-  EXPECT_NE(std::string(keyhole_last_error()).find("4096"), std::string::npos)
-      << keyhole_last_error();
+  expect_error_text("4096");
   c.device_memory_limit = 0;
   c.max_tokens = 1U << 30;
   c.window = 1U << 28;  // 2 layers x 2 heads x 128 x 2 x 2 bytes x 2^28: 512 GiB
@@ -555,11 +542,9 @@ TEST_F(CudaSession, FaultsHaveAStatusAndATextAndAnEnd) {
   s = make_session(engine.get(), c);
   ASSERT_OK(keyhole_session_set_stream(s.get(), stream_));
   ASSERT_OK(keyhole_session_synchronize(s.get()));
-  cudaGraph_t graph = nullptr;
-  ASSERT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-  EXPECT_OK(keyhole_session_attend(s.get(), 0, &tq, &tk, &tv, &to, nullptr));
-  ASSERT_CUDA(cudaStreamEndCapture(stream_, &graph));
-  (void)cudaGraphDestroy(graph);
+  (void)CapturedGraph(stream_, cudaStreamCaptureModeThreadLocal, [&] {
+    EXPECT_OK(keyhole_session_attend(s.get(), 0, &tq, &tk, &tv, &to, nullptr));
+  });
   ASSERT_OK(keyhole_session_announce(s.get()));
   EXPECT_EQ(KEYHOLE_TIMEOUT, keyhole_session_synchronize(s.get()));
 

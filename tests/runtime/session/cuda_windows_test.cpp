@@ -8,11 +8,10 @@
 #include <filesystem>
 
 #include "gpu/device.h"
-#include "keyhole/batch.h"
 #include "keyhole/save.h"
-#include "keyhole/stream.h"
+#include "tests/captured_graph.h"
+#include "tests/runtime/device_turn.h"
 #include "tests/runtime/device_vector.h"
-#include "tests/runtime/fixture.h"
 
 namespace keyhole::test {
 namespace {
@@ -55,98 +54,35 @@ class CudaWindows : public testing::Test {
     return s;
   }
 
-  /// n tokens of a layer in device memory.
-  struct Turn {
-    Turn(const Shape& of, uint32_t in, uint32_t count)
-        : s(of),
-          layer(in),
-          n(count),
-          q(s.q(n)),
-          k(s.kv(n)),
-          v(s.kv(n)),
-          out(s.q(n)),
-          lse(static_cast<size_t>(n * s.hq)) {}
-    void set(Numbers& numbers, cudaStream_t stream) {
-      hq = numbers.many(s.q(n));
-      hk = numbers.many(s.kv(n));
-      hv = numbers.many(s.kv(n));
-      q.set(hq, stream);
-      k.set(hk, stream);
-      v.set(hv, stream);
-      out.set(std::vector<float>(hq.size(), NAN), stream);
-    }
-    keyhole_status attend(keyhole_session* session, bool halves) {
-      const auto tq = q.tensor({s.hq, s.d}), tk = k.tensor({s.hkv, s.d}),
-                 tv = v.tensor({s.hkv, s.d}), to = out.tensor({s.hq, s.d});
-      auto* sums = static_cast<float*>(lse.tensor({s.hq}).data);
-      if (!halves) return keyhole_session_attend(session, layer, &tq, &tk, &tv, &to, sums);
-      const keyhole_status status = keyhole_session_attend_begin(session, layer, &tq, &tk, &tv);
-      return status != KEYHOLE_OK ? status : keyhole_session_attend_end(session, &to, sums);
-    }
-    keyhole_status extend(keyhole_session* session, const uint64_t* mask = nullptr) {
-      const auto tq = q.tensor({n, s.hq, s.d}), tk = k.tensor({n, s.hkv, s.d}),
-                 tv = v.tensor({n, s.hkv, s.d}), to = out.tensor({n, s.hq, s.d});
-      return keyhole_session_extend(session, layer, &tq, &tk, &tv, mask, &to,
-                                    static_cast<float*>(lse.tensor({n, s.hq}).data));
-    }
-    keyhole_status prefill(keyhole_session* session) {
-      const auto tk = k.tensor({n, s.hkv, s.d}), tv = v.tensor({n, s.hkv, s.d});
-      return keyhole_session_append(session, layer, &tk, &tv, nullptr);
-    }
-    Shape s;
-    uint32_t layer, n;
-    DeviceVector q, k, v, out, lse;
-    std::vector<float> hq, hk, hv;
+  /// Tokens of a layer in device memory.
+  struct Turn : DeviceTurn<DeviceVector> {
+    Turn(const Shape& of, uint32_t in, uint32_t n, Numbers& numbers)
+        : DeviceTurn(of, n, numbers), layer(in) {}
+    uint32_t layer;
   };
-  static std::vector<float> part(const std::vector<float>& x, size_t i, size_t size) {
-    return {x.begin() + static_cast<ptrdiff_t>(i * size),
-            x.begin() + static_cast<ptrdiff_t>((i + 1) * size)};
+  /// Draws new numbers for the tokens.
+  void set(Turn& t) {
+    t.host = new_tokens(t.shape, t.host.n, numbers_);
+    t.fill(stream_);
   }
   /// Appends the turn to the model; its answers are the model's.
-  void expect_turn(Model& model, const Turn& t) {
-    const std::vector<float> out = t.out.get(), lse = t.lse.get();
-    for (uint32_t i = 0; i < t.n; ++i) {
-      SCOPED_TRACE("layer " + std::to_string(t.layer) + ", token " + std::to_string(i) + " after " +
-                   std::to_string(model.tokens(t.layer)));
-      model.append(t.layer, part(t.hk, i, shape().kv(1)), part(t.hv, i, shape().kv(1)));
-      std::vector<double> sums;
-      const auto o = model.attend_all(t.layer, part(t.hq, i, shape().q(1)), sums);
-      expect_near({part(out, i, shape().q(1)), part(lse, i, config_.q_heads)}, o, sums, kTolerance);
-    }
-  }
-  /// Checks a tree of drafts, of which those at `path` remain.
-  void expect_tree(Model& model, const Turn& t, const uint64_t* mask,
-                   const std::vector<uint32_t>& path) {
-    const std::vector<float> out = t.out.get(), lse = t.lse.get();
-    const uint32_t before = model.tokens(t.layer);
-    Model all = model;
-    all.append(t.layer, t.hk, t.hv);
-    for (uint32_t i = 0; i < t.n; ++i) {
-      SCOPED_TRACE("layer " + std::to_string(t.layer) + ", draft " + std::to_string(i) + " after " +
-                   std::to_string(before));
-      std::vector<double> sums;
-      const auto sees = [&](uint32_t token) {
-        return token < before || (mask[i] >> (token - before) & 1) != 0;
-      };
-      const auto o = all.attend(t.layer, part(t.hq, i, shape().q(1)), sums, sees);
-      expect_near({part(out, i, shape().q(1)), part(lse, i, config_.q_heads)}, o, sums, kTolerance);
-    }
-    for (const uint32_t i : path) {
-      model.append(t.layer, part(t.hk, i, shape().kv(1)), part(t.hv, i, shape().kv(1)));
-    }
+  void expect_turn(Model& model, Turn& t, const uint64_t* mask = nullptr) {
+    t.fetch();
+    model.append(t.layer, t.host.k, t.host.v);
+    expect_answers(model, t.shape, t.layer, t.host, mask, kTolerance);
   }
   std::vector<std::unique_ptr<Turn>> turns(uint32_t n) {
     std::vector<std::unique_ptr<Turn>> all;
     for (uint32_t l = 0; l < 3; ++l) {
-      all.push_back(std::make_unique<Turn>(shape(), l, n));
-      all.back()->set(numbers_, stream_);
+      all.push_back(std::make_unique<Turn>(shape(), l, n, numbers_));
+      all.back()->fill(stream_);
     }
     return all;
   }
   void decode(keyhole_session* s, Model& model, uint32_t tokens) {
     for (uint32_t i = 0; i < tokens; ++i) {
       const auto all = turns(1);
-      for (const auto& t : all) ASSERT_OK(t->attend(s, i % 2 == 1));
+      for (const auto& t : all) ASSERT_OK(t->attend(s, t->layer, i % 2 == 1));
       ASSERT_OK(keyhole_session_synchronize(s));
       for (const auto& t : all) expect_turn(model, *t);
       if (HasFatalFailure()) return;
@@ -154,8 +90,8 @@ class CudaWindows : public testing::Test {
   }
   void prefill(keyhole_session* s, Model& model, uint32_t tokens) {
     for (const auto& t : turns(tokens)) {
-      ASSERT_OK(t->prefill(s));
-      model.append(t->layer, t->hk, t->hv);
+      ASSERT_OK(t->append(s, t->layer));
+      model.append(t->layer, t->host.k, t->host.v);
     }
   }
   void expect_exact_on_host(keyhole_session* s, const Model& model) {
@@ -202,20 +138,16 @@ TEST_F(CudaWindows, DraftsAreAcceptedOnTheStream) {
   prefill(s.get(), model, 90);
   for (uint32_t round = 0; round < 12; ++round) {
     const auto all = turns(6);
-    for (const auto& t : all) ASSERT_OK(t->extend(s.get()));
-    const uint32_t before = model.tokens(0), path[] = {0, 2, 5};
+    for (const auto& t : all) ASSERT_OK(t->extend(s.get(), t->layer));
+    const uint32_t path[] = {0, 2, 5};
     const bool by_path = round % 2 == 1;
     ASSERT_OK(keyhole_session_accept(s.get(), 3, by_path ? path : nullptr));
     ASSERT_OK(keyhole_session_synchronize(s.get()));
     for (const auto& t : all) expect_turn(model, *t);
     if (HasFatalFailure()) return;
-    model.truncate(before);
-    for (const auto& t : all) {
-      for (uint32_t i = 0; i < 3; ++i) {
-        const uint32_t kept = by_path ? path[i] : i;
-        model.append(t->layer, part(t->hk, kept, shape().kv(1)), part(t->hv, kept, shape().kv(1)));
-      }
-    }
+    const std::vector<uint32_t> kept =
+        by_path ? std::vector<uint32_t>{0, 2, 5} : std::vector<uint32_t>{0, 1, 2};
+    for (const auto& t : all) model.keep(t->layer, 6, kept);
     decode(s.get(), model, 2);
   }
   expect_exact_on_host(s.get(), model);
@@ -233,32 +165,30 @@ TEST_F(CudaWindows, TreesOfDraftsOnTheStreamAndInGraphs) {
   // The sliding layers, which alone take a mask in a capture where nothing is attended by codes.
   std::vector<std::unique_ptr<Turn>> sliding;
   for (const uint32_t layer : {1U, 2U}) {
-    sliding.push_back(std::make_unique<Turn>(shape(), layer, 7));
-    sliding.back()->set(numbers_, stream_);
+    sliding.push_back(std::make_unique<Turn>(shape(), layer, 7, numbers_));
+    sliding.back()->fill(stream_);
   }
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  ASSERT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-  for (const auto& t : sliding) EXPECT_OK(t->extend(s.get(), mask));
-  ASSERT_CUDA(cudaStreamEndCapture(stream_, &graph));
-  ASSERT_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  const CapturedGraph graph(stream_, cudaStreamCaptureModeThreadLocal, [&] {
+    for (const auto& t : sliding) EXPECT_OK(t->extend(s.get(), t->layer, mask));
+  });
   for (uint32_t round = 0; round < 20; ++round) {
     const bool by_graph = round % 2 == 0;
-    for (const auto& t : sliding) t->set(numbers_, stream_);
+    for (const auto& t : sliding) set(*t);
     if (by_graph) {
       ASSERT_OK(keyhole_session_announce(s.get()));
-      ASSERT_CUDA(cudaGraphLaunch(executable, stream_));
+      graph.launch();
     } else {
-      for (const auto& t : sliding) ASSERT_OK(t->extend(s.get(), mask));
+      for (const auto& t : sliding) ASSERT_OK(t->extend(s.get(), t->layer, mask));
     }
     ASSERT_OK(keyhole_session_accept(s.get(), 3, path.data()));
     ASSERT_OK(keyhole_session_synchronize(s.get()));
-    for (const auto& t : sliding) expect_tree(model, *t, mask, path);
+    for (const auto& t : sliding) {
+      expect_turn(model, *t, mask);
+      model.keep(t->layer, 7, path);
+    }
     if (HasFatalFailure()) break;
   }
   expect_exact_on_host(s.get(), model);
-  (void)cudaGraphExecDestroy(executable);
-  (void)cudaGraphDestroy(graph);
 }
 
 TEST_F(CudaWindows, GraphsAreLaunchedOften) {
@@ -269,17 +199,14 @@ TEST_F(CudaWindows, GraphsAreLaunchedOften) {
   prefill(s.get(), model, 30);
   ASSERT_OK(keyhole_session_synchronize(s.get()));
   const auto all = turns(1);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
   // The first that the windows are on the device.
-  ASSERT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-  for (const auto& t : all) EXPECT_OK(t->attend(s.get(), false));
-  ASSERT_CUDA(cudaStreamEndCapture(stream_, &graph));
-  ASSERT_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  const CapturedGraph graph(stream_, cudaStreamCaptureModeThreadLocal, [&] {
+    for (const auto& t : all) EXPECT_OK(t->attend(s.get(), t->layer, false));
+  });
   for (uint32_t i = 0; i < 90; ++i) {
-    for (const auto& t : all) t->set(numbers_, stream_);
+    for (const auto& t : all) set(*t);
     ASSERT_OK(keyhole_session_announce(s.get()));
-    ASSERT_CUDA(cudaGraphLaunch(executable, stream_));
+    graph.launch();
     ASSERT_OK(keyhole_session_synchronize(s.get()));
     for (const auto& t : all) expect_turn(model, *t);
     if (HasFatalFailure()) break;
@@ -290,8 +217,6 @@ TEST_F(CudaWindows, GraphsAreLaunchedOften) {
       model.truncate(model.tokens(0) - 3);
     }
   }
-  (void)cudaGraphExecDestroy(executable);
-  (void)cudaGraphDestroy(graph);
 }
 
 TEST_F(CudaWindows, AreCopiedWithTheirSession) {
@@ -303,12 +228,9 @@ TEST_F(CudaWindows, AreCopiedWithTheirSession) {
   prefill(s.get(), model, 45);
   for (int round = 0; round < 3; ++round) {
     decode(s.get(), model, 25);
-    keyhole_session* made = nullptr;
-    ASSERT_OK(keyhole_session_fork(s.get(), &made));
-    const SessionPtr fork(made);
+    const SessionPtr fork = fork_of(s.get());
     ASSERT_OK(keyhole_session_save(s.get(), path.c_str()));
-    ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &made));
-    const SessionPtr loaded(made);
+    const SessionPtr loaded = load_of(engine.get(), path);
     for (keyhole_session* copy : {fork.get(), loaded.get()}) {
       ASSERT_OK(keyhole_session_set_stream(copy, stream_));
       Model own = model;
@@ -323,15 +245,12 @@ TEST_F(CudaWindows, AreCopiedWithTheirSession) {
 TEST_F(CudaWindows, SayWhatIsNotFinite) {
   const EnginePtr engine = make_engine(config_);
   const SessionPtr s = session(engine.get());
-  Turn t(shape(), 2, 1);
-  t.set(numbers_, stream_);
-  t.hk[140] = NAN;
-  t.k.set(t.hk, stream_);
-  ASSERT_OK(t.attend(s.get(), false));
+  Turn t(shape(), 2, 1, numbers_);
+  t.host.k[140] = NAN;
+  t.fill(stream_);
+  ASSERT_OK(t.attend(s.get(), t.layer, false));
   EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_synchronize(s.get()));
-  EXPECT_NE(std::string(keyhole_last_error()).find("tensor k of step 1 of layer 2, KV head 1"),
-            std::string::npos)
-      << keyhole_last_error();
+  expect_error_text("tensor k of step 1 of layer 2, KV head 1");
 }
 
 }  // namespace

@@ -5,131 +5,48 @@
 #include <functional>
 
 #include "keyhole/attention.h"
-#include "keyhole/batch.h"
+#include "tests/runtime/new_tokens.h"
 #include "tests/runtime/session/layer_fixture.h"
 
 namespace keyhole::test {
 namespace {
 
-struct NewTokens {
-  std::vector<float> q, k, v;
-  uint32_t n = 0;
-};
-
 class ExtendLayers : public LayerConfig {
  protected:
-  /// An engine of these windows; the model has none, as it is told what each token sees.
   EnginePtr engine_with(const std::vector<uint32_t>& windows, uint32_t slack = KEYHOLE_AUTO) {
-    windows_ = windows;
     own_layers();
     layers_[1].scale = 0.07F;
     layers_[1].softcap = 6.0F;
-    plain_ = layers_;
     for (uint32_t l = 0; l < layers_.size(); ++l) {
       layers_[l].window = windows[l];
       if (windows[l] != 0) layers_[l].window_slack = slack;
     }
     return make_engine(engine_config_);
   }
-  Model plain_model() const {
-    keyhole_engine_config c = engine_config_;
-    c.layer_configs = plain_.data();
-    return Model(c);
-  }
-  NewTokens new_tokens(uint32_t n) {
-    return {numbers_.many(shape().q(n)), numbers_.many(shape().kv(n)), numbers_.many(shape().kv(n)),
-            n};
-  }
-  keyhole_status extend(keyhole_session* s, uint32_t layer, const NewTokens& t,
-                        const uint64_t* mask, Answer& a) {
-    a = {std::vector<float>(t.q.size(), NAN), std::vector<float>(static_cast<size_t>(t.n * hq()))};
-    const auto tk = tensor(t.k, {t.n, hkv(), d()}), tv = tensor(t.v, {t.n, hkv(), d()}),
-               tq = tensor(t.q, {t.n, hq(), d()}), out = tensor(a.o, {t.n, hq(), d()});
-    return keyhole_session_extend(s, layer, &tq, &tk, &tv, mask, &out, a.lse.data());
-  }
-  /// The model has t as its newest tokens.
-  void expect_answers(const Model& model, uint32_t layer, const NewTokens& t, const uint64_t* mask,
-                      const Answer& a) {
-    const uint32_t before = model.tokens(layer) - t.n;
-    const auto width = static_cast<ptrdiff_t>(shape().q(1)), heads = static_cast<ptrdiff_t>(hq());
-    for (uint32_t i = 0; i < t.n; ++i) {
-      SCOPED_TRACE("layer " + std::to_string(layer) + ", token " + std::to_string(i) + " of " +
-                   std::to_string(t.n) + " after " + std::to_string(before));
-      std::vector<uint32_t> seen;  // oldest first
-      for (uint32_t token = 0; token < before; ++token) seen.push_back(token);
-      for (uint32_t j = 0; j <= i; ++j) {
-        if (mask == nullptr || (mask[i] >> j & 1U) != 0) seen.push_back(before + j);
-      }
-      if (windows_[layer] != 0 && seen.size() > windows_[layer]) {
-        seen.erase(seen.begin(), seen.end() - windows_[layer]);
-      }
-      const std::vector<float> q(t.q.begin() + i * width, t.q.begin() + (i + 1) * width);
-      std::vector<double> lse;
-      const auto o = model.attend(layer, q, lse, [&](uint32_t token) {
-        return std::binary_search(seen.begin(), seen.end(), token);
-      });
-      expect_near({{a.o.begin() + i * width, a.o.begin() + (i + 1) * width},
-                   {a.lse.begin() + i * heads, a.lse.begin() + (i + 1) * heads}},
-                  o, lse);
-      if (HasFatalFailure()) return;
-    }
-  }
+  NewTokens some_tokens(uint32_t n) { return new_tokens(shape(), n, numbers_); }
   void extend_and_check(keyhole_session* s, Model& model, uint32_t n, const uint64_t* mask) {
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
-      const NewTokens t = new_tokens(n);
-      Answer a;
-      ASSERT_OK(extend(s, l, t, mask, a));
+      NewTokens t = some_tokens(n);
+      ASSERT_OK(extend(s, shape(), l, t, mask));
       model.append(l, t.k, t.v);
-      expect_answers(model, l, t, mask, a);
+      expect_answers(model, shape(), l, t, mask);
       if (HasFatalFailure()) return;
     }
   }
   /// Every layer attends exactly what it should.
   void expect_held(keyhole_session* s, const Model& model) {
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
-      const uint32_t total = model.tokens(l);
-      ASSERT_EQ(layer_tokens(s, l).total, total);
-      if (total == 0) continue;
-      const auto q = numbers_.many(shape().q(1));
-      std::vector<double> lse;
-      const auto o = model.attend(l, q, lse, [&](uint32_t token) {
-        return windows_[l] == 0 || token + windows_[l] >= total;
-      });
-      expect_near(attend_only(s, shape(), l, q), o, lse);
+      ASSERT_EQ(layer_tokens(s, l).total, model.tokens(l));
+      if (model.tokens(l) != 0) expect_exact(s, model, shape(), l, numbers_);
       if (HasFatalFailure()) return;
-    }
-  }
-  /// A step of one token.
-  void decode_one(keyhole_session* s, Model& model) {
-    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
-      const Token one = token();
-      const NewTokens t{one.q, one.k, one.v, 1};
-      Answer a{{}, std::vector<float>(engine_config_.q_heads)};
-      a.o = attend_host(s, l, one, a.lse.data());
-      model.append(l, t.k, t.v);
-      expect_answers(model, l, t, nullptr, a);
     }
   }
   /// Two of the newest five tokens of all layers.
   void accept_some(keyhole_session* s, Model& model) {
     const uint32_t path[] = {0, 3};
     ASSERT_OK(keyhole_session_accept(s, 2, path));
-    keep(model, 5, {0, 3});
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) model.keep(l, 5, {0, 3});
     expect_held(s, model);
-  }
-  /// Keeps, of the newest n tokens of the model, those at `path`.
-  void keep(Model& model, uint32_t n, const std::vector<uint32_t>& path) {
-    const size_t token = shape().kv(1);
-    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
-      const size_t first = model.tokens(l) - n;
-      for (std::vector<float>* rows : {&model.keys(l), &model.values(l)}) {
-        for (size_t i = 0; i < path.size(); ++i) {
-          std::copy_n(rows->data() + (first + path[i]) * token, token,
-                      rows->data() + (first + i) * token);
-        }
-        rows->resize((first + path.size()) * token);
-      }
-    }
   }
   /// A token follows one before it, or none.
   std::vector<uint64_t> tree(uint32_t n) {
@@ -147,8 +64,6 @@ class ExtendLayers : public LayerConfig {
     engine_config_.sink_logits = sinks_.data();
   }
 
-  std::vector<uint32_t> windows_;  ///< [layer]; 0: none
-  std::vector<keyhole_layer_config> plain_;
   std::vector<float> sinks_;
 };
 
@@ -173,7 +88,7 @@ TEST_F(ExtendLayers, SinksAndLogitsCountOnceForEveryToken) {
       c.budget.top_k = c.max_tokens = 1024;
     }
     const SessionPtr s = make_session(engine.get(), c);
-    Model model = plain_model();
+    Model model(engine_config_);
     extend_and_check(s.get(), model, 3, nullptr);  // there are no others
     prefill_model(s.get(), model, 200);
     ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
@@ -197,25 +112,16 @@ TEST_F(ExtendLayers, BatchesHaveThemToo) {
   const EnginePtr engine = engine_with({0, 9});
   const SessionPtr s[2] = {make_session(engine.get(), small_session()),
                            make_session(engine.get(), small_session())};
-  Model models[2] = {plain_model(), plain_model()};
+  Model models[2] = {Model(engine_config_), Model(engine_config_)};
   prefill_model(s[0].get(), models[0], 70);
   const uint32_t starts[] = {0, 5, 17};
   for (uint32_t l = 0; l < 2; ++l) {
-    const NewTokens all = new_tokens(17);
-    Answer a{std::vector<float>(all.q.size()), std::vector<float>(static_cast<size_t>(17 * hq()))};
-    const auto k = tensor(all.k, {17, hkv(), d()}), v = tensor(all.v, {17, hkv(), d()}),
-               q = tensor(all.q, {17, hq(), d()}), out = tensor(a.o, {17, hq(), d()});
-    keyhole_session* const both[] = {s[0].get(), s[1].get()};
-    ASSERT_OK(
-        keyhole_session_extend_batch(both, 2, l, &q, &k, &v, starts, &out, a.lse.data(), nullptr));
+    NewTokens all = some_tokens(17);
+    ASSERT_OK(extend_batch({s[0].get(), s[1].get()}, shape(), l, all, starts));
     for (uint32_t i = 0; i < 2; ++i) {
-      const auto cut = [&](const std::vector<float>& x) {
-        const auto width = static_cast<ptrdiff_t>(x.size() / 17);
-        return std::vector<float>(x.begin() + starts[i] * width, x.begin() + starts[i + 1] * width);
-      };
-      const NewTokens own{cut(all.q), cut(all.k), cut(all.v), starts[i + 1] - starts[i]};
+      const NewTokens own = part_of(all, shape(), starts[i], starts[i + 1]);
       models[i].append(l, own.k, own.v);
-      expect_answers(models[i], l, own, nullptr, {cut(a.o), cut(a.lse)});
+      expect_answers(models[i], shape(), l, own);
     }
   }
 }
@@ -227,14 +133,14 @@ TEST_F(ExtendLayers, SlidingWindowsMoveFromTokenToToken) {
       SCOPED_TRACE("window " + std::to_string(window) + (sinks ? ", sinks" : ""));
       const EnginePtr engine = engine_with({window, 0}, 3);
       const SessionPtr s = make_session(engine.get(), small_session());
-      Model model = plain_model();
+      Model model(engine_config_);
       for (const uint32_t n : {1U, 4U, 20U, 33U, 90U, 2U}) {
         extend_and_check(s.get(), model, n, nullptr);
         if (n <= 64) extend_and_check(s.get(), model, n, tree(n).data());
         if (HasFatalFailure()) return;
         expect_held(s.get(), model);
         // What a step left must not narrow the next one's window.
-        decode_one(s.get(), model);
+        decode(s.get(), model);
         if (HasFatalFailure()) return;
       }
     }
@@ -244,27 +150,26 @@ TEST_F(ExtendLayers, SlidingWindowsMoveFromTokenToToken) {
 TEST_F(ExtendLayers, ErrorsLeaveTheWindowAsItWas) {
   const EnginePtr engine = engine_with({5, 5}, 0);
   const SessionPtr s = make_session(engine.get(), small_session());
-  Model model = plain_model();
+  Model model(engine_config_);
   extend_and_check(s.get(), model, 20, nullptr);
-  NewTokens t = new_tokens(30);
+  NewTokens t = some_tokens(30);
   t.v.back() = NAN;
-  Answer a;
-  EXPECT_EQ(KEYHOLE_NOT_FINITE, extend(s.get(), 0, t, nullptr, a));
-  t = new_tokens(30);
+  EXPECT_EQ(KEYHOLE_NOT_FINITE, extend(s.get(), shape(), 0, t));
+  t = some_tokens(30);
   t.q.back() = NAN;
-  EXPECT_EQ(KEYHOLE_NOT_FINITE, extend(s.get(), 1, t, nullptr, a));
+  EXPECT_EQ(KEYHOLE_NOT_FINITE, extend(s.get(), shape(), 1, t));
   expect_held(s.get(), model);
 }
 
 TEST_F(ExtendLayers, AcceptDropsWithinTheSlack) {
   const EnginePtr engine = engine_with({0, 6}, 8);
   const SessionPtr s = make_session(engine.get(), small_session());
-  Model model = plain_model();
+  Model model(engine_config_);
   prefill_model(s.get(), model, 100);
   const auto accept = [&](uint32_t n, const std::vector<uint32_t>& path, bool as_path) {
     const auto m = static_cast<uint32_t>(path.size());
     ASSERT_OK(keyhole_session_accept(s.get(), m, as_path ? path.data() : nullptr));
-    keep(model, n, path);
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) model.keep(l, n, path);
     expect_held(s.get(), model);
   };
   extend_and_check(s.get(), model, 8, nullptr);
@@ -278,9 +183,7 @@ TEST_F(ExtendLayers, AcceptDropsWithinTheSlack) {
   // More than the slack cannot be dropped, and nothing is then.
   extend_and_check(s.get(), model, 40, nullptr);
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_accept(s.get(), 31, nullptr));
-  EXPECT_NE(std::string(keyhole_last_error()).find("layer 1 has a sliding window of 6"),
-            std::string::npos)
-      << keyhole_last_error();
+  expect_error_text("layer 1 has a sliding window of 6");
   expect_held(s.get(), model);
   std::vector<uint32_t> most(32);
   for (uint32_t i = 0; i < 32; ++i) most[i] = i;
@@ -299,25 +202,19 @@ TEST_F(ExtendLayers, SlidingLayersOfADeviceThatHasNoneTakeHostMemoryAlone) {
   engine_with({0, 6}, 8);
   StreamEngine device(engine_config_, 2000, false);
   const SessionPtr s = make_session(device.handle.get(), small_session());
-  Model model = plain_model();
+  Model model(engine_config_);
   prefill_model(s.get(), model, 60);
   extend_and_check(s.get(), model, 5, nullptr);
   accept_some(s.get(), model);
-  const NewTokens t = new_tokens(5);
-  std::vector<float> out(t.q.size());
+  NewTokens t = some_tokens(5);
   const auto enqueue_all = [&](uint32_t layer) {
-    const auto q = on_device(t.q, {5, hq(), d()}), k = on_device(t.k, {5, hkv(), d()}),
-               v = on_device(t.v, {5, hkv(), d()}), o = on_device(out, {5, hq(), d()});
-    return keyhole_session_extend(s.get(), layer, &q, &k, &v, nullptr, &o, nullptr);
+    return extend(s.get(), shape(), layer, t, nullptr, KEYHOLE_DEVICE);
   };
   EXPECT_EQ(KEYHOLE_UNSUPPORTED, enqueue_all(1));
-  EXPECT_NE(std::string(keyhole_last_error()).find("layer 1 has a sliding window"),
-            std::string::npos)
-      << keyhole_last_error();
+  expect_error_text("layer 1 has a sliding window");
   // One layer by way of the device, the other of the host: accepted together.
   ASSERT_OK(enqueue_all(0));
-  Answer a;
-  ASSERT_OK(extend(s.get(), 1, t, nullptr, a));
+  ASSERT_OK(extend(s.get(), shape(), 1, t));
   for (uint32_t l = 0; l < 2; ++l) model.append(l, t.k, t.v);
   accept_some(s.get(), model);
 }
@@ -326,7 +223,7 @@ TEST_F(ExtendLayers, EnginesWithAttentionOfTheirOwnGetNoSinksAndNoWindows) {
   set_sinks();
   const EnginePtr engine = engine_with({6, 0});
   const SessionPtr s = make_session(engine.get(), small_session());
-  Model model = plain_model();
+  Model model(engine_config_);
   prefill_model(s.get(), model, 100);
   const auto q = numbers_.many(shape().q(1));
   Answer a{std::vector<float>(shape().q(1)), std::vector<float>(static_cast<size_t>(hq()))};
@@ -340,7 +237,7 @@ TEST_F(ExtendLayers, EnginesWithAttentionOfTheirOwnGetNoSinksAndNoWindows) {
                                                                nullptr, found_counts.data()));
   engine_config_.sink_logits = nullptr;
   const keyhole_layer_tokens held = layer_tokens(s.get(), 1);
-  Model without = plain_model();
+  Model without(engine_config_);
   for (uint32_t l = 0; l < 2; ++l) without.append(l, model.keys(l), model.values(l));
   std::vector<double> lse;
   auto o = without.attend(

@@ -75,7 +75,7 @@ TEST(ExtendPattern, FullListsAreExact) {
 }
 
 /// What a prompt of all tokens of layer 0 gives the newest n, and which blocks it attends.
-Answer of_prompt(Pair& p, const char* pattern, const New& t, uint32_t n, Blocks& blocks) {
+Answer of_prompt(Pair& p, const char* pattern, const NewTokens& t, uint32_t n, Blocks& blocks) {
   const Shape& s = p.shape();
   keyhole_prompt* prompt = nullptr;
   EXPECT_OK(keyhole_prompt_create(p.engine(), pattern, &prompt));
@@ -108,14 +108,13 @@ TEST(ExtendPattern, AttendsWhatAPromptOfAllTokensChooses) {
     ASSERT_OK(keyhole_session_set_extend_pattern(p.session(), pattern, KEYHOLE_AUTO));
     Blocks all;
     for (const uint32_t n : {300U, 128U}) {
-      const New t = p.new_tokens(n);
-      Answer a;
-      ASSERT_OK(p.extend(0, t, nullptr, a));
+      NewTokens t = p.new_tokens(n);
+      ASSERT_OK(p.extend(0, t));
       p.model().append(0, t.k, t.v);
       Blocks blocks;
       const Answer wanted = of_prompt(p, pattern, t, n, blocks);
-      EXPECT_EQ(a.o, wanted.o);
-      EXPECT_EQ(a.lse, wanted.lse);
+      EXPECT_EQ(t.answer.o, wanted.o);
+      EXPECT_EQ(t.answer.lse, wanted.lse);
       EXPECT_LT(blocks.attended, blocks.seen * 3 / 4);
       all = {all.attended + blocks.attended, all.seen + blocks.seen};
       EXPECT_EQ(blocks_of(p.session()), all);
@@ -138,23 +137,18 @@ TEST(ExtendPattern, AttendsOffloadedTokensAsTheyLie) {
   p.prefill(900);
   ASSERT_OK(keyhole_session_set_extend_pattern(p.session(), "a-shape:first=128,near=192", 100));
   constexpr uint32_t kNew = 200;
-  const New t = p.new_tokens(kNew);
-  Answer a;
-  ASSERT_OK(p.extend(0, t, nullptr, a));
+  NewTokens t = p.new_tokens(kNew);
+  ASSERT_OK(p.extend(0, t));
   const uint32_t before = p.model().tokens(0);
   p.model().append(0, t.k, t.v);
-  const auto part = [](const std::vector<float>& x, size_t size, uint32_t i) {
-    const auto at = x.begin() + static_cast<std::ptrdiff_t>(i * size);
-    return std::vector<float>(at, at + static_cast<std::ptrdiff_t>(size));
-  };
-  const Shape& s = p.shape();
   for (uint32_t i = 0; i < kNew; i += 23) {
+    const NewTokens one = part_of(t, p.shape(), i, i + 1);
     std::vector<double> lse;
     const uint32_t tile = before + i / 128 * 128;
-    const auto o = p.model().attend(0, part(t.q, s.q(1), i), lse, [&](uint32_t token) {
+    const auto o = p.model().attend(0, one.q, lse, [&](uint32_t token) {
       return token <= before + i && (token < 128 || token / 64 + 3 >= tile / 64);
     });
-    expect_near({part(a.o, s.o(1), i), part(a.lse, 4, i)}, o, lse, 0.2);
+    expect_near(one.answer, o, lse, 0.2);
   }
 }
 
@@ -176,30 +170,21 @@ TEST(ExtendPattern, IsOfManyNewTokensAlone) {
   for (uint32_t i = 0; i < 20; ++i) causal.push_back((uint64_t{2} << i) - 1);
   p.extend_and_check(20, causal, 1e-4, 6);
   EXPECT_EQ(blocks_of(s), none);
-  Answer a;
   const auto extend = [&](keyhole_session* session) {
-    const New t = p.new_tokens(20);
-    const auto tk = tensor(t.k, {20, 2, 64}), tv = tensor(t.v, {20, 2, 64}),
-               tq = tensor(t.q, {20, 4, 64});
-    a = {std::vector<float>(t.q.size()), std::vector<float>(20 * 4)};
-    const auto out = tensor(a.o, {20, 4, 64});
-    for (uint32_t l = 0; l < 2; ++l) {
-      EXPECT_OK(keyhole_session_extend(session, l, &tq, &tk, &tv, nullptr, &out, a.lse.data()));
-    }
+    NewTokens t = p.new_tokens(20);
+    for (uint32_t l = 0; l < 2; ++l) EXPECT_OK(test::extend(session, p.shape(), l, t));
   };
-  keyhole_session* copy = nullptr;
-  ASSERT_OK(keyhole_session_fork(s, &copy));
-  const SessionPtr held(copy);
+  const SessionPtr held = fork_of(s);
   // Tokens 339..358 see 6 blocks and attend the one or two from that of the first of them on.
-  extend(copy);
-  EXPECT_EQ(blocks_of(copy), (Blocks{4, 24}));
+  extend(held.get());
+  EXPECT_EQ(blocks_of(held.get()), (Blocks{4, 24}));
   EXPECT_EQ(blocks_of(s), none);
-  ASSERT_OK(keyhole_session_set_mode(copy, KEYHOLE_MODE_RESIDENT, 0));
-  extend(copy);
-  ASSERT_OK(keyhole_session_set_mode(copy, KEYHOLE_MODE_EXACT, 0));
-  ASSERT_OK(keyhole_session_set_extend_pattern(copy, nullptr, 0));
-  extend(copy);
-  EXPECT_EQ(blocks_of(copy), (Blocks{4, 24}));
+  ASSERT_OK(keyhole_session_set_mode(held.get(), KEYHOLE_MODE_RESIDENT, 0));
+  extend(held.get());
+  ASSERT_OK(keyhole_session_set_mode(held.get(), KEYHOLE_MODE_EXACT, 0));
+  ASSERT_OK(keyhole_session_set_extend_pattern(held.get(), nullptr, 0));
+  extend(held.get());
+  EXPECT_EQ(blocks_of(held.get()), (Blocks{4, 24}));
   ASSERT_OK(keyhole_session_set_extend_pattern(s, "dense", 1));
   p.extend_and_check(150, {}, 1e-4, 31);
   EXPECT_EQ(blocks_of(s), none) << "nothing was chosen";
@@ -208,39 +193,29 @@ TEST(ExtendPattern, IsOfManyNewTokensAlone) {
 TEST(ExtendPattern, MembersOfABatchAttendByTheirOwn) {
   Pair plain(small_engine(), small_session(), 24);
   const SessionPtr other = make_session(plain.engine(), small_session());
-  Numbers numbers(25);
   plain.prefill(400);
   ASSERT_OK(keyhole_session_set_extend_pattern(other.get(), "a-shape:first=64,near=0", 10));
   const uint32_t start[] = {0, 200, 230};
   const Shape& s = plain.shape();
-  const New t = plain.new_tokens(230);
-  Answer a{std::vector<float>(s.o(230), NAN), std::vector<float>(size_t{230} * 4, NAN)};
-  const auto tk = tensor(t.k, {230, 2, 64}), tv = tensor(t.v, {230, 2, 64}),
-             tq = tensor(t.q, {230, 4, 64}), out = tensor(a.o, {230, 4, 64});
-  keyhole_session* const sessions[] = {other.get(), plain.session()};
-  ASSERT_OK(keyhole_session_extend_batch(sessions, 2, 0, &tq, &tk, &tv, start, &out, a.lse.data(),
-                                         nullptr));
+  NewTokens t = plain.new_tokens(230);
+  ASSERT_OK(extend_batch({other.get(), plain.session()}, s, 0, t, start));
   EXPECT_EQ(blocks_of(other.get()), (Blocks{4 * (2 + 3), 4 * (2 + 4)}));
   EXPECT_EQ(layer_tokens(other.get(), 0).total, 200U);
   EXPECT_EQ(layer_tokens(plain.session(), 0).total, 430U);
-  const auto part = [](const std::vector<float>& x, size_t begin, size_t end) {
-    return std::vector<float>(x.begin() + static_cast<std::ptrdiff_t>(begin),
-                              x.begin() + static_cast<std::ptrdiff_t>(end));
-  };
   Model model(small_engine());
-  model.append(0, part(t.k, 0, s.kv(200)), part(t.v, 0, s.kv(200)));
-  plain.model().append(0, part(t.k, s.kv(200), s.kv(230)), part(t.v, s.kv(200), s.kv(230)));
+  model.append(0, slice(t.k, 0, s.kv(200)), slice(t.v, 0, s.kv(200)));
+  plain.model().append(0, slice(t.k, s.kv(200), s.kv(230)), slice(t.v, s.kv(200), s.kv(230)));
   for (const uint32_t i : {0U, 70U, 130U, 199U, 200U, 229U}) {
     SCOPED_TRACE("token " + std::to_string(i));
     const bool is_other = i < 200;
     const Model& m = is_other ? model : plain.model();
+    const NewTokens one = part_of(t, s, i, i + 1);
     std::vector<double> lse;
-    const auto o = m.attend(0, part(t.q, s.q(i), s.q(i + 1)), lse, [&](uint32_t token) {
+    const auto o = m.attend(0, one.q, lse, [&](uint32_t token) {
       if (!is_other) return token <= i + 200;
       return token <= i && (token < 64 || token / 64 >= i / 128 * 2);
     });
-    expect_near({part(a.o, s.o(i), s.o(i + 1)), part(a.lse, size_t{i} * 4, size_t{i} * 4 + 4)}, o,
-                lse);
+    expect_near(one.answer, o, lse);
   }
 }
 
@@ -263,10 +238,9 @@ TEST(ExtendPattern, RefusesWhatItCannotDo) {
   EXPECT_EQ(keyhole_session_get_extend_blocks(nullptr, &blocks, &blocks), bad);
   p.extend_and_check(70, {}, 1e-4, 13);  // by what was set first
   EXPECT_EQ(blocks_of(s), (Blocks{2 * 4 * 2, 2 * 4 * 2}));
-  New t = p.new_tokens(70);
+  NewTokens t = p.new_tokens(70);
   t.q.back() = NAN;
-  Answer a;
-  EXPECT_EQ(p.extend(0, t, nullptr, a), KEYHOLE_NOT_FINITE);
+  EXPECT_EQ(p.extend(0, t), KEYHOLE_NOT_FINITE);
   EXPECT_EQ(layer_tokens(s, 0).total, 70U);
   auto narrow = small_engine();
   narrow.value_dim = 32;
@@ -283,15 +257,13 @@ TEST(ExtendPattern, ItsMemoryIsWithinTheLimitAndGoesWithTheNextStep) {
   keyhole_session* const s = p.session();
   ASSERT_OK(keyhole_session_set_extend_pattern(s, "sampled:stride=1,mass=1000,from=0", 1));
   const uint64_t before = statistics(s).host_bytes;
-  Answer a;
-  const New t = p.new_tokens(100);
-  ASSERT_OK(p.extend(0, t, nullptr, a));
+  NewTokens t = p.new_tokens(100), many = p.new_tokens(1200);
+  ASSERT_OK(p.extend(0, t));
   p.model().append(0, t.k, t.v);
   EXPECT_GT(statistics(s).host_bytes, before + 100 * 4 * 16 * sizeof(float));
   EXPECT_LE(statistics(s).host_bytes_peak, 3U << 20U);
-  EXPECT_EQ(p.extend(0, p.new_tokens(1200), nullptr, a), KEYHOLE_OUT_OF_MEMORY);
-  EXPECT_NE(std::string(keyhole_last_error()).find("the choice of blocks"), std::string::npos)
-      << keyhole_last_error();
+  EXPECT_EQ(p.extend(0, many), KEYHOLE_OUT_OF_MEMORY);
+  expect_error_text("the choice of blocks");
   EXPECT_EQ(layer_tokens(s, 0).total, 1000U);
   const uint64_t with = statistics(s).host_bytes;
   const auto q = p.numbers().many(p.shape().q(1));

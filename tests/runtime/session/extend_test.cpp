@@ -144,27 +144,21 @@ TEST(ExtendCall, IsWhatSingleStepsGive) {
     }
     const auto tokens = unless_sanitized(70, 12);
     for (uint32_t l = 0; l < ec.layers; ++l) {
-      const New all = once.new_tokens(tokens);
-      Answer of_all;
-      ASSERT_OK(once.extend(l, all, nullptr, of_all));
+      NewTokens all = once.new_tokens(tokens);
+      ASSERT_OK(once.extend(l, all));
       const Shape& s = once.shape();
       for (uint32_t i = 0; i < tokens; ++i) {
-        const auto part = [&](const std::vector<float>& x, size_t size) {
-          const auto at = x.begin() + static_cast<std::ptrdiff_t>(i * size);
-          return std::vector<float>(at, at + static_cast<std::ptrdiff_t>(size));
-        };
-        const New one{part(all.k, s.kv(1)), part(all.v, s.kv(1)), part(all.q, s.q(1))};
-        Answer a, b{std::vector<float>(s.q(1)), std::vector<float>(ec.q_heads)};
-        ASSERT_OK(each.extend(l, one, nullptr, a));
-        const auto tk = tensor(one.k, {s.hkv, s.d}), tv = tensor(one.v, {s.hkv, s.d}),
-                   tq = tensor(one.q, {s.hq, s.d}), out = tensor(b.o, {s.hq, s.d});
-        ASSERT_OK(keyhole_session_attend(steps.session(), l, &tq, &tk, &tv, &out, b.lse.data()));
+        NewTokens one = part_of(all, s, i, i + 1), step = one;
+        const Answer of_all = one.answer;
+        ASSERT_OK(each.extend(l, one));
+        ASSERT_OK(attend(steps.session(), s, l, step));
+        const Answer &a = one.answer, &b = step.answer;
         for (size_t j = 0; j < a.o.size(); ++j) {
-          ASSERT_NEAR(a.o[j], of_all.o[i * a.o.size() + j], 2e-5);
+          ASSERT_NEAR(a.o[j], of_all.o[j], 2e-5);
           ASSERT_NEAR(a.o[j], b.o[j], 2e-5);
         }
         for (uint32_t h = 0; h < ec.q_heads; ++h) {
-          ASSERT_NEAR(a.lse[h], of_all.lse[i * ec.q_heads + h], 2e-5);
+          ASSERT_NEAR(a.lse[h], of_all.lse[h], 2e-5);
           ASSERT_NEAR(a.lse[h], b.lse[h], 2e-5);
         }
       }
@@ -187,10 +181,10 @@ TEST(ExtendCall, HasTheSameBitsForAnyNumberOfThreads) {
       ASSERT_OK(keyhole_session_build(p.session(), nullptr, nullptr));
       std::vector<float> all;
       for (const uint32_t n : {1U, 3U, 8U, 100U}) {
-        Answer a;
-        ASSERT_OK(p.extend(0, p.new_tokens(n), nullptr, a));
-        all.insert(all.end(), a.o.begin(), a.o.end());
-        all.insert(all.end(), a.lse.begin(), a.lse.end());
+        NewTokens t = p.new_tokens(n);
+        ASSERT_OK(p.extend(0, t));
+        all.insert(all.end(), t.answer.o.begin(), t.answer.o.end());
+        all.insert(all.end(), t.answer.lse.begin(), t.answer.lse.end());
       }
       seen.push_back(all);
     }
@@ -224,17 +218,15 @@ TEST(ExtendCall, AttendsInALayerWithoutTokens) {
 TEST(ExtendCall, WritesItsAnswersWhereTheQueriesWere) {
   Pair p(small_engine(), small_session(), 6);
   p.prefill(100);
-  New t = p.new_tokens(9);
-  const Shape& s = p.shape();
-  Model& model = p.model();
-  const New kept = t;
-  const auto tk = tensor(t.k, {9, s.hkv, s.d}), tv = tensor(t.v, {9, s.hkv, s.d}),
-             tq = tensor(t.q, {9, s.hq, s.d});
-  Answer a{{}, std::vector<float>(9 * static_cast<size_t>(s.hq))};
-  ASSERT_OK(keyhole_session_extend(p.session(), 0, &tq, &tk, &tv, nullptr, &tq, a.lse.data()));
-  a.o = t.q;
-  model.append(0, t.k, t.v);
-  for (uint32_t i = 0; i < 9; ++i) p.check_one(0, kept, a, i, 100, {}, 1e-4);
+  NewTokens t = p.new_tokens(9);
+  const NewTensors x(t, p.shape(), KEYHOLE_HOST);
+  const std::vector<float> q = t.q;
+  ASSERT_OK(
+      keyhole_session_extend(p.session(), 0, &x.q, &x.k, &x.v, nullptr, &x.q, t.answer.lse.data()));
+  t.answer.o = t.q;
+  t.q = q;
+  p.model().append(0, t.k, t.v);
+  expect_answers(p.model(), p.shape(), 0, t);
 }
 
 TEST(ExtendCall, RefusesWhatItCannotDoAndChangesNothing) {
@@ -245,9 +237,9 @@ TEST(ExtendCall, RefusesWhatItCannotDoAndChangesNothing) {
   const Shape& s = p.shape();
   const auto refused =
       [&](keyhole_status expected, uint32_t n,
-          const std::function<void(New&, keyhole_tensor*, std::vector<uint64_t>&, uint32_t&)>&
+          const std::function<void(NewTokens&, keyhole_tensor*, std::vector<uint64_t>&, uint32_t&)>&
               spoil) {
-        New t = p.new_tokens(n);
+        NewTokens t = p.new_tokens(n);
         std::vector<float> o(t.q.size() + 1);
         // q, k, v, out
         keyhole_tensor x[] = {tensor(t.q, {n, s.hq, s.d}), tensor(t.k, {n, s.hkv, s.d}),
@@ -263,25 +255,28 @@ TEST(ExtendCall, RefusesWhatItCannotDoAndChangesNothing) {
       };
   using Mask = std::vector<uint64_t>;
   const auto bad = KEYHOLE_INVALID_ARGUMENT;
-  refused(bad, 3, [](New&, keyhole_tensor*, Mask&, uint32_t& layer) { layer = 2; });
-  refused(bad, 0, [](New&, keyhole_tensor*, Mask&, uint32_t&) {});
-  refused(bad, 51, [](New&, keyhole_tensor*, Mask&, uint32_t&) {});
+  refused(bad, 3, [](NewTokens&, keyhole_tensor*, Mask&, uint32_t& layer) { layer = 2; });
+  refused(bad, 0, [](NewTokens&, keyhole_tensor*, Mask&, uint32_t&) {});
+  refused(bad, 51, [](NewTokens&, keyhole_tensor*, Mask&, uint32_t&) {});
   for (const int which : {0, 1, 2, 3}) {
-    refused(bad, 3, [&](New&, keyhole_tensor* x, Mask&, uint32_t&) { x[which].shape[0] = 2; });
-    refused(bad, 3, [&](New&, keyhole_tensor* x, Mask&, uint32_t&) { x[which].shape[1] += 1; });
-    refused(KEYHOLE_UNSUPPORTED, 3,
-            [&](New&, keyhole_tensor* x, Mask&, uint32_t&) { x[which].memory = KEYHOLE_DEVICE; });
+    refused(bad, 3,
+            [&](NewTokens&, keyhole_tensor* x, Mask&, uint32_t&) { x[which].shape[0] = 2; });
+    refused(bad, 3,
+            [&](NewTokens&, keyhole_tensor* x, Mask&, uint32_t&) { x[which].shape[1] += 1; });
+    refused(KEYHOLE_UNSUPPORTED, 3, [&](NewTokens&, keyhole_tensor* x, Mask&, uint32_t&) {
+      x[which].memory = KEYHOLE_DEVICE;
+    });
   }
-  refused(bad, 3, [](New&, keyhole_tensor* x, Mask&, uint32_t&) { x[3].strides[0] = 64; });
-  refused(bad, 3, [](New&, keyhole_tensor* x, Mask&, uint32_t&) { x[3].strides[1] = 0; });
-  refused(bad, 3, [](New&, keyhole_tensor*, Mask& m, uint32_t&) { m = {1, 2, 3}; });
-  refused(bad, 3, [](New&, keyhole_tensor*, Mask& m, uint32_t&) { m = {1, 3, 12}; });
+  refused(bad, 3, [](NewTokens&, keyhole_tensor* x, Mask&, uint32_t&) { x[3].strides[0] = 64; });
+  refused(bad, 3, [](NewTokens&, keyhole_tensor* x, Mask&, uint32_t&) { x[3].strides[1] = 0; });
+  refused(bad, 3, [](NewTokens&, keyhole_tensor*, Mask& m, uint32_t&) { m = {1, 2, 3}; });
+  refused(bad, 3, [](NewTokens&, keyhole_tensor*, Mask& m, uint32_t&) { m = {1, 3, 12}; });
   refused(KEYHOLE_NOT_FINITE, 3,
-          [](New& t, keyhole_tensor*, Mask&, uint32_t&) { t.q.back() = NAN; });
+          [](NewTokens& t, keyhole_tensor*, Mask&, uint32_t&) { t.q.back() = NAN; });
   refused(KEYHOLE_NOT_FINITE, 3,
-          [](New& t, keyhole_tensor*, Mask&, uint32_t&) { t.k.back() = NAN; });
+          [](NewTokens& t, keyhole_tensor*, Mask&, uint32_t&) { t.k.back() = NAN; });
   refused(KEYHOLE_NOT_FINITE, 3,
-          [](New& t, keyhole_tensor*, Mask&, uint32_t&) { t.v.back() = INFINITY; });
+          [](NewTokens& t, keyhole_tensor*, Mask&, uint32_t&) { t.v.back() = INFINITY; });
   p.extend_and_check(50, {}, 1e-4, 7);  // and there is room for 50
 }
 
@@ -290,9 +285,8 @@ TEST(ExtendCall, KeepsToTheMemoryLimit) {
   sc.host_memory_limit = 1500000;
   Pair p(small_engine(), sc, 9);
   p.prefill(400);
-  const New t = p.new_tokens(3000);
-  Answer a;
-  EXPECT_EQ(p.extend(0, t, nullptr, a), KEYHOLE_OUT_OF_MEMORY);
+  NewTokens t = p.new_tokens(3000);
+  EXPECT_EQ(p.extend(0, t), KEYHOLE_OUT_OF_MEMORY);
   p.expect_all_exact(1e-4);
   p.extend_and_check(30, {}, 1e-4, 5);
   EXPECT_LE(statistics(p.session()).host_bytes, sc.host_memory_limit);
@@ -314,9 +308,8 @@ TEST(Accept, RefusesWhatWasNotExtended) {
   p.prefill(1);
   EXPECT_EQ(keyhole_session_accept(s, 2, nullptr), bad) << "after other tokens";
   p.extend_and_check(6, {}, 1e-4);
-  New t = p.new_tokens(6);
-  Answer a;
-  ASSERT_OK(p.extend(1, t, nullptr, a));
+  NewTokens t = p.new_tokens(6);
+  ASSERT_OK(p.extend(1, t));
   p.model().append(1, t.k, t.v);
   EXPECT_EQ(keyhole_session_accept(s, 2, nullptr), bad) << "layers of other tokens";
   ASSERT_OK(keyhole_session_truncate(s, 67));
@@ -332,9 +325,8 @@ TEST(Accept, RefusesWhatWasNotExtended) {
 TEST(Accept, LeavesLayersAloneThatTookNoPart) {
   Pair p(small_engine(), small_session(), 12);
   p.prefill(50);
-  const New t = p.new_tokens(5);
-  Answer a;
-  ASSERT_OK(p.extend(1, t, nullptr, a));
+  NewTokens t = p.new_tokens(5);
+  ASSERT_OK(p.extend(1, t));
   ASSERT_OK(keyhole_session_accept(p.session(), 2, nullptr));
   EXPECT_EQ(layer_tokens(p.session(), 0).total, 50U);
   EXPECT_EQ(layer_tokens(p.session(), 1).total, 52U);

@@ -51,8 +51,7 @@ class IdentityTest : public ::testing::Test {
   void expect_refused(keyhole_status status, const std::vector<const char*>& texts) {
     EXPECT_EQ(status, KEYHOLE_INVALID_ARGUMENT) << keyhole_last_error();
     for (const char* text : texts) {
-      EXPECT_NE(std::string(keyhole_last_error()).find(text), std::string::npos)
-          << keyhole_last_error();
+      expect_error_text(text);
     }
   }
   void save() { ASSERT_OK(keyhole_session_save(session_.get(), path_.c_str())); }
@@ -91,10 +90,8 @@ TEST_F(IdentityTest, IsSavedAndCopied) {
   set(std::string(255, 'm').c_str(), 60);
   save();
   ASSERT_EQ(load(nullptr, nullptr), KEYHOLE_OK) << keyhole_last_error();
-  keyhole_session* forked = nullptr;
-  ASSERT_OK(keyhole_session_fork(session_.get(), &forked));
-  const SessionPtr owner(forked);
-  for (keyhole_session* s : {loaded_.get(), forked}) {
+  const SessionPtr owner = fork_of(session_.get());
+  for (keyhole_session* s : {loaded_.get(), owner.get()}) {
     EXPECT_EQ(std::string(identity_of(s).model), std::string(255, 'm'));
     EXPECT_EQ(identity_of(s).token_count, 60U);
     EXPECT_EQ(identity_of(s).token_hash, identity_of(session_.get()).token_hash);

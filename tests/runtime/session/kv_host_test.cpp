@@ -54,17 +54,9 @@ void step_both(keyhole_session* s, StoredModel& m, const keyhole_engine_config& 
   }
 }
 
-SessionPtr forked(keyhole_session* s) {
-  keyhole_session* copy = nullptr;
-  EXPECT_OK(keyhole_session_fork(s, &copy));
-  return SessionPtr(copy);
-}
-
 SessionPtr reloaded(keyhole_engine* engine, keyhole_session* s, const std::string& path) {
   EXPECT_OK(keyhole_session_save(s, path.c_str()));
-  keyhole_session* copy = nullptr;
-  EXPECT_OK(keyhole_session_load(engine, path.c_str(), nullptr, &copy));
-  return SessionPtr(copy);
+  return load_of(engine, path);
 }
 
 struct Int8Case {
@@ -117,7 +109,7 @@ TEST_P(KvHostInt8, EveryTokenIsAttendedOnceAfterEveryOperation) {
       ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
     } else if (operation == 7) {
       session = numbers.below(2) == 0
-                    ? forked(session.get())
+                    ? fork_of(session.get())
                     : reloaded(engine.get(), session.get(), (folder_ / "session").string());
       ASSERT_NE(session, nullptr);
     } else {

@@ -44,8 +44,7 @@ class LayerConfig : public StreamTest {
     keyhole_engine* engine = nullptr;
     EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_engine_create(&engine_config_, &engine));
     EXPECT_EQ(engine, nullptr);
-    EXPECT_NE(std::string(keyhole_last_error()).find(text), std::string::npos)
-        << keyhole_last_error();
+    expect_error_text(text);
   }
 
   std::vector<keyhole_layer_config> layers_;

@@ -58,9 +58,7 @@ TEST_F(LearnedSinks, OtherNumbersAreRefusedByName) {
     keyhole_engine* engine = nullptr;
     EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_engine_create(&engine_config_, &engine));
     EXPECT_EQ(engine, nullptr);
-    EXPECT_NE(std::string(keyhole_last_error()).find("sink_logits of layer 1, head 2"),
-              std::string::npos)
-        << keyhole_last_error();
+    expect_error_text("sink_logits of layer 1, head 2");
   }
 }
 
@@ -91,16 +89,13 @@ TEST_F(LearnedSinks, AreInCopies) {
   const EnginePtr engine = make_engine(engine_config_);
   Model model(engine_config_);
   const SessionPtr s = filled(engine.get(), small_session(), model, 200);
-  keyhole_session* made = nullptr;
-  ASSERT_OK(keyhole_session_fork(s.get(), &made));
-  const SessionPtr fork(made);
+  const SessionPtr fork = fork_of(s.get());
   expect_all_exact(fork.get(), model);
   const auto path =
       std::filesystem::temp_directory_path() / ("keyhole_sinks_" + std::to_string(getpid()));
   ASSERT_OK(keyhole_session_save(s.get(), path.c_str()));
-  ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &made));
+  const SessionPtr loaded = load_of(engine.get(), path);
   std::filesystem::remove(path);
-  const SessionPtr loaded(made);
   expect_all_exact(loaded.get(), model);
   ASSERT_OK(keyhole_session_truncate(s.get(), 0));
   model.truncate(0);

@@ -66,13 +66,11 @@ class SessionFileTest : public ::testing::TestWithParam<const char*> {
 
 TEST_P(SessionFileTest, LoadAnswersWithTheSameBits) {
   ASSERT_OK(keyhole_session_save(session_.get(), path_.c_str()));
-  keyhole_session* loaded = nullptr;
-  ASSERT_OK(keyhole_session_load(engine_.get(), path_.c_str(), nullptr, &loaded));
-  const SessionPtr guard(loaded);
-  expect_same(loaded);
+  const SessionPtr guard = load_of(engine_.get(), path_);
+  expect_same(guard.get());
   keyhole_session_config c;
   keyhole_session_config_init(&c);
-  ASSERT_OK(keyhole_session_get_config(loaded, &c));
+  ASSERT_OK(keyhole_session_get_config(guard.get(), &c));
   EXPECT_STREQ(GetParam(), c.index);
   EXPECT_EQ(sc_.window, c.window);
   EXPECT_EQ(KEYHOLE_ATTEND_WEIGHT, c.budget.attend);
@@ -80,25 +78,23 @@ TEST_P(SessionFileTest, LoadAnswersWithTheSameBits) {
   EXPECT_EQ(20U, c.budget.top_k);
   keyhole_budget budget;
   keyhole_budget_init(&budget);
-  ASSERT_OK(keyhole_session_get_budget(loaded, 1, 0, &budget));
+  ASSERT_OK(keyhole_session_get_budget(guard.get(), 1, 0, &budget));
   EXPECT_EQ(7U, budget.top_k);
   EXPECT_EQ(KEYHOLE_ATTEND_TOPK, budget.attend);
 }
 
 TEST_P(SessionFileTest, AForkIsIndependent) {
-  keyhole_session* forked = nullptr;
-  ASSERT_OK(keyhole_session_fork(session_.get(), &forked));
-  const SessionPtr guard(forked);
-  expect_same(forked);
-  ASSERT_OK(keyhole_session_truncate(forked, 50));
-  ASSERT_OK(keyhole_session_build(forked, nullptr, nullptr));
+  const SessionPtr guard = fork_of(session_.get());
+  expect_same(guard.get());
+  ASSERT_OK(keyhole_session_truncate(guard.get(), 50));
+  ASSERT_OK(keyhole_session_build(guard.get(), nullptr, nullptr));
   EXPECT_EQ(230U, layer_tokens(session_.get(), 0).total);
   Model half(ec_);
   ASSERT_OK(keyhole_session_set_mode(session_.get(), KEYHOLE_MODE_EXACT, 0));
   expect_exact(session_.get(), model_, shape_, 0, numbers_);
   model_.truncate(50);
-  ASSERT_OK(keyhole_session_set_mode(forked, KEYHOLE_MODE_EXACT, 0));
-  expect_exact(forked, model_, shape_, 0, numbers_);
+  ASSERT_OK(keyhole_session_set_mode(guard.get(), KEYHOLE_MODE_EXACT, 0));
+  expect_exact(guard.get(), model_, shape_, 0, numbers_);
 }
 
 TEST_P(SessionFileTest, AForkHasAllSettings) {
@@ -112,19 +108,17 @@ TEST_P(SessionFileTest, AForkHasAllSettings) {
   c.budget.tail = KEYHOLE_TAIL_CENTROID;
   c.budget.min_keys = 40;
   const SessionPtr session = make_session(engine_.get(), c);
-  keyhole_session* forked = nullptr;
-  ASSERT_OK(keyhole_session_fork(session.get(), &forked));
-  const SessionPtr guard(forked);
+  const SessionPtr guard = fork_of(session.get());
   // All that a file keeps of it is the same, and so is what is not in a file's bytes by itself.
   const auto saved = [&](keyhole_session* s) {
     EXPECT_OK(keyhole_session_save(s, path_.c_str()));
     std::ifstream in(path_, std::ios::binary);
     return std::string((std::istreambuf_iterator<char>(in)), {});
   };
-  EXPECT_EQ(saved(session.get()), saved(forked));
+  EXPECT_EQ(saved(session.get()), saved(guard.get()));
   keyhole_session_config b;
   keyhole_session_config_init(&b);
-  ASSERT_OK(keyhole_session_get_config(forked, &b));
+  ASSERT_OK(keyhole_session_get_config(guard.get(), &b));
   EXPECT_EQ(c.host_memory_limit, b.host_memory_limit);
   EXPECT_EQ(c.device_memory_limit, b.device_memory_limit);
   EXPECT_EQ(c.offload_placement, b.offload_placement);
@@ -139,10 +133,7 @@ TEST_P(SessionFileTest, LinksAndDevicesStayWhatTheyAre) {
   EXPECT_OK(keyhole_session_save(session_.get(), link.c_str()));
   EXPECT_TRUE(std::filesystem::is_symlink(link));
   std::filesystem::remove(link);
-  keyhole_session* loaded = nullptr;
-  ASSERT_OK(keyhole_session_load(engine_.get(), path_.c_str(), nullptr, &loaded));
-  const SessionPtr guard(loaded);
-  expect_same(loaded);
+  expect_same(load_of(engine_.get(), path_).get());
   const std::string fifo = path_ + ".fifo";
   ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
   std::thread reader([&] {
@@ -155,9 +146,7 @@ TEST_P(SessionFileTest, LinksAndDevicesStayWhatTheyAre) {
   if (!std::filesystem::is_fifo(fifo)) std::_Exit(1);
   reader.join();
   std::filesystem::remove(fifo);
-  ASSERT_OK(keyhole_session_load(engine_.get(), path_.c_str(), nullptr, &loaded));
-  const SessionPtr through_pipe(loaded);
-  expect_same(loaded);
+  expect_same(load_of(engine_.get(), path_).get());
 }
 
 TEST_P(SessionFileTest, ASaveThatFailsLeavesTheOldFile) {
@@ -172,11 +161,9 @@ TEST_P(SessionFileTest, ASaveThatFailsLeavesTheOldFile) {
   ASSERT_EQ(0, setrlimit(RLIMIT_FSIZE, &before));
   signal(SIGXFSZ, old_handler);
   EXPECT_EQ(KEYHOLE_IO, status);
-  EXPECT_NE(std::string(keyhole_last_error()).find(path_), std::string::npos);
-  keyhole_session* loaded = nullptr;
-  ASSERT_OK(keyhole_session_load(engine_.get(), path_.c_str(), nullptr, &loaded));
-  const SessionPtr guard(loaded);
-  expect_same(loaded);
+  expect_error_text(path_);
+  const SessionPtr guard = load_of(engine_.get(), path_);
+  expect_same(guard.get());
 }
 
 TEST_P(SessionFileTest, DamageIsNoticed) {
@@ -225,7 +212,7 @@ TEST_P(SessionFileTest, ErrorsLeaveTheSessionAlone) {
   const EnginePtr wrong = make_engine(other);
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT,
             keyhole_session_load(wrong.get(), path_.c_str(), nullptr, &loaded));
-  EXPECT_NE(std::string(keyhole_last_error()).find("head_dim"), std::string::npos);
+  expect_error_text("head_dim");
 }
 
 TEST_P(SessionFileTest, LayersOfManyChunksAreReadByAllThreads) {
@@ -238,17 +225,15 @@ TEST_P(SessionFileTest, LayersOfManyChunksAreReadByAllThreads) {
     auto ec = ec_;
     ec.threads = threads;
     const EnginePtr engine = make_engine(ec);
-    keyhole_session* loaded = nullptr;
-    ASSERT_OK(keyhole_session_load(engine.get(), path_.c_str(), nullptr, &loaded));
-    const SessionPtr guard(loaded);
+    const SessionPtr guard = load_of(engine.get(), path_);
     // Saved by so many threads it has the same bytes.
     const std::string again = path_ + "2";
-    EXPECT_OK(keyhole_session_save(loaded, again.c_str()));
+    EXPECT_OK(keyhole_session_save(guard.get(), again.c_str()));
     std::ifstream a(path_, std::ios::binary), b(again, std::ios::binary);
     EXPECT_TRUE(std::string((std::istreambuf_iterator<char>(a)), {}) ==
                 std::string((std::istreambuf_iterator<char>(b)), {}));
     std::filesystem::remove(again);
-    expect_same(loaded);
+    expect_same(guard.get());
   }
   // An infinity far from the first chunk is seen where it is read, not by the sum alone.
   std::fstream file(path_, std::ios::binary | std::ios::in | std::ios::out);
@@ -257,9 +242,7 @@ TEST_P(SessionFileTest, LayersOfManyChunksAreReadByAllThreads) {
   file.close();
   keyhole_session* loaded = nullptr;
   EXPECT_EQ(KEYHOLE_CORRUPT, keyhole_session_load(engine_.get(), path_.c_str(), nullptr, &loaded));
-  EXPECT_NE(std::string(keyhole_last_error()).find("layer 0 has an element of K or V"),
-            std::string::npos)
-      << keyhole_last_error();
+  expect_error_text("layer 0 has an element of K or V");
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, SessionFileTest,

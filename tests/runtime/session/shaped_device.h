@@ -19,6 +19,7 @@
 #include "keyhole/batch.h"
 #include "keyhole/save.h"
 #include "keyhole/stream.h"
+#include "tests/runtime/device_turn.h"
 #include "tests/runtime/session/shapes_fixture.h"
 #include "tests/temporary_folder.h"
 
@@ -122,20 +123,7 @@ class ShapedSequences {
     SessionPtr session;
     Model model;
   };
-  /// New tokens of a layer, in device memory.
-  struct Turn {
-    Turn(const Shape& of, uint32_t n, Numbers& numbers)
-        : shape(of),
-          host(new_tokens(of, n, numbers)),
-          q(of.q(n)),
-          k(of.kv(n)),
-          v(of.v(n)),
-          out(of.o(n)),
-          lse(static_cast<size_t>(n * of.hq)) {}
-    Shape shape;
-    NewTokensOf host;
-    Vector q, k, v, out, lse;
-  };
+  using Turn = DeviceTurn<Vector>;
 
   [[nodiscard]] static bool failed() { return ::testing::Test::HasFatalFailure(); }
   [[nodiscard]] bool has_codes() const {
@@ -203,7 +191,7 @@ class ShapedSequences {
 
   /// Adds a pattern of their layer, head and channel to values, so that a row in another's place shows however many
   /// are attended.
-  void add_pattern(uint32_t layer, NewTokensOf& t) const {
+  void add_pattern(uint32_t layer, NewTokens& t) const {
     const Shape shape = config_.shape(layer);
     const auto d = static_cast<size_t>(shape.d), hkv = static_cast<size_t>(shape.hkv);
     for (size_t i = 0; i < t.v.size(); ++i) {
@@ -214,39 +202,12 @@ class ShapedSequences {
   std::unique_ptr<Turn> turn(uint32_t layer, uint32_t n) {
     auto t = std::make_unique<Turn>(config_.shape(layer), n, numbers_);
     add_pattern(layer, t->host);
-    fill(*t);
+    t->fill(world_->stream());
     return t;
-  }
-  void fill(Turn& t) {
-    t.q.set(t.host.q, world_->stream());
-    t.k.set(t.host.k, world_->stream());
-    t.v.set(t.host.v, world_->stream());
-    t.out.set(std::vector<float>(t.host.answer.o.size(), NAN), world_->stream());
-    t.lse.set(std::vector<float>(t.host.answer.lse.size(), NAN), world_->stream());
-  }
-  static float* pointer(Vector& x, int64_t n) { return static_cast<float*>(x.tensor({n}).data); }
-  static keyhole_status extend(keyhole_session* s, uint32_t layer, Turn& t, const uint64_t* mask) {
-    const Shape& shape = t.shape;
-    const int64_t n = t.host.n;
-    const keyhole_tensor q = t.q.tensor({n, shape.hq, shape.d}),
-                         k = t.k.tensor({n, shape.hkv, shape.d}),
-                         v = t.v.tensor({n, shape.hkv, shape.d}),
-                         o = t.out.tensor({n, shape.hq, shape.d});
-    return keyhole_session_extend(s, layer, &q, &k, &v, mask, &o, pointer(t.lse, n * shape.hq));
-  }
-  static keyhole_status attend(keyhole_session* s, uint32_t layer, Turn& t, bool halves) {
-    const Shape& shape = t.shape;
-    const keyhole_tensor q = t.q.tensor({shape.hq, shape.d}), k = t.k.tensor({shape.hkv, shape.d}),
-                         v = t.v.tensor({shape.hkv, shape.d}),
-                         o = t.out.tensor({shape.hq, shape.d});
-    float* const lse = pointer(t.lse, shape.hq);
-    if (!halves) return keyhole_session_attend(s, layer, &q, &k, &v, &o, lse);
-    const keyhole_status status = keyhole_session_attend_begin(s, layer, &q, &k, &v);
-    return status != KEYHOLE_OK ? status : keyhole_session_attend_end(s, &o, lse);
   }
   /// Appends the turn to the model, whose answers must be the session's.
   void expect_turn(Sequence& s, uint32_t layer, Turn& t, const uint64_t* mask = nullptr) {
-    t.host.answer = {t.out.get(), t.lse.get()};
+    t.fetch();
     s.model.append(layer, t.host.k, t.host.v);
     expect_answers(s.model, t.shape, layer, t.host, mask, case_.tolerance);
   }
@@ -260,7 +221,7 @@ class ShapedSequences {
     const bool on_device = numbers_.below(2) == 0 && n != 0;
     for (uint32_t l = 0; l < kLayers; ++l) {
       const Shape shape = config_.shape(l);
-      NewTokensOf t = new_tokens(shape, n, numbers_);
+      NewTokens t = new_tokens(shape, n, numbers_);
       add_pattern(l, t);
       keyhole_tensor k = tensor(t.k, {n, shape.hkv, shape.d}),
                      v = tensor(t.v, {n, shape.hkv, shape.d}),
@@ -284,7 +245,7 @@ class ShapedSequences {
       std::vector<std::unique_ptr<Turn>> turns;
       for (uint32_t l = 0; l < kLayers; ++l) turns.push_back(turn(l, 1));
       for (uint32_t l = 0; l < kLayers; ++l) {
-        ASSERT_OK(attend(s.session.get(), l, *turns[l], token == 1));
+        ASSERT_OK(turns[l]->attend(s.session.get(), l, token == 1));
       }
       ASSERT_OK(keyhole_session_synchronize(s.session.get()));
       for (uint32_t l = 0; l < kLayers && !failed(); ++l) expect_turn(s, l, *turns[l]);
@@ -293,17 +254,15 @@ class ShapedSequences {
   void decode_on_host(Sequence& s) {
     for (uint32_t l = 0; l < kLayers && !failed(); ++l) {
       const Shape shape = config_.shape(l);
-      NewTokensOf t = new_tokens(shape, 1, numbers_);
+      NewTokens t = new_tokens(shape, 1, numbers_);
       add_pattern(l, t);
-      const auto q = tensor(t.q, {shape.hq, shape.d}), k = tensor(t.k, {shape.hkv, shape.d}),
-                 v = tensor(t.v, {shape.hkv, shape.d}), o = tensor(t.answer.o, {shape.hq, shape.d});
-      ASSERT_OK(keyhole_session_attend(s.session.get(), l, &q, &k, &v, &o, t.answer.lse.data()));
+      ASSERT_OK(attend(s.session.get(), shape, l, t));
       s.model.append(l, t.k, t.v);
       expect_answers(s.model, shape, l, t, nullptr, case_.tolerance);
     }
   }
   void extend_some(Sequence& s) {
-    const uint32_t n = 1 + numbers_.below(9), before = s.model.tokens(0);
+    const uint32_t n = 1 + numbers_.below(9);
     std::vector<uint64_t> mask(n);
     for (uint32_t i = 0; i < n; ++i) {
       mask[i] = (uint64_t{1} << i) | (numbers_.below(1U << i) & ((uint64_t{1} << i) - 1));
@@ -314,7 +273,7 @@ class ShapedSequences {
     std::vector<std::unique_ptr<Turn>> turns;
     for (uint32_t l = 0; l < kLayers; ++l) turns.push_back(turn(l, n));
     for (uint32_t l = 0; l < kLayers; ++l) {
-      ASSERT_OK(extend(s.session.get(), l, *turns[l], given));
+      ASSERT_OK(turns[l]->extend(s.session.get(), l, given));
     }
     std::vector<uint32_t> path;
     const bool accepts = numbers_.below(2) == 0;
@@ -328,22 +287,8 @@ class ShapedSequences {
     ASSERT_OK(keyhole_session_synchronize(s.session.get()));
     for (uint32_t l = 0; l < kLayers && !failed(); ++l) {
       expect_turn(s, l, *turns[l], given);
-      keep(s.model, l, before, turns[l]->host, path);
+      s.model.keep(l, n, path);
     }
-  }
-  /// Keeps, of the newest tokens, those at `path`.
-  void keep(Model& model, uint32_t layer, uint32_t before, const NewTokensOf& t,
-            const std::vector<uint32_t>& path) const {
-    const size_t token = config_.shape(layer).kv(1);
-    const auto cut = [&](std::vector<float>& rows, const std::vector<float>& fresh) {
-      rows.resize(before * token);
-      for (const uint32_t i : path) {
-        rows.insert(rows.end(), fresh.begin() + static_cast<ptrdiff_t>(i * token),
-                    fresh.begin() + static_cast<ptrdiff_t>((i + 1) * token));
-      }
-    };
-    cut(model.keys(layer), t.k);
-    cut(model.values(layer), t.v);
   }
   void extend_both() {
     const uint32_t n[] = {1, 1 + numbers_.below(2)};
@@ -351,32 +296,14 @@ class ShapedSequences {
     std::vector<std::unique_ptr<Turn>> turns;
     for (uint32_t l = 0; l < kLayers; ++l) turns.push_back(turn(l, start[2]));
     for (uint32_t l = 0; l < kLayers; ++l) {
-      Turn& t = *turns[l];
-      const Shape& shape = t.shape;
-      const int64_t all = start[2];
-      const keyhole_tensor q = t.q.tensor({all, shape.hq, shape.d}),
-                           k = t.k.tensor({all, shape.hkv, shape.d}),
-                           v = t.v.tensor({all, shape.hkv, shape.d}),
-                           o = t.out.tensor({all, shape.hq, shape.d});
-      keyhole_session* const sessions[] = {session(0), session(1)};
-      ASSERT_OK(keyhole_session_extend_batch(sessions, 2, l, &q, &k, &v, start, &o,
-                                             pointer(t.lse, all * shape.hq), nullptr));
+      ASSERT_OK(turns[l]->extend_batch({session(0), session(1)}, l, start));
     }
     for (uint32_t i = 0; i < 2; ++i) ASSERT_OK(keyhole_session_synchronize(session(i)));
     for (uint32_t l = 0; l < kLayers; ++l) {
       Turn& t = *turns[l];
-      const std::vector<float> out = t.out.get(), lse = t.lse.get();
+      t.fetch();
       for (uint32_t i = 0; i < 2 && !failed(); ++i) {
-        const auto part = [&](const std::vector<float>& rows, size_t token) {
-          return std::vector<float>(rows.begin() + static_cast<ptrdiff_t>(start[i] * token),
-                                    rows.begin() + static_cast<ptrdiff_t>(start[i + 1] * token));
-        };
-        const NewTokensOf own{
-            part(t.host.q, t.shape.q(1)),
-            part(t.host.k, t.shape.kv(1)),
-            part(t.host.v, t.shape.v(1)),
-            n[i],
-            {part(out, t.shape.o(1)), part(lse, static_cast<size_t>(t.shape.hq))}};
+        const NewTokens own = part_of(t.host, t.shape, start[i], start[i + 1]);
         sequences_[i].model.append(l, own.k, own.v);
         expect_answers(sequences_[i].model, t.shape, l, own, nullptr, case_.tolerance);
       }
@@ -392,14 +319,14 @@ class ShapedSequences {
     ASSERT_OK(keyhole_session_synchronize(s.session.get()));
     world_->begin_capture();
     for (uint32_t l = 0; l < kLayers; ++l) {
-      EXPECT_OK(attend(s.session.get(), l, *turns[l], l % 2 == 1));
+      EXPECT_OK(turns[l]->attend(s.session.get(), l, l % 2 == 1));
     }
     world_->end_capture();
     for (uint32_t i = 0; i < 2 && !failed(); ++i) {
       for (uint32_t l = 0; l < kLayers; ++l) {
         turns[l]->host = new_tokens(turns[l]->shape, 1, numbers_);
         add_pattern(l, turns[l]->host);
-        fill(*turns[l]);
+        turns[l]->fill(world_->stream());
       }
       ASSERT_OK(keyhole_session_announce(s.session.get()));
       world_->launch();
@@ -416,18 +343,14 @@ class ShapedSequences {
   }
   /// Lets one sequence go on as a copy of the other.
   void fork() {
-    keyhole_session* copy = nullptr;
-    ASSERT_OK(keyhole_session_fork(session(0), &copy));
-    sequences_[1].session.reset(copy);
+    sequences_[1].session = fork_of(session(0));
     sequences_[1].model = sequences_[0].model;
     set_stream(sequences_[1]);
   }
   void save_and_load(Sequence& s) {
     const std::string path = (folder_ / "session").string();
     ASSERT_OK(keyhole_session_save(s.session.get(), path.c_str()));
-    keyhole_session* loaded = nullptr;
-    ASSERT_OK(keyhole_session_load(engine_, path.c_str(), nullptr, &loaded));
-    s.session.reset(loaded);
+    s.session = load_of(engine_, path);
     set_stream(s);
   }
   /// Checks that all layers have the model's tokens, and that a query of the host finds them.

@@ -77,12 +77,8 @@ class EveryLayerItsShape : public ::testing::TestWithParam<ShapesCase> {
   void decode(Sequence& s) {
     for (uint32_t l = 0; l < layers(); ++l) {
       const Shape shape = config_.shape(l);
-      NewTokensOf t = new_tokens(shape, 1, numbers_);
-      const auto tq = tensor(t.q, {shape.hq, shape.d}), tk = tensor(t.k, {shape.hkv, shape.d}),
-                 tv = tensor(t.v, {shape.hkv, shape.dv}),
-                 out = tensor(t.answer.o, {shape.hq, shape.dv});
-      ASSERT_OK(keyhole_session_attend(s.session.get(), l, &tq, &tk, shape.given(tv), &out,
-                                       t.answer.lse.data()));
+      NewTokens t = new_tokens(shape, 1, numbers_);
+      ASSERT_OK(attend(s.session.get(), shape, l, t));
       s.model.append(l, t.k, t.v);
       expect_answers(s.model, shape, l, t);
     }
@@ -94,9 +90,8 @@ class EveryLayerItsShape : public ::testing::TestWithParam<ShapesCase> {
       mask[i] = (uint64_t{1} << i) | (numbers_.below(1U << i) & ((uint64_t{1} << i) - 1));
     }
     const uint64_t* const given = numbers_.below(2) == 0 ? mask.data() : nullptr;
-    const uint32_t before = s.model.tokens(0);
     for (uint32_t l = 0; l < layers(); ++l) {
-      NewTokensOf t = new_tokens(config_.shape(l), n, numbers_);
+      NewTokens t = new_tokens(config_.shape(l), n, numbers_);
       ASSERT_OK(extend(s.session.get(), config_.shape(l), l, t, given));
       s.model.append(l, t.k, t.v);
       expect_answers(s.model, config_.shape(l), l, t, given);
@@ -109,52 +104,18 @@ class EveryLayerItsShape : public ::testing::TestWithParam<ShapesCase> {
     }
     ASSERT_OK(
         keyhole_session_accept(s.session.get(), static_cast<uint32_t>(path.size()), path.data()));
-    keep(s.model, before, n, path);
-  }
-  /// Keeps, of the newest n tokens, those at `path`.
-  void keep(Model& model, uint32_t before, uint32_t n, const std::vector<uint32_t>& path) {
-    for (uint32_t l = 0; l < layers(); ++l) {
-      for (const bool values : {false, true}) {
-        const Shape shape = config_.shape(l);
-        const size_t token = values ? shape.v(1) : shape.kv(1);
-        std::vector<float>& rows = values ? model.values(l) : model.keys(l);
-        std::vector<float> kept(rows.begin(),
-                                rows.begin() + static_cast<std::ptrdiff_t>(before * token));
-        for (const uint32_t i : path) {
-          const auto from = rows.begin() + static_cast<std::ptrdiff_t>((before + i) * token);
-          kept.insert(kept.end(), from, from + static_cast<std::ptrdiff_t>(token));
-        }
-        ASSERT_EQ(rows.size(), (before + n) * token);
-        rows = kept;
-      }
-    }
+    for (uint32_t l = 0; l < layers(); ++l) s.model.keep(l, n, path);
   }
   void extend_both() {
     const uint32_t n[] = {1 + numbers_.below(4), numbers_.below(4)};
     for (uint32_t l = 0; l < layers(); ++l) {
       const Shape shape = config_.shape(l);
       const uint32_t start[] = {0, n[0], n[0] + n[1]};
-      NewTokensOf all = new_tokens(shape, start[2], numbers_);
-      const auto tq = tensor(all.q, {all.n, shape.hq, shape.d}),
-                 tk = tensor(all.k, {all.n, shape.hkv, shape.d}),
-                 tv = tensor(all.v, {all.n, shape.hkv, shape.dv}),
-                 out = tensor(all.answer.o, {all.n, shape.hq, shape.dv});
-      keyhole_session* const sessions[] = {sequences_[0].session.get(),
-                                           sequences_[1].session.get()};
-      ASSERT_OK(keyhole_session_extend_batch(sessions, 2, l, &tq, &tk, shape.given(tv), start, &out,
-                                             all.answer.lse.data(), nullptr));
+      NewTokens all = new_tokens(shape, start[2], numbers_);
+      ASSERT_OK(extend_batch({sequences_[0].session.get(), sequences_[1].session.get()}, shape, l,
+                             all, start));
       for (uint32_t i = 0; i < 2; ++i) {
-        const auto part = [&](const std::vector<float>& rows, size_t token) {
-          return std::vector<float>(
-              rows.begin() + static_cast<std::ptrdiff_t>(start[i] * token),
-              rows.begin() + static_cast<std::ptrdiff_t>(start[i + 1] * token));
-        };
-        const NewTokensOf own{
-            part(all.q, shape.q(1)),
-            part(all.k, shape.kv(1)),
-            part(all.v, shape.v(1)),
-            n[i],
-            {part(all.answer.o, shape.o(1)), part(all.answer.lse, static_cast<size_t>(shape.hq))}};
+        const NewTokens own = part_of(all, shape, start[i], start[i + 1]);
         sequences_[i].model.append(l, own.k, own.v);
         expect_answers(sequences_[i].model, shape, l, own);
       }
@@ -168,17 +129,13 @@ class EveryLayerItsShape : public ::testing::TestWithParam<ShapesCase> {
   }
   /// One goes on as a copy of the other.
   void fork() {
-    keyhole_session* copy = nullptr;
-    ASSERT_OK(keyhole_session_fork(sequences_[0].session.get(), &copy));
-    sequences_[1].session.reset(copy);
+    sequences_[1].session = fork_of(sequences_[0].session.get());
     sequences_[1].model = sequences_[0].model;
   }
   void save_and_load(Sequence& s) {
     const std::string path = (folder_ / "session").string();
     ASSERT_OK(keyhole_session_save(s.session.get(), path.c_str()));
-    keyhole_session* loaded = nullptr;
-    ASSERT_OK(keyhole_session_load(engine_.get(), path.c_str(), nullptr, &loaded));
-    s.session.reset(loaded);
+    s.session = load_of(engine_.get(), path);
   }
   void build(Sequence& s) {
     ASSERT_OK(keyhole_session_build(s.session.get(), nullptr, nullptr));

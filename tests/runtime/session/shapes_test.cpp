@@ -24,8 +24,7 @@ const std::vector<Heads> kHeads = {{4, 2, 64}, {8, 1, 128}, {4, 4, 96}, {4, 2, 6
 
 void expect_error(keyhole_status seen, keyhole_status status, const std::string& text) {
   EXPECT_EQ(seen, status);
-  EXPECT_NE(std::string(keyhole_last_error()).find(text), std::string::npos)
-      << keyhole_last_error();
+  expect_error_text(text);
 }
 
 keyhole_status try_engine(const keyhole_engine_config& config) {
@@ -263,16 +262,14 @@ TEST_F(ShapesFile, ACopyAnswersWithTheSameBits) {
       ASSERT_OK(keyhole_session_save(s.get(), path_.c_str()));
       SessionPtr copy;
       ASSERT_OK(load(engine.get(), copy));
-      keyhole_session* forked = nullptr;
-      ASSERT_OK(keyhole_session_fork(s.get(), &forked));
-      const SessionPtr fork(forked);
-      EXPECT_GT(statistics(s.get()).shared_bytes + statistics(forked).shared_bytes, 0U);
+      const SessionPtr fork = fork_of(s.get());
+      EXPECT_GT(statistics(s.get()).shared_bytes + statistics(fork.get()).shared_bytes, 0U);
       for (uint32_t l = 0; l < 4; ++l) {
         EXPECT_EQ(layer_tokens(s.get(), l).indexed, layer_tokens(copy.get(), l).indexed);
         const auto q = numbers_.many(c.shape(l).q(1));
         const Answer a = attend_only(s.get(), c.shape(l), l, q);
         EXPECT_EQ(a.o, attend_only(copy.get(), c.shape(l), l, q).o);
-        EXPECT_EQ(a.o, attend_only(forked, c.shape(l), l, q).o);
+        EXPECT_EQ(a.o, attend_only(fork.get(), c.shape(l), l, q).o);
       }
     }
   }
@@ -570,14 +567,12 @@ TEST(LayerShapes, APromptsAttentionIsOfTheLayersHeads) {
   Numbers numbers(9);
   for (uint32_t l = 0; l < 4; ++l) {
     const Shape shape = c.shape(l);
-    NewTokensOf t = new_tokens(shape, 70, numbers);
+    NewTokens t = new_tokens(shape, 70, numbers);
     Model model(c.engine);
     model.append(l, t.k, t.v);
-    const auto tq = tensor(t.q, {t.n, shape.hq, shape.d}),
-               tk = tensor(t.k, {t.n, shape.hkv, shape.d}),
-               tv = tensor(t.v, {t.n, shape.hkv, shape.d}),
-               out = tensor(t.answer.o, {t.n, shape.hq, shape.d});
-    EXPECT_OK(keyhole_prompt_attend(prompt, l, &tq, &tk, &tv, &out, t.answer.lse.data(), nullptr));
+    const NewTensors x(t, shape, KEYHOLE_HOST);
+    EXPECT_OK(
+        keyhole_prompt_attend(prompt, l, &x.q, &x.k, &x.v, &x.out, t.answer.lse.data(), nullptr));
     expect_answers(model, shape, l, t);
   }
   keyhole_prompt_destroy(prompt);
@@ -596,7 +591,7 @@ TEST(LayerShapes, ExtendsByAPatternAreOfTheLayersHeads) {
   Model model(c.engine);
   fill(s.get(), model, c, 90, numbers);
   for (uint32_t l = 0; l < 4; ++l) {
-    NewTokensOf t = new_tokens(c.shape(l), 40, numbers);
+    NewTokens t = new_tokens(c.shape(l), 40, numbers);
     ASSERT_OK(extend(s.get(), c.shape(l), l, t));
     model.append(l, t.k, t.v);
     expect_answers(model, c.shape(l), l, t);

@@ -73,12 +73,8 @@ TEST_F(SlidingLayers, GoBackAsFarAsTheirSlack) {
   Model model(engine_config_);
   prefill_model(s.get(), model, 100);
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_truncate(s.get(), 95));
-  EXPECT_NE(
-      std::string(keyhole_last_error()).find("n_tokens is 95, layer 1 has a sliding window of 10"),
-      std::string::npos)
-      << keyhole_last_error();
-  EXPECT_NE(std::string(keyhole_last_error()).find("allowed: 0, and from 96 on"),
-            std::string::npos);
+  expect_error_text("n_tokens is 95, layer 1 has a sliding window of 10");
+  expect_error_text("allowed: 0, and from 96 on");
   EXPECT_EQ(layer_tokens(s.get(), 0).total, 100U) << "nothing was truncated";
   expect_all_exact(s.get(), model);
   ASSERT_OK(keyhole_session_truncate(s.get(), 96));
@@ -107,12 +103,9 @@ TEST_F(SlidingLayers, AreCopiedWithTheirSession) {
       std::filesystem::temp_directory_path() / ("keyhole_windows_" + std::to_string(getpid()));
   for (const uint32_t tokens : {0U, 5U, 8U, 300U}) {
     if (tokens != 0) prefill_model(s.get(), model, tokens);
-    keyhole_session* made = nullptr;
-    ASSERT_OK(keyhole_session_fork(s.get(), &made));
-    const SessionPtr fork(made);
+    const SessionPtr fork = fork_of(s.get());
     ASSERT_OK(keyhole_session_save(s.get(), path.c_str()));
-    ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &made));
-    const SessionPtr loaded(made);
+    const SessionPtr loaded = load_of(engine.get(), path);
     for (keyhole_session* copy : {fork.get(), loaded.get()}) {
       Model own = model;
       if (tokens != 0) {
@@ -189,9 +182,7 @@ TEST_F(SlidingLayers, StayInHostMemoryBesideADeviceThatHasNone) {
   const Token t = token();
   std::vector<float> out(t.q.size());
   EXPECT_EQ(KEYHOLE_UNSUPPORTED, enqueue(s.get(), 1, t, out, nullptr));
-  EXPECT_NE(std::string(keyhole_last_error()).find("layer 1 has a sliding window"),
-            std::string::npos)
-      << keyhole_last_error();
+  expect_error_text("layer 1 has a sliding window");
   ASSERT_OK(enqueue(s.get(), 0, t, out, nullptr));
   ASSERT_OK(keyhole_session_synchronize(s.get()));
   model.append(0, t.k, t.v);
@@ -227,16 +218,14 @@ TEST_F(SlidingLayers, RandomCalls) {
           const bool before = keyhole_session_truncate(s.get(), n) == KEYHOLE_OK;
           if (!before) {
             // Only tokens that an earlier truncation took the slack of.
-            ASSERT_NE(std::string(keyhole_last_error()).find("sliding window"), std::string::npos);
+            expect_error_text("sliding window");
             break;
           }
           model.truncate(n);
           break;
         }
         case 2: {
-          keyhole_session* fork = nullptr;
-          ASSERT_OK(keyhole_session_fork(s.get(), &fork));
-          s.reset(fork);
+          s = fork_of(s.get());
           break;
         }
         default:

@@ -63,10 +63,8 @@ TEST(Statistics, MemoryThatCopiesShareIsCountedByTheFirstThatHasIt) {
     EXPECT_EQ(alone.shared_bytes, 0U);
     std::vector<SessionPtr> copies;
     for (int i = 0; i < 3; ++i) {
-      keyhole_session* copy = nullptr;
-      ASSERT_OK(keyhole_session_fork(i == 2 ? copies[1].get() : session.get(), &copy));
-      copies.emplace_back(copy);
-      const auto s = statistics(copy);
+      copies.push_back(fork_of(i == 2 ? copies[1].get() : session.get()));
+      const auto s = statistics(copies.back().get());
       EXPECT_EQ(s.index_bytes, alone.index_bytes);
       // All indexes, and K and V but for the ends of pages.
       EXPECT_GT(s.shared_bytes, alone.index_bytes);

@@ -1,6 +1,7 @@
 // Steady-state decoding allocates nothing: every operator new of the process is counted, and those of the
 // decoding thread apart.
 #include <atomic>
+#include <functional>
 #include <tuple>
 
 #include "tests/replaced_new.h"
@@ -21,6 +22,57 @@ namespace {
 
 using Param = std::tuple<const char*, keyhole_attend_mode>;
 
+/// A session with a prompt of `tokens` tokens in each layer, and steps that allocate nothing themselves.
+class Stepped {
+ public:
+  Stepped(const keyhole_engine_config& ec, const keyhole_session_config& sc, uint32_t tokens)
+      : Stepped(ec, sc, [&](uint32_t) { return tokens; }) {}
+  /// `tokens(l)` tokens in layer l.
+  Stepped(const keyhole_engine_config& ec, const keyhole_session_config& sc,
+          const std::function<uint32_t(uint32_t)>& tokens)
+      : layers_(ec.layers),
+        shape_(ec),
+        engine_(make_engine(ec)),
+        session_(make_session(engine_.get(), sc)) {
+    Numbers numbers(6);
+    Model model(ec);
+    for (uint32_t l = 0; l < layers_; ++l)
+      prefill_both(session_.get(), model, shape_, l, tokens(l), numbers);
+    k_ = numbers.many(shape_.kv(1));
+    q_ = numbers.many(shape_.q(1));
+    o_.resize(shape_.q(1));
+    tk_ = tensor(k_, {shape_.hkv, shape_.d});
+    tq_ = tensor(q_, {shape_.hq, shape_.d});
+    out_ = tensor(o_, {shape_.hq, shape_.d});
+  }
+  Stepped(const Stepped&) = delete;
+  Stepped& operator=(const Stepped&) = delete;
+
+  keyhole_session* session() const { return session_.get(); }
+  void build() { ASSERT_OK(keyhole_session_build(session(), nullptr, nullptr)); }
+  std::vector<float>& q() { return q_; }
+  void step() {
+    for (uint32_t l = 0; l < layers_; ++l)
+      is_ok_ =
+          keyhole_session_attend(session(), l, &tq_, &tk_, &tk_, &out_, nullptr) == KEYHOLE_OK &&
+          is_ok_;
+  }
+  void steps(uint32_t n) {
+    for (uint32_t i = 0; i < n; ++i) step();
+  }
+  /// Whether all steps until now went well.
+  bool is_ok() const { return is_ok_; }
+
+ private:
+  uint32_t layers_;
+  Shape shape_;
+  EnginePtr engine_;
+  SessionPtr session_;
+  std::vector<float> k_, q_, o_;
+  keyhole_tensor tk_, tq_, out_;
+  bool is_ok_ = true;
+};
+
 class StepAllocation : public ::testing::TestWithParam<Param> {};
 
 constexpr uint32_t kPrompt = unless_sanitized(1500, 700);
@@ -33,39 +85,20 @@ TEST_P(StepAllocation, NoneInAStep) {
   sc.budget.top_k = 20;
   sc.append_block = 100000;
   sc.audit_share = 0.5;
-  const EnginePtr engine = make_engine(ec);
-  const SessionPtr session = make_session(engine.get(), sc);
-  Numbers numbers(6);
-  Model model(ec);
-  const Shape shape(ec);
-  for (uint32_t l = 0; l < ec.layers; ++l)
-    prefill_both(session.get(), model, shape, l, kPrompt, numbers);
-  ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
-  const auto k = numbers.many(shape.kv(1));
-  const auto q = numbers.many(shape.q(1));
-  std::vector<float> o(shape.q(1));
-  const auto tk = tensor(k, {shape.hkv, shape.d});
-  const auto tq = tensor(q, {shape.hq, shape.d});
-  const auto out = tensor(o, {shape.hq, shape.d});
-  const auto step = [&] {
-    for (uint32_t l = 0; l < ec.layers; ++l) {
-      if (keyhole_session_attend(session.get(), l, &tq, &tk, &tk, &out, nullptr) != KEYHOLE_OK)
-        return false;
-    }
-    return true;
-  };
-  for (int i = 0; i < 20; ++i) ASSERT_TRUE(step());
+  Stepped s(ec, sc, kPrompt);
+  s.build();
+  s.steps(20);
+  ASSERT_TRUE(s.is_ok());
   keyhole_audit audit;
   keyhole_audit_init(&audit);
-  ASSERT_OK(keyhole_session_get_audit(session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
+  ASSERT_OK(keyhole_session_get_audit(s.session(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
   const uint64_t audits = audit.audits;
   const uint64_t before = allocations;
-  bool ok = true;
   constexpr uint32_t kSteps = unless_sanitized(200, 60);  // several window flushes among them
-  for (uint32_t i = 0; i < kSteps; ++i) ok = step() && ok;
+  s.steps(kSteps);
   EXPECT_EQ(before, allocations.load());
-  EXPECT_TRUE(ok);
-  ASSERT_OK(keyhole_session_get_audit(session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
+  EXPECT_TRUE(s.is_ok());
+  ASSERT_OK(keyhole_session_get_audit(s.session(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
   EXPECT_GT(audit.audits, audits + kSteps * 5 / 2);  // of about 4 a step
 }
 
@@ -76,39 +109,18 @@ TEST(AllocationInInt8, NoneInAStep) {
   sc.kv_host = KEYHOLE_KV_HOST_INT8;
   sc.flush_block = KEYHOLE_AUTO;
   sc.mode = KEYHOLE_MODE_EXACT;
-  const EnginePtr engine = make_engine(ec);
-  const SessionPtr session = make_session(engine.get(), sc);
-  Numbers numbers(6);
-  Model model(ec);
-  const Shape shape(ec);
-  for (uint32_t l = 0; l < ec.layers; ++l)
-    prefill_both(session.get(), model, shape, l, 1500, numbers);
-  const auto k = numbers.many(shape.kv(1));
-  const auto q = numbers.many(shape.q(1));
-  std::vector<float> o(shape.q(1));
-  const auto tk = tensor(k, {shape.hkv, shape.d});
-  const auto tq = tensor(q, {shape.hq, shape.d});
-  const auto out = tensor(o, {shape.hq, shape.d});
+  Stepped s(ec, sc, 1500);
   const auto rows = [&] {
-    const auto t = layer_tokens(session.get(), 0);
+    const auto t = layer_tokens(s.session(), 0);
     return t.total - t.sink - t.window;
   };
   const uint32_t rows_before = rows();
-  bool ok = true;
-  const auto steps = [&](uint32_t n) {
-    for (uint32_t i = 0; i < n; ++i) {
-      for (uint32_t l = 0; l < ec.layers; ++l) {
-        ok = ok &&
-             keyhole_session_attend(session.get(), l, &tq, &tk, &tk, &out, nullptr) == KEYHOLE_OK;
-      }
-    }
-  };
-  steps(20);
+  s.steps(20);
   const uint64_t before = allocations;
   constexpr uint32_t kBlocks = unless_sanitized(2, 1);
-  steps(kBlocks * 256 + 80);
+  s.steps(kBlocks * 256 + 80);
   EXPECT_EQ(before, allocations.load());
-  EXPECT_TRUE(ok);
+  EXPECT_TRUE(s.is_ok());
   EXPECT_GE(rows(), rows_before + kBlocks * 256);
 }
 
@@ -120,40 +132,20 @@ TEST_P(StepAllocation, NoneInAStepWhereHeadsDiffer) {
   auto sc = small_session();
   sc.index = std::get<0>(GetParam());
   sc.append_block = 100000;
-  const EnginePtr engine = make_engine(ec);
-  const SessionPtr session = make_session(engine.get(), sc);
-  Numbers numbers(6);
-  Model model(ec);
-  const Shape shape(ec);
-  for (uint32_t l = 0; l < ec.layers; ++l) {
-    prefill_both(session.get(), model, shape, l, (2 + l) * unless_sanitized(500, 200), numbers);
-  }
-  ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
+  Stepped s(ec, sc, [](uint32_t l) { return (2 + l) * unless_sanitized(500, 200); });
+  s.build();
   for (uint32_t i = 0; i < 8; ++i) {
     keyhole_budget budget;
     keyhole_budget_init(&budget);
     budget.top_k = 1 + 9 * i;
     budget.attend = i % 4 == 0 ? std::get<1>(GetParam()) : KEYHOLE_ATTEND_TOPK;
-    ASSERT_OK(keyhole_session_set_budget(session.get(), i / 4, i % 4, &budget));
+    ASSERT_OK(keyhole_session_set_budget(s.session(), i / 4, i % 4, &budget));
   }
-  const auto k = numbers.many(shape.kv(1));
-  const auto q = numbers.many(shape.q(1));
-  std::vector<float> o(shape.q(1));
-  const auto tk = tensor(k, {shape.hkv, shape.d});
-  const auto tq = tensor(q, {shape.hq, shape.d});
-  const auto out = tensor(o, {shape.hq, shape.d});
-  bool ok = true;
-  const auto step = [&] {
-    for (uint32_t l = 0; l < ec.layers; ++l) {
-      ok = keyhole_session_attend(session.get(), l, &tq, &tk, &tk, &out, nullptr) == KEYHOLE_OK &&
-           ok;
-    }
-  };
-  step();
+  s.step();
   const uint64_t before = allocations;
-  for (uint32_t i = 0; i < unless_sanitized(100, 40); ++i) step();
+  s.steps(unless_sanitized(100, 40));
   EXPECT_EQ(before, allocations.load());
-  EXPECT_TRUE(ok);
+  EXPECT_TRUE(s.is_ok());
 }
 
 TEST(CodesAllocation, NoneInAStepByCodes) {
@@ -164,36 +156,16 @@ TEST(CodesAllocation, NoneInAStepByCodes) {
   sc.budget.top_k = 16;
   sc.max_tokens = 20000;
   sc.append_block = 100000;
-  const EnginePtr engine = make_engine(ec);
-  const SessionPtr session = make_session(engine.get(), sc);
-  Numbers numbers(9);
-  Model model(ec);
-  const Shape shape(ec);
-  for (uint32_t l = 0; l < ec.layers; ++l) {
-    prefill_both(session.get(), model, shape, l, unless_sanitized(9000, 4000), numbers);
-  }
-  ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
-  const auto k = numbers.many(shape.kv(1));
-  auto q = numbers.many(shape.q(1));
-  std::vector<float> o(shape.q(1));
-  const auto tk = tensor(k, {shape.hkv, shape.d});
-  const auto tq = tensor(q, {shape.hq, shape.d});
-  const auto out = tensor(o, {shape.hq, shape.d});
-  bool ok = true;
-  const auto step = [&] {
-    for (uint32_t l = 0; l < ec.layers; ++l) {
-      ok = keyhole_session_attend(session.get(), l, &tq, &tk, &tk, &out, nullptr) == KEYHOLE_OK &&
-           ok;
-    }
-  };
-  for (int i = 0; i < 20; ++i) step();
+  Stepped s(ec, sc, unless_sanitized(9000, 4000));
+  s.build();
+  s.steps(20);
   const uint64_t before = allocations;
   for (int i = 0; i < 100; ++i) {
-    q[static_cast<size_t>(i)] += 1.0F;
-    step();
+    s.q()[static_cast<size_t>(i)] += 1.0F;
+    s.step();
   }
   EXPECT_EQ(before, allocations.load());
-  EXPECT_TRUE(ok);
+  EXPECT_TRUE(s.is_ok());
 }
 
 // What a limit is compared with is counted when it changes.
@@ -205,34 +177,19 @@ TEST_P(StepAllocation, NoneInAStepUnderAMemoryLimitWhileAFirstIndexIsUnderWay) {
   sc.append_block = 400;
   sc.append_mode = KEYHOLE_APPEND_IN_STEP;  // the step that takes it in does the work
   sc.host_memory_limit = size_t{1} << 30;
-  const EnginePtr engine = make_engine(ec);
-  const SessionPtr session = make_session(engine.get(), sc);
-  Numbers numbers(8);
-  Model model(ec);
-  const Shape shape(ec);
-  prefill_both(session.get(), model, shape, 0, kPrompt, numbers);
-  const auto k = numbers.many(shape.kv(1));
-  const auto q = numbers.many(shape.q(1));
-  std::vector<float> o(shape.q(1));
-  const auto tk = tensor(k, {shape.hkv, shape.d});
-  const auto tq = tensor(q, {shape.hq, shape.d});
-  const auto out = tensor(o, {shape.hq, shape.d});
-  bool ok = true;
-  const auto step = [&] {
-    ok = keyhole_session_attend(session.get(), 0, &tq, &tk, &tk, &out, nullptr) == KEYHOLE_OK && ok;
-  };
-  for (int i = 0; i < 10; ++i) step();
+  Stepped s(ec, sc, kPrompt);
+  s.steps(10);
   const uint64_t before = allocations;
-  for (int i = 0; i < 80; ++i) step();
+  s.steps(80);
   EXPECT_EQ(before, allocations.load());
   keyhole_layer_tokens tokens;
   keyhole_layer_tokens_init(&tokens);
-  ASSERT_OK(keyhole_session_get_layer_tokens(session.get(), 0, &tokens));
+  ASSERT_OK(keyhole_session_get_layer_tokens(s.session(), 0, &tokens));
   EXPECT_EQ(tokens.indexed, 0U);
-  for (int i = 0; i < 100; ++i) step();
-  ASSERT_OK(keyhole_session_get_layer_tokens(session.get(), 0, &tokens));
+  s.steps(100);
+  ASSERT_OK(keyhole_session_get_layer_tokens(s.session(), 0, &tokens));
   EXPECT_GT(tokens.indexed, kPrompt - 500) << "it was under way";
-  EXPECT_TRUE(ok);
+  EXPECT_TRUE(s.is_ok());
 }
 
 TEST_P(StepAllocation, WhileTheIndexGrowsOnlyInStepsThatTakeABlockIn) {
@@ -242,28 +199,18 @@ TEST_P(StepAllocation, WhileTheIndexGrowsOnlyInStepsThatTakeABlockIn) {
   sc.budget.attend = std::get<1>(GetParam());
   sc.budget.top_k = 20;
   sc.append_block = 40;
-  const EnginePtr engine = make_engine(ec);
-  const SessionPtr session = make_session(engine.get(), sc);
-  Numbers numbers(7);
-  Model model(ec);
-  const Shape shape(ec);
-  prefill_both(session.get(), model, shape, 0, kPrompt, numbers);
-  ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
-  const auto k = numbers.many(shape.kv(1));
-  const auto q = numbers.many(shape.q(1));
-  std::vector<float> o(shape.q(1));
-  const auto tk = tensor(k, {shape.hkv, shape.d});
-  const auto tq = tensor(q, {shape.hq, shape.d});
-  const auto out = tensor(o, {shape.hq, shape.d});
+  Stepped s(ec, sc, kPrompt);
+  s.build();
   uint32_t quiet = 0;
   uint32_t taken = 0;
   constexpr uint32_t kSteps = unless_sanitized(600, 200);
   for (uint32_t i = 0; i < kSteps; ++i) {
-    const auto before = layer_tokens(session.get(), 0);
+    const auto before = layer_tokens(s.session(), 0);
     const uint64_t allocated = own_allocations;
-    ASSERT_EQ(KEYHOLE_OK, keyhole_session_attend(session.get(), 0, &tq, &tk, &tk, &out, nullptr));
+    s.step();
+    ASSERT_TRUE(s.is_ok());
     const uint64_t more = own_allocations - allocated;
-    const auto after = layer_tokens(session.get(), 0);
+    const auto after = layer_tokens(s.session(), 0);
     if (after.indexed != before.indexed) {
       ++taken;
     } else if (taken > 0) {  // the first block begins in a step that takes none in

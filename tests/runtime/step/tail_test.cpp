@@ -67,6 +67,26 @@ class Tails : public ::testing::TestWithParam<const char*> {
     }
   }
 
+  /// A session of `n` tokens with an index of them, and what it is to answer.
+  struct Built {
+    Built(const keyhole_session_config& c, uint32_t n,
+          const keyhole_engine_config& config = small_engine())
+        : ec(config), engine(make_engine(ec)), session(make_session(engine.get(), c)) {
+      prefill(get(), model, ec, tokens, n);
+      EXPECT_OK(keyhole_session_build(get(), nullptr, nullptr));
+    }
+    keyhole_session* get() const { return session.get(); }
+    void set_budget(const keyhole_budget& b) const {
+      ASSERT_OK(keyhole_session_set_budget(get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
+    }
+
+    keyhole_engine_config ec;
+    EnginePtr engine;
+    SessionPtr session;
+    Model model{ec};
+    Sequence tokens{ec, 7};
+  };
+
   static void step(keyhole_session* s, Model* model, const keyhole_engine_config& ec,
                    Sequence& tokens) {
     const Shape shape(ec);
@@ -124,13 +144,7 @@ class Tails : public ::testing::TestWithParam<const char*> {
 
 TEST_P(Tails, ComeNearerToTheTruthThanNothing) {
   KEYHOLE_SKIP_WITH_TSAN();
-  const auto ec = small_engine();
-  const auto engine = make_engine(ec);
-  const auto s = make_session(engine.get(), config());
-  Model model(ec);
-  Sequence tokens(ec, 7);
-  prefill(s.get(), model, ec, tokens, 3000);
-  ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
+  Built s(config(), 3000);
   EXPECT_GT(statistics(s.get()).tail_bytes, 0U);
 
   double errors[4];
@@ -140,8 +154,8 @@ TEST_P(Tails, ComeNearerToTheTruthThanNothing) {
     keyhole_budget_init(&b);
     b.top_k = 20;
     b.tail = tail;
-    ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
-    errors[tail] = error(s.get(), model, ec, 1);
+    s.set_budget(b);
+    errors[tail] = error(s.get(), s.model, s.ec, 1);
   }
   EXPECT_LT(errors[KEYHOLE_TAIL_SECOND], 0.5 * errors[KEYHOLE_TAIL_NONE]);
   EXPECT_LT(errors[KEYHOLE_TAIL_CENTROID], errors[KEYHOLE_TAIL_NONE]);
@@ -150,13 +164,7 @@ TEST_P(Tails, ComeNearerToTheTruthThanNothing) {
 
 TEST_P(Tails, TargetsAreMet) {
   KEYHOLE_SKIP_WITH_TSAN();
-  const auto ec = small_engine();
-  const auto engine = make_engine(ec);
-  const auto s = make_session(engine.get(), config());
-  Model model(ec);
-  Sequence tokens(ec, 7);
-  prefill(s.get(), model, ec, tokens, 3000);
-  ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
+  Built s(config(), 3000);
   keyhole_budget b;
   keyhole_budget_init(&b);
   b.top_k = 10;
@@ -164,9 +172,9 @@ TEST_P(Tails, TargetsAreMet) {
   b.max_keys = 3000;
   for (const float target : {0.2F, 0.05F, 0.02F}) {
     b.error_target = target;
-    ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
+    s.set_budget(b);
     double found = 0.0;
-    for (const uint64_t seed : {2U, 3U, 4U}) found += error(s.get(), model, ec, seed) / 3.0;
+    for (const uint64_t seed : {2U, 3U, 4U}) found += error(s.get(), s.model, s.ec, seed) / 3.0;
     EXPECT_LT(found, 1.5 * target) << found;
   }
   EXPECT_GT(statistics(s.get()).keys_opened, 0U);
@@ -175,28 +183,22 @@ TEST_P(Tails, TargetsAreMet) {
   b.error_target = 0;
   b.mass_target = 0.999999F;
   b.tail = KEYHOLE_TAIL_NONE;
-  ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
-  EXPECT_LT(error(s.get(), model, ec, 3), 1e-3);
+  s.set_budget(b);
+  EXPECT_LT(error(s.get(), s.model, s.ec, 3), 1e-3);
   // A cap that is too low is kept, and reported.
   ASSERT_OK(keyhole_session_reset_statistics(s.get()));
   b.max_keys = 50;
   b.min_keys = 0;
-  ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
-  (void)error(s.get(), model, ec, 4);
+  s.set_budget(b);
+  (void)error(s.get(), s.model, s.ec, 4);
   const auto stats = statistics(s.get());
   EXPECT_GT(stats.targets_missed, 0U);
-  EXPECT_LE(stats.keys_opened, stats.attends * ec.kv_heads * 50);
+  EXPECT_LE(stats.keys_opened, stats.attends * s.ec.kv_heads * 50);
 }
 
 TEST_P(Tails, WithoutASearchPartitionsAloneAreRead) {
   KEYHOLE_SKIP_WITH_TSAN();
-  const auto ec = small_engine();
-  const auto engine = make_engine(ec);
-  const auto s = make_session(engine.get(), config());
-  Model model(ec);
-  Sequence tokens(ec, 7);
-  prefill(s.get(), model, ec, tokens, 3000);
-  ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
+  Built s(config(), 3000);
   keyhole_budget b;
   keyhole_budget_init(&b);
   b.attend = KEYHOLE_ATTEND_NONE;
@@ -204,68 +206,52 @@ TEST_P(Tails, WithoutASearchPartitionsAloneAreRead) {
             keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
   b.tail = KEYHOLE_TAIL_SECOND;
   b.min_keys = 200;
-  ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
-  const double some = error(s.get(), model, ec, 5);
+  s.set_budget(b);
+  const double some = error(s.get(), s.model, s.ec, 5);
   EXPECT_EQ(statistics(s.get()).keys_scored, 0U);
   b.min_keys = 3000;
-  ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
-  EXPECT_LT(error(s.get(), model, ec, 5), 1e-3);
+  s.set_budget(b);
+  EXPECT_LT(error(s.get(), s.model, s.ec, 5), 1e-3);
   EXPECT_GT(some, 1e-3);
 }
 
 TEST_P(Tails, AreTheSameForAnyNumberOfThreads) {
   std::vector<Answer> first;
   for (const uint32_t threads : {1U, 2U, 4U}) {
-    const auto ec = small_engine(threads);
-    const auto engine = make_engine(ec);
     auto sc = config();
     sc.budget.error_target = 0.05F;
-    const auto s = make_session(engine.get(), sc);
-    Model model(ec);
-    Sequence tokens(ec, 7);
-    prefill(s.get(), model, ec, tokens, 2000);
-    ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
-    for (uint32_t i = 0; i < unless_sanitized(150, 30); ++i) step(s.get(), nullptr, ec, tokens);
-    const auto all = answers(s.get(), ec);
+    Built s(sc, 2000, small_engine(threads));
+    for (uint32_t i = 0; i < unless_sanitized(150, 30); ++i) step(s.get(), nullptr, s.ec, s.tokens);
+    const auto all = answers(s.get(), s.ec);
     if (first.empty()) first = all;
     expect_same(first, all);
   }
 }
 
 TEST_P(Tails, SurviveSavingAndForkingAndTruncation) {
-  const auto ec = small_engine();
-  const auto engine = make_engine(ec);
-  const auto s = make_session(engine.get(), config());
-  Model model(ec);
-  Sequence tokens(ec, 7);
-  prefill(s.get(), model, ec, tokens, 2500);
-  ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
-  for (int i = 0; i < 100; ++i) step(s.get(), &model, ec, tokens);
-  const auto before = answers(s.get(), ec);
+  Built s(config(), 2500);
+  for (int i = 0; i < 100; ++i) step(s.get(), &s.model, s.ec, s.tokens);
+  const auto before = answers(s.get(), s.ec);
 
-  keyhole_session* forked = nullptr;
-  ASSERT_OK(keyhole_session_fork(s.get(), &forked));
-  const SessionPtr fork(forked);
-  expect_same(before, answers(fork.get(), ec));
+  const SessionPtr fork = fork_of(s.get());
+  expect_same(before, answers(fork.get(), s.ec));
   const TemporaryFolder folder;
   const std::string path = folder.path() / "session";
   ASSERT_OK(keyhole_session_save(s.get(), path.c_str()));
-  keyhole_session* loaded = nullptr;
-  ASSERT_OK(keyhole_session_load(engine.get(), path.c_str(), nullptr, &loaded));
-  const SessionPtr load(loaded);
-  expect_same(before, answers(load.get(), ec));
+  const SessionPtr load = load_of(s.engine.get(), path);
+  expect_same(before, answers(load.get(), s.ec));
   EXPECT_EQ(statistics(s.get()).tail_bytes, statistics(load.get()).tail_bytes);
 
   // Tokens that are gone weigh nothing: with a tail and with all keys read.
   ASSERT_OK(keyhole_session_truncate(s.get(), 1500));
-  model.truncate(1500);
-  EXPECT_LT(error(s.get(), model, ec, 6), 0.2);
+  s.model.truncate(1500);
+  EXPECT_LT(error(s.get(), s.model, s.ec, 6), 0.2);
   keyhole_budget b;
   keyhole_budget_init(&b);
   b.min_keys = 3000;
   b.tail = KEYHOLE_TAIL_SECOND;
-  ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
-  EXPECT_LT(error(s.get(), model, ec, 6), 1e-3);
+  s.set_budget(b);
+  EXPECT_LT(error(s.get(), s.model, s.ec, 6), 1e-3);
 }
 
 TEST(TailsOfACopy, OfManySmallBlocksAreSearchedLikeTheOthers) {
@@ -293,9 +279,7 @@ TEST(TailsOfACopy, OfManySmallBlocksAreSearchedLikeTheOthers) {
                tq = tensor(q, {shape.hq, shape.d}), out = tensor(o, {shape.hq, shape.d});
     ASSERT_OK(keyhole_session_attend(s.get(), 1, &tq, &tk, &tv, &out, nullptr));
   }
-  keyhole_session* forked = nullptr;
-  ASSERT_OK(keyhole_session_fork(s.get(), &forked));
-  const SessionPtr fork(forked);
+  const SessionPtr fork = fork_of(s.get());
   for (keyhole_session* session : {s.get(), fork.get()}) {
     EXPECT_GT(layer_tokens(session, 1).indexed, 800U);
     ASSERT_OK(keyhole_session_reset_statistics(session));
@@ -306,26 +290,20 @@ TEST(TailsOfACopy, OfManySmallBlocksAreSearchedLikeTheOthers) {
 
 TEST_P(Tails, AskedForLateAreBuiltByTheNextBuild) {
   KEYHOLE_SKIP_WITH_TSAN();
-  const auto ec = small_engine();
-  const auto engine = make_engine(ec);
   auto sc = config();
   sc.budget.tail = KEYHOLE_TAIL_NONE;
-  const auto s = make_session(engine.get(), sc);
-  Model model(ec);
-  Sequence tokens(ec, 7);
-  prefill(s.get(), model, ec, tokens, 2500);
-  ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
+  Built s(sc, 2500);
   EXPECT_EQ(statistics(s.get()).tail_bytes, 0U);
-  const auto without = answers(s.get(), ec);
+  const auto without = answers(s.get(), s.ec);
   keyhole_budget b;
   keyhole_budget_init(&b);
   b.top_k = 20;
   b.tail = KEYHOLE_TAIL_SECOND;
-  ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
-  expect_same(without, answers(s.get(), ec));
+  s.set_budget(b);
+  expect_same(without, answers(s.get(), s.ec));
   ASSERT_OK(keyhole_session_build(s.get(), nullptr, nullptr));
   EXPECT_GT(statistics(s.get()).tail_bytes, 0U);
-  EXPECT_LT(error(s.get(), model, ec, 8), 0.25);
+  EXPECT_LT(error(s.get(), s.model, s.ec, 8), 0.25);
 }
 
 // With all components SparQ's approximate scores are the scores, and its alpha the true share.

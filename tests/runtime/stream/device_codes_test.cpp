@@ -22,64 +22,63 @@ struct EmptyRows final : CodeSource {
   bool is_shared(uint32_t, size_t) const override { return false; }
 };
 
-TEST(DeviceCodesTest, ParsesASpecOnceHoweverOftenBudgetsChange) {
-  const Engine engine(test::small_engine(1));
-  const ModelShape& model = engine.model();
-  SessionParams params;
-  EmptyRows rows;
-  uint32_t asked = 0;
-  DeviceCodes codes(
-      params, model,
-      [&](const gpu::CodesShape& shape) -> std::unique_ptr<gpu::Codes> {
-        asked = shape.exact_rows;
-        throw Error(Status::out_of_device_memory, "planted: no room");
-      },
-      []() -> std::unique_ptr<gpu::PinnedMemory> { return nullptr; }, {}, rows, engine.log());
-  std::vector<HeadParams> heads(size_t{model.layers} * model.kv_heads);
-  std::vector<const HeadParams*> all;
-  for (HeadParams& head : heads) {
-    head.index = "codes:k=2,v=2";
-    head.budget.tail = KEYHOLE_TAIL_CODES;
-    all.push_back(&head);
+/// Heads of all layers of an engine, with one index and one tail, and their codes.
+struct Planned {
+  Planned(const SessionParams& params, const char* index, keyhole_tail_mode tail,
+          DeviceCodes::Make make = &must_not_make)
+      : codes(
+            params, model, std::move(make),
+            []() -> std::unique_ptr<gpu::PinnedMemory> { return nullptr; }, {}, rows,
+            engine.log()) {
+    for (HeadParams& head : heads) {
+      head.index = index;
+      head.budget.tail = tail;
+      all.push_back(&head);
+    }
   }
+  static std::unique_ptr<gpu::Codes> must_not_make(const gpu::CodesShape&) {
+    ADD_FAILURE() << "asked for";
+    return nullptr;
+  }
+
+  const Engine engine{test::small_engine(1)};
+  const ModelShape& model = engine.model();
+  EmptyRows rows;
+  DeviceCodes codes;
+  std::vector<HeadParams> heads = std::vector<HeadParams>(size_t{model.layers} * model.kv_heads);
+  std::vector<const HeadParams*> all;
+};
+
+TEST(DeviceCodesTest, ParsesASpecOnceHoweverOftenBudgetsChange) {
+  const SessionParams params{};
+  uint32_t asked = 0;
+  Planned of(params, "codes:k=2,v=2", KEYHOLE_TAIL_CODES,
+             [&](const gpu::CodesShape& shape) -> std::unique_ptr<gpu::Codes> {
+               asked = shape.exact_rows;
+               throw Error(Status::out_of_device_memory, "planted: no room");
+             });
   for (uint32_t n = 1; n <= 30; ++n) {
-    for (HeadParams& head : heads) head.budget.top_k = n;
-    codes.plan(all);
+    for (HeadParams& head : of.heads) head.budget.top_k = n;
+    of.codes.plan(of.all);
     EXPECT_EQ(asked, n) << "the plan is that of the budgets as they are now";
   }
-  EXPECT_EQ(codes.parsed_specs(), 1U);
-  heads[0].index = "flat";
+  EXPECT_EQ(of.codes.parsed_specs(), 1U);
+  of.heads[0].index = "flat";
   for (uint32_t n = 1; n <= 30; ++n) {
-    heads[1].budget.top_k = n;
-    codes.plan(all);
+    of.heads[1].budget.top_k = n;
+    of.codes.plan(of.all);
   }
-  EXPECT_EQ(codes.parsed_specs(), 2U);
+  EXPECT_EQ(of.codes.parsed_specs(), 2U);
 }
 
 TEST(DeviceCodesTest, NeverAsksADeviceForBitsThatItHasNoKernelsFor) {
-  const Engine engine(test::small_engine(1));
-  const ModelShape& model = engine.model();
   for (const char* spec : {"codes:k=1,v=1", "codes:k=2,v=4", "codes:k=4,v=0"}) {
     for (const uint32_t place : {KEYHOLE_PLACE_AUTO, KEYHOLE_PLACE_DEVICE}) {
       SessionParams params;
       params.offload_placement = place;
-      EmptyRows rows;
-      DeviceCodes codes(
-          params, model,
-          [](const gpu::CodesShape&) -> std::unique_ptr<gpu::Codes> {
-            ADD_FAILURE() << "asked for";
-            return nullptr;
-          },
-          []() -> std::unique_ptr<gpu::PinnedMemory> { return nullptr; }, {}, rows, engine.log());
-      std::vector<HeadParams> heads(size_t{model.layers} * model.kv_heads);
-      std::vector<const HeadParams*> all;
-      for (HeadParams& head : heads) {
-        head.index = spec;
-        head.budget.tail = KEYHOLE_TAIL_CODES;
-        all.push_back(&head);
-      }
+      Planned of(params, spec, KEYHOLE_TAIL_CODES);
       try {
-        codes.plan(all);
+        of.codes.plan(of.all);
         EXPECT_EQ(place, KEYHOLE_PLACE_AUTO) << spec;
       } catch (const Error& e) {
         EXPECT_EQ(place, KEYHOLE_PLACE_DEVICE) << spec;
@@ -88,34 +87,18 @@ TEST(DeviceCodesTest, NeverAsksADeviceForBitsThatItHasNoKernelsFor) {
                   std::string::npos)
             << e.what();
       }
-      for (uint32_t l = 0; l < model.layers; ++l) EXPECT_FALSE(codes.layer_has(l));
+      for (uint32_t l = 0; l < of.model.layers; ++l) EXPECT_FALSE(of.codes.layer_has(l));
     }
   }
 }
 
 TEST(DeviceCodesTest, RefusesToBeOnTheDeviceWithoutHeadsThatHaveThem) {
-  const Engine engine(test::small_engine(1));
-  const ModelShape& model = engine.model();
   for (const uint32_t place : {KEYHOLE_PLACE_AUTO, KEYHOLE_PLACE_HOST, KEYHOLE_PLACE_DEVICE}) {
     SessionParams params;
     params.offload_placement = place;
-    EmptyRows rows;
-    DeviceCodes codes(
-        params, model,
-        [](const gpu::CodesShape&) -> std::unique_ptr<gpu::Codes> {
-          ADD_FAILURE() << "asked for";
-          return nullptr;
-        },
-        []() -> std::unique_ptr<gpu::PinnedMemory> { return nullptr; }, {}, rows, engine.log());
-    std::vector<HeadParams> heads(size_t{model.layers} * model.kv_heads);
-    std::vector<const HeadParams*> all;
-    for (HeadParams& head : heads) {
-      head.index = "flat";
-      head.budget.tail = KEYHOLE_TAIL_SECOND;
-      all.push_back(&head);
-    }
+    Planned of(params, "flat", KEYHOLE_TAIL_SECOND);
     try {
-      codes.plan(all);
+      of.codes.plan(of.all);
       EXPECT_NE(place, KEYHOLE_PLACE_DEVICE);
     } catch (const Error& e) {
       EXPECT_EQ(place, KEYHOLE_PLACE_DEVICE);

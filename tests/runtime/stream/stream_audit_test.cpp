@@ -341,9 +341,7 @@ TEST_F(StreamAudit, NothingIsAuditedTwiceOrNever) {
         case 2: {
           ASSERT_OK(keyhole_session_save(s.get(), path.c_str()));
           expect_all();
-          keyhole_session* loaded = nullptr;
-          ASSERT_OK(keyhole_session_load(device.handle.get(), path.c_str(), nullptr, &loaded));
-          s.reset(loaded);
+          s = load_of(device.handle.get(), path);
           steps = 0;
           break;
         }
@@ -427,9 +425,7 @@ TEST_F(StreamAudit, AFailedStepLeavesNone) {
   std::vector<float> out(bad.q.size());
   ASSERT_OK(enqueue(s.get(), 0, bad, out, nullptr));
   EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_synchronize(s.get()));
-  keyhole_session* copy = nullptr;
-  ASSERT_OK(keyhole_session_fork(s.get(), &copy));
-  SessionPtr other(copy);
+  SessionPtr other = fork_of(s.get());
   EXPECT_EQ(audit_of(other.get()).audits, 0U);
   for (uint32_t l = 0; l < engine_config_.layers; ++l) {
     (void)attend_host(other.get(), l, small_token(), nullptr);

@@ -143,8 +143,7 @@ TEST_F(StreamBatch, ALaunchThatFailsIsEveryMembers) {
   device_.faults.fails_together = true;
   Tensors t = tensors();
   EXPECT_EQ(extend(0, t), KEYHOLE_DEVICE_ERROR);
-  EXPECT_NE(std::string(keyhole_last_error()).find("planted: a launch failed"), std::string::npos)
-      << keyhole_last_error();
+  expect_error_text("planted: a launch failed");
   EXPECT_EQ(t.statuses,
             (std::vector<keyhole_status>{KEYHOLE_DEVICE_ERROR, KEYHOLE_OK, KEYHOLE_DEVICE_ERROR}));
   ASSERT_OK(keyhole_session_synchronize(members_[1].session.get()));

@@ -27,10 +27,8 @@ TEST_P(StreamExtend, FromTheHostByAPatternOfPrompts) {
   for (const uint32_t n : {150U, 3U}) {
     extend(s.get(), m, 7);  // from the device, as ever
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
-      Turn t = turn(n);
-      const keyhole_tensor q = tensor(t.q, {n, hq(), d()}), k = tensor(t.k, {n, hkv(), d()}),
-                           v = tensor(t.v, {n, hkv(), d()}), o = tensor(t.out, {n, hq(), d()});
-      ASSERT_OK(keyhole_session_extend(s.get(), l, &q, &k, &v, nullptr, &o, t.lse.data()));
+      NewTokens t = turn(n);
+      ASSERT_OK(test::extend(s.get(), shape(), l, t));
       m.append(l, t.k, t.v);
       expect_turn(m, l, t, nullptr);
       if (HasFatalFailure()) return;
@@ -165,31 +163,32 @@ TEST_P(StreamExtend, RefusedCallsChangeNothing) {
   SessionPtr s = make_session(device.handle.get(), c);
   StoredModel m = model();
   prompt(s.get(), m, 800);
-  const auto refused = [&](Turn& t, const uint64_t* mask, keyhole_status status, const char* text) {
+  const auto refused = [&](NewTokens& t, const uint64_t* mask, keyhole_status status,
+                           const char* text) {
     EXPECT_EQ(enqueue_turn(s.get(), 0, t, mask), status);
-    EXPECT_NE(std::string(keyhole_last_error()).find(text), std::string::npos)
-        << keyhole_last_error();
+    expect_error_text(text);
     EXPECT_EQ(layer_tokens(s.get(), 0).total, 800U);
   };
-  Turn many = turn(201);
+  NewTokens many = turn(201);
   refused(many, nullptr, KEYHOLE_INVALID_ARGUMENT, "max_tokens");
   const uint64_t wrong[] = {1, 1};
-  Turn two = turn(2);
+  NewTokens two = turn(2);
   refused(two, wrong, KEYHOLE_INVALID_ARGUMENT, "mask");
   const keyhole_tensor q = on_device(two.q, {2, hq(), d()}), k = on_device(two.k, {2, hkv(), d()}),
-                       v = tensor(two.v, {2, hkv(), d()}), o = on_device(two.out, {2, hq(), d()});
+                       v = tensor(two.v, {2, hkv(), d()}),
+                       o = on_device(two.answer.o, {2, hq(), d()});
   EXPECT_EQ(keyhole_session_extend(s.get(), 0, &q, &k, &v, nullptr, &o, nullptr),
             KEYHOLE_INVALID_ARGUMENT);
   EXPECT_EQ(keyhole_session_accept(s.get(), 0, nullptr), KEYHOLE_INVALID_ARGUMENT);
   if (GetParam().dtype != KEYHOLE_F32) {
     for (const bool in_q : {true, false}) {
-      Turn bad = turn(150);
+      NewTokens bad = turn(150);
       (in_q ? bad.q : bad.k)[3] = NAN;
       refused(bad, nullptr, KEYHOLE_NOT_FINITE, in_q ? "tensor q" : "tensor k");
     }
   }
   if (GetParam().dtype == KEYHOLE_F32) {
-    Turn wide = turn(17);
+    NewTokens wide = turn(17);
     const auto mask = tree(17);
     refused(wide, mask.data(), KEYHOLE_UNSUPPORTED, "window of 16");
   }
@@ -206,7 +205,7 @@ TEST_P(StreamExtend, GraphsStayValidWhileDraftsAreAccepted) {
   ASSERT_OK(keyhole_session_synchronize(s.get()));
   constexpr uint32_t kDrafts = 11;
   const auto mask = tree(kDrafts);
-  std::vector<Turn> turns;
+  std::vector<NewTokens> turns;
   for (uint32_t l = 0; l < engine_config_.layers; ++l) turns.push_back(turn(kDrafts));
   device.stream.begin_capture();
   for (uint32_t l = 0; l < engine_config_.layers; ++l) {
@@ -216,13 +215,7 @@ TEST_P(StreamExtend, GraphsStayValidWhileDraftsAreAccepted) {
   device.stream.end_capture();
   for (uint32_t round = 0; round < unless_sanitized(70U, 50U); ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
-    for (Turn& t : turns) {
-      const Turn fresh = turn(kDrafts);
-      // Where the graph reads them.
-      std::copy(fresh.q.begin(), fresh.q.end(), t.q.begin());
-      std::copy(fresh.k.begin(), fresh.k.end(), t.k.begin());
-      std::copy(fresh.v.begin(), fresh.v.end(), t.v.begin());
-    }
+    for (NewTokens& t : turns) refill(t, turn(kDrafts));
     ASSERT_OK(keyhole_session_announce(s.get()));
     device.stream.launch_graph();
     const auto path = path_of(kDrafts);
@@ -257,25 +250,15 @@ TEST_P(StreamExtend, BatchesGoOnWhereOneFails) {
     start.push_back(start.back() + n);
   }
   for (uint32_t l = 0; l < engine_config_.layers; ++l) {
-    Turn all = turn(start.back());
-    const keyhole_tensor q = on_device(all.q, {all.n, hq(), d()}),
-                         k = on_device(all.k, {all.n, hkv(), d()}),
-                         v = on_device(all.v, {all.n, hkv(), d()}),
-                         o = on_device(all.out, {all.n, hq(), d()});
+    NewTokens all = turn(start.back());
     keyhole_status statuses[4];
-    EXPECT_EQ(keyhole_session_extend_batch(handles.data(), 4, l, &q, &k, &v, start.data(), &o,
-                                           all.lse.data(), statuses),
+    EXPECT_EQ(extend_batch(handles, shape(), l, all, start.data(), statuses, KEYHOLE_DEVICE),
               KEYHOLE_INVALID_ARGUMENT);
     for (uint32_t i = 0; i < 4; ++i) {
       EXPECT_EQ(statuses[i], i == 1 ? KEYHOLE_INVALID_ARGUMENT : KEYHOLE_OK);
       ASSERT_OK(keyhole_session_synchronize(handles[i]));
       if (i == 1) continue;
-      const auto piece = [&](const std::vector<float>& x, int64_t heads) {
-        const auto row = static_cast<size_t>(heads);
-        return std::vector<float>(x.data() + start[i] * row, x.data() + start[i + 1] * row);
-      };
-      Turn own{piece(all.q, hq() * d()),   piece(all.k, hkv() * d()), piece(all.v, hkv() * d()),
-               piece(all.out, hq() * d()), piece(all.lse, hq()),      counts[i]};
+      const NewTokens own = part_of(all, shape(), start[i], start[i + 1]);
       models[i].append(l, own.k, own.v);
       if (GetParam().kept == KEYHOLE_KV_HOST_SAME) expect_turn(models[i], l, own, nullptr);
     }

@@ -12,9 +12,23 @@ namespace {
 
 class StreamGraphs : public StreamTest {
  protected:
+  /// A session of `tokens` tokens with nothing under way.
+  SessionPtr ready(StreamEngine& device, int64_t tokens) {
+    SessionPtr s = make_session(device.handle.get(), small_session());
+    if (tokens > 0) prefill(s.get(), tokens, 3);
+    EXPECT_OK(keyhole_session_synchronize(s.get()));
+    return s;
+  }
   /// Enqueues a token in all layers.
   void enqueue_token(keyhole_session* s, const Token& t, std::vector<float>& out) {
     for (uint32_t l = 0; l < engine_config_.layers; ++l) ASSERT_OK(enqueue(s, l, t, out, nullptr));
+  }
+  /// Captures `tokens` tokens in all layers, each of which is `t`.
+  void capture(StreamEngine& device, keyhole_session* s, const Token& t, std::vector<float>& out,
+               int tokens = 1) {
+    device.stream.begin_capture();
+    for (int i = 0; i < tokens; ++i) enqueue_token(s, t, out);
+    device.stream.end_capture();
   }
   /// Announces and launches the graph that was captured last, and waits.
   static void launch(StreamEngine& device, keyhole_session* s) {
@@ -24,8 +38,7 @@ class StreamGraphs : public StreamTest {
   }
   void expect_refused(keyhole_status status, keyhole_session* s, const char* text) {
     EXPECT_EQ(status, keyhole_session_announce(s));
-    EXPECT_NE(std::string(keyhole_last_error()).find(text), std::string::npos)
-        << keyhole_last_error();
+    expect_error_text(text);
   }
 };
 
@@ -45,9 +58,7 @@ TEST_F(StreamGraphs, RunAtEachLaunch) {
 
   Token t = token();
   std::vector<float> out(t.q.size());
-  device.stream.begin_capture();
-  for (uint32_t l = 0; l < 2; ++l) ASSERT_OK(enqueue(stream.get(), l, t, out, nullptr));
-  device.stream.end_capture();
+  capture(device, stream.get(), t, out);
   keyhole_layer_tokens tokens;
   keyhole_layer_tokens_init(&tokens);
   ASSERT_OK(keyhole_session_get_layer_tokens(stream.get(), 0, &tokens));
@@ -59,34 +70,27 @@ TEST_F(StreamGraphs, RunAtEachLaunch) {
     std::copy(next.k.begin(), next.k.end(), t.k.begin());
     std::copy(next.v.begin(), next.v.end(), t.v.begin());
     std::fill(out.begin(), out.end(), NAN);
-    ASSERT_OK(keyhole_session_announce(stream.get()));
-    device.stream.launch_graph();
-    ASSERT_OK(keyhole_session_synchronize(stream.get()));
+    launch(device, stream.get());
     (void)attend_host(host.get(), 0, next, nullptr);
     const auto truth = attend_host(host.get(), 1, next, nullptr);
     for (size_t j = 0; j < truth.size(); ++j) ASSERT_NEAR(out[j], truth[j], 1e-5) << i;
   }
   // A second capture replaces the first, without a plain step in between.
-  device.stream.begin_capture();
-  for (uint32_t l = 0; l < 2; ++l) ASSERT_OK(enqueue(stream.get(), l, t, out, nullptr));
-  device.stream.end_capture();
-  ASSERT_OK(keyhole_session_announce(stream.get()));
-  device.stream.launch_graph();
-  ASSERT_OK(keyhole_session_synchronize(stream.get()));
+  capture(device, stream.get(), t, out);
+  launch(device, stream.get());
   ASSERT_OK(keyhole_session_get_layer_tokens(stream.get(), 0, &tokens));
   EXPECT_EQ(tokens.total, 171U);
 
   ASSERT_OK(keyhole_session_set_mode(stream.get(), KEYHOLE_MODE_EXACT, 0));
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_announce(stream.get()));
-  EXPECT_NE(std::string(keyhole_last_error()).find("captur"), std::string::npos);
+  expect_error_text("captur");
 }
 
 TEST_F(StreamGraphs, AnnouncedAndNeverLaunchedEndInATimeout) {
   StreamEngine device(engine_config_, 50);
-  SessionPtr s = make_session(device.handle.get(), small_session());
+  SessionPtr s = ready(device, 0);
   const Token t = token();
   std::vector<float> out(t.q.size());
-  ASSERT_OK(keyhole_session_synchronize(s.get()));
   device.stream.begin_capture();
   ASSERT_OK(enqueue(s.get(), 0, t, out, nullptr));
   device.stream.end_capture();
@@ -97,16 +101,11 @@ TEST_F(StreamGraphs, AnnouncedAndNeverLaunchedEndInATimeout) {
 
 TEST_F(StreamGraphs, TwoCapturesInARowDoNotAddUp) {
   StreamEngine device(engine_config_);
-  SessionPtr s = make_session(device.handle.get(), small_session());
+  SessionPtr s = ready(device, 50);
   const Token t = token();
   std::vector<float> out(t.q.size());
-  prefill(s.get(), 50, 3);
-  ASSERT_OK(keyhole_session_synchronize(s.get()));
-  for (int i = 0; i < 2; ++i) {  // as a warm-up capture and the one that is kept
-    device.stream.begin_capture();
-    enqueue_token(s.get(), t, out);
-    device.stream.end_capture();
-  }
+  // As a warm-up capture and the one that is kept.
+  for (int i = 0; i < 2; ++i) capture(device, s.get(), t, out);
   for (uint32_t i = 1; i <= 3; ++i) {
     launch(device, s.get());
     EXPECT_EQ(layer_tokens(s.get(), 0).total, 50 + i);
@@ -116,28 +115,22 @@ TEST_F(StreamGraphs, TwoCapturesInARowDoNotAddUp) {
 
 TEST_F(StreamGraphs, ACaptureThatWasGivenUpLeavesNothing) {
   StreamEngine device(engine_config_);
-  SessionPtr s = make_session(device.handle.get(), small_session());
+  SessionPtr s = ready(device, 50);
   const Token t = token();
   std::vector<float> out(t.q.size());
-  prefill(s.get(), 50, 3);
-  ASSERT_OK(keyhole_session_synchronize(s.get()));
   device.stream.begin_capture();
   ASSERT_OK(enqueue(s.get(), 0, t, out, nullptr));
   device.stream.end_capture();  // the caller's own kernels could not be captured, say
-  device.stream.begin_capture();
-  enqueue_token(s.get(), t, out);
-  device.stream.end_capture();
+  capture(device, s.get(), t, out);
   launch(device, s.get());
   EXPECT_EQ(layer_tokens(s.get(), 0).total, 51U);
 }
 
 TEST_F(StreamGraphs, AreCapturedAgainAfterALaunchThatFailed) {
   StreamEngine device(engine_config_);
-  SessionPtr s = make_session(device.handle.get(), small_session());
+  SessionPtr s = ready(device, 50);
   const Token t = token();
   std::vector<float> out(t.q.size());
-  prefill(s.get(), 50, 3);
-  ASSERT_OK(keyhole_session_synchronize(s.get()));
   device.stream.begin_capture();
   ASSERT_OK(enqueue(s.get(), 0, t, out, nullptr));
   device.faults.fails_to_end = true;
@@ -145,20 +138,16 @@ TEST_F(StreamGraphs, AreCapturedAgainAfterALaunchThatFailed) {
   device.faults.fails_to_end = false;
   device.stream.end_capture();
   expect_refused(KEYHOLE_INVALID_ARGUMENT, s.get(), "capture it again");
-  device.stream.begin_capture();
-  enqueue_token(s.get(), t, out);
-  device.stream.end_capture();
+  capture(device, s.get(), t, out);
   launch(device, s.get());
   EXPECT_EQ(layer_tokens(s.get(), 1).total, 51U);
 }
 
 TEST_F(StreamGraphs, OfACaptureThatWasLostAreRefused) {
   StreamEngine device(engine_config_);
-  SessionPtr s = make_session(device.handle.get(), small_session());
+  SessionPtr s = ready(device, 50);
   const Token t = token();
   std::vector<float> out(t.q.size());
-  prefill(s.get(), 50, 3);
-  ASSERT_OK(keyhole_session_synchronize(s.get()));
   device.stream.begin_capture();
   EXPECT_THROW(device.stream.synchronize(), Error);  // the caller's mistake
   EXPECT_EQ(KEYHOLE_BUSY, enqueue(s.get(), 0, t, out, nullptr));
@@ -211,7 +200,7 @@ TEST_F(StreamGraphs, CallsDuringACaptureAnswerOrAreRefusedAndHarmNothing) {
   EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_set_stream(p, nullptr));
   EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_announce(p));
   EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_synchronize(p));
-  EXPECT_NE(std::string(keyhole_last_error()).find("capture"), std::string::npos);
+  expect_error_text("capture");
   EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_truncate(p, 1));
   EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_fork(p, &copy));
   EXPECT_EQ(KEYHOLE_BUSY, keyhole_session_save(p, "not-written.keyhole"));
@@ -231,11 +220,9 @@ TEST_F(StreamGraphs, CallsDuringACaptureAnswerOrAreRefusedAndHarmNothing) {
 
 TEST_F(StreamGraphs, BothHalvesOfAStepBelongToOneCapture) {
   StreamEngine device(engine_config_);
-  SessionPtr s = make_session(device.handle.get(), small_session());
+  SessionPtr s = ready(device, 20);
   const Token t = token();
   std::vector<float> out(t.q.size());
-  prefill(s.get(), 20, 3);
-  ASSERT_OK(keyhole_session_synchronize(s.get()));
   const keyhole_tensor q = on_device(t.q, {hq(), d()}), k = on_device(t.k, {hkv(), d()}),
                        v = on_device(t.v, {hkv(), d()}), o = on_device(out, {hq(), d()});
   // Begun outside, ended inside: refused, and the step can still end outside.
@@ -266,9 +253,7 @@ TEST_F(StreamGraphs, OfSeveralTokensAreAnnouncedWholeOrNotAtAll) {
   std::vector<float> out(t.q.size());
   prefill(s.get(), 34, 3);
   ASSERT_OK(keyhole_session_synchronize(s.get()));
-  device.stream.begin_capture();
-  for (int i = 0; i < 3; ++i) enqueue_token(s.get(), t, out);
-  device.stream.end_capture();
+  capture(device, s.get(), t, out, 3);
   launch(device, s.get());
   EXPECT_EQ(layer_tokens(s.get(), 0).total, 37U);
   launch(device, s.get());
@@ -290,9 +275,7 @@ TEST_F(StreamGraphs, NeedASessionThatStaysAsItIs) {
   prefill(s.get(), 50, 3);
   for (const bool stream_changes : {false, true}) {
     ASSERT_OK(keyhole_session_synchronize(s.get()));
-    device.stream.begin_capture();
-    enqueue_token(s.get(), t, out);
-    device.stream.end_capture();
+    capture(device, s.get(), t, out);
     launch(device, s.get());
     if (stream_changes) {
       ASSERT_OK(keyhole_session_set_stream(s.get(), nullptr));
@@ -306,11 +289,10 @@ TEST_F(StreamGraphs, NeedASessionThatStaysAsItIs) {
 
 TEST_F(StreamGraphs, MayAppendTheFirstTokenOfALayerAndAttendToIt) {
   StreamEngine device(engine_config_);
-  SessionPtr s = make_session(device.handle.get(), small_session());
+  SessionPtr s = ready(device, 0);
   const Token t = token();
   std::vector<float> out(t.q.size());
   const keyhole_tensor q = on_device(t.q, {hq(), d()}), o = on_device(out, {hq(), d()});
-  ASSERT_OK(keyhole_session_synchronize(s.get()));
   device.stream.begin_capture();
   ASSERT_OK(enqueue(s.get(), 0, t, out, nullptr));
   ASSERT_OK(keyhole_session_attend(s.get(), 0, &q, nullptr, nullptr, &o, nullptr));
@@ -327,19 +309,17 @@ TEST_F(StreamGraphs, MayAppendTheFirstTokenOfALayerAndAttendToIt) {
 
 TEST_F(StreamGraphs, HoldAsManyStepsAsCanBeSubmitted) {
   StreamEngine device(engine_config_);
-  SessionPtr s = make_session(device.handle.get(), small_session());
+  SessionPtr s = ready(device, 2);
   const Token t = token();
   std::vector<float> out(t.q.size());
   const keyhole_tensor q = on_device(t.q, {hq(), d()}), o = on_device(out, {hq(), d()});
-  prefill(s.get(), 2, 3);
-  ASSERT_OK(keyhole_session_synchronize(s.get()));
   device.stream.begin_capture();
   for (int i = 0; i < 4096; ++i) {
     ASSERT_OK(keyhole_session_attend(s.get(), 0, &q, nullptr, nullptr, &o, nullptr));
   }
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT,
             keyhole_session_attend(s.get(), 0, &q, nullptr, nullptr, &o, nullptr));
-  EXPECT_NE(std::string(keyhole_last_error()).find("4096"), std::string::npos);
+  expect_error_text("4096");
   device.stream.end_capture();
   expect_refused(KEYHOLE_INVALID_ARGUMENT, s.get(), "capture it again");
 }

@@ -44,21 +44,7 @@ TEST_F(HostRows, InAnyOrderOfCallsKeepEveryTokenOnce) {
     const std::string path = (folder / "session").string();
     for (int i = 0; i < 20; ++i) {
       SCOPED_TRACE("seed " + std::to_string(seed) + ", call " + std::to_string(i));
-      switch (numbers_.below(7)) {
-        case 0: prefill(s.get(), model, 1 + numbers_.below(300)); break;
-        case 1: {
-          const uint32_t n = 1 + numbers_.below(model.tokens(0));
-          ASSERT_OK(keyhole_session_truncate(s.get(), n));
-          model.truncate(n);
-          break;
-        }
-        case 2: fork(s); break;
-        case 3: reload(s, device.handle.get(), path); break;
-        case 4: host_step(s.get(), model); break;
-        default:
-          for (uint32_t n = numbers_.below(60); n > 0; --n) step(s.get(), model, n % 2 == 0);
-      }
-      step(s.get(), model, false);
+      random_call(s, model, device.handle.get(), path);
       if (HasFatalFailure() || HasFailure()) return;
       expect_by_host(device, s.get());
       EXPECT_EQ(saved(s.get()), KEYHOLE_ROWS_BY_HOST);

@@ -34,23 +34,20 @@ class StreamListed : public StreamTurns {
   /// A turn of layer 0 whose answers see, of the tokens up to their own, those that sees(tile's first position, token) says.
   template <class Sees>
   void expect_seen(keyhole_session* s, StoredModel& m, uint32_t n, const Sees& sees) {
-    Turn t = turn(n);
+    NewTokens t = turn(n);
     const uint32_t before = m.tokens(0);
     ASSERT_OK(enqueue_turn(s, 0, t, nullptr));
     ASSERT_OK(keyhole_session_synchronize(s));
     Model with = m;
     with.append(0, t.k, t.v);
-    const auto width = static_cast<size_t>(hq() * d()), heads = static_cast<size_t>(hq());
     for (uint32_t i = 0; i < n; i += 1 + numbers_.below(40)) {
       SCOPED_TRACE("token " + std::to_string(i) + " of " + std::to_string(n));
+      const NewTokens one = part_of(t, shape(), i, i + 1);
       std::vector<double> sums;
-      const std::vector<float> q(t.q.data() + i * width, t.q.data() + (i + 1) * width);
-      const auto truth = with.attend(0, q, sums, [&](uint32_t token) {
+      const auto truth = with.attend(0, one.q, sums, [&](uint32_t token) {
         return token <= before + i && sees(before + i / 128 * 128, token);
       });
-      expect_near({{t.out.data() + i * width, t.out.data() + (i + 1) * width},
-                   {t.lse.data() + i * heads, t.lse.data() + (i + 1) * heads}},
-                  truth, sums, 3e-4);
+      expect_near(one.answer, truth, sums, 3e-4);
       if (HasFatalFailure()) return;
     }
     m.append(0, t.k, t.v);
@@ -138,15 +135,14 @@ TEST_P(StreamListed, ChoosesAndCountsAsASessionOnTheHost) {
     Blocks of_device, of_host;
     for (keyhole_session* s : {there.get(), here.get()}) set(s, pattern, KEYHOLE_AUTO);
     for (const uint32_t n : {300U, 128U}) {
-      Turn t = turn(n);
+      NewTokens t = turn(n);
       ASSERT_OK(enqueue_turn(there.get(), 0, t, nullptr));
       ASSERT_OK(keyhole_session_synchronize(there.get()));
-      std::vector<float> out(t.out.size()), lse(t.lse.size());
-      const keyhole_tensor q = tensor(t.q, {n, hq(), d()}), k = tensor(t.k, {n, hkv(), d()}),
-                           v = tensor(t.v, {n, hkv(), d()}), o = tensor(out, {n, hq(), d()});
-      ASSERT_OK(keyhole_session_extend(here.get(), 0, &q, &k, &v, nullptr, &o, lse.data()));
-      for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(t.out[i], out[i], 1e-5);
-      for (size_t i = 0; i < lse.size(); ++i) ASSERT_NEAR(t.lse[i], lse[i], 1e-5);
+      NewTokens same_turn = t;
+      ASSERT_OK(test::extend(here.get(), shape(), 0, same_turn));
+      const Answer &a = t.answer, &b = same_turn.answer;
+      for (size_t i = 0; i < a.o.size(); ++i) ASSERT_NEAR(a.o[i], b.o[i], 1e-5);
+      for (size_t i = 0; i < a.lse.size(); ++i) ASSERT_NEAR(a.lse[i], b.lse[i], 1e-5);
     }
     of_device = blocks_of(there.get());
     of_host = blocks_of(here.get());
@@ -187,7 +183,7 @@ TEST_P(StreamListed, OtherCallsAttendAsEver) {
   extend(s.get(), m, 128);
   // Where a step is captured it is one.
   set(s.get(), one_block, 1);
-  Turn captured = turn(2);
+  NewTokens captured = turn(2);
   device.stream.begin_capture();
   for (uint32_t l = 0; l < engine_config_.layers; ++l)
     ASSERT_OK(enqueue_turn(s.get(), l, captured, nullptr));
@@ -195,15 +191,13 @@ TEST_P(StreamListed, OtherCallsAttendAsEver) {
   EXPECT_EQ(device.listed_calls, 0U);
   EXPECT_EQ(blocks_of(s.get()), Blocks{});
   // A copy has the pattern.
-  keyhole_session* copy = nullptr;
-  ASSERT_OK(keyhole_session_fork(s.get(), &copy));
-  const SessionPtr held(copy);
-  Turn t = turn(20);
-  ASSERT_OK(enqueue_turn(copy, 0, t, nullptr));
+  const SessionPtr held = fork_of(s.get());
+  NewTokens t = turn(20);
+  ASSERT_OK(enqueue_turn(held.get(), 0, t, nullptr));
   EXPECT_EQ(device.listed_calls, 1U);
-  EXPECT_LT(blocks_of(copy).attended, blocks_of(copy).seen);
-  ASSERT_OK(keyhole_session_set_mode(copy, KEYHOLE_MODE_RESIDENT, 0));
-  ASSERT_OK(enqueue_turn(copy, 0, t, nullptr));
+  EXPECT_LT(blocks_of(held.get()).attended, blocks_of(held.get()).seen);
+  ASSERT_OK(keyhole_session_set_mode(held.get(), KEYHOLE_MODE_RESIDENT, 0));
+  ASSERT_OK(enqueue_turn(held.get(), 0, t, nullptr));
   EXPECT_EQ(device.listed_calls, 1U);
 }
 
@@ -219,22 +213,12 @@ TEST_P(StreamListed, MembersOfABatchAttendByTheirOwn) {
   set(sessions[1].get(), kFull[0], 2);
   const uint32_t start[] = {0, 2, 4};
   for (uint32_t l = 0; l < engine_config_.layers; ++l) {
-    Turn all = turn(4);
-    const keyhole_tensor q = on_device(all.q, {4, hq(), d()}),
-                         k = on_device(all.k, {4, hkv(), d()}),
-                         v = on_device(all.v, {4, hkv(), d()}),
-                         o = on_device(all.out, {4, hq(), d()});
-    keyhole_session* const handles[] = {sessions[0].get(), sessions[1].get()};
-    ASSERT_OK(keyhole_session_extend_batch(handles, 2, l, &q, &k, &v, start, &o, all.lse.data(),
-                                           nullptr));
+    NewTokens all = turn(4);
+    const std::vector<keyhole_session*> handles = {sessions[0].get(), sessions[1].get()};
+    ASSERT_OK(extend_batch(handles, shape(), l, all, start, nullptr, KEYHOLE_DEVICE));
     for (keyhole_session* s : handles) ASSERT_OK(keyhole_session_synchronize(s));
     for (uint32_t i = 0; i < 2; ++i) {
-      const auto piece = [&](const std::vector<float>& x, int64_t width) {
-        return std::vector<float>(x.data() + start[i] * width, x.data() + start[i + 1] * width);
-      };
-      const Turn own{piece(all.q, hq() * d()),  piece(all.k, hkv() * d()),
-                     piece(all.v, hkv() * d()), piece(all.out, hq() * d()),
-                     piece(all.lse, hq()),      2};
+      const NewTokens own = part_of(all, shape(), start[i], start[i + 1]);
       models[i].append(l, own.k, own.v);
       if (GetParam().kept == KEYHOLE_KV_HOST_SAME) expect_turn(models[i], l, own, nullptr);
       if (HasFatalFailure()) return;
@@ -264,7 +248,7 @@ TEST_P(StreamListed, WhatIsRefusedIsAttendedOtherwiseOrChangesNothing) {
             kind == DeviceCall::memory ? Status::out_of_device_memory : Status::device_error,
             "planted");
       };
-      Turn t = turn(150);
+      NewTokens t = turn(150);
       const keyhole_status status = enqueue_turn(s.get(), 0, t, nullptr);
       device.faults.on_call = [](DeviceCall) {};
       if (kind == DeviceCall::memory) {
@@ -293,17 +277,16 @@ TEST_P(StreamListed, RefusedCallsChangeNothing) {
   StoredModel m = model();
   prompt(s.get(), m, 800);
   set(s.get(), kFull[0], 1);
-  const auto refused = [&](Turn& t, keyhole_status status, const char* text) {
+  const auto refused = [&](NewTokens& t, keyhole_status status, const char* text) {
     EXPECT_EQ(enqueue_turn(s.get(), 0, t, nullptr), status);
-    EXPECT_NE(std::string(keyhole_last_error()).find(text), std::string::npos)
-        << keyhole_last_error();
+    expect_error_text(text);
     EXPECT_EQ(layer_tokens(s.get(), 0).total, 800U);
     EXPECT_EQ(blocks_of(s.get()), Blocks{});
   };
-  Turn many = turn(201);
+  NewTokens many = turn(201);
   refused(many, KEYHOLE_INVALID_ARGUMENT, "max_tokens");
   for (const bool in_q : {true, false}) {
-    Turn bad = turn(150);
+    NewTokens bad = turn(150);
     (in_q ? bad.q : bad.k)[3] = NAN;
     refused(bad, KEYHOLE_NOT_FINITE, in_q ? "tensor q" : "tensor k");
   }
@@ -327,19 +310,12 @@ TEST(StreamListedF32, IsAttendedAsEver) {
   Model model(c);
   prefill_both(s.get(), model, Shape(c), 0, 300, numbers);
   ASSERT_OK(keyhole_session_set_extend_pattern(s.get(), "a-shape:first=0,near=0", 1));
-  const auto q = numbers.many(size_t{2} * 4 * 64), k = numbers.many(size_t{2} * 2 * 64),
-             v = numbers.many(k.size());
-  std::vector<float> out(q.size()), lse(8);
-  const keyhole_tensor tq = on_device(q, {2, 4, 64}), tk = on_device(k, {2, 2, 64}),
-                       tv = on_device(v, {2, 2, 64}), to = on_device(out, {2, 4, 64});
-  ASSERT_OK(keyhole_session_extend(s.get(), 0, &tq, &tk, &tv, nullptr, &to, lse.data()));
+  NewTokens t = new_tokens(Shape(c), 2, numbers);
+  ASSERT_OK(test::extend(s.get(), Shape(c), 0, t, nullptr, KEYHOLE_DEVICE));
   ASSERT_OK(keyhole_session_synchronize(s.get()));
   EXPECT_EQ(device.listed_calls, 0U);
-  model.append(0, k, v);
-  std::vector<double> sums;
-  const std::vector<float> last(q.begin() + 4 * 64, q.end());
-  const auto truth = model.attend_all(0, last, sums);
-  expect_near({{out.begin() + 4 * 64, out.end()}, {lse.begin() + 4, lse.end()}}, truth, sums, 3e-4);
+  model.append(0, t.k, t.v);
+  expect_answers(model, Shape(c), 0, t, nullptr, 3e-4);
 }
 
 }  // namespace

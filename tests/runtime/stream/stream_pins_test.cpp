@@ -159,12 +159,10 @@ TEST_F(CodePins, FollowRowsThatLeavePagesWhichACopyReads) {
     step(s.get(), model, false);
     FakeCodes* const parents_codes = device.codes;
     FakePinned* const parents_pinned = device.pinned;
-    keyhole_session* copied = nullptr;
-    ASSERT_OK(keyhole_session_fork(s.get(), &copied));
-    const SessionPtr copy(copied);
+    const SessionPtr copy = fork_of(s.get());
     StoredModel copys = model;
-    step(copied, copys, false);
-    expect_layers(device, copied, kLayers);
+    step(copy.get(), copys, false);
+    expect_layers(device, copy.get(), kLayers);
     // Both write where they shared pages, first the one that was copied.
     ASSERT_OK(keyhole_session_truncate(s.get(), 800));
     model.truncate(800);
@@ -174,24 +172,22 @@ TEST_F(CodePins, FollowRowsThatLeavePagesWhichACopyReads) {
     EXPECT_FALSE(parents_codes->unpinned);
     EXPECT_TRUE(parents_pinned->sees_what_the_host_sees());
     EXPECT_TRUE(device.pinned->sees_what_the_host_sees());
-    step(copied, copys, true);
+    step(copy.get(), copys, true);
     for (const uint32_t kept : {1500U, 900U, 300U}) {
-      keyhole_session* other = nullptr;
-      ASSERT_OK(keyhole_session_fork(copied, &other));
-      const SessionPtr owner(other);
+      const SessionPtr owner = fork_of(copy.get());
       FakePinned* const pinned = device.pinned;
       FakeCodes* const codes = device.codes;
       StoredModel others = copys;
-      ASSERT_OK(keyhole_session_truncate(other, kept));
+      ASSERT_OK(keyhole_session_truncate(owner.get(), kept));
       others.truncate(kept);
-      follow(others, other);
-      step(other, others, false);
+      follow(others, owner.get());
+      step(owner.get(), others, false);
       EXPECT_TRUE(pinned->sees_what_the_host_sees());
-      prefill(other, others, 1000);
-      step(other, others, false);
+      prefill(owner.get(), others, 1000);
+      step(owner.get(), others, false);
       EXPECT_TRUE(pinned->sees_what_the_host_sees()) << kept;
       EXPECT_FALSE(codes->unpinned);
-      step(copied, copys, false);
+      step(copy.get(), copys, false);
     }
   }
 }
@@ -221,7 +217,7 @@ TEST_F(CodePins, ThatGoInTheMiddleOfAGraphSayThatItIsToBeCapturedAgain) {
     const keyhole_status status = keyhole_session_announce(s.get());
     if (status != KEYHOLE_OK) {
       ASSERT_EQ(status, KEYHOLE_INVALID_ARGUMENT);
-      ASSERT_NE(std::string(keyhole_last_error()).find("capture it again"), std::string::npos);
+      expect_error_text("capture it again");
       captures += 1;
       capture();
       ASSERT_OK(keyhole_session_announce(s.get()));

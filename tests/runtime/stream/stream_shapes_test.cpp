@@ -107,16 +107,13 @@ TEST(StreamShape, AHalfEndsWithTheHeadsOfItsLayer) {
   const SessionPtr s = make_session(device.handle.get(), small_session());
   const Shape shape = c.shape(1), other = c.shape(0);
   Numbers numbers(5);
-  NewTokensOf t = new_tokens(shape, 1, numbers);
-  const keyhole_tensor q = on_device(t.q, {shape.hq, shape.d}),
-                       k = on_device(t.k, {shape.hkv, shape.d}),
-                       v = on_device(t.v, {shape.hkv, shape.d}),
-                       o = on_device(t.answer.o, {shape.hq, shape.d});
+  NewTokens t = new_tokens(shape, 1, numbers);
+  const NewTensors x(t, shape, KEYHOLE_DEVICE, true);
   std::vector<float> narrow(other.o(1));
   const keyhole_tensor wrong = on_device(narrow, {other.hq, other.d});
-  ASSERT_OK(keyhole_session_attend_begin(s.get(), 1, &q, &k, &v));
+  ASSERT_OK(keyhole_session_attend_begin(s.get(), 1, &x.q, &x.k, &x.v));
   EXPECT_EQ(keyhole_session_attend_end(s.get(), &wrong, nullptr), KEYHOLE_INVALID_ARGUMENT);
-  ASSERT_OK(keyhole_session_attend_end(s.get(), &o, t.answer.lse.data()));
+  ASSERT_OK(keyhole_session_attend_end(s.get(), &x.out, t.answer.lse.data()));
   ASSERT_OK(keyhole_session_synchronize(s.get()));
   Model model(c.engine);
   model.append(1, t.k, t.v);
@@ -129,16 +126,12 @@ TEST(StreamShape, AFailureNamesTheModelsLayer) {
   const SessionPtr s = make_session(device.handle.get(), small_session());
   const Shape shape = c.shape(3);
   Numbers numbers(6);
-  NewTokensOf t = new_tokens(shape, 1, numbers);
-  const keyhole_tensor q = on_device(t.q, {shape.hq, shape.d}),
-                       k = on_device(t.k, {shape.hkv, shape.d}),
-                       v = on_device(t.v, {shape.hkv, shape.d}),
-                       o = on_device(t.answer.o, {shape.hq, shape.d});
+  NewTokens t = new_tokens(shape, 1, numbers);
+  const NewTensors x(t, shape, KEYHOLE_DEVICE, true);
   device.faults.loses_queries = true;
-  ASSERT_OK(keyhole_session_attend(s.get(), 3, &q, &k, &v, &o, nullptr));
+  ASSERT_OK(keyhole_session_attend(s.get(), 3, &x.q, &x.k, &x.v, &x.out, nullptr));
   EXPECT_EQ(keyhole_session_synchronize(s.get()), KEYHOLE_TIMEOUT);
-  EXPECT_NE(std::string(keyhole_last_error()).find("layer 3"), std::string::npos)
-      << keyhole_last_error();
+  expect_error_text("layer 3");
 }
 
 std::vector<ShapedCase> all_cases() {

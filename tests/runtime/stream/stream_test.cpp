@@ -90,9 +90,7 @@ TEST_F(StreamSteps, TakeTurnsWithCallsInHostMemory) {
       ASSERT_OK(keyhole_session_truncate(s, 30 * (round + 1)));
     }
     compare(host.get(), stream.get(), 5, 1e-5);
-    keyhole_session* copy = nullptr;
-    ASSERT_OK(keyhole_session_fork(stream.get(), &copy));
-    stream.reset(copy);
+    stream = fork_of(stream.get());
     compare(host.get(), stream.get(), 5, 1e-5);
   }
 }
@@ -107,14 +105,11 @@ TEST_F(StreamSteps, ReportLateWhatIsNotFinite) {
   t.k[70] = NAN;
   EXPECT_OK(enqueue(s.get(), 0, t, out, nullptr));
   EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_synchronize(s.get()));
-  EXPECT_NE(std::string(keyhole_last_error()).find("tensor k holds NaN"), std::string::npos)
-      << keyhole_last_error();
+  expect_error_text("tensor k holds NaN");
   t.k[70] = 1.0F;
   EXPECT_EQ(KEYHOLE_NOT_FINITE, enqueue(s.get(), 0, t, out, nullptr)) << "no more steps";
   // What all layers had completed is still there.
-  keyhole_session* copy = nullptr;
-  ASSERT_OK(keyhole_session_fork(s.get(), &copy));
-  SessionPtr other(copy);
+  SessionPtr other = fork_of(s.get());
   EXPECT_OK(enqueue(other.get(), 0, t, out, nullptr));
   EXPECT_OK(keyhole_session_synchronize(other.get()));
 }
@@ -128,7 +123,7 @@ TEST_F(StreamSteps, ThatNeverComeEndInATimeout) {
   EXPECT_OK(enqueue(s.get(), 0, t, out, nullptr));
   EXPECT_OK(enqueue(s.get(), 1, t, out, nullptr));
   EXPECT_EQ(KEYHOLE_TIMEOUT, keyhole_session_synchronize(s.get()));
-  EXPECT_NE(std::string(keyhole_last_error()).find("50 ms"), std::string::npos);
+  expect_error_text("50 ms");
 }
 
 TEST_F(StreamSteps, OfAWorkerThatStallsEndInATimeoutOfTheDevice) {
@@ -141,7 +136,7 @@ TEST_F(StreamSteps, OfAWorkerThatStallsEndInATimeoutOfTheDevice) {
   device.faults.stalls = true;
   EXPECT_OK(enqueue(s.get(), 0, t, out, nullptr));
   EXPECT_EQ(KEYHOLE_TIMEOUT, keyhole_session_synchronize(s.get()));
-  EXPECT_NE(std::string(keyhole_last_error()).find("did not answer"), std::string::npos);
+  expect_error_text("did not answer");
   EXPECT_EQ(KEYHOLE_TIMEOUT, enqueue(s.get(), 0, t, out, nullptr)) << "no more steps";
 }
 
@@ -269,7 +264,7 @@ TEST_F(StreamSteps, AreRefusedBeforeTheyPassAMemoryLimit) {
       }
     }
     EXPECT_EQ(status, KEYHOLE_OUT_OF_MEMORY);
-    EXPECT_NE(std::string(keyhole_last_error()).find("host_memory_limit"), std::string::npos);
+    expect_error_text("host_memory_limit");
     ASSERT_OK(keyhole_session_synchronize(s.get())) << "a step that was refused breaks nothing";
     EXPECT_LE(statistics(s.get()).host_bytes, c.host_memory_limit);
     EXPECT_GT(statistics(s.get()).host_bytes + overflow, c.host_memory_limit);

@@ -7,9 +7,8 @@
 #include <numeric>
 #include <thread>
 
-#include "keyhole/batch.h"
 #include "keyhole/save.h"
-#include "keyhole/stream.h"
+#include "tests/runtime/new_tokens.h"
 #include "tests/runtime/session/layer_fixture.h"
 
 namespace keyhole::test {
@@ -24,85 +23,23 @@ class StreamWindows : public LayerConfig {
   }
 
   /// A step of a layer that is under way on the stream, or several tokens.
-  struct Turn {
-    uint32_t layer = 0, n = 0;
-    std::vector<float> q, k, v, out, lse;
+  struct Turn : NewTokens {
+    uint32_t layer = 0;
   };
-  Turn turn(uint32_t layer, uint32_t n) {
-    Turn t{layer,
-           n,
-           numbers_.many(shape().q(n)),
-           numbers_.many(shape().kv(n)),
-           numbers_.many(shape().kv(n)),
-           {},
-           {}};
-    t.out.assign(t.q.size(), NAN);
-    t.lse.assign(static_cast<size_t>(n * hq()), NAN);
-    return t;
-  }
+  Turn turn(uint32_t layer, uint32_t n) { return {new_tokens(shape(), n, numbers_), layer}; }
   keyhole_status extend_on_device(keyhole_session* s, Turn& t, const uint64_t* mask = nullptr) {
-    const auto q = on_device(t.q, {t.n, hq(), d()}), k = on_device(t.k, {t.n, hkv(), d()}),
-               v = on_device(t.v, {t.n, hkv(), d()}), o = on_device(t.out, {t.n, hq(), d()});
-    return keyhole_session_extend(s, t.layer, &q, &k, &v, mask, &o, t.lse.data());
+    return extend(s, shape(), t.layer, t, mask, KEYHOLE_DEVICE);
   }
   keyhole_status extend_on_host(keyhole_session* s, Turn& t, const uint64_t* mask = nullptr) {
-    const auto q = tensor(t.q, {t.n, hq(), d()}), k = tensor(t.k, {t.n, hkv(), d()}),
-               v = tensor(t.v, {t.n, hkv(), d()}), o = tensor(t.out, {t.n, hq(), d()});
-    return keyhole_session_extend(s, t.layer, &q, &k, &v, mask, &o, t.lse.data());
+    return extend(s, shape(), t.layer, t, mask);
   }
   keyhole_status step_on_device(keyhole_session* s, Turn& t, bool halves) {
-    const auto q = on_device(t.q, {hq(), d()}), k = on_device(t.k, {hkv(), d()}),
-               v = on_device(t.v, {hkv(), d()}), o = on_device(t.out, {hq(), d()});
-    if (!halves) return keyhole_session_attend(s, t.layer, &q, &k, &v, &o, t.lse.data());
-    const keyhole_status status = keyhole_session_attend_begin(s, t.layer, &q, &k, &v);
-    return status != KEYHOLE_OK ? status : keyhole_session_attend_end(s, &o, t.lse.data());
+    return attend(s, shape(), t.layer, t, KEYHOLE_DEVICE, halves);
   }
-  /// Appends the turn's tokens to the model, one after the other; each answer is that of the model.
-  void expect_turn(Model& model, const Turn& t) {
-    for (uint32_t i = 0; i < t.n; ++i) {
-      SCOPED_TRACE("layer " + std::to_string(t.layer) + ", token " + std::to_string(i) + " of " +
-                   std::to_string(t.n) + " after " + std::to_string(model.tokens(t.layer)));
-      const auto part = [&](const std::vector<float>& x, size_t size) {
-        return std::vector<float>(x.begin() + static_cast<ptrdiff_t>(i * size),
-                                  x.begin() + static_cast<ptrdiff_t>((i + 1) * size));
-      };
-      model.append(t.layer, part(t.k, shape().kv(1)), part(t.v, shape().kv(1)));
-      std::vector<double> lse;
-      const auto o = model.attend_all(t.layer, part(t.q, shape().q(1)), lse);
-      expect_near({part(t.out, shape().q(1)), part(t.lse, static_cast<size_t>(hq()))}, o, lse);
-    }
-  }
-  /// Checks a tree of drafts.
-  void expect_tree(Model& model, const Turn& t, const uint64_t* mask) {
-    const uint32_t before = model.tokens(t.layer);
+  /// Appends the turn's tokens to the model, whose answers must be the session's.
+  void expect_turn(Model& model, const Turn& t, const uint64_t* mask = nullptr) {
     model.append(t.layer, t.k, t.v);
-    for (uint32_t i = 0; i < t.n; ++i) {
-      SCOPED_TRACE("layer " + std::to_string(t.layer) + ", draft " + std::to_string(i) + " of " +
-                   std::to_string(t.n) + " after " + std::to_string(before));
-      const auto part = [&](const std::vector<float>& x, size_t size) {
-        return std::vector<float>(x.begin() + static_cast<ptrdiff_t>(i * size),
-                                  x.begin() + static_cast<ptrdiff_t>((i + 1) * size));
-      };
-      std::vector<double> lse;
-      const auto o = model.attend(t.layer, part(t.q, shape().q(1)), lse, [&](uint32_t token) {
-        return token < before || (mask[i] >> (token - before) & 1) != 0;
-      });
-      expect_near({part(t.out, shape().q(1)), part(t.lse, static_cast<size_t>(hq()))}, o, lse);
-    }
-  }
-  /// Keeps, of the model's newest n tokens, those at `path`.
-  void keep_newest(Model& model, const Turn& t, const std::vector<uint32_t>& path) {
-    const uint32_t before = model.tokens(t.layer) - t.n;
-    const auto cut = [&](std::vector<float>& rows, const std::vector<float>& fresh) {
-      const size_t token = shape().kv(1);
-      rows.resize(before * token);
-      for (const uint32_t i : path) {
-        rows.insert(rows.end(), fresh.begin() + static_cast<ptrdiff_t>(i * token),
-                    fresh.begin() + static_cast<ptrdiff_t>((i + 1) * token));
-      }
-    };
-    cut(model.keys(t.layer), t.k);
-    cut(model.values(t.layer), t.v);
+    expect_answers(model, shape(), t.layer, t, mask);
   }
   /// Each draft sees some of those before it.
   std::vector<uint64_t> random_tree(uint32_t n) {
@@ -129,12 +66,12 @@ class StreamWindows : public LayerConfig {
   void expect_exact_on_device(keyhole_session* s, const Model& model) {
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
       Turn t = turn(l, 1);
-      const auto q = on_device(t.q, {hq(), d()}), o = on_device(t.out, {hq(), d()});
-      ASSERT_OK(keyhole_session_attend(s, l, &q, nullptr, nullptr, &o, t.lse.data()));
+      const auto q = on_device(t.q, {hq(), d()}), o = on_device(t.answer.o, {hq(), d()});
+      ASSERT_OK(keyhole_session_attend(s, l, &q, nullptr, nullptr, &o, t.answer.lse.data()));
       ASSERT_OK(keyhole_session_synchronize(s));
       std::vector<double> lse;
       const auto truth = model.attend_all(l, t.q, lse);
-      expect_near({t.out, t.lse}, truth, lse);
+      expect_near(t.answer, truth, lse);
     }
   }
   void prefill_from_device(keyhole_session* s, Model& model, uint32_t n) {
@@ -144,10 +81,6 @@ class StreamWindows : public LayerConfig {
       ASSERT_OK(keyhole_session_append(s, l, &k, &v, nullptr));
       model.append(l, t.k, t.v);
     }
-  }
-  static void expect_text(const char* text) {
-    EXPECT_NE(std::string(keyhole_last_error()).find(text), std::string::npos)
-        << keyhole_last_error();
   }
 };
 
@@ -246,11 +179,7 @@ TEST_F(StreamWindows, RunInGraphs) {
   EXPECT_EQ(statistics(s.get()).stream_steps, 0U);
   for (int launch = 0; launch < 12; ++launch) {
     for (Turn& t : turns) {
-      const Turn next = turn(t.layer, t.n);  // the graph reads the same memory
-      std::copy(next.q.begin(), next.q.end(), t.q.begin());
-      std::copy(next.k.begin(), next.k.end(), t.k.begin());
-      std::copy(next.v.begin(), next.v.end(), t.v.begin());
-      std::fill(t.out.begin(), t.out.end(), NAN);
+      refill(t, turn(t.layer, t.n));
     }
     ASSERT_OK(keyhole_session_announce(s.get()));
     device.stream.launch_graph();
@@ -269,7 +198,7 @@ TEST_F(StreamWindows, RunInGraphs) {
   // A graph that would pass max_tokens.
   Turn many = turn(0, small_session().max_tokens - model.tokens(0) + 1);
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, extend_on_device(s.get(), many));
-  expect_text("max_tokens = 4096");
+  expect_error_text("max_tokens = 4096");
   expect_exact_on_device(s.get(), model);
 }
 
@@ -298,15 +227,8 @@ TEST_F(StreamWindows, DraftsAreAcceptedWithoutWaiting) {
     go_on = true;
     ASSERT_OK(keyhole_session_synchronize(s.get()));
     for (const uint32_t l : late ? std::vector<uint32_t>{1} : std::vector<uint32_t>{0, 1}) {
-      const Model before = model;
       expect_turn(model, drafts[l]);
-      model = before;
-      for (const uint32_t i : path) {
-        const auto at = static_cast<ptrdiff_t>(shape().kv(i));
-        const auto end = static_cast<ptrdiff_t>(shape().kv(i + 1));
-        model.append(l, {drafts[l].k.begin() + at, drafts[l].k.begin() + end},
-                     {drafts[l].v.begin() + at, drafts[l].v.begin() + end});
-      }
+      model.keep(l, 5, {1, 4});
       expect_turn(model, more[l]);
     }
   }
@@ -314,7 +236,7 @@ TEST_F(StreamWindows, DraftsAreAcceptedWithoutWaiting) {
   std::vector<Turn> drafts = {turn(1, 10)};
   ASSERT_OK(extend_on_device(s.get(), drafts[0]));
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_accept(s.get(), 1, nullptr));
-  expect_text("allowed: to drop up to its slack, 8");
+  expect_error_text("allowed: to drop up to its slack, 8");
   ASSERT_OK(keyhole_session_accept(s.get(), 2, nullptr));
   ASSERT_OK(keyhole_session_synchronize(s.get()));
 }
@@ -345,8 +267,8 @@ TEST_F(StreamWindows, TreesOfDraftsSeeTheirBranches) {
       ASSERT_OK(keyhole_session_accept(s.get(), static_cast<uint32_t>(path.size()), path.data()));
       ASSERT_OK(keyhole_session_synchronize(s.get()));
       for (const Turn& t : turns) {
-        expect_tree(model, t, mask.data());
-        keep_newest(model, t, path);
+        expect_turn(model, t, mask.data());
+        model.keep(t.layer, t.n, path);
       }
       decode_on_device(s.get(), model);
       if (HasFatalFailure()) return;
@@ -369,18 +291,14 @@ TEST_F(StreamWindows, TreesOfDraftsInGraphs) {
   ASSERT_OK(extend_on_device(s.get(), t, mask));
   device.stream.end_capture();
   for (uint32_t launch = 0; launch < 10; ++launch) {
-    const Turn next = turn(0, 5);  // the graph reads the same memory
-    std::copy(next.q.begin(), next.q.end(), t.q.begin());
-    std::copy(next.k.begin(), next.k.end(), t.k.begin());
-    std::copy(next.v.begin(), next.v.end(), t.v.begin());
-    std::fill(t.out.begin(), t.out.end(), NAN);
+    refill(t, turn(0, 5));
     ASSERT_OK(keyhole_session_announce(s.get()));
     device.stream.launch_graph();
     const std::vector<uint32_t> path = {0, 2, 3};
     ASSERT_OK(keyhole_session_accept(s.get(), 3, path.data()));
     ASSERT_OK(keyhole_session_synchronize(s.get()));
-    expect_tree(model, t, mask);
-    keep_newest(model, t, path);
+    expect_turn(model, t, mask);
+    model.keep(t.layer, t.n, path);
     EXPECT_EQ(layer_tokens(s.get(), 0).total, model.tokens(0));
   }
   expect_exact_on_device(s.get(), model);
@@ -399,16 +317,16 @@ TEST_F(StreamWindows, TreesOfDraftsNeedSlack) {
   ASSERT_OK(extend_on_device(s.get(), t, mask.data()));
   ASSERT_OK(keyhole_session_accept(s.get(), 1, nullptr));
   ASSERT_OK(keyhole_session_synchronize(s.get()));
-  expect_tree(model, t, mask.data());
-  keep_newest(model, t, {0});
+  expect_turn(model, t, mask.data());
+  model.keep(t.layer, t.n, {0});
   Turn many = turn(1, 10);
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, extend_on_device(s.get(), many, mask.data()));
-  expect_text("layer 1 has a sliding window of 12 and keeps 20 tokens");
-  expect_text("token 9 of this mask needs a window_slack of 9");
+  expect_error_text("layer 1 has a sliding window of 12 and keeps 20 tokens");
+  expect_error_text("token 9 of this mask needs a window_slack of 9");
   EXPECT_EQ(layer_tokens(s.get(), 1).total, model.tokens(1));
   // In host memory there is no such bound.
   ASSERT_OK(extend_on_host(s.get(), many, mask.data()));
-  expect_tree(model, many, mask.data());
+  expect_turn(model, many, mask.data());
   expect_exact_on_device(s.get(), model);
   // Nor where the layer keeps all tokens that can come.
   c.max_tokens = 20;
@@ -418,7 +336,7 @@ TEST_F(StreamWindows, TreesOfDraftsNeedSlack) {
   many = turn(1, 10);
   ASSERT_OK(extend_on_device(all.get(), many, mask.data()));
   ASSERT_OK(keyhole_session_synchronize(all.get()));
-  expect_tree(few, many, mask.data());
+  expect_turn(few, many, mask.data());
 }
 
 TEST_F(StreamWindows, RefuseWhatIsNotFinite) {
@@ -432,17 +350,15 @@ TEST_F(StreamWindows, RefuseWhatIsNotFinite) {
     (*name == 'q' ? t.q : *name == 'k' ? t.k : t.v)[70] = NAN;
     ASSERT_OK(step_on_device(s.get(), t, false));
     EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_synchronize(s.get()));
-    expect_text((std::string("tensor ") + name).c_str());
+    expect_error_text(std::string("tensor ") + name);
     EXPECT_EQ(KEYHOLE_NOT_FINITE, step_on_device(s.get(), t, false)) << "there are no more steps";
     EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_truncate(s.get(), 20));
     // A copy has the tokens before.
-    keyhole_session* fork = nullptr;
-    ASSERT_OK(keyhole_session_fork(s.get(), &fork));
-    s.reset(fork);
-    EXPECT_EQ(layer_tokens(fork, 1).total, *name == 'q' ? 21U : 20U);
-    ASSERT_OK(keyhole_session_truncate(fork, 20));
-    expect_all_exact(fork, model);
-    decode_on_device(fork, model);
+    s = fork_of(s.get());
+    EXPECT_EQ(layer_tokens(s.get(), 1).total, *name == 'q' ? 21U : 20U);
+    ASSERT_OK(keyhole_session_truncate(s.get(), 20));
+    expect_all_exact(s.get(), model);
+    decode_on_device(s.get(), model);
   }
   // More steps than the slack before anybody looks.
   layers_[1].window_slack = 2;
@@ -461,7 +377,7 @@ TEST_F(StreamWindows, RefuseWhatIsNotFinite) {
   EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_synchronize(s.get()));
   keyhole_session* fork = nullptr;
   EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_fork(s.get(), &fork));
-  expect_text("4 tokens ago");
+  expect_error_text("4 tokens ago");
 }
 
 TEST_F(StreamWindows, PromptsThatAreNotFiniteChangeNothing) {
@@ -479,8 +395,8 @@ TEST_F(StreamWindows, PromptsThatAreNotFiniteChangeNothing) {
     const auto k = on_device(t.k, {20, hkv(), d()}), v = on_device(t.v, {20, hkv(), d()}),
                q = on_device(t.q, {20, hq(), d()});
     EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_append(s.get(), 1, &k, &v, &q));
-    expect_text((std::string("tensor ") + name).c_str());
-    expect_text("at token 2, head 1");
+    expect_error_text(std::string("tensor ") + name);
+    expect_error_text("at token 2, head 1");
   }
   expect_exact_on_device(s.get(), model);
   Turn t = turn(1, 4);
@@ -502,7 +418,7 @@ TEST_F(StreamWindows, FailuresOfTheDeviceEndTheSession) {
   EXPECT_EQ(KEYHOLE_DEVICE_ERROR, step_on_device(s.get(), t, false));
   device.faults.fails = false;
   EXPECT_EQ(KEYHOLE_DEVICE_ERROR, step_on_device(s.get(), t, false));
-  expect_text("planted");
+  expect_error_text("planted");
 }
 
 TEST_F(StreamWindows, FailuresWhileTheyMoveLeaveThemWhereTheyAre) {
@@ -562,16 +478,14 @@ TEST_F(StreamWindows, RandomCalls) {
           const uint32_t n = tokens - random.below(std::min(slack, tokens) + 1);
           if (keyhole_session_truncate(s.get(), n) != KEYHOLE_OK) {
             // Only tokens that an earlier truncation took the slack of.
-            expect_text("sliding window");
+            expect_error_text("sliding window");
             break;
           }
           model.truncate(n);
           break;
         }
         case 3: {
-          keyhole_session* fork = nullptr;
-          ASSERT_OK(keyhole_session_fork(s.get(), &fork));
-          s.reset(fork);
+          s = fork_of(s.get());
           break;
         }
         case 4: {
@@ -607,25 +521,11 @@ TEST_F(StreamWindows, RandomCalls) {
           if (!by_path) std::iota(ids.begin(), ids.end(), 0U);
           const bool accepted =
               keyhole_session_accept(s.get(), m, by_path ? ids.data() : nullptr) == KEYHOLE_OK;
-          if (!accepted) expect_text("sliding window");
+          if (!accepted) expect_error_text("sliding window");
           ASSERT_OK(keyhole_session_synchronize(s.get()));
-          for (const Turn& t : turns) {
-            if (is_tree) {
-              expect_tree(model, t, mask);
-            } else {
-              expect_turn(model, t);
-            }
-          }
+          for (const Turn& t : turns) expect_turn(model, t, mask);
           if (!accepted) break;
-          model.truncate(tokens);
-          for (const Turn& t : turns) {
-            for (const uint32_t i : ids) {
-              const auto at = static_cast<ptrdiff_t>(shape().kv(i));
-              const auto end = static_cast<ptrdiff_t>(shape().kv(i + 1));
-              model.append(t.layer, {t.k.begin() + at, t.k.begin() + end},
-                           {t.v.begin() + at, t.v.begin() + end});
-            }
-          }
+          for (const Turn& t : turns) model.keep(t.layer, n, ids);
           break;
         }
         case 6:

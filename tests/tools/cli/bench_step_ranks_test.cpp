@@ -23,8 +23,7 @@ Outcome bench_ranks(const std::vector<std::string>& more) {
 
 void expect_ranks_refused(const std::vector<std::string>& args, const std::string& text) {
   const Outcome outcome = bench_ranks(args);
-  EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
-  EXPECT_NE(outcome.err.find(text), std::string::npos) << outcome.err;
+  expect_failure(outcome, 2, text);
   EXPECT_EQ(outcome.out, "");
 }
 
@@ -37,9 +36,7 @@ TEST(BenchStepRanks, RefusesWhatRanksCannotDo) {
 
 TEST(BenchStepRanks, WithoutMpiItSaysWhatToInstall) {
   if (has_mpi()) GTEST_SKIP() << "this build has MPI";
-  const Outcome outcome = bench_ranks({"--parallel", "tensor"});
-  EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_NE(outcome.err.find("install libopenmpi-dev"), std::string::npos) << outcome.err;
+  expect_failure(bench_ranks({"--parallel", "tensor"}), 1, "install libopenmpi-dev");
 }
 
 TEST(BenchStepRanks, OneRankIsNamedInTheResult) {

@@ -178,8 +178,7 @@ TEST_F(Calibrate, ThePlanTakesTheFile) {
   EXPECT_NE(outcome.out.find(out_), std::string::npos) << outcome.out;
   args[2] = "3";  // layers
   outcome = run_keyhole(args);
-  EXPECT_EQ(outcome.exit_code, 2);
-  EXPECT_NE(outcome.err.find("layers 5"), std::string::npos) << outcome.err;
+  expect_failure(outcome, 2, "layers 5");
 }
 
 TEST_F(Calibrate, RefusesWhatCannotBe) {

@@ -88,8 +88,7 @@ class CompareAnn : public CompareFixture {
         "--index", "flat"};
     args.insert(args.begin(), common.begin(), common.end());
     const Outcome outcome = run_keyhole(args);
-    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
-    EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
+    expect_failure(outcome, 2, part);
     EXPECT_EQ(outcome.out, "");
   }
 
@@ -195,10 +194,9 @@ TEST_F(CompareAnn, OfGroupsAndOfSomeQueriesItKeepsWhichTheyAre) {
     EXPECT_TRUE(row["bytes_per_step"].is_null());
   }
   // More queries than it holds.
-  const Outcome outcome = run_keyhole({"compare", "--trace", trace, "--sink", "16", "--window",
-                                       "32", "--k", "20", "--index", "flat", "--ann-results", out});
-  EXPECT_EQ(outcome.exit_code, 2);
-  EXPECT_NE(outcome.err.find("holds no answer to query"), std::string::npos) << outcome.err;
+  expect_failure(run_keyhole({"compare", "--trace", trace, "--sink", "16", "--window", "32", "--k",
+                              "20", "--index", "flat", "--ann-results", out}),
+                 2, "holds no answer to query");
 }
 
 TEST_F(CompareAnn, ShowsOthersBesideItsOwn) {
@@ -287,12 +285,10 @@ TEST_F(CompareAnn, RefusesResultsOverSomethingElse) {
   refused({"--k", "10", "--ann-results", path, "--ann-results", path}, "is in " + path + " too");
   std::filesystem::create_directories(folder_ / "empty");
   refused({"--ann-results", folder_ / "empty"}, "holds no .hdf5");
-  const Outcome absent =
+  expect_failure(
       run_keyhole({"compare", "--trace", folder_ / "set.fbin", "--query-file", folder_ / "q.fbin",
-                   "--index", "flat", "--ann-results", folder_ / "absent.hdf5"});
-  EXPECT_EQ(absent.exit_code, 1);
-  EXPECT_NE(absent.err.find("absent.hdf5: cannot be opened as HDF5"), std::string::npos)
-      << absent.err;
+                   "--index", "flat", "--ann-results", folder_ / "absent.hdf5"}),
+      1, "absent.hdf5: cannot be opened as HDF5");
 }
 
 TEST_F(CompareAnn, ASweepThatGoesOnWritesTheFilesThatAreMissing) {
@@ -322,11 +318,9 @@ TEST_F(CompareAnn, ASweepThatGoesOnWritesTheFilesThatAreMissing) {
 #else
 
 TEST_F(CompareFixture, AnnFilesNeedHdf5) {
-  const Outcome outcome =
-      run_keyhole({"compare", "--trace", write(make_synthetic_trace({}, random_)), "--index",
-                   "flat", "--ann-hdf5", folder_ / "results"});
-  EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_NE(outcome.err.find("built without HDF5"), std::string::npos) << outcome.err;
+  expect_failure(run_keyhole({"compare", "--trace", write(make_synthetic_trace({}, random_)),
+                              "--index", "flat", "--ann-hdf5", folder_ / "results"}),
+                 1, "built without HDF5");
 }
 
 #endif

@@ -172,9 +172,7 @@ TEST_F(CompareBudget, RefusesWhatCannotBe) {
   const auto refused = [&](std::vector<std::string> args, const std::string& part) {
     args.insert(args.begin(),
                 {"compare", "--trace", path, "--index", "flat", "--sink", "16", "--window", "32"});
-    const Outcome outcome = run_keyhole(args);
-    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
-    EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
+    expect_failure(run_keyhole(args), 2, part);
   };
   for (const char* tail : {"all", "none:4", "mean:3", "second:1025", "second:", "second:x"}) {
     refused({"--tail", tail}, "--tail " + std::string(tail));

@@ -215,10 +215,9 @@ TEST_F(CompareFixture, AnnCsvHasTheFieldsNames) {
 }
 
 TEST_F(CompareFixture, APageNeedsAFile) {
-  const Outcome outcome =
-      run_keyhole({"compare", "--trace", "t.safetensors", "--index", "flat", "--html", "-"});
-  EXPECT_EQ(outcome.exit_code, 2);
-  EXPECT_NE(outcome.err.find("--html needs a file"), std::string::npos) << outcome.err;
+  expect_failure(
+      run_keyhole({"compare", "--trace", "t.safetensors", "--index", "flat", "--html", "-"}), 2,
+      "--html needs a file");
 }
 
 }  // namespace

@@ -142,8 +142,7 @@ TEST_F(CompareRival, RefusesWhatCannotBe) {
     std::vector<std::string> args = {"compare", "--trace", trace, "--sink", "16", "--window", "32"};
     for (const std::string& rival : rivals) args.insert(args.end(), {"--rival", rival});
     const Outcome outcome = run_keyhole(args);
-    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
-    EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
+    expect_failure(outcome, 2, part);
     EXPECT_EQ(outcome.err.rfind("keyhole: error: ", 0), 0U) << outcome.err;
     EXPECT_EQ(outcome.out, "");
   };
@@ -159,10 +158,9 @@ TEST_F(CompareRival, RefusesWhatCannotBe) {
   if (is_there("faiss-ivf")) refused({"faiss-ivf:lists=536"}, "only 535 keys");
   if (is_there("faiss-ivfpq")) refused({"faiss-ivfpq:m=7"}, "m=7");
   // They are no index types of the library.
-  const Outcome outcome = run_keyhole(
-      {"compare", "--trace", trace, "--sink", "16", "--window", "32", "--index", "pages"});
-  EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
-  EXPECT_NE(outcome.err.find("pages"), std::string::npos) << outcome.err;
+  expect_failure(run_keyhole({"compare", "--trace", trace, "--sink", "16", "--window", "32",
+                              "--index", "pages"}),
+                 2, "pages");
 }
 
 TEST(CompareRivalHelp, NamesThemAll) {

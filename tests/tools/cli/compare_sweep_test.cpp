@@ -67,8 +67,7 @@ TEST_F(CompareSweep, RefusesRunFilesThatCannotBe) {
     write_file(folder_ / "runs.json", text);
     const Outcome outcome =
         run_keyhole({"compare", "--runs", folder_ / "runs.json", "--sink", "16", "--window", "32"});
-    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
-    EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
+    expect_failure(outcome, 2, part);
     EXPECT_EQ(outcome.out, "");
   };
   const std::string head = R"({"format": "keyhole-runs", "version": 1, "trace": "t.safetensors", )";
@@ -121,8 +120,7 @@ TEST_F(CompareSweep, MixesNoTwoComparisons) {
   ASSERT_EQ(resumed().exit_code, 0);
   const std::string text = read_file(rows_);
   const auto refused = [&](const Outcome& outcome, const std::string& part) {
-    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
-    EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
+    expect_failure(outcome, 2, part);
     EXPECT_NE(outcome.err.find("rows.jsonl"), std::string::npos) << outcome.err;
   };
   refused(resumed("10"), "options.k is 20 there and 10 here");
@@ -140,11 +138,9 @@ TEST_F(CompareSweep, MixesNoTwoComparisons) {
     refused(outcome, other.size() > text.size() ? "line 6 is no row" : "is no file of results");
     EXPECT_EQ(read_file(rows_), other) << "it is somebody's: it stays as it is";
   }
-  const Outcome absent =
-      run_keyhole({"compare", "--trace", trace_, "--sink", "16", "--window", "32", "--index",
-                   "flat", "--resume", folder_ / "none" / "rows.jsonl"});
-  EXPECT_EQ(absent.exit_code, 1);
-  EXPECT_NE(absent.err.find("rows.jsonl"), std::string::npos) << absent.err;
+  expect_failure(run_keyhole({"compare", "--trace", trace_, "--sink", "16", "--window", "32",
+                              "--index", "flat", "--resume", folder_ / "none" / "rows.jsonl"}),
+                 1, "rows.jsonl");
 }
 
 TEST_F(CompareSweep, AnInterruptLosesNoRow) {
@@ -165,10 +161,7 @@ TEST_F(CompareSweep, AnInterruptLosesNoRow) {
     }
     command.interrupt();
     const Outcome outcome = command.wait();
-    EXPECT_EQ(outcome.exit_code, 130) << outcome.err;
-    EXPECT_NE(outcome.err.find("rows.jsonl holds the rows that are measured, 1 so far"),
-              std::string::npos)
-        << outcome.err;
+    expect_failure(outcome, 130, "rows.jsonl holds the rows that are measured, 1 so far");
     EXPECT_NE(outcome.err.find("keyhole: interrupted\n"), std::string::npos) << outcome.err;
   }
   const std::string text = read_file(rows_);

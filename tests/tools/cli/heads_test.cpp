@@ -113,9 +113,7 @@ TEST_F(Heads, RefuseWhatCannotBe) {
   const std::string trace = write(make_synthetic_trace({}, random_));
   const auto refused = [&](int exit_code, std::vector<std::string> args, const std::string& part) {
     args.insert(args.begin(), "heads");
-    const Outcome outcome = run_keyhole(args);
-    EXPECT_EQ(outcome.exit_code, exit_code);
-    EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
+    expect_failure(run_keyhole(args), exit_code, part);
   };
   refused(2, {"--trace", trace, "--mass", "1"}, "--mass is 1; allowed");
   refused(2, {"--trace", trace, "--sink", "500", "--window", "500"}, "cover all");

@@ -1,6 +1,7 @@
 // Runs the keyhole command that was built, in a process of its own.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <sys/types.h>
 
 #include <csignal>
@@ -52,5 +53,11 @@ class Command {
                                   const std::map<std::string, std::string>& environment = {},
                                   Command::Output output = Command::Output::files,
                                   const std::string& input = "");
+
+/// Expects the command to have ended with this code, and its messages to have this part.
+inline void expect_failure(const Outcome& outcome, int exit_code, const std::string& part) {
+  EXPECT_EQ(outcome.exit_code, exit_code) << outcome.err;
+  EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
+}
 
 }  // namespace keyhole::tools

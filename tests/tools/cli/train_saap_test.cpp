@@ -54,23 +54,18 @@ TEST_F(TrainSaap, WritesWhatCompareReads) {
 }
 
 TEST_F(TrainSaap, OneTraceAloneLeavesNothingToValidate) {
-  const Outcome outcome = train({"--trace", write("a", 1)});
-  EXPECT_EQ(outcome.exit_code, 2);
-  EXPECT_NE(outcome.err.find("--validate"), std::string::npos);
+  expect_failure(train({"--trace", write("a", 1)}), 2, "--validate");
 }
 
 TEST_F(TrainSaap, TracesOfAnotherModelAreRefused) {
-  const Outcome outcome = train({"--trace", write("a", 1), write("b", 2, 1)});
-  EXPECT_EQ(outcome.exit_code, 2);
-  EXPECT_NE(outcome.err.find("another model"), std::string::npos) << outcome.err;
+  expect_failure(train({"--trace", write("a", 1), write("b", 2, 1)}), 2, "another model");
 }
 
 TEST_F(TrainSaap, ABrokenClassifierFileEndsCompare) {
   const std::string trace = write("a", 1);
-  const Outcome outcome = run_keyhole({"compare", "--trace", trace, "--sink", "8", "--window", "16",
-                                       "--classifiers", trace, "--index", "saap"});
-  EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_NE(outcome.err.find("not a classifier file"), std::string::npos) << outcome.err;
+  expect_failure(run_keyhole({"compare", "--trace", trace, "--sink", "8", "--window", "16",
+                              "--classifiers", trace, "--index", "saap"}),
+                 1, "not a classifier file");
 }
 
 }  // namespace

@@ -64,9 +64,8 @@ TEST(Sampling, RefusesWhatMeansNothing) {
                                       {"--top-p", "0"},
                                       {"--min-p", "2"},
                                       {"--repetition-penalty", "0"}}) {
-    const Outcome outcome = run_keyhole(facts.decode({"--prompt", facts.prompt(), option, value}));
-    EXPECT_EQ(outcome.exit_code, 2) << option;
-    EXPECT_NE(outcome.err.find("allowed"), std::string::npos) << outcome.err;
+    expect_failure(run_keyhole(facts.decode({"--prompt", facts.prompt(), option, value})), 2,
+                   "allowed");
   }
 }
 
@@ -154,13 +153,10 @@ TEST(SavedSession, IsRefusedByAnotherModel) {
   const TemporaryFolder other;
   write_model(other.path(), small_config(), random_weights(small_config(), ElementType::f32, 23),
               ElementType::f32);
-  const Outcome outcome =
-      run_keyhole({"decode", "--model", other.path(), "--load-session", session});
-  EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_NE(outcome.err.find("was saved with the model bundled"), std::string::npos) << outcome.err;
-  const Outcome kept = run_keyhole(facts.decode({"--load-session", session, "--window", "64"}));
-  EXPECT_EQ(kept.exit_code, 2);
-  EXPECT_NE(kept.err.find("--window"), std::string::npos) << kept.err;
+  expect_failure(run_keyhole({"decode", "--model", other.path(), "--load-session", session}), 1,
+                 "was saved with the model bundled");
+  expect_failure(run_keyhole(facts.decode({"--load-session", session, "--window", "64"})), 2,
+                 "--window");
 }
 
 TEST(Interactive, AnswersEachLineOfAPipe) {
@@ -190,8 +186,7 @@ TEST(Interactive, APipeEndsAtTheFirstFailure) {
   const Facts facts;
   const Outcome outcome = run_keyhole(facts.decode({"--interactive"}), {}, Command::Output::files,
                                       "/nonsense\nhello\n");
-  EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_NE(outcome.err.find("/nonsense is no command"), std::string::npos) << outcome.err;
+  expect_failure(outcome, 1, "/nonsense is no command");
   EXPECT_EQ(outcome.out, "");
 }
 

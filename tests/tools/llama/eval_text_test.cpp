@@ -104,6 +104,63 @@ TEST_F(RandomText, BitsAreThoseOfTheReference) {
   EXPECT_EQ(again["results"][0]["bits_per_token"], rows[2]["bits_per_token"]);
 }
 
+TEST_F(RandomText, DivergenceIsNoneOfAllTokensAndSomeOfAFew) {
+  const std::vector<std::string> args = {"eval",
+                                         "--model",
+                                         folder_.path(),
+                                         "--task",
+                                         "kld",
+                                         "--tokens",
+                                         folder_ / "ids.txt",
+                                         "--length",
+                                         "80",
+                                         "--bytes",
+                                         "60",
+                                         "--window",
+                                         "16",
+                                         "--sink",
+                                         "4",
+                                         "--kv-dtype",
+                                         "f32",
+                                         "--device",
+                                         "host"};
+  const json result = run_json(args, {"--index", "none", "--index", "flat", "--index", "q8_0",
+                                      "--index", "q4_0", "--k", "1000", "--attend", "topk"});
+  EXPECT_EQ(result["task"], "kld");
+  EXPECT_EQ(result["decoded"], 60);
+  const json& rows = result["results"];
+  ASSERT_EQ(rows.size(), 5U);  // exact, which nobody asked for, comes first
+  EXPECT_EQ(rows[0]["index"], "exact");
+  const auto bits = reference_bits(81, 141);
+  double mean = 0.0;
+  for (const double b : bits) mean += b / 60.0;
+  EXPECT_NEAR(rows[0]["bits_per_token"].get<double>(), mean, 1e-4);
+  EXPECT_EQ(rows[0]["kld"]["largest"], 0.0);
+  EXPECT_EQ(rows[0]["same_best"], 1.0);
+  EXPECT_FALSE(rows[0].contains("above_exact"));
+  const auto kld = [&](size_t row, const char* what = "mean") {
+    return rows[row]["kld"][what].get<double>();
+  };
+  EXPECT_LT(kld(2, "largest"), 1e-9) << "flat finds all";
+  EXPECT_EQ(rows[2]["same_best"], 1.0);
+  EXPECT_GT(kld(3), 1e-9) << "q8_0";
+  EXPECT_GT(kld(4), 10 * kld(3)) << "q4_0";
+  EXPECT_GT(kld(1), kld(4)) << "sink and window alone";
+  for (const json& row : rows) {
+    const json& k = row["kld"];
+    EXPECT_LE(k["p50"], k["p90"]);
+    EXPECT_LE(k["p90"], k["p99"]);
+    EXPECT_LE(k["p99"], k["p99_9"]);
+    EXPECT_LE(k["p99_9"], k["largest"]);
+    const auto pieces = row["kld_by_position"].get<std::vector<double>>();
+    ASSERT_EQ(pieces.size(), 32U);
+  }
+  // By itself, with exact attention beside it; what it says does not depend on the others.
+  const json alone = run_json(args, {"--index", "none"});
+  ASSERT_EQ(alone["results"].size(), 2U);
+  EXPECT_EQ(alone["results"][1]["kld"], rows[1]["kld"]);
+}
+
 TEST_F(RandomText, PromptsInChunksAndTurnsAreTheReference) {
   const std::vector<std::string> args = {"eval",
                                          "--model",
@@ -152,11 +209,8 @@ TEST_F(RandomText, PromptsInChunksAndTurnsAreTheReference) {
   EXPECT_EQ(less["chunk"], 10);
   Options too_long = args;
   too_long.insert(too_long.end(), {"--turn", "140"});
-  const Outcome outcome = run_keyhole(too_long);
-  EXPECT_EQ(outcome.exit_code, 2);
-  EXPECT_NE(outcome.err.find("--turn is 140; allowed: fewer than the prompt's 140 tokens"),
-            std::string::npos)
-      << outcome.err;
+  expect_failure(run_keyhole(too_long), 2,
+                 "--turn is 140; allowed: fewer than the prompt's 140 tokens");
 }
 
 TEST_F(RandomText, DecodeGoesOnFromATurnAsFromAPrompt) {
@@ -199,9 +253,7 @@ TEST_F(RandomText, DecodeGoesOnFromATurnAsFromAPrompt) {
   const Outcome text = run_keyhole(with(args, {"--turn", "60", "--index", "exact"}));
   EXPECT_NE(text.out.find(", a turn of 60 tokens "), std::string::npos) << text.out;
   const auto refused = [](const Options& some, const char* why) {
-    const Outcome outcome = run_keyhole(some);
-    EXPECT_EQ(outcome.exit_code, 2);
-    EXPECT_NE(outcome.err.find(why), std::string::npos) << outcome.err;
+    expect_failure(run_keyhole(some), 2, why);
   };
   refused(with(args, {"--turn", "150"}),
           "--turn is 150; allowed: fewer than the prompt's 150 tokens");

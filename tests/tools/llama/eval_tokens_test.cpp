@@ -89,9 +89,8 @@ TEST(EvalTokens, QuestionsAreAskedInAChat) {
   EXPECT_EQ(run_keyhole(with(model.arguments("eval"), {"--task", "copy", "--chat"})).exit_code, 2);
   EXPECT_EQ(run_keyhole(with(model.arguments("eval"), {"--task", "text", "--chat"})).exit_code, 2);
   std::filesystem::remove(model.file("tokenizer_config.json"));
-  const Outcome outcome = run_keyhole(with(model.arguments("eval"), {"--task", "kv", "--chat"}));
-  EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_NE(outcome.err.find("no chat template"), std::string::npos) << outcome.err;
+  expect_failure(run_keyhole(with(model.arguments("eval"), {"--task", "kv", "--chat"})), 1,
+                 "no chat template");
 }
 
 TEST(EvalTokens, RecordsTasksAndChats) {

@@ -168,9 +168,7 @@ TEST(GpuMemory, IsRefusedBeforeAnythingIsLoaded) {
   write_file(folder.path() / "ids.txt", std::string("1 2 3"));
   const std::string ids = folder.path() / "ids.txt";
   const auto refused = [&](const std::vector<std::string>& args, const std::string& text) {
-    const Outcome outcome = run_keyhole(args);
-    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
-    EXPECT_NE(outcome.err.find(text), std::string::npos) << outcome.err;
+    expect_failure(run_keyhole(args), 2, text);
   };
   const std::string model = folder.path();
   refused({"decode", "--model", model, "--tokens", ids, "--gpu-memory", "15GiB"}, "of weights");

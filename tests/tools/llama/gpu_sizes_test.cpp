@@ -80,8 +80,8 @@ TEST(GpuExtensionBytes, AreThoseOfAChunk) {
   EXPECT_LT(gpu_extension_bytes(llama_8b()), exact + 16 * 2 * kMiB);
 }
 
-/// K, V and queries of 4,096 tokens, or of a model in fp32, are two fp16 each.
-TEST(GpuPrefillSizes, CountBothHalvesOfFineAttention) {
+/// K, V and queries of 4,096 tokens, or of a model in fp32, are f32, of which the library has a copy.
+TEST(GpuPrefillSizes, CountTheNumbersOfFineAttention) {
   LlamaConfig config = llama_8b();
   const GpuPrefillSizes rounded = gpu_prefill_sizes(config, 4097, 0, "dense");
   EXPECT_FALSE(rounded.fine);
@@ -89,8 +89,10 @@ TEST(GpuPrefillSizes, CountBothHalvesOfFineAttention) {
   config.dtype = "float32";
   const GpuPrefillSizes fine = gpu_prefill_sizes(config, 4097, 0, "dense");
   EXPECT_TRUE(fine.fine);
-  EXPECT_EQ(fine.device_bytes() - rounded.device_bytes(),
-            2 * on_card(2 * 4097 * 1024) + on_card(2 * fine.rows.chunk * 4096));
+  const uint64_t kv = 4097 * 1024, q = fine.rows.chunk * 4096;
+  EXPECT_EQ(fine.device_bytes() - rounded.device_bytes(), 2 * (on_card(4 * kv) - on_card(2 * kv)) +
+                                                              on_card(4 * q) - on_card(2 * q) +
+                                                              on_card(4 * (2 * kv + q)));
 }
 
 TEST(GpuStepBytes, AreAFewMegabytes) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -62,6 +63,59 @@ bool is_between_levels(KvFormat format, const Block& block, size_t i) {
   for (const float x : block) most = std::max(most, std::abs(double{x}));
   const double x = block[i] / (format == KvFormat::q8_0 ? most / 127 : most / 8);
   return std::abs(x - std::floor(x) - 0.5) < 1e-4;
+}
+
+TEST(KvFormat, TurnsByTheWalshHadamardMatrix) {
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal;
+  for (const uint32_t size : {1U, 2U, 64U, 256U}) {
+    std::vector<float> numbers(3 * size);
+    for (float& x : numbers) x = normal(random);
+    std::vector<float> turned = numbers;
+    walsh_hadamard(turned.data(), turned.size(), size);
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      // Row r, column c: the sign is the parity of the bits that both have.
+      double sum = 0;
+      for (uint32_t c = 0; c < size; ++c) {
+        const double sign = std::popcount(i % size & c) % 2 == 0 ? 1 : -1;
+        sum += sign * numbers[i / size * size + c];
+      }
+      ASSERT_NEAR(turned[i], sum / std::sqrt(double{1} * size), 1e-5) << size;
+    }
+    walsh_hadamard(turned.data(), turned.size(), size);
+    for (size_t i = 0; i < numbers.size(); ++i) ASSERT_NEAR(turned[i], numbers[i], 1e-5);
+  }
+}
+
+// As llama.cpp turns them: keys by the largest matrix that fits, values by 64, nothing where a head is no multiple of 64.
+TEST(KvFormat, TurnsRowsThatAreRounded) {
+  EXPECT_EQ(rotated_together(KvFormat::q4_0, 128, false), 128U);
+  EXPECT_EQ(rotated_together(KvFormat::q4_0, 192, false), 64U);
+  EXPECT_EQ(rotated_together(KvFormat::q8_0, 256, true), 64U);
+  EXPECT_EQ(rotated_together(KvFormat::q8_0, 80, false), 0U);
+  EXPECT_EQ(rotated_together(KvFormat::q4_0_plain, 128, false), 0U);
+  std::mt19937 random(12);
+  std::normal_distribution<float> normal;
+  std::vector<float> rows(2 * 128);
+  for (float& x : rows) x = normal(random);
+  rows[5] = rows[133] = 100.0F;  // a channel that takes the steps of all 31 beside it
+  const auto error = [&](KvFormat format) {
+    std::vector<float> through = rows;
+    pass_rows(format, through.data(), through.size(), 128, false);
+    double squares = 0;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (i % 128 != 5) squares += (through[i] - rows[i]) * (through[i] - rows[i]);
+    }
+    return std::sqrt(squares / static_cast<double>(rows.size()));
+  };
+  std::vector<float> plain = rows, once = rows;
+  pass_rows(KvFormat::q4_0_plain, plain.data(), plain.size(), 128, false);
+  pass_through(KvFormat::q4_0, once.data(), once.size());
+  EXPECT_EQ(plain, once);
+  // A block's numbers are 0 beside the outlier's step of 12.5; turned, it is 8.8 in each of 128 numbers, and a step some 1.5.
+  EXPECT_LT(error(KvFormat::q4_0), 0.7);
+  EXPECT_LT(error(KvFormat::q8_0), 0.05);
+  EXPECT_GT(error(KvFormat::q4_0), 0.1);
 }
 
 TEST(KvFormat, GivesBackWhatTheDefinitionSays) {

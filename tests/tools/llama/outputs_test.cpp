@@ -102,9 +102,7 @@ TEST(Prompts, WhatIsNoFileGetsAHint) {
       std::vector<std::string> args = {command};
       args.insert(args.end(), options.begin(), options.end());
       if (args.front() == "record") args.insert(args.end(), {"--out", folder / "t"});
-      const Outcome outcome = run_keyhole(args);
-      EXPECT_EQ(outcome.exit_code, hint == "there is no such file" ? 1 : 2) << outcome.err;
-      EXPECT_NE(outcome.err.find(hint), std::string::npos) << outcome.err;
+      expect_failure(run_keyhole(args), hint == "there is no such file" ? 1 : 2, hint);
     }
   }
 }
@@ -122,9 +120,7 @@ TEST(Prompts, AnEmptyOneOfAModelWithoutBosIsRefused) {
     std::vector<std::string> args = {command, "--model", folder.path(), "--prompt",
                                      folder / "empty"};
     if (args.front() == "record") args.insert(args.end(), {"--out", folder / "t"});
-    const Outcome outcome = run_keyhole(args);
-    EXPECT_EQ(outcome.exit_code, 2);
-    EXPECT_NE(outcome.err.find("is empty"), std::string::npos) << outcome.err;
+    expect_failure(run_keyhole(args), 2, "is empty");
   }
 }
 

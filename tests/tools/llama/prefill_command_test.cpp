@@ -93,10 +93,8 @@ TEST(PrefillCommand, MeasuresALaterTurn) {
     EXPECT_GT(p["first_token_s"], 0.0);
     EXPECT_TRUE(p["errors"].empty());
   }
-  const Outcome outcome = run_keyhole(with(model.arguments("prefill"), {"--turn", "700"}));
-  EXPECT_EQ(outcome.exit_code, 2);
-  EXPECT_NE(outcome.err.find("--turn is 700; allowed: fewer than the prompt's 700 tokens"),
-            std::string::npos);
+  expect_failure(run_keyhole(with(model.arguments("prefill"), {"--turn", "700"})), 2,
+                 "--turn is 700; allowed: fewer than the prompt's 700 tokens");
 }
 
 TEST(PrefillCommand, SaysWhatIsWrong) {
@@ -110,16 +108,13 @@ TEST(PrefillCommand, SaysWhatIsWrong) {
       refusal({}).find("the prompt has 4000 tokens; patterns are of prompts of more than 4096"),
       std::string::npos);
   EXPECT_NE(refusal({"--json", "-", "--csv", "-"}).find("cannot both"), std::string::npos);
-  const Outcome both = run_keyhole({"calibrate", "--prefill", "--index", "flat", "--out", "-"});
-  EXPECT_EQ(both.exit_code, 2);
-  EXPECT_NE(both.err.find("--index is of decoding, and --prefill of prompts"), std::string::npos);
-  const Outcome none = run_keyhole({"calibrate", "--pattern", "dense", "--out", "-"});
-  EXPECT_EQ(none.exit_code, 2);
-  EXPECT_NE(none.err.find("--pattern is of --prefill"), std::string::npos) << none.err;
-  const Outcome no_file =
-      run_keyhole(with(model.arguments("decode"), {"--index", "exact", "--prefill", "budgets"}));
-  EXPECT_EQ(no_file.exit_code, 2);
-  EXPECT_NE(no_file.err.find("--prefill budgets: needed: --budgets FILE"), std::string::npos);
+  expect_failure(run_keyhole({"calibrate", "--prefill", "--index", "flat", "--out", "-"}), 2,
+                 "--index is of decoding, and --prefill of prompts");
+  expect_failure(run_keyhole({"calibrate", "--pattern", "dense", "--out", "-"}), 2,
+                 "--pattern is of --prefill");
+  expect_failure(
+      run_keyhole(with(model.arguments("decode"), {"--index", "exact", "--prefill", "budgets"})), 2,
+      "--prefill budgets: needed: --budgets FILE");
 }
 
 TEST(PrefillCommand, TakesWhatCalibrateHasChosen) {

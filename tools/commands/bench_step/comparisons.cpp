@@ -63,7 +63,7 @@ void StepComparisons::copy_over_pcie() const {
 }
 
 void StepComparisons::format_floor(KvFormat format) const {
-  const std::string name = format == KvFormat::q8_0 ? "q8_0" : "q4_0";
+  const std::string name = has_8_bits(format) ? "q8_0" : "q4_0";
   listener_.result(comparison(name + " on the card (floor)", "", [&](StepResult& result) {
     result.floor = true;
     if (floors_.copy_bandwidth <= 0) {

@@ -169,10 +169,13 @@ void add_task_options(CLI::App& command, TaskOptions& options,
         "frequent of a list)";
   }
   if (has("text")) help += "; or text: take it from a file";
+  if (has("ruler")) help += "; or ruler: benchmarks with a prompt for each question, see --ruler";
   command.add_option("--task", options.task, help)->check(CLI::IsMember(tasks));
   command
-      .add_option("--length", options.length,
-                  "Tokens of the task's context, by the model's vocabulary, e.g. 8192 or 32k")
+      .add_option(
+          "--length", options.length,
+          std::string("Tokens of the task's context, by the model's vocabulary, e.g. 8192 ") +
+              (has("ruler") ? "or 32k; of ruler with the answer, and several: 8k,16k" : "or 32k"))
       ->type_name("N")
       ->capture_default_str();
   command.add_option("--seed", options.seed, "Seed of the task")->capture_default_str();

@@ -9,10 +9,15 @@ constexpr NamedWay kWays[] = {
     {"exact", "every token, the truth to compare with", KEYHOLE_MODE_EXACT, std::nullopt},
     {"full", "the same as exact", KEYHOLE_MODE_EXACT, std::nullopt},
     {"none", "sink and window only", KEYHOLE_MODE_RESIDENT, std::nullopt},
-    {"q8_0", "every token, K and V in 8 bits with a scale for 32 numbers", KEYHOLE_MODE_EXACT,
-     KvFormat::q8_0},
-    {"q4_0", "the same in 4 bits, as a cache of llama.cpp's formats would attend with no host",
-     KEYHOLE_MODE_EXACT, KvFormat::q4_0},
+    {"q8_0",
+     "every token, K and V turned by a Hadamard matrix and in 8 bits with a scale for 32 numbers, "
+     "as caches of llama.cpp have "
+     "them",
+     KEYHOLE_MODE_EXACT, KvFormat::q8_0},
+    {"q4_0", "the same in 4 bits", KEYHOLE_MODE_EXACT, KvFormat::q4_0},
+    {"q8_0_plain", "q8_0 as it was before April 2026, not turned", KEYHOLE_MODE_EXACT,
+     KvFormat::q8_0_plain},
+    {"q4_0_plain", "q4_0 as it was then", KEYHOLE_MODE_EXACT, KvFormat::q4_0_plain},
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// keyhole eval: how many questions about a long context a model answers with each way to attend, or how well it
-// predicts a text.
+// keyhole eval: how many questions about a long context a model answers with each way to attend, how well it predicts a text,
+// or how far its predictions are from those by exact attention.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -186,15 +186,19 @@ void eval(const EvalOptions& options) {
   const std::string& task = options.task.task;
   if (task.empty())
     throw UsageError(
-        "--task is missing; allowed: kv, passkey, needles, variables, words, copy, text");
-  if (task == "text" && options.chat)
+        "--task is missing; allowed: kv, passkey, needles, variables, words, copy, text, kld, "
+        "ruler");
+  if (task != "ruler" && options.ruler.given())
+    throw UsageError("--ruler and --data are of --task ruler");
+  const bool is_text = task == "text" || task == "kld";
+  if ((is_text || task == "copy") && options.chat)
     throw UsageError("--chat is of tasks with questions: kv, passkey, needles, variables, words");
+  if (!is_text && (!options.prompt_file.empty() || !options.token_file.empty()))
+    throw UsageError("--prompt and --tokens are of --task text and --task kld");
   if (task == "text") return eval_text(options);
-  if (!options.prompt_file.empty() || !options.token_file.empty())
-    throw UsageError("--prompt and --tokens are of --task text");
-  if (task == "copy" && options.chat)
-    throw UsageError("--chat is of tasks with questions: kv, passkey, needles, variables, words");
+  if (task == "kld") return eval_kld(options);
   if (task == "copy") return eval_copy(options);
+  if (task == "ruler") return eval_ruler(options);
   eval_questions(options);
 }
 
@@ -216,21 +220,23 @@ void add_eval(CLI::App& keyhole) {
                       "--prefill");
   command->add_flag("--check-prefill", options->model.check_prefill,
                     "Compare the prompt's attention with dense attention, layer by layer");
-  add_task_options(*command, options->task,
-                   {"kv", "passkey", "needles", "variables", "words", "copy", "text"});
+  add_task_options(
+      *command, options->task,
+      {"kv", "passkey", "needles", "variables", "words", "copy", "text", "kld", "ruler"});
+  add_ruler_options(*command, options->ruler);
   command
       ->add_option("--prompt", options->prompt_file,
-                   "Text file of --task text; default: the bundled prose")
+                   "Text file of --task text and kld; default: the bundled prose")
       ->type_name("FILE");
   command
       ->add_option("--tokens", options->token_file,
-                   "File of token ids for --task text, in place of --prompt")
+                   "File of token ids for --task text and kld, in place of --prompt")
       ->type_name("FILE");
   command
-      ->add_option(
-          "--bytes", options->bytes,
-          "Tokens, not bytes, of --task text that are decoded and predicted after the first "
-          "--length; the bundled model's tokens are bytes")
+      ->add_option("--bytes", options->bytes,
+                   "Tokens, not bytes, of --task text and kld that are decoded and predicted after "
+                   "the first "
+                   "--length; the bundled model's tokens are bytes")
       ->type_name("TOKENS")
       ->check(CLI::Range(1U, 1U << 24))
       ->capture_default_str();
@@ -283,6 +289,10 @@ void add_eval(CLI::App& keyhole) {
            "ivf",
            "keyhole eval --task text --length 16k --bytes 2000 --index exact --index none --index "
            "ivf",
+           "keyhole eval --task kld --length 16k --bytes 1000 --index auto --index codes:k=2,v=2 "
+           "--index q4_0",
+           "keyhole eval --task ruler --ruler niah_multikey_3,vt,cwe --length 8k,16k --samples 50 "
+           "--seed 42 --index exact --index auto",
            "keyhole eval --task kv --length 128k --index hnsw:M=32,ef=128 --json result.json"}) +
       "\n\nThe context is run once for all ways to attend. Every question is answered by decoding "
       "steps, which "

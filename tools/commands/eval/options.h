@@ -10,6 +10,7 @@
 
 #include "tools/commands/common/decoding.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/eval/ruler_options.h"
 #include "tools/commands/eval/scores.h"
 
 namespace keyhole::tools {
@@ -18,9 +19,9 @@ struct EvalOptions {
   ModelOptions model;
   TaskOptions task;
   CacheFlags cache;
-  std::string prompt_file;  ///< of task text; empty: the bundled prose
-  std::string token_file;   ///< of task text, in place of a prompt
-  uint32_t bytes = 2000;    ///< of task text: decoded after the context
+  std::string prompt_file;  ///< of tasks text and kld; empty: the bundled prose
+  std::string token_file;   ///< of tasks text and kld, in place of a prompt
+  uint32_t bytes = 2000;    ///< of tasks text and kld: tokens decoded after the context
   std::vector<std::string> indexes;
   std::vector<uint32_t> ks{100};
   BudgetLists budgets;
@@ -28,6 +29,7 @@ struct EvalOptions {
   uint32_t questions = 0;  ///< 0: the task's usual number
   bool chat = false;       ///< in the model's chat template
   uint32_t answer_tokens = 64;
+  RulerOptions ruler;
   std::string json, html;
 };
 
@@ -131,7 +133,11 @@ template <class Row>
 
 /// `--task text`: bits per byte of a real text, decoded after `length` tokens of it.
 void eval_text(const EvalOptions& options);
+/// `--task kld`: divergence of the predictions of such a text from those by exact attention, token by token.
+void eval_kld(const EvalOptions& options);
 /// `--task copy`: bytes right and bits per byte of passages of the prompt that are to be continued.
 void eval_copy(const EvalOptions& options);
+/// `--task ruler`: the benchmarks RULER and InfiniteBench, a score for each task and length.
+void eval_ruler(const EvalOptions& options);
 
 }  // namespace keyhole::tools

@@ -4,6 +4,7 @@
 
 #include "runtime/files/json.h"
 #include "tools/commands/common/page_facts.h"
+#include "tools/commands/eval/ruler_page.h"
 #include "tools/page/page.h"
 #include "tools/terminal/units.h"
 
@@ -32,10 +33,14 @@ std::string budget_text(const ordered_json& row) {
   return text.empty() ? "-" : text;
 }
 
+}  // namespace
+
 std::string way_text(const ordered_json& row) {
   const std::string budget = budget_text(row);
   return index_text(row) + (budget == "-" ? "" : ", " + budget);
 }
+
+namespace {
 
 /// The figure by which a task's answers are judged.
 struct Worth {
@@ -49,6 +54,10 @@ Worth worth_of(const ordered_json& row) {
   if (row.contains("share_right")) {
     return {{"share_right", "share of bytes copied right", Scale::linear, 0, true},
             "Bytes copied right"};
+  }
+  if (row.contains("kld")) {
+    return {{"kld.mean", "mean divergence of a token from exact attention, nats", Scale::log, 1e-7},
+            "Divergence from exact attention"};
   }
   const bool bytes = row.contains("bits_per_byte");
   return {{bytes ? "bits_per_byte" : "bits_per_token",
@@ -93,9 +102,11 @@ Bars answers_of(const ordered_json& rows, const Quantity& worth) {
 
 PageTable table_of(const ordered_json& rows, const Quantity& worth) {
   PageTable out;
+  const bool diverges = worth.field == "kld.mean";
   out.columns = {{"index", true}, {"attend", true}, {worth.field}, {"lost / won"},
                  {"scanned"},     {"read/token"},   {"tokens/s"},  {"attention/token"},
                  {"build"},       {"index size"}};
+  if (diverges) out.columns[3] = {"p50 / p99 / p99.9 / largest"};
   for (const ordered_json& row : rows) {
     const auto bytes = [&](const char* field) {
       const double value = figure_at(row, field);
@@ -104,9 +115,15 @@ PageTable table_of(const ordered_json& rows, const Quantity& worth) {
     const double scanned = figure_at(row, "scan_fraction");
     const double attention = figure_at(row, "attention_ms_per_token");
     const bool swaps = row.contains("lost") && row["lost"].is_number();
+    std::string beside = swaps ? row["lost"].dump() + " / " + row["won"].dump() : "-";
+    if (diverges) {
+      beside = "";
+      for (const char* field : {"kld.p50", "kld.p99", "kld.p99_9", "kld.largest"}) {
+        beside += (beside.empty() ? "" : " / ") + format_number(figure_at(row, field));
+      }
+    }
     out.rows.push_back(
-        {index_text(row), budget_text(row), format_number(figure_at(row, worth.field), 5),
-         swaps ? row["lost"].dump() + " / " + row["won"].dump() : "-",
+        {index_text(row), budget_text(row), format_number(figure_at(row, worth.field), 5), beside,
          std::isfinite(scanned) ? format_number(100 * scanned) + " %" : "-",
          bytes("bytes_read_per_token"), format_number(figure_at(row, "tokens_per_second")),
          std::isfinite(attention) ? format_duration(1e-3 * attention) : "-",
@@ -117,10 +134,7 @@ PageTable table_of(const ordered_json& rows, const Quantity& worth) {
 
 }  // namespace
 
-std::string eval_page(const ordered_json& document) {
-  const ordered_json& rows = document["results"];
-  const std::string task = document["task"];
-  Page page("keyhole eval: " + task + ", " + format_count(document["tokens"]) + " tokens");
+void put_eval_facts(Page& page, const ordered_json& document) {
   put_page_facts(page, document);
   page.fact("model", document["model"].get<std::string>() + " on " +
                          document["device"].get<std::string>() + ", sink and window on " +
@@ -131,6 +145,14 @@ std::string eval_page(const ordered_json& document) {
                          document["threads"].dump() + " threads");
   page.fact("prompt", format_duration(document["prefill_s"]) + " of prefill; seed " +
                           document["seed"].dump());
+}
+
+std::string eval_page(const ordered_json& document) {
+  const ordered_json& rows = document["results"];
+  const std::string task = document["task"];
+  if (task == "ruler") return ruler_page(document);
+  Page page("keyhole eval: " + task + ", " + format_count(document["tokens"]) + " tokens");
+  put_eval_facts(page, document);
   if (!rows.empty()) {
     const Worth worth = worth_of(rows.front());
     page.section(worth.title);
@@ -138,8 +160,10 @@ std::string eval_page(const ordered_json& document) {
     page.section("What each way costs and is worth");
     page.add(curves_of(rows, worth.quantity));
     page.section("Figures",
-                 "lost / won: right with exact attention of this run and wrong here / "
-                 "the other way round.");
+                 worth.quantity.field == "kld.mean"
+                     ? "Divergence of the next token's distribution, in nats."
+                     : "lost / won: right with exact attention of this run and wrong here / "
+                       "the other way round.");
     page.add(table_of(rows, worth.quantity));
   }
   put_page_command(page, document);

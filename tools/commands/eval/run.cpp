@@ -48,7 +48,7 @@ EvalRun::EvalRun(const EvalOptions& options)
 void EvalRun::prefill(const std::vector<uint32_t>& prompt, uint32_t more) {
   prompt_tokens_ = prompt.size();
   caches_.emplace(model(), options_, static_cast<uint32_t>(prompt.size()) + more, specs_, budgets_);
-  prefill_seconds_ = caches_->prefill(runner_, prompt, options_.turn);
+  prefill_seconds_ += caches_->prefill(runner_, prompt, options_.turn);
 }
 
 void EvalRun::for_each_way(const std::function<void(const EvalWay&, KeyholeCache&)>& run) {

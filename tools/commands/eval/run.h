@@ -1,4 +1,5 @@
-// What all kinds of eval do alike: they load the model, run one prompt for all ways to attend, and frame the result.
+// What all kinds of eval do alike: they load the model, run a prompt (or one after the other) for all ways to attend,
+// and frame the result.
 #pragma once
 
 #include <functional>
@@ -21,7 +22,7 @@ class EvalRun {
   [[nodiscard]] Runner& runner() { return runner_; }
 
   /// Runs the prompt once into caches with room for `more` tokens behind it. Call it before the functions that
-  /// follow.
+  /// follow. Another prompt takes the place of the one before; the seconds of all prompts are added.
   void prefill(const std::vector<uint32_t>& prompt, uint32_t more);
   /// Calls `run` with each way to attend and the cache that has been made to attend in that way.
   void for_each_way(const std::function<void(const EvalWay&, KeyholeCache&)>& run);

@@ -34,6 +34,9 @@ void free_backend(ggml_backend_t backend) {
 
 void compute_node(Backend& backend, ggml_tensor* node) {
   if (is_view_node(node)) return;
+  if (node->op != GGML_OP_SET_ROWS && cache_of(node) != nullptr) {
+    throw std::runtime_error("it changes llama.cpp's cache, for which Keyhole needs copy=on");
+  }
   const ggml_tensor* tensor = node->op == GGML_OP_SET_ROWS ? node : node->src[1];
   const auto name = cache_name(tensor);
   Cache* cache = name ? cache_of(tensor) : nullptr;
@@ -99,7 +102,8 @@ bool takes(const ggml_tensor* node) {
   }
   if (Cache* cache = cache_of(node)) {
     cache->changed_by_others();
-    return false;
+    // Nobody can change what is not there: the node is refused when it is computed.
+    return !cache->complete();
   }
   for (const ggml_tensor* source : node->src) {
     if (Cache* cache = cache_of(source)) cache->read_by_others(node);

@@ -1,9 +1,13 @@
 #include "tools/engines/llama.cpp/batch.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <future>
 #include <numeric>
 #include <span>
+#include <thread>
 #include <vector>
 
 namespace keyhole::llama_cpp {
@@ -71,6 +75,42 @@ Batch read_batch(const uint16_t* mask, int64_t row_stride, uint32_t cells,
     }
   }
   return batch;
+}
+
+std::vector<uint16_t> blind_row(uint32_t cells) {
+  return std::vector<uint16_t>(cells, kMinusInfinity);
+}
+
+bool goes_on(const uint16_t* mask, int64_t row_stride, uint32_t cells,
+             std::span<const uint32_t> new_cells, std::span<const uint16_t> past) {
+  const auto equal = [&](size_t begin, size_t end) {
+    std::vector<uint16_t> expected(past.begin(), past.begin() + cells);
+    for (size_t row = 0; row < end; ++row) {
+      if (new_cells[row] >= cells) return false;
+      expected[new_cells[row]] = 0;
+      if (row < begin) continue;
+      const uint16_t* seen = mask + static_cast<int64_t>(row) * row_stride;
+      if (std::memcmp(seen, expected.data(), cells * sizeof(uint16_t)) != 0) return false;
+    }
+    return true;
+  };
+  constexpr size_t kWorthThreads = size_t{1} << 22U;  // some milliseconds of one thread
+  const size_t rows = new_cells.size();
+  const size_t threads = rows * cells < kWorthThreads
+                             ? 1
+                             : std::clamp<size_t>(std::thread::hardware_concurrency() / 2, 1,
+                                                  std::min(rows, size_t{8}));
+  if (threads == 1) return equal(0, rows);
+  // The last row says most: a batch that does not go on is seldom found out by a later part alone.
+  if (!equal(rows - 1, rows)) return false;
+  std::vector<std::future<bool>> parts;
+  for (size_t i = 0; i < threads; ++i) {
+    parts.push_back(
+        std::async(std::launch::async, equal, rows * i / threads, rows * (i + 1) / threads));
+  }
+  bool all = true;
+  for (std::future<bool>& part : parts) all = part.get() && all;
+  return all;
 }
 
 }  // namespace keyhole::llama_cpp

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <stdexcept>
 #include <string>
 
 #include "tools/engines/llama.cpp/cache.h"
@@ -57,19 +58,20 @@ void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, uint8_t va
   const auto name = cache_name(tensor);
   if (Cache* cache = of(buffer).cache.get(); name && cache != nullptr) {
     cache->restored(*name, tensor->view_offs + offset, size);
-    if (!cache->complete()) return;
+    if (!cache->holds(*name)) return;
   }
   std::memset(static_cast<std::byte*>(tensor->data) + offset, value, size);
 }
 
 /// A stream of the cache is copied to another one: of its cells those that were filled, as memory is taken for all that
 /// is written.
-void copy_stream(Cache& cache, const ggml_tensor* whole, size_t from, size_t to) {
+void copy_stream(Cache& cache, const CacheName& name, const ggml_tensor* whole, size_t from,
+                 size_t to) {
   const Cells& cells = *cache.cells();
   auto* data = static_cast<std::byte*>(whole->data);
   if (!cache.taken()) {
     std::memcpy(data + to * whole->nb[2], data + from * whole->nb[2], whole->nb[2]);
-  } else if (cache.complete()) {
+  } else if (cache.holds(name)) {
     const size_t row = whole->nb[1];
     for (uint32_t cell = 0; cell < cells.cells(); ++cell) {
       if (cells.stamp(static_cast<uint32_t>(from), cell) == 0) continue;
@@ -93,22 +95,26 @@ void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, const void* d
   const ptrdiff_t at =
       static_cast<const std::byte*>(data) - static_cast<const std::byte*>(whole->data);
   if (at >= 0 && static_cast<size_t>(at) < ggml_nbytes(whole) && size == whole->nb[2]) {
-    copy_stream(*b.cache, whole, static_cast<size_t>(at) / whole->nb[2],
+    copy_stream(*b.cache, *name, whole, static_cast<size_t>(at) / whole->nb[2],
                 (tensor->view_offs + offset) / whole->nb[2]);
     return;
   }
   b.cache->restored(*name, tensor->view_offs + offset, size);
-  if (!b.cache->complete()) return;  // the next batch is refused
+  if (!b.cache->holds(*name)) return;  // batches that see these cells are refused
   std::memcpy(static_cast<std::byte*>(tensor->data) + offset, data, size);
 }
 
 void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor* tensor, void* data, size_t offset,
                 size_t size) {
   const Buffer& b = of(buffer);
-  if (cache_name(tensor) && b.cache && !b.cache->complete()) {
-    // There is no way to refuse, and a file with zeros in the place of K and V would be worse than no file.
-    GGML_ABORT("keyhole: the state of '%s' cannot be saved with copy=off in KEYHOLE_GGML\n",
-               tensor->name);
+  const auto name = cache_name(tensor);
+  if (name && b.cache && !b.cache->holds(*name)) {
+    // llama.cpp catches what is thrown while it writes a file, and says that it failed. Where it copies a state to
+    // memory it cannot be told, and ends: zeros in the place of K and V would be worse.
+    const std::string text = std::string("the state of '") + tensor->name +
+                             "' cannot be saved with copy=off in KEYHOLE_GGML";
+    log(Level::kError, text);
+    throw std::runtime_error("keyhole: " + text);
   }
   std::memcpy(data, static_cast<const std::byte*>(tensor->data) + offset, size);
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -42,11 +43,31 @@ void convert(const ggml_tensor* from, const void* row, const ggml_tensor* to, vo
   }
 }
 
+std::string mib(uint64_t bytes) { return std::to_string((bytes + (1U << 19U)) >> 20U) + " MiB"; }
+
+/// All caches of the process, in the order in which they were made.
+struct Caches {
+  std::mutex mutex;
+  std::vector<const Cache*> all;
+};
+Caches& caches() {
+  static auto* const all =
+      new Caches;  // never destroyed: the last cache may go when the process ends
+  return *all;
+}
+
 }  // namespace
 
-Cache::Cache(const Settings& settings) : settings_(settings) {}
+Cache::Cache(const Settings& settings) : settings_(settings), copy_(settings.copy.value_or(true)) {
+  const std::lock_guard lock(caches().mutex);
+  caches().all.push_back(this);
+}
 
 Cache::~Cache() {
+  {
+    const std::lock_guard lock(caches().mutex);
+    std::erase(caches().all, this);
+  }
   if (!sequences_) return;
   for (const auto& sequence : sequences_->all()) {
     try {
@@ -62,8 +83,8 @@ void Cache::add(const ggml_tensor* tensor, const CacheName& name) {
   layers_[name.layer].tensors[name.values ? 1 : 0] = tensor;
   if (!cells_) {
     cells_ = std::make_unique<Cells>(streams, cells);
-    sequences_ = std::make_unique<Sequences>(
-        *cells_, settings_.copy ? kMostSessions : kMostSequences, settings_.copy);
+    sequences_ =
+        std::make_unique<Sequences>(*cells_, copy_ ? kMostSessions : kMostSequences, copy_);
   } else if (cells_->streams() != streams || cells_->cells() != cells) {
     broken_ = std::string("tensor '") + tensor->name + "' has another number of cells than others";
   }
@@ -75,7 +96,7 @@ void Cache::announce(const ggml_tensor* attention, const CacheName& name) {
   Layer& layer = found->second;
   const LayerShape shape = layer_shape(attention);
   std::string why = why_not(attention);
-  if (why.empty() && (!layer.shape || *layer.shape != shape)) why = refusal(shape);
+  if (why.empty() && (!layer.shape || *layer.shape != shape)) why = refusal(settings_, shape);
   if (opened_) return;  // attend() says so where a graph is not as those before
   if (why.empty()) {
     layer.shape = shape;
@@ -86,8 +107,49 @@ void Cache::announce(const ggml_tensor* attention, const CacheName& name) {
 
 void Cache::set_threads(uint32_t threads) { threads_ = std::max(threads_, threads); }
 
-/// Makes the engine, for all layers that were announced, and says so in one line.
+/// The cache that its thread made before this one, or after it, where that has the model's other layers and the two are
+/// mixed. So llama.cpp makes the two caches of a model in which some layers have a sliding window: theirs is the second.
+const Cache* Cache::beside(bool before) const {
+  const auto& all = caches().all;
+  const auto own = std::find(all.begin(), all.end(), this) - all.begin();
+  const auto count = static_cast<ptrdiff_t>(all.size());
+  const Cache* other = nullptr;
+  for (ptrdiff_t i = own + (before ? -1 : 1); i >= 0 && i < count; i += before ? -1 : 1) {
+    const Cache* cache = all[static_cast<size_t>(i)];
+    if (cache->made_by_ != made_by_ || !cache->cells_) continue;
+    other = cache;
+    break;
+  }
+  if (other == nullptr || other->layers_.rbegin()->first < layers_.begin()->first ||
+      layers_.rbegin()->first < other->layers_.begin()->first) {
+    return nullptr;
+  }
+  const bool shared = std::any_of(layers_.begin(), layers_.end(), [&](const auto& layer) {
+    return other->layers_.count(layer.first) != 0;
+  });
+  return shared ? nullptr : other;
+}
+
+/// Layers with a sliding window are llama.cpp's. Of a model that has some the last full layer may lend its cells to
+/// layers without any (gemma3n, gemma4), of which the backend is not told: its cells are filled in any case.
+void Cache::look_beside() {
+  const std::lock_guard lock(caches().mutex);
+  const Cache* larger = beside(true);
+  sliding_ = larger != nullptr && larger->cells_->cells() > cells_->cells();
+  layers_.rbegin()->second.lent = beside(false) != nullptr;
+}
+
+/// Makes the engine, for all layers that were announced.
 void Cache::open() {
+  look_beside();
+  if (sliding_) {
+    // Such a cache is small, and its cells are llama.cpp's alone, also where others have no copy.
+    opened_ = copy_ = true;
+    log(Level::kInfo, "a cache of " + std::to_string(cells_->cells()) + " cells for " +
+                          std::to_string(layers_.size()) +
+                          " layers with a sliding window: llama.cpp attends there itself");
+    return;
+  }
   StoreShape shape;
   shape.max_tokens = cells_->cells();
   shape.threads = settings_.threads != 0 ? settings_.threads : threads_;
@@ -109,15 +171,27 @@ void Cache::open() {
   }
   if (!shape.layers.empty()) store_ = make_store(settings_, shape);
   opened_ = true;
-  if (!store_) return;
+  if (store_) tell(shape);
+}
+
+void Cache::tell(const StoreShape& shape) const {
   const LayerShape& first = shape.layers.front();
-  log(Level::kInfo,
+  size_t copy = 0;
+  for (const auto& [number, layer] : layers_) {
+    for (const ggml_tensor* tensor : layer.tensors) {
+      if (copy_ && tensor != nullptr) copy += ggml_nbytes(tensor);
+    }
+  }
+  log(settings_.plan ? Level::kWarning : Level::kInfo,
       std::to_string(shape.layers.size()) + " layers, " + std::to_string(first.q_heads) +
           " query and " + std::to_string(first.kv_heads) + " KV heads of " +
           std::to_string(first.head_dim) + ": index " + settings_.index + ", sink " +
           std::to_string(settings_.sink) + ", window " + std::to_string(settings_.window) + ", " +
           std::to_string(shape.threads) + " threads, up to " + std::to_string(shape.max_tokens) +
-          " tokens, " + (settings_.copy ? "with" : "without") + " a copy in llama.cpp's cache");
+          " tokens; memory, taken as tokens come: up to " + mib(host_bytes(settings_, shape)) +
+          " for each sequence" +
+          (copy > 0 ? ", " + mib(copy) + " for the copy in llama.cpp's cache"
+                    : ", without a copy"));
 }
 
 void Cache::begin_batch(std::vector<int64_t> ids) {
@@ -164,7 +238,7 @@ bool Cache::write(const ggml_tensor* node, const CacheName& name) {
     std::byte* row = rows.data() + static_cast<size_t>(i) * width;
     convert(x, static_cast<const std::byte*>(x->data) + static_cast<size_t>(i) * x->nb[1], cache,
             row);
-    if (settings_.copy || !taken_ || !layer.left.empty()) {
+    if (holds(name)) {
       std::memcpy(static_cast<std::byte*>(cache->data) +
                       static_cast<size_t>(ids_[static_cast<size_t>(i)]) * width,
                   row, width);
@@ -175,9 +249,6 @@ bool Cache::write(const ggml_tensor* node, const CacheName& name) {
 
 void Cache::restored(const CacheName& name, size_t offset, size_t bytes) {
   const ggml_tensor* cache = layers_.at(name.layer).tensors[name.values ? 1 : 0];
-  if (!complete()) {
-    broken_ = "a saved state was restored, for which Keyhole needs copy=on";
-  }
   const size_t row = cache->nb[1];
   for (size_t id = offset / row; id * row < offset + bytes; ++id) {
     cells_->write(static_cast<uint32_t>(id / cells_->cells()),

@@ -6,7 +6,9 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tools/engines/llama.cpp/cells.h"
@@ -56,7 +58,13 @@ class Cache {
   void read_by_others(const ggml_tensor* node);
 
   /// Whether K and V lie in llama.cpp's cache, too, so that they can be read there.
-  [[nodiscard]] bool complete() const { return settings_.copy || !taken_; }
+  [[nodiscard]] bool complete() const { return copy_ || !taken_; }
+  /// The same of one layer: llama.cpp's cache has in any case those that Keyhole leaves to it, and what may be lent to
+  /// other layers.
+  [[nodiscard]] bool holds(const CacheName& name) const {
+    const Layer& layer = layers_.at(name.layer);
+    return complete() || !layer.left.empty() || layer.lent;
+  }
   /// Whether Keyhole has attended: then K and V lie in the cache token by token. (Without flash attention values lie
   /// component by component.)
   [[nodiscard]] bool taken() const { return taken_; }
@@ -67,6 +75,7 @@ class Cache {
     const ggml_tensor* tensors[2] = {nullptr, nullptr};  // keys, values
     std::optional<LayerShape> shape;  // of its attention, once that was announced
     std::string left;                 // why Keyhole leaves it to llama.cpp
+    bool lent = false;                // layers without cells of their own may attend to its
     uint32_t number = 0;              // in the engine
     uint64_t written[2] = {0, 0};     // the last batch that brought new K, and V
     uint64_t attended = 0;            // the last batch that Keyhole attended
@@ -78,6 +87,10 @@ class Cache {
   };
 
   void open();
+  [[nodiscard]] const Cache* beside(bool before) const;
+  void look_beside();
+  /// One line of the log about the engine.
+  void tell(const StoreShape& shape) const;
   void begin_batch(std::vector<int64_t> ids);
   [[nodiscard]] bool plan(const ggml_tensor* node);
   void build(const std::vector<Part>& parts);
@@ -86,18 +99,22 @@ class Cache {
   [[nodiscard]] Rows cached(const Layer& layer, bool values, uint32_t stream, uint32_t cell,
                             uint32_t count) const;
   void close_to_others(const Layer& layer) const;
-  [[nodiscard]] bool leave(const std::string& why) const;
+  [[nodiscard]] bool leave(const std::string& why);
 
   Settings settings_;
+  bool copy_;
+  std::thread::id made_by_ = std::this_thread::get_id();
   uint32_t threads_ = 0;
   std::map<int, Layer> layers_;
   std::unique_ptr<Cells> cells_;
   std::unique_ptr<Sequences> sequences_;
   std::unique_ptr<SessionSource> store_;
-  bool opened_ = false;   // the engine was made, unless no layer is for it
-  bool told_ = false;     // that llama.cpp attends itself
+  bool opened_ = false;  // the engine was made, unless no layer is for it
+  bool told_ = false;    // that llama.cpp attends itself
+  std::set<std::string>
+      reasons_;           // for which it was told that llama.cpp attends some batches itself
   bool taken_ = false;    // Keyhole has attended a layer
-  bool sliding_ = false;  // its masks are those of a sliding window: llama.cpp attends
+  bool sliding_ = false;  // its layers have a sliding window: llama.cpp attends
   bool renewed_ = false;  // all cells have new numbers, and nothing has happened since
   std::string broken_;    // why the cache can no longer be attended
 

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -15,6 +14,7 @@
 
 #include "tools/engines/llama.cpp/cache.h"
 #include "tools/engines/llama.cpp/log.h"
+#include "tools/engines/llama.cpp/placing.h"
 
 namespace keyhole::llama_cpp {
 namespace {
@@ -83,9 +83,14 @@ Rows part_of(Rows rows, uint32_t first, size_t count) {
 
 }  // namespace
 
-/// False: llama.cpp attends over its cache, if that is whole.
-bool Cache::leave(const std::string& why) const {
-  if (complete()) return false;
+/// False: llama.cpp attends over its cache, if that is whole. The log has each reason once.
+bool Cache::leave(const std::string& why) {
+  if (complete()) {
+    if (reasons_.insert(why).second) {
+      log(Level::kInfo, "llama.cpp attends itself where it has to: " + why);
+    }
+    return false;
+  }
   throw std::runtime_error(why + ", which Keyhole leaves to llama.cpp and needs copy=on for");
 }
 
@@ -94,7 +99,7 @@ bool Cache::attend(const ggml_tensor* node, const CacheName& name) {
   if (!opened_) open();
   Layer& layer = layers_.at(name.layer);
   if (!layer.left.empty()) return false;
-  if (sliding_) return leave("the cache has a sliding window");
+  if (sliding_) return complete() ? false : leave("the cache has a sliding window");
   if (std::string why = why_not(node); !why.empty()) return leave(why);
   if (*layer.shape != layer_shape(node)) return leave("the layer's shape has changed");
   const ggml_tensor* q = node->src[0];
@@ -102,10 +107,12 @@ bool Cache::attend(const ggml_tensor* node, const CacheName& name) {
                      new_rows_[0].layer == &layer && new_rows_[1].layer == &layer &&
                      ids_.size() == static_cast<size_t>(q->ne[1] * q->ne[3]);
   if (!fresh || layer.attended == batch_) {
+    if (layer.lent) return false;
     return leave("attention without new tokens of its layer");
   }
   try {
-    if (mask_ == nullptr && !plan(node)) return leave("the cache has a sliding window");
+    if (mask_ == nullptr && !plan(node))
+      return complete() ? false : leave("the cache has a sliding window");
     if (mask_ != node->src[3]) return leave("the layer has a mask of its own");
     if (kind_ != BatchKind::kRuns) return leave("the mask is not causal");
     for (size_t stream = 0; stream < parts_.size(); ++stream) {
@@ -120,7 +127,7 @@ bool Cache::attend(const ggml_tensor* node, const CacheName& name) {
     kind_ = BatchKind::kOther;
     throw;
   }
-  if (!settings_.copy && layer.attended == 0) close_to_others(layer);
+  if (!copy_ && layer.attended == 0 && !layer.lent) close_to_others(layer);
   layer.attended = batch_;
   taken_ = true;
   return true;
@@ -140,51 +147,24 @@ void Cache::close_to_others(const Layer& layer) const {
 /// Finds out whose tokens the batch has. False: the mask is that of a sliding window.
 bool Cache::plan(const ggml_tensor* node) {
   mask_ = node->src[3];
-  const auto streams = static_cast<size_t>(node->src[0]->ne[3]);
-  const auto rows = static_cast<size_t>(node->src[0]->ne[1]);
-  const auto seen = static_cast<uint32_t>(node->src[1]->ne[1]);
-  sequences_->begin_batch();
-  kind_ = BatchKind::kRuns;
+  const Mask mask{static_cast<const uint16_t*>(mask_->data),
+                  static_cast<int64_t>(mask_->nb[1] / sizeof(uint16_t)),
+                  mask_->ne[3] > 1 ? static_cast<int64_t>(mask_->nb[3] / sizeof(uint16_t)) : 0,
+                  static_cast<uint32_t>(node->src[1]->ne[1])};
   parts_.clear();
-  std::vector<Batch> batches;
-  std::vector<std::vector<uint32_t>> cells(streams);
-  for (size_t s = 0; s < streams; ++s) {
-    const auto stream = static_cast<uint32_t>(ids_[s * rows] / cells_->cells());
-    for (size_t i = 0; i < rows; ++i) {
-      const int64_t cell = ids_[s * rows + i] - int64_t{stream} * cells_->cells();
-      if (cell < 0 || cell >= seen) {
-        throw std::runtime_error("row " + std::to_string(s * rows + i) + " fills cell " +
-                                 std::to_string(ids_[s * rows + i]) +
-                                 ", which its stream's mask does not show");
-      }
-      cells[s].push_back(static_cast<uint32_t>(cell));
-    }
-    const std::byte* mask =
-        static_cast<const std::byte*>(mask_->data) + (mask_->ne[3] > 1 ? s * mask_->nb[3] : 0);
-    batches.push_back(read_batch(reinterpret_cast<const uint16_t*>(mask),
-                                 static_cast<int64_t>(mask_->nb[1] / sizeof(uint16_t)), seen,
-                                 cells[s]));
-    if (batches.back().kind != BatchKind::kRuns) kind_ = batches.back().kind;
+  Placed placed = place_batch(ids_, static_cast<size_t>(node->src[0]->ne[3]), mask, *cells_,
+                              *sequences_, *store_);
+  kind_ = placed.kind;
+  if (kind_ == BatchKind::kSliding) {
+    log(Level::kInfo, "a cache of " + std::to_string(cells_->cells()) +
+                          " cells has a sliding window: llama.cpp attends there itself");
+    sliding_ = true;
+    sequences_->clear();
+    return false;
   }
-  if (kind_ == BatchKind::kRuns) {
-    for (size_t s = 0; s < streams; ++s) {
-      const auto stream = static_cast<uint32_t>(ids_[s * rows] / cells_->cells());
-      auto placed = sequences_->place(stream, batches[s], cells[s], *store_);
-      if (!placed) {
-        kind_ = BatchKind::kSliding;
-        break;
-      }
-      build(*placed);
-      parts_.push_back(std::move(*placed));
-    }
-  }
-  if (kind_ != BatchKind::kSliding) return true;
-  log(Level::kInfo, "a cache of " + std::to_string(cells_->cells()) +
-                        " cells has a sliding window: llama.cpp attends there itself");
-  sliding_ = true;
-  sequences_->clear();
-  parts_.clear();
-  return false;
+  parts_ = std::move(placed.parts);
+  for (const std::vector<Part>& parts : parts_) build(parts);
+  return true;
 }
 
 /// Indexes what a prompt has left, before the first small batch after it.
@@ -229,7 +209,7 @@ void Cache::catch_up(const Part& part, Layer& layer) {
                              std::to_string(part.past) + " were expected");
   }
   while (at < part.past) {
-    if (!settings_.copy) {
+    if (!copy_) {
       throw std::runtime_error("a session holds " + std::to_string(at) + " of " +
                                std::to_string(part.past) + " tokens; others need copy=on");
     }

@@ -32,22 +32,33 @@ class Cells {
     return stamp(stream, token.cell) == token.stamp;
   }
 
-  void write(uint32_t stream, uint32_t cell) { stamps_[size_t{stream} * cells_ + cell] = ++last_; }
+  /// How often a cell has changed: what is known of the cells holds as long as this has not risen.
+  [[nodiscard]] uint64_t changes() const { return changes_; }
+
+  void write(uint32_t stream, uint32_t cell) {
+    stamps_[size_t{stream} * cells_ + cell] = ++last_;
+    ++changes_;
+  }
   /// The tokens of `from` lie in `to` as well: they keep their numbers.
   void copy_stream(uint32_t from, uint32_t to) {
     const auto at = [&](uint32_t stream) {
       return stamps_.begin() + static_cast<ptrdiff_t>(size_t{stream} * cells_);
     };
     std::copy(at(from), at(from) + cells_, at(to));
+    ++changes_;
   }
   /// What lies in the cells has changed, in each stream by itself: every token gets a new number, in the same order.
   void renew();
-  void clear() { std::fill(stamps_.begin(), stamps_.end(), 0); }
+  void clear() {
+    std::fill(stamps_.begin(), stamps_.end(), 0);
+    ++changes_;
+  }
 
  private:
   uint32_t streams_;
   uint32_t cells_;
   uint64_t last_ = 0;
+  uint64_t changes_ = 0;
   std::vector<uint64_t> stamps_;
 };
 
@@ -58,6 +69,7 @@ inline void Cells::renew() {
   }
   std::sort(written.begin(), written.end());
   for (const auto& [stamp, i] : written) stamps_[i] = ++last_;
+  ++changes_;
 }
 
 }  // namespace keyhole::llama_cpp

@@ -3,12 +3,17 @@
 #include <ggml-backend-impl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <fstream>
 #include <string>
 
 #include "tools/engines/llama.cpp/buffer.h"
+#include "tools/engines/llama.cpp/cuda/proxy.h"
 #include "tools/engines/llama.cpp/log.h"
 #include "tools/engines/llama.cpp/store.h"
 
@@ -18,10 +23,17 @@ namespace {
 const char* device_name(ggml_backend_dev_t /*device*/) { return "KEYHOLE"; }
 const char* description(ggml_backend_dev_t /*device*/) { return "KV cache in Keyhole"; }
 
+/// Of the machine: with pages that only cache files, which the system gives away. llama.cpp puts as many layers here as
+/// have room.
 void memory(ggml_backend_dev_t /*device*/, size_t* free, size_t* total) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   *free = static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * page;
   *total = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page;
+  std::ifstream figures("/proc/meminfo");
+  for (std::string line; std::getline(figures, line);) {
+    unsigned long long kib = 0;
+    if (std::sscanf(line.c_str(), "MemAvailable: %llu kB", &kib) == 1) *free = kib * 1024;
+  }
 }
 
 /// llama.cpp puts the cache of layers on devices of this type, and there alone.
@@ -48,11 +60,16 @@ bool supports_buft(ggml_backend_dev_t /*device*/, ggml_backend_buffer_type_t buf
 }
 
 const char* registry_name(ggml_backend_reg_t /*registry*/) { return "KEYHOLE"; }
-size_t device_count(ggml_backend_reg_t /*registry*/) { return 1; }
-ggml_backend_dev_t get_device(ggml_backend_reg_t /*registry*/, size_t /*index*/) {
-  return device();
+// Where llama.cpp has cards, there is a device for each of them; else one for the host.
+size_t device_count(ggml_backend_reg_t registry) {
+  return std::max<size_t>(proxy_devices(registry).size(), 1);
 }
-void* proc_address(ggml_backend_reg_t /*registry*/, const char* name) {
+ggml_backend_dev_t get_device(ggml_backend_reg_t registry, size_t index) {
+  const auto proxies = proxy_devices(registry);
+  return index < proxies.size() ? proxies[index] : device();
+}
+void* proc_address(ggml_backend_reg_t registry, const char* name) {
+  if (!proxy_devices(registry).empty()) return proxy_address(name);
   if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) {
     return reinterpret_cast<void*>(set_backend_threads);
   }

@@ -1,4 +1,5 @@
-// The device KEYHOLE as llama.cpp's registry of backends sees it.
+// The device KEYHOLE, which keeps a cache in host memory, as llama.cpp's registry of backends sees it. Where llama.cpp has
+// cards, the registry has those of cuda/proxy.h in its place.
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
 // Random operations on llama.cpp's memory, done twice: in a context whose cache lies in Keyhole, and in one of
 // llama.cpp alone. After each the answers are compared. GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings.
-//   llama-memory-check MODEL TEXT OPERATIONS SEED unified|streams
+//   llama-memory-check MODEL TEXT OPERATIONS SEED unified|streams    (TEXT is not read for a model without a vocabulary)
 //   llama-memory-check --f32 MODEL    converts the model, and that is all
 // The model is converted to f32 first, into MODEL.f32: products of quantised weights with quantised activations turn
 // the last bits of attention into divergences of 0.01. The other context attends without flash attention, whose sums
@@ -48,9 +48,15 @@ struct Worst {
 Side open(const std::string& path, bool keyhole, bool unified) {
   Side side;
   llama_model_params model = llama_model_default_params();
-  std::array<ggml_backend_dev_t, 2> devices{keyhole ? ggml_backend_dev_by_name("KEYHOLE") : nullptr,
-                                            nullptr};
-  if (keyhole && devices[0] == nullptr) fail("GGML_BACKEND_PATH names no libggml-keyhole.so");
+  // Where there are cards, both are on the first one.
+  ggml_backend_dev_t card = ggml_backend_dev_by_name("KEYHOLE0");
+  std::array<ggml_backend_dev_t, 2> devices{};
+  if (keyhole) {
+    devices[0] = card != nullptr ? card : ggml_backend_dev_by_name("KEYHOLE");
+    if (devices[0] == nullptr) fail("GGML_BACKEND_PATH names no libggml-keyhole.so");
+  } else if (card != nullptr) {
+    devices[0] = ggml_backend_dev_by_name("CUDA0");
+  }
   model.devices = devices.data();
   side.model = llama_model_load_from_file(path.c_str(), model);
   if (side.model == nullptr) fail(path + " cannot be loaded");
@@ -106,11 +112,16 @@ class Check {
       : random_(seed), sides_{open(path, true, unified), open(path, false, unified)} {
     const llama_vocab* vocab = llama_model_get_vocab(sides_[0].model);
     words_ = llama_vocab_n_tokens(vocab);
-    tokens_.resize(text.size() + 8);
-    const int n = llama_tokenize(vocab, text.data(), static_cast<int32_t>(text.size()),
-                                 tokens_.data(), static_cast<int32_t>(tokens_.size()), false, true);
-    if (n < 2000) fail("the text has fewer than 2000 tokens");
-    tokens_.resize(static_cast<size_t>(n));
+    if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
+      for (int i = 0; i < 4000; ++i) tokens_.push_back(below(words_));
+    } else {
+      tokens_.resize(text.size() + 8);
+      const int n =
+          llama_tokenize(vocab, text.data(), static_cast<int32_t>(text.size()), tokens_.data(),
+                         static_cast<int32_t>(tokens_.size()), false, true);
+      if (n < 2000) fail("the text has fewer than 2000 tokens");
+      tokens_.resize(static_cast<size_t>(n));
+    }
     batch_ = llama_batch_init(kBatch, 0, 1);
   }
   ~Check() {

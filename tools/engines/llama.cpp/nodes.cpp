@@ -1,11 +1,13 @@
 #include "tools/engines/llama.cpp/nodes.h"
 
+#include <ggml-backend.h>
 #include <ggml.h>
 
 #include <cstdio>
 #include <cstring>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace keyhole::llama_cpp {
 namespace {
@@ -24,6 +26,29 @@ AttentionParams attention_params(const ggml_tensor* attention) {
   static_assert(sizeof params <= sizeof attention->op_params);
   std::memcpy(&params, attention->op_params, sizeof params);
   return params;
+}
+
+/// Learned sinks in the model's weights. While contexts are only measured there are no weights: then they are zeros.
+std::vector<float> learned_sinks(const ggml_tensor* sinks) {
+  std::vector<float> logits(static_cast<size_t>(sinks->ne[0]));
+  if (sinks->data != nullptr && sinks->buffer != nullptr) {
+    ggml_backend_tensor_get(sinks, logits.data(), 0, logits.size() * sizeof(float));
+  }
+  return logits;
+}
+
+/// A weight of numbers in f32, one for each query head.
+bool are_readable(const ggml_tensor* sinks, int64_t q_heads) {
+  return sinks->op == GGML_OP_NONE && sinks->view_src == nullptr && sinks->type == GGML_TYPE_F32 &&
+         sinks->ne[0] == q_heads && ggml_nelements(sinks) == q_heads;
+}
+
+LayerShape shape_without_sinks(const ggml_tensor* attention) {
+  const ggml_tensor* q = attention->src[0];
+  const ggml_tensor* k = attention->src[1];
+  const AttentionParams params = attention_params(attention);
+  return {static_cast<uint32_t>(q->ne[2]), static_cast<uint32_t>(k->ne[2]),
+          static_cast<uint32_t>(k->ne[0]), params.scale, params.softcap};
 }
 
 }  // namespace
@@ -54,11 +79,18 @@ std::optional<Number> number_of(const ggml_tensor* tensor) {
 }
 
 LayerShape layer_shape(const ggml_tensor* attention) {
-  const ggml_tensor* q = attention->src[0];
-  const ggml_tensor* k = attention->src[1];
-  const AttentionParams params = attention_params(attention);
-  return {static_cast<uint32_t>(q->ne[2]), static_cast<uint32_t>(k->ne[2]),
-          static_cast<uint32_t>(k->ne[0]), params.scale, params.softcap};
+  LayerShape shape = shape_without_sinks(attention);
+  const ggml_tensor* sinks = attention->src[4];
+  if (sinks != nullptr && are_readable(sinks, attention->src[0]->ne[2])) {
+    shape.sinks = learned_sinks(sinks);
+  }
+  return shape;
+}
+
+bool has_shape(const ggml_tensor* attention, const LayerShape& shape) {
+  LayerShape own = shape_without_sinks(attention);
+  own.sinks = shape.sinks;
+  return own == shape;
 }
 
 std::string why_not(const ggml_tensor* attention) {
@@ -77,7 +109,9 @@ std::string why_not(const ggml_tensor* attention) {
            ggml_type_name(v->type) + ": both have to be f16, bf16 or f32";
   }
   if (q->type != GGML_TYPE_F32 || attention->type != GGML_TYPE_F32) return "queries not in f32";
-  if (attention->src[4] != nullptr) return "learned sinks";
+  if (attention->src[4] != nullptr && !are_readable(attention->src[4], q->ne[2])) {
+    return "learned sinks that are computed";
+  }
   if (params.max_bias != 0) return "ALiBi";
   if (params.most_cells != 0) return "a choice of cells by the model itself";
   if (mask == nullptr || mask->type != GGML_TYPE_F16) return "no mask in f16";

@@ -26,8 +26,10 @@ struct CacheName {
 /// The dtype of K and V that Keyhole keeps as they are; none for quantised ones.
 [[nodiscard]] std::optional<Number> number_of(const ggml_tensor* tensor);
 
-/// Parameters of FLASH_ATTN_EXT.
+/// Parameters of FLASH_ATTN_EXT, with the learned sinks that it names, which may have to be brought from a card.
 [[nodiscard]] LayerShape layer_shape(const ggml_tensor* attention);
+/// Whether its parameters are these; the sinks, which are weights, are not looked at.
+[[nodiscard]] bool has_shape(const ggml_tensor* attention, const LayerShape& shape);
 /// Why Keyhole does not take this FLASH_ATTN_EXT over the cache, whatever is in its mask and whatever its shape. "": it
 /// takes it.
 [[nodiscard]] std::string why_not(const ggml_tensor* attention);

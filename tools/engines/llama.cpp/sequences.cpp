@@ -111,6 +111,46 @@ void Sequences::drop_dead() {
   }
 }
 
+/// Makes the sequence's `sight` anew.
+void Sequences::look(Sequence& sequence) const {
+  sequence.sight = blind_row(cells_.cells());
+  sequence.sight_end = 0;
+  for (const Token& token : sequence.tokens) {
+    sequence.sight[token.cell] = 0;
+    sequence.sight_end = std::max(sequence.sight_end, token.cell + 1);
+  }
+  sequence.sighted = cells_.changes();
+}
+
+std::optional<Part> Sequences::go_on(uint32_t stream, const uint16_t* mask, int64_t row_stride,
+                                     uint32_t seen, std::span<const uint32_t> new_cells,
+                                     size_t written) {
+  for (const auto& candidate : sequences_) {
+    Sequence& sequence = *candidate;
+    if (sequence.stream != stream || sequence.batch == batch_ || sequence.sight.empty() ||
+        sequence.tokens.empty() || sequence.sighted + written != cells_.changes()) {
+      continue;
+    }
+    const auto is_new = [&](uint32_t cell) { return sequence.sight[cell] != 0; };
+    if (sequence.sight_end > seen || mask[sequence.tokens.back().cell] != 0 ||
+        !std::all_of(new_cells.begin(), new_cells.end(), is_new) ||
+        !goes_on(mask, row_stride, seen, new_cells, sequence.sight)) {
+      continue;
+    }
+    Part part{&sequence, static_cast<uint32_t>(sequence.tokens.size()), stream, {}};
+    for (uint32_t row = 0; row < new_cells.size(); ++row) {
+      part.rows.push_back(row);
+      sequence.tokens.push_back({new_cells[row], cells_.stamp(stream, new_cells[row])});
+      sequence.sight[new_cells[row]] = 0;
+      sequence.sight_end = std::max(sequence.sight_end, new_cells[row] + 1);
+    }
+    sequence.sighted = cells_.changes();
+    sequence.batch = batch_;
+    return part;
+  }
+  return std::nullopt;
+}
+
 std::optional<std::vector<Part>> Sequences::place(uint32_t stream, const Batch& batch,
                                                   std::span<const uint32_t> new_cells,
                                                   SessionSource& source) {
@@ -141,6 +181,8 @@ std::optional<std::vector<Part>> Sequences::place(uint32_t stream, const Batch& 
     for (const uint32_t row : run.rows) {
       sequence.tokens.push_back({new_cells[row], cells_.stamp(stream, new_cells[row])});
     }
+    sequence.sight.clear();
+    if (batch.runs.size() == 1) look(sequence);
     parts.push_back(std::move(part));
   }
   drop_dead();

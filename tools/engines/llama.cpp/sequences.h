@@ -25,6 +25,12 @@ struct Sequence {
   bool unbuilt = false;
   /// Number of the last batch that it took part in.
   uint64_t batch = 0;
+  /// What a mask shows to whom sees `tokens` and nothing else, see blind_row(); empty: it was not made.
+  std::vector<uint16_t> sight;
+  /// Behind the last cell of `tokens` that `sight` shows.
+  uint32_t sight_end = 0;
+  /// Cells::changes() when `sight` was what `tokens` are and all of these lay in their cells.
+  uint64_t sighted = 0;
 };
 
 /// Rows of a batch, and the sequence that goes on with them.
@@ -44,6 +50,14 @@ class Sequences {
 
   /// A new batch begins: sequences may be changed again.
   void begin_batch() { ++batch_; }
+
+  /// The quick way of most batches: where all rows of a stream go on with all tokens of one sequence, and no cell has
+  /// changed since its last batch but the `written` ones of this, appends the new tokens to its list. None: nothing
+  /// has changed, and read_batch() and place() have to find out.
+  ///   mask, row_stride, seen, new_cells  of the stream, as in read_batch()
+  [[nodiscard]] std::optional<Part> go_on(uint32_t stream, const uint16_t* mask, int64_t row_stride,
+                                          uint32_t seen, std::span<const uint32_t> new_cells,
+                                          size_t written);
 
   /// Finds or makes the sequence of each run of a stream's part of the batch, and appends the new tokens to its list.
   /// Its session is cut to the tokens that are in the run's past; others of them may be missing there, which the caller
@@ -74,6 +88,7 @@ class Sequences {
   Sequence& take(const Match& match, uint32_t stream, SessionSource& source);
   void refill(Sequence& sequence, const Run& run);
   void drop_dead();
+  void look(Sequence& sequence) const;
 
   Cells& cells_;
   size_t most_;

@@ -10,8 +10,7 @@ namespace keyhole::llama_cpp {
 
 enum class Number { kF32, kF16, kBf16 };
 
-/// Heads of some tokens, somewhere in host memory: `[tokens, heads, components]`, the components side by side.
-/// Borrowed.
+/// Heads of some tokens: `[tokens, heads, components]`, the components side by side. Borrowed.
 struct Rows {
   const void* data = nullptr;
   Number number = Number::kF32;
@@ -21,6 +20,8 @@ struct Rows {
   /// Bytes from a token to the next, and from a head to the next.
   int64_t token_stride = 0;
   int64_t head_stride = 0;
+  /// They lie in the memory of the session's device: then the work is done in the order of its stream.
+  bool on_device = false;
 };
 
 /// One sequence: its K and V in all layers, of which each may have another number of tokens while a batch is computed.
@@ -41,6 +42,11 @@ class Session {
   virtual void truncate(uint32_t tokens) = 0;
   /// Indexes what has come and is not indexed. All layers hold the same number of tokens.
   virtual void build() = 0;
+  /// Waits for what is enqueued on the session's device.
+  virtual void settle() {}
+  /// To be called just before each launch of the CUDA graph in which calls of attend() were captured last. False: the
+  /// graph is not valid any more, and nothing was announced.
+  [[nodiscard]] virtual bool announce() { return false; }
   [[nodiscard]] virtual std::unique_ptr<Session> fork() = 0;
   /// One line: tokens, index, memory, time.
   [[nodiscard]] virtual std::string describe() const = 0;

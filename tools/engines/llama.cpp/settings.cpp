@@ -70,9 +70,23 @@ constexpr std::array kKeys{
         [](Settings& s, std::string_view k, std::string_view v) {
           s.copy = choice<2>(k, v, {"off", "on"}) == 1;
         }},
+    Key{"card", [](Settings& s, std::string_view k,
+                   std::string_view v) { s.card = number(k, v, 0, kMostTokens); }},
+    Key{"rows",
+        [](Settings& s, std::string_view k, std::string_view v) {
+          s.rows_on_card = choice<2>(k, v, {"host", "card"}) == 1;
+        }},
+    Key{"graphs",
+        [](Settings& s, std::string_view k, std::string_view v) {
+          s.graphs = choice<2>(k, v, {"off", "on"}) == 1;
+        }},
     Key{"prompt", [](Settings& s, std::string_view, std::string_view v) { s.prompt = v; }},
     Key{"prompt_from", [](Settings& s, std::string_view k,
                           std::string_view v) { s.prompt_from = number(k, v, 2, kMostTokens); }},
+    Key{"plan",
+        [](Settings& s, std::string_view k, std::string_view v) {
+          s.plan = choice<2>(k, v, {"off", "on"}) == 1;
+        }},
     Key{"budgets", [](Settings& s, std::string_view, std::string_view v) { s.budgets = v; }},
 };
 

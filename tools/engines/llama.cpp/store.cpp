@@ -4,13 +4,17 @@
 #include <keyhole/inspect.h>
 #include <keyhole/keyhole.h>
 #include <keyhole/layers.h>
+#include <keyhole/prefill.h>
 #include <keyhole/save.h>
+#include <keyhole/stream.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -31,6 +35,10 @@ struct DestroyEngine {
 struct DestroySession {
   void operator()(keyhole_session* session) const { keyhole_session_destroy(session); }
 };
+struct DestroyPrompt {
+  void operator()(keyhole_prompt* prompt) const { keyhole_prompt_destroy(prompt); }
+};
+using Prompt = std::unique_ptr<keyhole_prompt, DestroyPrompt>;
 using Engine = std::unique_ptr<keyhole_engine, DestroyEngine>;
 using Handle = std::unique_ptr<keyhole_session, DestroySession>;
 
@@ -48,7 +56,7 @@ keyhole_tensor tensor(const Rows& rows, bool single) {
   keyhole_tensor t{};
   t.data = const_cast<void*>(rows.data);
   t.dtype = dtype(rows.number);
-  t.memory = KEYHOLE_HOST;
+  t.memory = rows.on_device ? KEYHOLE_DEVICE : KEYHOLE_HOST;
   const std::array shape{rows.tokens, rows.heads, rows.components};
   const std::array strides{rows.token_stride / size, rows.head_stride / size, int64_t{1}};
   t.rank = single ? 2 : 3;
@@ -61,37 +69,75 @@ void to_log(void* /*user*/, int32_t level, const char* text) {
   log(level == KEYHOLE_LOG_WARNING ? Level::kWarning : Level::kDebug, text);
 }
 
-Engine make_engine(const StoreShape& shape, bool logs) {
-  const LayerShape& first = shape.layers.front();
-  keyhole_engine_config config;
-  keyhole_engine_config_init(&config);
-  config.layers = static_cast<uint32_t>(shape.layers.size());
-  config.q_heads = first.q_heads;
-  config.kv_heads = first.kv_heads;
-  config.head_dim = first.head_dim;
-  config.scale = first.scale;
-  config.softcap = first.softcap;
-  config.kv_dtype = dtype(shape.number);
-  config.threads = shape.threads;
-  config.device = KEYHOLE_DEVICE_HOST;
-  if (logs) config.log = to_log;
-  std::vector<keyhole_layer_config> layers;
-  if (std::any_of(shape.layers.begin(), shape.layers.end(),
-                  [&](const LayerShape& layer) { return layer != first; })) {
+/// Whether two layers differ in their learned sinks alone, which are no part of a layer's configuration.
+bool same_kind(const LayerShape& a, LayerShape b) {
+  b.sinks = a.sinks;
+  return a == b;
+}
+
+/// The learned sinks of all layers one after the other, -inf where a layer has none. Empty: no layer has any.
+std::vector<float> all_sinks(const StoreShape& shape) {
+  if (std::all_of(shape.layers.begin(), shape.layers.end(),
+                  [](const LayerShape& layer) { return layer.sinks.empty(); })) {
+    return {};
+  }
+  std::vector<float> all;
+  for (const LayerShape& layer : shape.layers) {
+    std::vector<float> own = layer.sinks;
+    own.resize(layer.q_heads, -std::numeric_limits<float>::infinity());
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  return all;
+}
+
+/// The configuration of an engine, and the arrays that it points to.
+class EngineConfig {
+ public:
+  explicit EngineConfig(const StoreShape& shape) : sinks_(all_sinks(shape)) {
+    const LayerShape& first = shape.layers.front();
+    keyhole_engine_config_init(&config_);
+    config_.layers = static_cast<uint32_t>(shape.layers.size());
+    config_.q_heads = first.q_heads;
+    config_.kv_heads = first.kv_heads;
+    config_.head_dim = first.head_dim;
+    config_.scale = first.scale;
+    config_.softcap = first.softcap;
+    config_.kv_dtype = dtype(shape.number);
+    config_.threads = shape.threads;
+    config_.device = shape.device ? KEYHOLE_DEVICE_CUDA : KEYHOLE_DEVICE_HOST;
+    config_.device_ordinal = shape.device.value_or(0);
+    if (!sinks_.empty()) config_.sink_logits = sinks_.data();
+    if (std::all_of(shape.layers.begin(), shape.layers.end(),
+                    [&](const LayerShape& layer) { return same_kind(layer, first); })) {
+      return;
+    }
     for (const LayerShape& layer : shape.layers) {
-      keyhole_layer_config& own = layers.emplace_back();
-      keyhole_layer_config_init(&own, &config);
+      keyhole_layer_config& own = layers_.emplace_back();
+      keyhole_layer_config_init(&own, &config_);
       own.q_heads = layer.q_heads;
       own.kv_heads = layer.kv_heads;
       own.head_dim = layer.head_dim;
       own.scale = layer.scale;
       own.softcap = layer.softcap;
     }
-    config.layer_configs = layers.data();
-    config.layer_count = config.layers;
+    config_.layer_configs = layers_.data();
+    config_.layer_count = config_.layers;
   }
+  EngineConfig(const EngineConfig&) = delete;
+  EngineConfig& operator=(const EngineConfig&) = delete;
+  keyhole_engine_config& get() { return config_; }
+
+ private:
+  keyhole_engine_config config_{};
+  std::vector<float> sinks_;
+  std::vector<keyhole_layer_config> layers_;
+};
+
+Engine make_engine(const StoreShape& shape, bool logs) {
+  EngineConfig config(shape);
+  if (logs) config.get().log = to_log;
   keyhole_engine* engine = nullptr;
-  check(keyhole_engine_create(&config, &engine));
+  check(keyhole_engine_create(&config.get(), &engine));
   return Engine(engine);
 }
 
@@ -103,7 +149,8 @@ keyhole_tail_mode tail_mode(const std::string& word) {
   return KEYHOLE_TAIL_NONE;
 }
 
-Handle make_handle(keyhole_engine* engine, const Settings& settings, uint32_t max_tokens) {
+/// Points to texts of the settings.
+keyhole_session_config session_config(const Settings& settings, uint32_t max_tokens) {
   keyhole_session_config config;
   keyhole_session_config_init(&config);
   config.max_tokens = max_tokens;
@@ -119,6 +166,11 @@ Handle make_handle(keyhole_engine* engine, const Settings& settings, uint32_t ma
   if (settings.top_k != 0) config.budget.top_k = settings.top_k;
   if (settings.int8) config.kv_host = KEYHOLE_KV_HOST_INT8;
   if (!settings.budgets.empty()) config.budgets = settings.budgets.c_str();
+  return config;
+}
+
+Handle make_handle(keyhole_engine* engine, const Settings& settings, uint32_t max_tokens) {
+  const keyhole_session_config config = session_config(settings, max_tokens);
   keyhole_session* session = nullptr;
   check(keyhole_session_create(engine, &config, &session));
   Handle handle(session);
@@ -131,7 +183,13 @@ Handle make_handle(keyhole_engine* engine, const Settings& settings, uint32_t ma
 
 class KeyholeSession final : public Session {
  public:
-  KeyholeSession(Handle handle, bool indexed) : handle_(std::move(handle)), indexed_(indexed) {}
+  KeyholeSession(Handle handle, bool indexed, const StoreShape& shape)
+      : handle_(std::move(handle)),
+        indexed_(indexed),
+        device_(shape.device),
+        stream_(shape.stream) {
+    if (device_) check(keyhole_session_set_stream(handle_.get(), stream_));
+  }
 
   [[nodiscard]] uint32_t tokens(uint32_t layer) const override {
     keyhole_layer_tokens tokens;
@@ -160,10 +218,20 @@ class KeyholeSession final : public Session {
   void build() override {
     if (indexed_) check(keyhole_session_build(handle_.get(), nullptr, nullptr));
   }
+  void settle() override { check(keyhole_session_synchronize(handle_.get())); }
+  [[nodiscard]] bool announce() override {
+    const keyhole_status status = keyhole_session_announce(handle_.get());
+    if (status == KEYHOLE_INVALID_ARGUMENT) return false;
+    check(status);
+    return true;
+  }
   [[nodiscard]] std::unique_ptr<Session> fork() override {
     keyhole_session* copy = nullptr;
     check(keyhole_session_fork(handle_.get(), &copy));
-    return std::make_unique<KeyholeSession>(Handle(copy), indexed_);
+    StoreShape shape;
+    shape.device = device_;
+    shape.stream = stream_;
+    return std::make_unique<KeyholeSession>(Handle(copy), indexed_, shape);
   }
   [[nodiscard]] std::string describe() const override {
     keyhole_statistics s;
@@ -175,51 +243,85 @@ class KeyholeSession final : public Session {
     keyhole_layer_tokens t;
     keyhole_layer_tokens_init(&t);
     check(keyhole_session_get_layer_tokens(handle_.get(), 0, &t));
-    std::array<char, 400> line{};
-    std::snprintf(
-        line.data(), line.size(),
-        "%u tokens (sink %u, window %u, indexed %u, pending %u), index %s%s, %.1f MiB of "
-        "the host (index %.1f), %llu steps of %.0f us a layer, %.2f MiB read in each, "
-        "build %.2f s",
-        t.total, t.sink, t.window, t.indexed, t.pending,
-        c.mode == KEYHOLE_MODE_EXACT ? "exact" : c.index,
-        c.kv_host == KEYHOLE_KV_HOST_INT8 ? ", K and V in int8" : "",
-        static_cast<double>(s.host_bytes + s.device_bytes) / 1048576.0,
-        static_cast<double>(s.index_bytes) / 1048576.0, static_cast<unsigned long long>(s.attends),
-        s.attends > 0 ? s.attend_seconds / static_cast<double>(s.attends) * 1e6 : 0.0,
-        s.attends > 0
-            ? static_cast<double>(s.bytes_read) / static_cast<double>(s.attends) / 1048576.0
-            : 0.0,
-        s.build_seconds);
+    constexpr double kMiB = 1048576;
+    std::array<char, 100> memory{};
+    if (device_) {
+      std::snprintf(memory.data(), memory.size(), "%.1f MiB of the card, %.1f of the host",
+                    static_cast<double>(s.device_bytes) / kMiB,
+                    static_cast<double>(s.host_bytes) / kMiB);
+    } else {
+      std::snprintf(memory.data(), memory.size(), "%.1f MiB of the host",
+                    static_cast<double>(s.host_bytes + s.device_bytes) / kMiB);
+    }
+    const auto attends = static_cast<double>(s.attends);
+    std::array<char, 100> steps{};
+    std::snprintf(steps.data(), steps.size(), "%llu steps",
+                  static_cast<unsigned long long>(s.attends));
+    if (!device_ && s.attends > 0) {
+      // Of a device's steps the host knows neither.
+      std::snprintf(steps.data(), steps.size(),
+                    "%llu steps of %.0f us a layer, %.2f MiB read in each",
+                    static_cast<unsigned long long>(s.attends), s.attend_seconds / attends * 1e6,
+                    static_cast<double>(s.bytes_read) / attends / kMiB);
+    }
+    std::array<char, 500> line{};
+    std::snprintf(line.data(), line.size(),
+                  "%u tokens (sink %u, window %u, indexed %u, pending %u), index %s%s, %s (index "
+                  "%.1f), %s, build %.2f s",
+                  t.total, t.sink, t.window, t.indexed, t.pending,
+                  c.mode == KEYHOLE_MODE_EXACT ? "exact" : c.index,
+                  c.kv_host == KEYHOLE_KV_HOST_INT8 ? ", K and V in int8" : "", memory.data(),
+                  static_cast<double>(s.index_bytes) / kMiB, steps.data(), s.build_seconds);
     return line.data();
   }
 
  private:
   Handle handle_;
   bool indexed_;
+  std::optional<uint32_t> device_;
+  void* stream_;
 };
 
-class Store final : public SessionSource {
+class KeyholeStore final : public Store {
  public:
-  Store(const Settings& settings, const StoreShape& shape)
-      : settings_(settings), max_tokens_(shape.max_tokens), engine_(make_engine(shape, true)) {}
+  KeyholeStore(const Settings& settings, const StoreShape& shape)
+      : settings_(settings), shape_(shape), engine_(make_engine(shape, true)) {}
 
   [[nodiscard]] std::unique_ptr<Session> make() override {
-    return std::make_unique<KeyholeSession>(make_handle(engine_.get(), settings_, max_tokens_),
-                                            settings_.index != "exact");
+    return std::make_unique<KeyholeSession>(
+        make_handle(engine_.get(), settings_, shape_.max_tokens), settings_.index != "exact",
+        shape_);
+  }
+  void attend_prompt(uint32_t layer, const Rows& q, const Rows& k, const Rows& v, const Rows& out,
+                     void* stream) override {
+    if (!prompt_) {
+      keyhole_prompt* prompt = nullptr;
+      check(keyhole_prompt_create(engine_.get(), settings_.prompt.c_str(), &prompt));
+      prompt_.reset(prompt);
+    }
+    const keyhole_tensor tq = tensor(q, false);
+    const keyhole_tensor tk = tensor(k, false);
+    const keyhole_tensor tv = tensor(v, false);
+    const keyhole_tensor to = tensor(out, false);
+    check(keyhole_prompt_attend(prompt_.get(), layer, &tq, &tk, &tv, &to, nullptr, stream));
   }
 
  private:
   Settings settings_;
-  uint32_t max_tokens_;
+  StoreShape shape_;
   Engine engine_;
+  Prompt prompt_;
 };
 
 }  // namespace
 
-std::string refusal(const LayerShape& shape) {
+std::string refusal(const Settings& settings, const LayerShape& shape,
+                    std::optional<uint32_t> device) {
   try {
-    (void)make_engine({{shape}, Number::kF16, 0, 1}, false);
+    Settings any_layer = settings;
+    any_layer.budgets.clear();  // a file is for all layers of a model
+    const Engine engine = make_engine({{shape}, Number::kF16, 0, 1, device, nullptr}, false);
+    (void)make_handle(engine.get(), any_layer, 1024);
     return "";
   } catch (const std::runtime_error& error) {
     return error.what();
@@ -233,12 +335,21 @@ void check_settings(const Settings& settings) {
   }
   Settings any_model = settings;
   any_model.budgets.clear();  // a file is for one model, and is read when there is one
-  const Engine engine = make_engine({{{1, 1, 64, 0, 0}}, Number::kF16, 0, 1}, false);
+  const Engine engine = make_engine({{{1, 1, 64, 0, 0}}, Number::kF16, 0, 1, {}, nullptr}, false);
   (void)make_handle(engine.get(), any_model, 1024);
 }
 
-std::unique_ptr<SessionSource> make_store(const Settings& settings, const StoreShape& shape) {
-  return std::make_unique<Store>(settings, shape);
+std::unique_ptr<Store> make_store(const Settings& settings, const StoreShape& shape) {
+  return std::make_unique<KeyholeStore>(settings, shape);
+}
+
+uint64_t host_bytes(const Settings& settings, const StoreShape& shape) {
+  EngineConfig engine(shape);
+  const keyhole_session_config session = session_config(settings, shape.max_tokens);
+  keyhole_memory_plan plan;
+  keyhole_memory_plan_init(&plan);
+  check(keyhole_plan(&engine.get(), &session, shape.max_tokens, 0, 0, &plan));
+  return plan.host_bytes;
 }
 
 std::string library_version() { return keyhole_version(); }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,8 @@ struct LayerShape {
   float scale = 0;
   /// 0: none.
   float softcap = 0;
+  /// Learned sinks, a logit of each query head that stands in its softmax without key and value. Empty: none.
+  std::vector<float> sinks = {};
   bool operator==(const LayerShape&) const = default;
 };
 
@@ -31,17 +34,34 @@ struct StoreShape {
   uint32_t max_tokens = 0;
   /// Of the pool. 0: one per core.
   uint32_t threads = 0;
+  /// A CUDA device, and a cudaStream_t of it in whose order sessions work on what lies there; none: the host.
+  std::optional<uint32_t> device;
+  void* stream = nullptr;
 };
 
-/// The library refuses a layer of this shape: what it says. "": it takes it.
-[[nodiscard]] std::string refusal(const LayerShape& shape);
+/// Makes sessions, and attends with prompts whose keys and values somebody else keeps.
+class Store : public SessionSource {
+ public:
+  /// Causal attention of the last tokens of a sequence, as many as q has, to all of k and v, by the pattern of the
+  /// settings; q, k and v in 16 bits, all on the device, in the order of `stream`, a cudaStream_t of it. Throws
+  /// std::runtime_error with the library's text.
+  virtual void attend_prompt(uint32_t layer, const Rows& q, const Rows& k, const Rows& v,
+                             const Rows& out, void* stream) = 0;
+};
+
+/// The library refuses a layer of this shape, or sessions of it with these settings, on that device or on the host: what
+/// it says. "": it takes it.
+[[nodiscard]] std::string refusal(const Settings& settings, const LayerShape& shape,
+                                  std::optional<uint32_t> device = {});
 
 /// Throws std::runtime_error with the library's text where a setting has a value that the library refuses.
 void check_settings(const Settings& settings);
 
 /// An engine, and sessions as the settings say. Throws std::runtime_error with the library's text.
-[[nodiscard]] std::unique_ptr<SessionSource> make_store(const Settings& settings,
-                                                        const StoreShape& shape);
+[[nodiscard]] std::unique_ptr<Store> make_store(const Settings& settings, const StoreShape& shape);
+
+/// Bytes of host memory that one sequence takes at its most tokens. Throws std::runtime_error with the library's text.
+[[nodiscard]] uint64_t host_bytes(const Settings& settings, const StoreShape& shape);
 
 /// The library's version, for the log.
 [[nodiscard]] std::string library_version();

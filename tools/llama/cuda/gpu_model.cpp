@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <iterator>
 
-#include "tools/llama/cuda/attention.h"
 #include "tools/llama/cuda/blas_lt.h"
 #include "tools/llama/cuda/device_model.h"
 
@@ -117,7 +117,9 @@ std::string gpu_refusal(const LlamaConfig& config) {
   if (major < 8) {
     return "the GPU is of compute capability " + std::to_string(major) + "; allowed: 8.0 or more";
   }
-  if (!cuda::attention_has(config.head_dim)) {
+  // What the library's attention has kernels for.
+  constexpr uint32_t kHeadDims[] = {64, 80, 96, 128, 256};
+  if (std::ranges::find(kHeadDims, config.head_dim) == std::end(kHeadDims)) {
     return "head_dim is " + std::to_string(config.head_dim) +
            "; allowed on the GPU: 64, 80, 96, 128, 256";
   }

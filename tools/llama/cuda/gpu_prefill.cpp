@@ -8,7 +8,6 @@
 #include <optional>
 #include <stdexcept>
 
-#include "tools/llama/cuda/attention.h"
 #include "tools/llama/cuda/prompt_attention.h"
 #include "tools/llama/cuda/token_rows.h"
 
@@ -129,20 +128,15 @@ class GpuPrefill {
         tokens_(sizes_.tokens),
         hidden_(sizes_.hidden),
         ropes_(config_, n_, n_),
-        k_(sizes_.kv),
-        v_(sizes_.kv),
-        q_(sizes_.q),
-        k_low_(sizes_.fine ? sizes_.kv : 0),
-        v_low_(sizes_.fine ? sizes_.kv : 0),
-        q_low_(sizes_.fine ? sizes_.q : 0),
+        k_(sizes_.kv * sizes_.attended_bytes()),
+        v_(sizes_.kv * sizes_.attended_bytes()),
+        q_(sizes_.q * sizes_.attended_bytes()),
+        attention_(config_, sizes_.fine ? "dense" : model.prefill_pattern(), attended()),
         exports_{make_export(), make_export()},
         clock_(times, stream_.get()),
         rows_(model, sizes_.rows, stream_.get()) {
     cuda::copy_now(tokens_.get(), tokens.data(), n_);
-    if (!sizes_.fine) {
-      attention_ = std::make_unique<cuda::PromptAttention>(config_, model.prefill_pattern());
-      if (model.checks_prefill()) check_.emplace(config_, sizes_);
-    }
+    if (!sizes_.fine && model.checks_prefill()) check_.emplace(config_, sizes_);
   }
   /// A callback that throws must not leave kernels behind that work on freed memory.
   ~GpuPrefill() {
@@ -180,7 +174,7 @@ class GpuPrefill {
       clock_.add_up();
     }
     if (check_) model_.note_prefill_errors(check_->errors());
-    model_.note_prefill_share(attention_ == nullptr ? 1.0 : attention_->share());
+    model_.note_prefill_share(attention_.share());
     if (progress_) progress_(1.0);
     return logits;
   }
@@ -198,6 +192,18 @@ class GpuPrefill {
     return hidden_.get() + token * config_.hidden_size;
   }
   [[nodiscard]] bool last(const Item& item) const { return item.layer + 1 == config_.layers; }
+
+  /// The type of q, k and v in attention.
+  [[nodiscard]] cuda::KvNumbers attended() const {
+    return sizes_.fine ? cuda::KvNumbers::f32 : cuda::KvNumbers::f16;
+  }
+  /// Where the queries of a chunk lie from one of its tokens on, and k or v from one of the prompt's tokens on.
+  [[nodiscard]] std::byte* queries(size_t token) const {
+    return q_.get() + token * config_.q_width() * sizes_.attended_bytes();
+  }
+  [[nodiscard]] std::byte* rows(const cuda::Buffer<std::byte>& kv, size_t token) const {
+    return kv.get() + token * config_.kv_width() * sizes_.attended_bytes();
+  }
 
   [[nodiscard]] Export make_export() const {
     const size_t bytes = sizes_.exported * sizes_.export_bytes;
@@ -218,14 +224,10 @@ class GpuPrefill {
     clock_.begin();
     cuda::Heads heads =
         rows_.project(item.layer, hidden(item.first), item.count, ropes_, item.first);
+    heads.attended = attended();
     heads.q = q_.get();
-    heads.k = k_.get() + item.first * config_.kv_width();
-    heads.v = v_.get() + item.first * config_.kv_width();
-    if (sizes_.fine) {
-      heads.q_low = q_low_.get();
-      heads.k_low = k_low_.get() + item.first * config_.kv_width();
-      heads.v_low = v_low_.get() + item.first * config_.kv_width();
-    }
+    heads.k = rows(k_, item.first);
+    heads.v = rows(v_, item.first);
     if (sink_.any()) {
       const Parts out = parts(exports_[item.slot].device.get(), item.count);
       heads.numbers = cuda::numbers_of(sink_.type());
@@ -261,37 +263,16 @@ class GpuPrefill {
 
   /// All queries of the item but the first `skipped`.
   void attend(const Item& item, size_t skipped) {
-    if (attention_ != nullptr) {
-      const size_t n = item.count - skipped;
-      attention_->attend(item.layer, n, item.first + item.count,
-                         q_.get() + skipped * config_.q_width(), k_.get(), v_.get(), rows_.spare(),
-                         stream_.get());
-      if (check_) check_attention(item, skipped, n);
-      cuda::split_numbers(rows_.spare(), n * config_.q_width(), rows_.attended(), stream_.get());
-      return;
-    }
-    cuda::AttentionArgs attention;
-    attention.q = q_.get() + skipped * config_.q_width();
-    attention.k = k_.get();
-    attention.v = v_.get();
-    attention.q_low = q_low_.get() + skipped * config_.q_width();
-    attention.k_low = k_low_.get();
-    attention.v_low = v_low_.get();
-    attention.out = rows_.attended();
-    attention.first = static_cast<uint32_t>(item.first + skipped);
-    attention.queries = static_cast<uint32_t>(item.count - skipped);
-    attention.q_heads = config_.q_heads;
-    attention.kv_heads = config_.kv_heads;
-    attention.scale = static_cast<float>(config_.attention_scale);
-    attention.softcap = static_cast<float>(config_.attention_softcap);
-    attention.window = config_.windows[item.layer];
-    cuda::causal_attention(attention, config_.head_dim, stream_.get());
+    const size_t n = item.count - skipped;
+    attention_.attend(item.layer, n, item.first + item.count, queries(skipped), k_.get(), v_.get(),
+                      rows_.spare(), stream_.get());
+    if (check_) check_attention(item, skipped, n);
+    cuda::split_numbers(rows_.spare(), n * config_.q_width(), rows_.attended(), stream_.get());
   }
 
   void check_attention(const Item& item, size_t skipped, size_t n) {
-    check_->dense.attend(item.layer, n, item.first + item.count,
-                         q_.get() + skipped * config_.q_width(), k_.get(), v_.get(),
-                         check_->out.get(), stream_.get());
+    check_->dense.attend(item.layer, n, item.first + item.count, queries(skipped), k_.get(),
+                         v_.get(), check_->out.get(), stream_.get());
     cuda::count_errors(rows_.spare(), check_->out.get(), n * config_.q_heads, config_.head_dim,
                        check_->bins.get() + item.layer * cuda::kErrorBins, stream_.get());
   }
@@ -353,14 +334,13 @@ class GpuPrefill {
   cuda::Buffer<uint32_t> tokens_;
   cuda::Buffer<float> hidden_;  // [n, hidden]
   cuda::RopeTables ropes_;
-  cuda::Buffer<__half> k_, v_;  // [n, kv_heads, d] of the current layer
-  cuda::Buffer<__half> q_;      // [chunk, q_heads, d]
-  cuda::Buffer<__half> k_low_, v_low_, q_low_;
+  cuda::Buffer<std::byte> k_,
+      v_;                      // [n, kv_heads, d] of the current layer, in f16 or, where fine, f32
+  cuda::Buffer<std::byte> q_;  // [chunk, q_heads, d], likewise
+  cuda::PromptAttention attention_;
   std::array<Export, 2> exports_;
   StageClock clock_;
   cuda::TokenRows rows_;
-  std::unique_ptr<cuda::PromptAttention>
-      attention_;  // null: with operands of two fp16, by a kernel of this program
   std::optional<PrefillCheck> check_;
   double done_ = 0.0, work_of_former_ = 0.0;
 };

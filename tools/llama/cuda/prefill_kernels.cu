@@ -107,17 +107,16 @@ __global__ void __launch_bounds__(kThreads) heads_kernel(const Heads a) {
   };
   const uint32_t place = query ? head : value ? head - a.q_heads - a.kv_heads : head - a.q_heads;
   const size_t at = (token * (query ? a.q_heads : a.kv_heads) + place) * d;
-  __half* const to = query ? a.q : value ? a.v : a.k;
-  __half* const to_low = query ? a.q_low : value ? a.v_low : a.k_low;
+  void* const to = query ? a.q : value ? a.v : a.k;
   void* const out = query ? a.q_out : value ? a.v_out : a.k_out;
   for (uint32_t i = 2 * lane; i < d; i += 64) {
     const float x = turned(i);
     const float y = turned(i + 1);
     const __half2 rounded = __floats2half2_rn(within_half(x), within_half(y));
-    if (to != nullptr) *reinterpret_cast<__half2*>(to + at + i) = rounded;
-    if (to_low != nullptr) {
-      *reinterpret_cast<__half2*>(to_low + at + i) = __floats2half2_rn(
-          within_half(x - __low2float(rounded)), within_half(y - __high2float(rounded)));
+    if (to != nullptr && a.attended == KvNumbers::f16) {
+      *reinterpret_cast<__half2*>(static_cast<__half*>(to) + at + i) = rounded;
+    } else if (to != nullptr) {
+      write_pair(static_cast<float*>(to), at + i, make_float2(x, y));
     }
     if (out == nullptr) continue;
     if (query && a.numbers != KvNumbers::f32) {

@@ -39,16 +39,15 @@ struct Heads {
   const float* q_norm = nullptr;  ///< `[d]`: weights of a norm of each head of q
   const float* k_norm = nullptr;
   float eps = 0.0F;  ///< of these norms
-  // For attention, rounded to fp16 (beyond its range: to its largest number); null: not wanted:
-  __half* q = nullptr;  ///< `[n, q_heads, d]`
-  __half* k = nullptr;  ///< `[n, kv_heads, d]`
-  __half* v = nullptr;
-  __half* q_low = nullptr;  ///< what the rounded numbers lack, likewise
-  __half* k_low = nullptr;
-  __half* v_low = nullptr;
+  // For attention; null: not wanted:
+  KvNumbers attended =
+      KvNumbers::f16;  ///< f32, or f16 (numbers beyond its range become its largest)
+  void* q = nullptr;   ///< `[n, q_heads, d]`
+  void* k = nullptr;   ///< `[n, kv_heads, d]`
+  void* v = nullptr;
   // Outputs for the KV cache; null: not wanted. k and v are rounded to `numbers` as the library rounds them (numbers
   // too large for fp16 become infinite, and are refused there). q, which only guides indexes, is f32, or, where k and
-  // v have 16 bits, as above.
+  // v have 16 bits, f16 as above.
   KvNumbers numbers = KvNumbers::f32;
   void* q_out = nullptr;
   void* k_out = nullptr;

@@ -20,8 +20,12 @@ keyhole_tensor tensor_of(const void* data, keyhole_dtype dtype, size_t tokens, u
 
 }  // namespace
 
-PromptAttention::PromptAttention(const LlamaConfig& model, const std::string& pattern)
-    : q_heads_(model.q_heads), kv_heads_(model.kv_heads), head_dim_(model.head_dim) {
+PromptAttention::PromptAttention(const LlamaConfig& model, const std::string& pattern,
+                                 KvNumbers numbers)
+    : q_heads_(model.q_heads),
+      kv_heads_(model.kv_heads),
+      head_dim_(model.head_dim),
+      dtype_(numbers == KvNumbers::f32 ? KEYHOLE_F32 : KEYHOLE_F16) {
   keyhole_engine_config config = engine_config(model);
   const std::vector<keyhole_layer_config> layers = add_sliding_layers(model, config);
   config.device = KEYHOLE_DEVICE_CUDA;
@@ -35,11 +39,11 @@ PromptAttention::PromptAttention(const LlamaConfig& model, const std::string& pa
   prompt_.reset(prompt);
 }
 
-void PromptAttention::attend(uint32_t layer, size_t n, size_t m, const __half* q, const __half* k,
-                             const __half* v, float* out, cudaStream_t stream) {
-  const keyhole_tensor tq = tensor_of(q, KEYHOLE_F16, n, q_heads_, head_dim_),
-                       tk = tensor_of(k, KEYHOLE_F16, m, kv_heads_, head_dim_),
-                       tv = tensor_of(v, KEYHOLE_F16, m, kv_heads_, head_dim_),
+void PromptAttention::attend(uint32_t layer, size_t n, size_t m, const void* q, const void* k,
+                             const void* v, float* out, cudaStream_t stream) {
+  const keyhole_tensor tq = tensor_of(q, dtype_, n, q_heads_, head_dim_),
+                       tk = tensor_of(k, dtype_, m, kv_heads_, head_dim_),
+                       tv = tensor_of(v, dtype_, m, kv_heads_, head_dim_),
                        to = tensor_of(out, KEYHOLE_F32, n, q_heads_, head_dim_);
   check(keyhole_prompt_attend(prompt_.get(), places_[layer], &tq, &tk, &tv, &to, nullptr, stream));
 }

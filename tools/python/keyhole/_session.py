@@ -152,6 +152,17 @@ class Session:
         """
         self._native.set_extend_pattern(pattern, tokens)
 
+    def set_prompt_chunk(self, tokens: int) -> None:
+        """extend() of at least `tokens` new tokens (0: none) is a chunk of a prompt: its queries guide the index.
+
+        Nothing is indexed by such calls; build() or the first step ends the prompt.
+        """
+        self._native.set_prompt_chunk(tokens)
+
+    def get_rows(self, layer: int, first: int, k: Any = None, v: Any = None) -> None:
+        """Writes K and V of the tokens from `first` on, as they are stored, to arrays [n, Hkv, d] in host memory."""
+        self._native.get_rows(layer, first, k, v)
+
     def extend_blocks(self) -> tuple[int, int]:
         """Blocks of tokens that such calls attended, and those that the new tokens see."""
         attended, seen = self._native.extend_blocks()

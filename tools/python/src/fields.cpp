@@ -49,223 +49,140 @@ bool to_c(nb::handle value, T& out) {
   {#member, nullptr, [](const Owner& owner) { return to_python(owner.member); }}
 // clang-format on
 
+/// The budget that a struct has.
+template <class Owner>
+constexpr Field<Owner> kBudget = {
+    "budget",
+    [](Owner& owner, nb::handle value) {
+      if (!nb::isinstance<nb::dict>(value)) return false;
+      fill(owner.budget, nb::borrow<nb::dict>(value));
+      return true;
+    },
+    [](const Owner& owner) { return nb::object(as_dict(owner.budget)); }};
+
 template <class Struct>
 struct Table;
+
+// clang-format off
 
 template <>
 struct Table<keyhole_engine_config> {
   using Owner = keyhole_engine_config;
-  static constexpr Field<Owner> fields[] = {FIELD(layers),
-                                            FIELD(q_heads),
-                                            FIELD(kv_heads),
-                                            FIELD(head_dim),
-                                            FIELD(kv_dtype),
-                                            FIELD(scale),
-                                            FIELD(softcap),
-                                            FIELD(rope_theta),
-                                            FIELD(rope_scaling),
-                                            FIELD(rope_factor),
-                                            FIELD(rope_low_freq_factor),
-                                            FIELD(rope_high_freq_factor),
-                                            FIELD(rope_original_context),
-                                            FIELD(device),
-                                            FIELD(threads),
-                                            FIELD(pin_threads),
-                                            FIELD(spin_us),
-                                            FIELD(cpu_level),
-                                            FIELD(classifiers),
-                                            FIELD(device_ordinal),
-                                            FIELD(signal),
-                                            FIELD(timeout_ms),
-                                            FIELD(rope_dim),
-                                            FIELD(rope_beta_fast),
-                                            FIELD(rope_beta_slow),
-                                            FIELD(rope_whole_pairs),
-                                            FIELD(value_dim),
-                                            FIELD(values_in_keys)};
+  static constexpr Field<Owner> fields[] = {
+      FIELD(layers), FIELD(q_heads), FIELD(kv_heads), FIELD(head_dim), FIELD(kv_dtype),
+      FIELD(scale), FIELD(softcap), FIELD(rope_theta), FIELD(rope_scaling), FIELD(rope_factor),
+      FIELD(rope_low_freq_factor), FIELD(rope_high_freq_factor), FIELD(rope_original_context),
+      FIELD(device), FIELD(threads), FIELD(pin_threads), FIELD(spin_us), FIELD(cpu_level),
+      FIELD(classifiers), FIELD(device_ordinal), FIELD(signal), FIELD(timeout_ms), FIELD(rope_dim),
+      FIELD(rope_beta_fast), FIELD(rope_beta_slow), FIELD(rope_whole_pairs), FIELD(value_dim),
+      FIELD(values_in_keys)};
 };
 
 template <>
 struct Table<keyhole_layer_config> {
   using Owner = keyhole_layer_config;
-  static constexpr Field<Owner> fields[] = {FIELD(window),
-                                            FIELD(window_slack),
-                                            FIELD(scale),
-                                            FIELD(softcap),
-                                            FIELD(rope_theta),
-                                            FIELD(rope_scaling),
-                                            FIELD(rope_factor),
-                                            FIELD(rope_low_freq_factor),
-                                            FIELD(rope_high_freq_factor),
-                                            FIELD(rope_original_context),
-                                            FIELD(rope_dim),
-                                            FIELD(rope_beta_fast),
-                                            FIELD(rope_beta_slow),
-                                            FIELD(rope_whole_pairs),
-                                            FIELD(head_dim),
-                                            FIELD(kv_heads),
-                                            FIELD(q_heads)};
+  static constexpr Field<Owner> fields[] = {
+      FIELD(window), FIELD(window_slack), FIELD(scale), FIELD(softcap), FIELD(rope_theta),
+      FIELD(rope_scaling), FIELD(rope_factor), FIELD(rope_low_freq_factor),
+      FIELD(rope_high_freq_factor), FIELD(rope_original_context), FIELD(rope_dim),
+      FIELD(rope_beta_fast), FIELD(rope_beta_slow), FIELD(rope_whole_pairs), FIELD(head_dim),
+      FIELD(kv_heads), FIELD(q_heads)};
 };
 
 template <>
 struct Table<keyhole_budget> {
   using Owner = keyhole_budget;
   static constexpr Field<Owner> fields[] = {
-      FIELD(top_k),        FIELD(attend),      FIELD(min_weight), FIELD(tail),
-      FIELD(error_target), FIELD(mass_target), FIELD(min_keys),   FIELD(max_keys)};
+      FIELD(top_k), FIELD(attend), FIELD(min_weight), FIELD(tail), FIELD(error_target),
+      FIELD(mass_target), FIELD(min_keys), FIELD(max_keys)};
 };
 
 template <>
 struct Table<keyhole_session_config> {
   using Owner = keyhole_session_config;
   static constexpr Field<Owner> fields[] = {
-      FIELD(max_tokens),
-      FIELD(sink),
-      FIELD(window),
-      FIELD(flush_block),
-      FIELD(mode),
-      FIELD(index),
-      {"budget",
-       [](Owner& owner, nb::handle value) {
-         if (!nb::isinstance<nb::dict>(value)) return false;
-         fill(owner.budget, nb::borrow<nb::dict>(value));
-         return true;
-       },
-       [](const Owner& owner) { return nb::object(as_dict(owner.budget)); }},
-      FIELD(tail_partition),
-      FIELD(offload_placement),
-      FIELD(budgets),
-      FIELD(append_block),
-      FIELD(append_mode),
-      FIELD(training_queries),
-      FIELD(host_memory_limit),
-      FIELD(device_memory_limit),
-      FIELD(audit_share),
-      FIELD(audit_action),
-      FIELD(audit_bound),
-      FIELD(kv_host),
-      FIELD(pinned_memory_limit),
-      FIELD(exact_rows_by)};
+      FIELD(max_tokens), FIELD(sink), FIELD(window), FIELD(flush_block), FIELD(mode), FIELD(index),
+      kBudget<Owner>, FIELD(tail_partition), FIELD(offload_placement), FIELD(budgets),
+      FIELD(append_block), FIELD(append_mode), FIELD(training_queries), FIELD(host_memory_limit),
+      FIELD(device_memory_limit), FIELD(audit_share), FIELD(audit_action), FIELD(audit_bound),
+      FIELD(kv_host), FIELD(pinned_memory_limit), FIELD(exact_rows_by)};
 };
 
 template <>
 struct Table<keyhole_search_options> {
   using Owner = keyhole_search_options;
   static constexpr Field<Owner> fields[] = {
-      {"budget",
-       [](Owner& owner, nb::handle value) {
-         if (!nb::isinstance<nb::dict>(value)) return false;
-         fill(owner.budget, nb::borrow<nb::dict>(value));
-         return true;
-       },
-       [](const Owner& owner) { return nb::object(as_dict(owner.budget)); }},
-      FIELD(position)};
+      kBudget<Owner>, FIELD(position)};
 };
 
 template <>
 struct Table<keyhole_statistics> {
   using Owner = keyhole_statistics;
-  static constexpr Field<Owner> fields[] = {RESULT(attends),
-                                            RESULT(keys_scored),
-                                            RESULT(keys_offered),
-                                            RESULT(keys_attended),
-                                            RESULT(bytes_read),
-                                            RESULT(attend_seconds),
-                                            RESULT(search_seconds),
-                                            RESULT(offload_seconds),
-                                            RESULT(resident_seconds),
-                                            RESULT(append_seconds),
-                                            RESULT(build_seconds),
-                                            RESULT(tokens),
-                                            RESULT(host_bytes),
-                                            RESULT(index_bytes),
-                                            RESULT(device_bytes),
-                                            RESULT(device),
-                                            RESULT(cpu_level),
-                                            RESULT(threads),
-                                            RESULT(append_blocks),
-                                            RESULT(append_waits),
-                                            RESULT(append_wait_seconds),
-                                            RESULT(background_seconds),
-                                            RESULT(tail_bytes),
-                                            RESULT(tail_seconds),
-                                            RESULT(keys_opened),
-                                            RESULT(targets_missed),
-                                            RESULT(stream_steps),
-                                            RESULT(device_wait_seconds),
-                                            RESULT(serve_seconds),
-                                            RESULT(pinned_bytes),
-                                            RESULT(device_bytes_peak),
-                                            RESULT(host_bytes_peak),
-                                            RESULT(signal),
-                                            RESULT(code_bytes),
-                                            RESULT(code_layers),
-                                            RESULT(rows_by_host),
-                                            RESULT(shared_bytes),
-                                            RESULT(codes_doubted),
-                                            RESULT(codes_given_up)};
+  static constexpr Field<Owner> fields[] = {
+      RESULT(attends), RESULT(keys_scored), RESULT(keys_offered), RESULT(keys_attended),
+      RESULT(bytes_read), RESULT(attend_seconds), RESULT(search_seconds), RESULT(offload_seconds),
+      RESULT(resident_seconds), RESULT(append_seconds), RESULT(build_seconds), RESULT(tokens),
+      RESULT(host_bytes), RESULT(index_bytes), RESULT(device_bytes), RESULT(device),
+      RESULT(cpu_level), RESULT(threads), RESULT(append_blocks), RESULT(append_waits),
+      RESULT(append_wait_seconds), RESULT(background_seconds), RESULT(tail_bytes),
+      RESULT(tail_seconds), RESULT(keys_opened), RESULT(targets_missed), RESULT(stream_steps),
+      RESULT(device_wait_seconds), RESULT(serve_seconds), RESULT(pinned_bytes),
+      RESULT(device_bytes_peak), RESULT(host_bytes_peak), RESULT(signal), RESULT(code_bytes),
+      RESULT(code_layers), RESULT(rows_by_host), RESULT(shared_bytes), RESULT(codes_doubted),
+      RESULT(codes_given_up)};
 };
 
 template <>
 struct Table<keyhole_audit> {
   using Owner = keyhole_audit;
-  static constexpr Field<Owner> fields[] = {RESULT(audits),
-                                            RESULT(waits),
-                                            RESULT(over_bound),
-                                            RESULT(actions),
-                                            RESULT(error_mean),
-                                            RESULT(error_median),
-                                            RESULT(error_p95),
-                                            RESULT(error_max),
-                                            RESULT(mass_mean),
-                                            RESULT(mass_p05),
-                                            RESULT(recall),
-                                            RESULT(missing_mean),
-                                            RESULT(estimated_missing_mean),
-                                            RESULT(missing_error_mean),
-                                            RESULT(seconds),
-                                            RESULT(error_p99)};
+  static constexpr Field<Owner> fields[] = {
+      RESULT(audits), RESULT(waits), RESULT(over_bound), RESULT(actions), RESULT(error_mean),
+      RESULT(error_median), RESULT(error_p95), RESULT(error_max), RESULT(mass_mean),
+      RESULT(mass_p05), RESULT(recall), RESULT(missing_mean), RESULT(estimated_missing_mean),
+      RESULT(missing_error_mean), RESULT(seconds), RESULT(error_p99)};
 };
 
 template <>
 struct Table<keyhole_layer_tokens> {
   using Owner = keyhole_layer_tokens;
-  static constexpr Field<Owner> fields[] = {RESULT(total), RESULT(sink), RESULT(window),
-                                            RESULT(indexed), RESULT(pending)};
+  static constexpr Field<Owner> fields[] = {
+      RESULT(total), RESULT(sink), RESULT(window), RESULT(indexed), RESULT(pending)};
 };
 
 template <>
 struct Table<keyhole_memory_plan> {
   using Owner = keyhole_memory_plan;
   static constexpr Field<Owner> fields[] = {
-      RESULT(kv_bytes),        RESULT(host_bytes),   RESULT(index_bytes),
-      RESULT(device_bytes),    RESULT(pinned_bytes), RESULT(fits),
-      RESULT(longest_context), RESULT(code_bytes),   RESULT(pinned_kv_bytes),
-      RESULT(index),           RESULT(code_layers),  RESULT(first_code_layer),
+      RESULT(kv_bytes), RESULT(host_bytes), RESULT(index_bytes), RESULT(device_bytes),
+      RESULT(pinned_bytes), RESULT(fits), RESULT(longest_context), RESULT(code_bytes),
+      RESULT(pinned_kv_bytes), RESULT(index), RESULT(code_layers), RESULT(first_code_layer),
       RESULT(rows_by_host)};
 };
 
 template <>
 struct Table<keyhole_identity> {
   using Owner = keyhole_identity;
-  static constexpr Field<Owner> fields[] = {RESULT(model), RESULT(token_count), RESULT(token_hash)};
+  static constexpr Field<Owner> fields[] = {
+      RESULT(model), RESULT(token_count), RESULT(token_hash)};
 };
 
 template <>
 struct Table<keyhole_search_cost> {
   using Owner = keyhole_search_cost;
-  static constexpr Field<Owner> fields[] = {RESULT(keys_scored),     RESULT(bytes_read),
-                                            RESULT(keys_attended),   RESULT(keys_opened),
-                                            RESULT(tail_bytes_read), RESULT(tail_seconds)};
+  static constexpr Field<Owner> fields[] = {
+      RESULT(keys_scored), RESULT(bytes_read), RESULT(keys_attended), RESULT(keys_opened),
+      RESULT(tail_bytes_read), RESULT(tail_seconds)};
 };
 
 template <>
 struct Table<keyhole_index_info> {
   using Owner = keyhole_index_info;
   static constexpr Field<Owner> fields[] = {
-      RESULT(keys),        RESULT(bytes),      RESULT(build_seconds),     RESULT(params),
-      RESULT(diagnostics), RESULT(tail_bytes), RESULT(tail_build_seconds)};
+      RESULT(keys), RESULT(bytes), RESULT(build_seconds), RESULT(params), RESULT(diagnostics),
+      RESULT(tail_bytes), RESULT(tail_build_seconds)};
 };
+
+// clang-format on
 
 template <class Struct>
 void fill_struct(Struct& target, const nb::dict& values, const char* what) {

@@ -162,6 +162,19 @@ void set_extend_pattern(Session& self, Text pattern, uint32_t tokens) {
   run([&] { return keyhole_session_set_extend_pattern(use.get(), words, tokens); });
 }
 
+void set_prompt_chunk(Session& self, uint32_t tokens) {
+  Session::Use use(self);
+  run([&] { return keyhole_session_set_prompt_chunk(use.get(), tokens); });
+}
+
+void get_rows(Session& self, uint32_t layer, uint32_t first, nb::handle k, nb::handle v) {
+  Session::Use use(self);
+  const Array keys(k, "k", Array::kWrite), values(v, "v", Array::kWrite);
+  run([&] {
+    return keyhole_session_get_rows(use.get(), layer, first, keys.pointer(), values.pointer());
+  });
+}
+
 nb::tuple extend_blocks(Session& self) {
   Session::Use use(self);
   uint64_t attended = 0, seen = 0;
@@ -355,6 +368,8 @@ void define_session(nb::module_& module) {
       .def("extend", extend, nb::arg("layer"), none("q"), none("k"), none("v"), none("mask"),
            none("out"), none("lse"))
       .def("set_extend_pattern", set_extend_pattern, none("pattern"), nb::arg("tokens"))
+      .def("set_prompt_chunk", set_prompt_chunk, nb::arg("tokens"))
+      .def("get_rows", get_rows, nb::arg("layer"), nb::arg("first"), none("k"), none("v"))
       .def("extend_blocks", extend_blocks)
       .def("accept", accept, nb::arg("m"), none("path"))
       .def("attend_offloaded", attend_offloaded, nb::arg("layer"), none("q"), none("out"),

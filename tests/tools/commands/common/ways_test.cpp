@@ -24,6 +24,7 @@ TEST(NamedWays, AreFoundByNameAndExplained) {
   EXPECT_EQ(find_way("full")->mode, KEYHOLE_MODE_EXACT);
   EXPECT_EQ(find_way("q4_0")->format, KvFormat::q4_0);
   EXPECT_EQ(find_way("q8_0")->format, KvFormat::q8_0);
+  EXPECT_EQ(find_way("q4_0_plain")->format, KvFormat::q4_0_plain);
   EXPECT_EQ(find_way("flat"), nullptr);
   EXPECT_EQ(find_way(""), nullptr);
   EXPECT_EQ(find_way("ivf:C=16"), nullptr);

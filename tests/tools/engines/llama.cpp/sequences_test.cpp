@@ -81,7 +81,15 @@ class Fake {
         }
       }
     }
+    last_mask = mask;
     return read_batch(mask.data(), kCells, kCells, new_cells);
+  }
+  /// The quick way of a batch.
+  std::optional<Part> go_on(const std::vector<New>& tokens) {
+    write(tokens);
+    sequences.begin_batch();
+    (void)read(tokens);
+    return sequences.go_on(0, last_mask.data(), kCells, kCells, new_cells, tokens.size());
   }
   /// A batch as the backend has it; sessions have all tokens afterwards.
   std::vector<Part> add(const std::vector<New>& tokens) {
@@ -112,6 +120,7 @@ class Fake {
   Source source;
   Sequences sequences;
   std::vector<uint32_t> new_cells;
+  std::vector<uint16_t> last_mask;
   std::vector<int> owners[kCells];
   int positions[kCells] = {};
 };
@@ -160,6 +169,49 @@ TEST(LlamaCppBatch, WhatIsNotCausalIsOther) {
   mask[kCells] = 0;
   mask[kCells + 1] = 0xFC00;  // a row that does not see itself
   EXPECT_EQ(read_batch(mask.data(), kCells, kCells, cells).kind, BatchKind::kOther);
+}
+
+TEST(LlamaCppBatch, ABatchGoesOnWithWhatItsMaskShows) {
+  constexpr uint32_t kMany = 4096;
+  constexpr uint32_t kRows = 2048;  // enough for several threads
+  std::vector<uint16_t> past = blind_row(kMany);
+  for (uint32_t j = 0; j < 1000; ++j) past[j] = 0;
+  std::vector<uint32_t> cells(kRows);
+  std::vector<uint16_t> mask;
+  std::vector<uint16_t> row = past;
+  for (uint32_t i = 0; i < kRows; ++i) {
+    cells[i] = 1500 + i;
+    row[cells[i]] = 0;
+    mask.insert(mask.end(), row.begin(), row.end());
+  }
+  EXPECT_TRUE(goes_on(mask.data(), kMany, kMany, cells, past));
+  for (const size_t at : {size_t{5}, size_t{1000} * kMany + 999, mask.size() - 1}) {
+    mask[at] ^= 0xFC00U;
+    EXPECT_FALSE(goes_on(mask.data(), kMany, kMany, cells, past)) << at;
+    mask[at] ^= 0xFC00U;
+  }
+}
+
+TEST(LlamaCppSequences, TheQuickWayIsForOneSequenceThatNothingHasTouched) {
+  Fake fake;
+  const Sequence* first = fake.add(Fake::run(0, 0, 0, 4))[0].sequence;
+  auto part = fake.go_on(Fake::run(0, 4, 4, 2));
+  ASSERT_TRUE(part);
+  EXPECT_EQ(part->sequence, first);
+  EXPECT_EQ(part->past, 4U);
+  EXPECT_EQ(part->rows, (std::vector<uint32_t>{0, 1}));
+  EXPECT_EQ(first->tokens.size(), 6U);
+  ASSERT_TRUE(fake.go_on(Fake::run(0, 6, 9, 1)));
+  fake.remove(0, 5, 100);
+  EXPECT_FALSE(fake.go_on(Fake::run(0, 5, 6, 1)));  // it sees less than the sequence has
+  EXPECT_EQ(first->tokens.size(), 7U);
+}
+
+TEST(LlamaCppSequences, TheQuickWayIsNotTakenWhenACellWasWrittenOver) {
+  Fake fake;
+  (void)fake.add(Fake::run(0, 0, 0, 4));
+  fake.cells.write(0, 2);  // the mask is the same as if nothing had happened
+  EXPECT_FALSE(fake.go_on(Fake::run(0, 4, 4, 1)));
 }
 
 TEST(LlamaCppSequences, TokensGoOnWithTheirSession) {

@@ -22,14 +22,17 @@ TEST(LlamaCppSettings, NothingIsTheDefaults) {
   EXPECT_EQ(settings.index, "auto");
   EXPECT_EQ(settings.sink, 128U);
   EXPECT_EQ(settings.window, 512U);
-  EXPECT_TRUE(settings.copy);
+  EXPECT_FALSE(settings.copy.has_value());
+  EXPECT_EQ(settings.card, 16384U);
+  EXPECT_TRUE(settings.rows_on_card);
+  EXPECT_FALSE(settings.graphs);
   EXPECT_FALSE(settings.int8);
 }
 
 TEST(LlamaCppSettings, EachKeySetsItsMember) {
   const Settings settings = parse_settings(
       "index=ivf:C=64,probe=8;tail=second;top_k=50;sink=4;window=256;kv=int8;threads=2;copy=off;"
-      "prompt=none;prompt_from=64;budgets=/a=b;");
+      "card=100;rows=host;graphs=on;prompt=none;prompt_from=64;budgets=/a=b;plan=on;");
   EXPECT_EQ(settings.index, "ivf:C=64,probe=8");
   EXPECT_EQ(settings.tail, "second");
   EXPECT_EQ(settings.top_k, 50U);
@@ -37,10 +40,14 @@ TEST(LlamaCppSettings, EachKeySetsItsMember) {
   EXPECT_EQ(settings.window, 256U);
   EXPECT_TRUE(settings.int8);
   EXPECT_EQ(settings.threads, 2U);
-  EXPECT_FALSE(settings.copy);
+  EXPECT_EQ(settings.copy, false);
+  EXPECT_EQ(settings.card, 100U);
+  EXPECT_FALSE(settings.rows_on_card);
+  EXPECT_TRUE(settings.graphs);
   EXPECT_EQ(settings.prompt, "none");
   EXPECT_EQ(settings.prompt_from, 64U);
   EXPECT_EQ(settings.budgets, "/a=b");
+  EXPECT_TRUE(settings.plan);
 }
 
 TEST(LlamaCppSettings, WhatIsWrongIsNamedWithWhatIsAllowed) {

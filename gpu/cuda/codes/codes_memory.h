@@ -1,0 +1,250 @@
+// What a store of codes on a CUDA device holds: its layers, where the arrays of each lie in its memory, which blocks copies of a
+// session share, and the account that learns of the memory.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpu/codes_layout.h"
+#include "gpu/cuda/codes/codes_kernels.h"
+#include "gpu/cuda/codes/codes_variants.h"
+#include "gpu/cuda/codes/cuda_codes.h"
+#include "gpu/cuda/codes/encode.h"
+#include "gpu/cuda/codes/row_exchange.h"
+#include "gpu/cuda/common/device_scope.h"
+#include "gpu/cuda/common/memory.h"
+#include "gpu/cuda/common/paged_memory.h"
+#include "gpu/cuda/common/stream.h"
+
+namespace keyhole::gpu {
+
+[[noreturn]] inline void refuse_codes(const std::string& text) {
+  throw Error(Status::invalid_argument, "codes on a CUDA device: " + text);
+}
+
+/// Returns the shape. Throws Error(unsupported) where no kernel is for it.
+inline const CodesShape& with_kernels(const CodesShape& shape) {
+  if (const std::string why = why_no_codes(shape); !why.empty()) {
+    throw Error(Status::unsupported, "codes on a CUDA device: " + why);
+  }
+  return shape;
+}
+
+/// The slot of a layer that has no memory yet.
+inline constexpr uint32_t kNoSlot = ~0U;
+
+struct CudaCodes::Impl {
+  struct Layer {
+    KvView rows;              ///< see Codes::set_rows()
+    uint32_t count = 0;       ///< blocks, after all that was enqueued
+    uint32_t slot = kNoSlot;  ///< its place among the layers that there is memory for
+    /// The same pointer in all copies that have the first `shared` blocks in common; null: there are no such copies.
+    std::shared_ptr<const char> family;
+    uint32_t shared = 0;
+    bool is_used = false;  ///< something was enqueued that reads its balance
+  };
+
+  Impl(const CodesShape& wanted, int device, const RowWaits& row_waits, uint32_t resident)
+      : shape(with_kernels(wanted)),
+        layout(wanted),
+        ordinal(device),
+        waits(row_waits),
+        layers(wanted.layers) {
+    const DeviceScope scope(ordinal);
+    const BesideCapture beside;
+    variants = CodesVariants(shape, layout, ordinal, resident);
+    int major = 0;
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
+          "the device's limits");
+    ahead = major >= 9;
+    memory = DeviceBuffer(layout.others_bytes);
+    memory.clear();  // counts are 0
+    coded = std::make_unique<PagedMemory>(layout.blocks_bytes);
+    if (!shape.blocks_later) coded->own(0, layout.blocks_bytes);
+    if (shape.sinks != nullptr) {
+      check(
+          cudaMemcpy(memory.data() + layout.sinks, shape.sinks,
+                     size_t{shape.layers} * shape.q_heads * sizeof(float), cudaMemcpyHostToDevice),
+          "copying learned sinks to the device");
+    }
+    encoder = std::make_unique<EncodeLauncher>(shape.code, shape.dtype);
+    if (shape.rows_by_host) {
+      exchange = std::make_unique<RowExchange>(shape, memory.as<uint32_t>(layout.row_steps));
+    }
+    own = std::make_unique<OwnStream>();
+    changed = std::make_unique<Event>();
+    if (shape.coded_layers != 0) return;
+    while (slots < shape.layers) layers[slots].slot = slots, ++slots;
+  }
+  ~Impl() { (void)cudaEventSynchronize(changed->get()); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  [[nodiscard]] uint32_t group() const { return shape.q_heads / shape.kv_heads; }
+  [[nodiscard]] uint32_t capacity() const { return std::max(shape.blocks, 1U); }
+
+  void check_layer(uint32_t layer) const {
+    if (layer >= shape.layers) {
+      refuse_codes("layer " + std::to_string(layer) + " of " + std::to_string(shape.layers));
+    }
+  }
+  const Layer& layer_at(uint32_t layer) const {
+    check_layer(layer);
+    if (layers[layer].slot == kNoSlot) {
+      refuse_codes("layer " + std::to_string(layer) + ", which was not named to set_rows()");
+    }
+    return layers[layer];
+  }
+  Layer& layer_at(uint32_t layer) {
+    return const_cast<Layer&>(std::as_const(*this).layer_at(layer));
+  }
+  /// Gives the layer a slot of memory where it has none, and returns it.
+  Layer& name_layer(uint32_t layer) {
+    check_layer(layer);
+    Layer& l = layers[layer];
+    if (l.slot == kNoSlot && slots == coded_layers(shape)) {
+      refuse_codes("layer " + std::to_string(layer) + " beside " + std::to_string(slots) +
+                   " others, for which there is memory");
+    }
+    if (l.slot == kNoSlot) l.slot = slots++;
+    return l;
+  }
+  void check_head(uint32_t kv_head) const {
+    if (kv_head >= shape.kv_heads) {
+      refuse_codes("KV head " + std::to_string(kv_head) + " of " + std::to_string(shape.kv_heads));
+    }
+  }
+
+  [[nodiscard]] std::byte* blocks(uint32_t layer) const {
+    return coded->data() + layers[layer].slot * layout.layer_stride;
+  }
+  [[nodiscard]] float* key_scales(uint32_t layer) const {
+    return memory.as<float>(layout.key_scales) +
+           size_t{layers[layer].slot} * shape.kv_heads * shape.code.dim;
+  }
+  [[nodiscard]] float* value_scales(uint32_t layer) const {
+    return memory.as<float>(layout.value_scales) + size_t{layers[layer].slot} * shape.kv_heads;
+  }
+  /// The device's copy; null where rows are not int8.
+  [[nodiscard]] uint16_t* row_scales(uint32_t layer) const {
+    if (shape.dtype != DType::i8) return nullptr;
+    return memory.as<uint16_t>(layout.row_scales) +
+           size_t{layers[layer].slot} * capacity() * shape.kv_heads * 2 * shape.code.dim;
+  }
+  [[nodiscard]] uint32_t* device_count(uint32_t layer) const {
+    return memory.as<uint32_t>(layout.counts) + 2 * layers[layer].slot;
+  }
+  [[nodiscard]] CodeFigures* figures(uint32_t layer) const {
+    return memory.as<CodeFigures>(layout.figures) + size_t{layers[layer].slot} * shape.kv_heads;
+  }
+  /// The device's copy of Layer::shared.
+  [[nodiscard]] uint32_t* device_shared(uint32_t layer) const { return device_count(layer) + 1; }
+
+  [[nodiscard]] DoubtLayout doubt_layout() const {
+    return {shape.kv_heads, size_t{group()} * most_step_tokens(group()), shape.code.dim};
+  }
+  /// Bytes from the rows of a head to those of the next: kernels and copies move rows as bytes.
+  [[nodiscard]] size_t head_bytes(uint32_t layer) const {
+    return layers[layer].rows.keys.head_stride * dtype_size(shape.dtype);
+  }
+  [[nodiscard]] CodesStep step(uint32_t layer, const TensorView& q, uint32_t tokens) const {
+    (void)layer_at(layer);
+    CodesStep s = variants.of(tokens);
+    s.block_count = device_count(layer);
+    s.family = layers[layer].family.get();
+    s.family_count = device_shared(layer);
+    s.blocks = blocks(layer);
+    s.key_scale = key_scales(layer);
+    s.value_scale = value_scales(layer);
+    s.q = q;
+    s.keys = layers[layer].rows.keys.data;
+    s.values = layers[layer].rows.values.data;
+    s.kv_head_stride = head_bytes(layer);
+    s.row_scales = row_scales(layer);
+    s.logits = shape.logits_of(layer);
+    if (shape.sinks != nullptr) {
+      s.sinks = memory.as<float>(layout.sinks) + size_t{layer} * shape.q_heads;
+    }
+    if (exchange != nullptr) {
+      s.host_rows = exchange->params(layer, waits);
+      s.keys = s.values = nullptr;  // the device does not know where they lie
+    }
+    if (shape.asks_doubt) {
+      s.doubt = doubt_in(memory.data() + layout.doubt, doubt_layout(), figures(layer));
+    }
+    s.work = memory.data() + layout.work;
+    return s;
+  }
+
+  /// Enqueues that the layer has these blocks in common with its family.
+  void set_family(uint32_t layer, const std::shared_ptr<const char>& family, uint32_t shared,
+                  Stream stream) {
+    layers[layer].family = family;
+    layers[layer].shared = shared;
+    launch_set_count(device_shared(layer), shared, stream_of(stream));
+  }
+  /// Takes the blocks from `first` on out of the family.
+  void leave_family(uint32_t layer, uint32_t first, Stream stream) {
+    if (first < layers[layer].shared) set_family(layer, layers[layer].family, first, stream);
+  }
+  /// Enqueues that nothing is known of the layer's rows: there are none.
+  void forget_figures(uint32_t layer, Stream stream) const {
+    check(
+        cudaMemsetAsync(figures(layer), 0, shape.kv_heads * sizeof(CodeFigures), stream_of(stream)),
+        "clearing figures of codes");
+  }
+  /// Enqueues the layer's new count, and marks the place in the stream for those that wait for it.
+  void set_count(uint32_t layer, uint32_t count, Stream stream) {
+    launch_set_count(device_count(layer), count, stream_of(stream));
+    layers[layer].count = count;
+    layers[layer].is_used = true;
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    (void)cudaStreamIsCapturing(stream_of(stream), &status);
+    if (status == cudaStreamCaptureStatusNone) changed->record(stream_of(stream));
+  }
+
+  CodesShape shape;
+  CodesLayout layout;
+  int ordinal;
+  RowWaits waits;
+  std::vector<Layer> layers;
+  uint32_t slots = 0;  // that are taken
+  CodesVariants variants;
+  bool ahead = false;  // kernels start before those in front of them have ended
+  /// Device memory that is taken, or is about to be: the account learns of it.
+  void account_for(size_t now) {
+    if (now > claimed && account.claim) account.claim(now - claimed);
+    if (now < claimed && account.release) account.release(claimed - now);
+    claimed = now;
+  }
+  [[nodiscard]] size_t bytes() const { return layout.others_bytes + coded->held_bytes(); }
+  /// Called before bytes [begin, end) of the blocks are written: exchanges memory that others share for memory of
+  /// their own.
+  void own_blocks(size_t begin, size_t end) {
+    if (coded->owns(begin, end)) return;
+    account_for(claimed + coded->missing_bytes(begin, end));
+    try {
+      coded->own(begin, end);
+    } catch (...) {
+      account_for(bytes());
+      throw;
+    }
+    account_for(bytes());
+  }
+
+  DeviceBuffer memory;                 // but for blocks,
+  std::unique_ptr<PagedMemory> coded;  // which copies share
+  CudaCodes::Account account;
+  size_t claimed = 0;
+  std::unique_ptr<EncodeLauncher> encoder;
+  std::unique_ptr<RowExchange> exchange;  // null: the device reads rows itself
+  std::unique_ptr<OwnStream> own;         // of balances, and of what is read back
+  std::unique_ptr<Event> changed;         // the newest change of blocks
+};
+
+}  // namespace keyhole::gpu

@@ -1,0 +1,114 @@
+// eval --task ruler from outside, with the bundled model, which was not trained for such questions: what is checked is
+// the frame of the scores, not their height.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+
+#include "runtime/files/json.h"
+#include "tests/tools/cli/html_data.h"
+#include "tests/tools/llama/run_json.h"
+#include "tools/tasks/ruler/score.h"
+
+namespace keyhole::tools {
+namespace {
+
+using nlohmann::json;
+
+TEST(EvalRuler, ScoresEveryTaskLengthAndWay) {
+  const TemporaryFolder folder;
+  const std::vector<std::string> args = {
+      "eval",     "--task",   "ruler",     "--ruler", "niah_single_1,infinitebench_number",
+      "--length", "1100",     "--samples", "2",       "--seed",
+      "42",       "--window", "64",        "--sink",  "16"};
+  const json result =
+      run_json(args, {"--index", "none", "--index", "exact", "--index", "flat", "--k", "2000",
+                      "--attend", "scored", "--html", folder / "page.html"});
+  EXPECT_EQ(result["task"], "ruler");
+  EXPECT_EQ(result["tokens"], 1100);
+  EXPECT_EQ(result["lengths"], json::array({1100}));
+  EXPECT_EQ(result["ruler"], json({"niah_single_1", "infinitebench_number"}));
+  EXPECT_EQ(result["note"], "");
+  EXPECT_GT(result["prefill_s"], 0.0);
+  const json& rows = result["results"];
+  ASSERT_EQ(rows.size(), 2U * 3U);  // tasks, ways
+  EXPECT_EQ(result["means"].size(), 3U);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const json& row = rows[i];
+    EXPECT_EQ(row["length"], 1100);
+    EXPECT_EQ(row["task"], i < 3 ? "niah_single_1" : "infinitebench_number");
+    EXPECT_EQ(row["samples"], 2);
+    EXPECT_GT(row["units"], 0);
+    const bool first_number = row["task"] == "infinitebench_number";
+    const auto scoring = first_number ? ruler::Scoring::first_number : ruler::Scoring::all;
+    double lost = 0.0;
+    for (const json& wrong : row["wrong"]) {
+      const std::string answer = wrong["answer"];
+      EXPECT_LE(answer.size(), first_number ? 12U : 128U);  // tokens are bytes
+      const double score =
+          ruler::score(scoring, answer, wrong["references"].get<std::vector<std::string>>());
+      EXPECT_EQ(wrong["score"], score);
+      lost += 1.0 - score;
+    }
+    EXPECT_NEAR(row["score"].get<double>(), 100.0 * (2.0 - lost) / 2.0, 1e-9);
+    EXPECT_GT(row["tokens_per_second"], 0.0);
+  }
+  // What reads everything answers as exact attention does.
+  for (size_t i = 0; i < rows.size(); i += 3) {
+    EXPECT_EQ(rows[i + 2]["wrong"], rows[i + 1]["wrong"]);
+    EXPECT_EQ(rows[i + 2]["lost"], 0);
+  }
+  const std::string page = read_file(folder / "page.html");
+  EXPECT_EQ(result_in_page(page), result);
+  const auto drawn = [](const json& row) { return row["score"] > 0.0; };
+  EXPECT_EQ(static_cast<ptrdiff_t>(drawn_bars(page).size()),
+            std::count_if(result["means"].begin(), result["means"].end(), drawn));
+
+  // The same seed asks the same.
+  const json again = run_json(args, {"--index", "exact"});
+  EXPECT_EQ(again["results"][0]["wrong"], rows[1]["wrong"]);
+  EXPECT_EQ(again["results"][1]["wrong"], rows[4]["wrong"]);
+}
+
+TEST(EvalRuler, AsksAboutDocuments) {
+  const TemporaryFolder folder;
+  write_file(folder / "squad.json",
+             std::string(R"({"data": [{"title": "t", "paragraphs": [{"context": "It is red.",
+               "qas": [{"question": "Which colour?", "answers": [{"text": "red"}, {"text": ""}]}]
+               }]}]})"));
+  const Outcome outcome =
+      run_keyhole({"eval", "--task", "ruler", "--ruler", "qa_1", "--data", folder / "squad.json",
+                   "--length", "1200,1000", "--samples", "1", "--index", "exact"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  // Any text contains an empty answer, so the part scored is 1.
+  for (const char* part : {"qa_1", "100 %", "length 1,000\n", "length 1,200\n",
+                           "1 sample of each task and length", "attention/token"}) {
+    EXPECT_NE(outcome.out.find(part), std::string::npos) << part << "\n" << outcome.out;
+  }
+}
+
+TEST(EvalRuler, NamesWhatIsWrong) {
+  struct Mistake {
+    std::vector<std::string> args;
+    const char* text;
+  };
+  const std::vector<Mistake> mistakes = {
+      {{"--task", "ruler", "--ruler", "niah"}, "niah_single_1"},
+      {{"--task", "ruler", "--ruler", "qa_2"}, "--ruler qa_2 needs --data FILE"},
+      {{"--task", "ruler", "--ruler", "vt", "--length", "8k,x"}, "x"},
+      {{"--task", "ruler", "--ruler", "niah_single_1", "--length", "700"},
+       "--ruler niah_single_1 at --length 700: the prompt with the smallest haystack has "},
+      {{"--task", "ruler", "--ruler", "vt", "--audit", "0.1"}, "--audit is of other tasks"},
+      {{"--task", "ruler", "--prompt", "x"}, "--prompt and --tokens are of --task text"},
+      {{"--task", "kv", "--ruler", "vt"}, "--ruler and --data are of --task ruler"},
+      {{"--task", "ruler", "--samples", "0"}, "--samples"},
+  };
+  for (const Mistake& mistake : mistakes) {
+    const Outcome outcome = run_keyhole(with({"eval", "--index", "exact"}, mistake.args));
+    EXPECT_EQ(outcome.exit_code, 2) << mistake.text << "\n" << outcome.err;
+    EXPECT_NE(outcome.err.find(mistake.text), std::string::npos) << outcome.err;
+  }
+}
+
+}  // namespace
+}  // namespace keyhole::tools

@@ -1,0 +1,176 @@
+// How far the predictions of a model that attends through an index are from those by exact attention, over a real text: all ways
+// decode the same tokens side by side, so that each is held against exact attention token by token and no logits are kept.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <list>
+#include <memory>
+
+#include "runtime/files/json.h"
+#include "tools/commands/common/context_warning.h"
+#include "tools/commands/eval/divergence.h"
+#include "tools/commands/eval/run.h"
+#include "tools/commands/eval/text_source.h"
+#include "tools/terminal/interrupt.h"
+#include "tools/terminal/progress.h"
+#include "tools/terminal/table.h"
+#include "tools/terminal/units.h"
+
+namespace keyhole::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Of the text in its order, for curves over the position.
+constexpr size_t kPieces = 32;
+
+/// What one way has predicted.
+struct KldRow {
+  EvalWay way;
+  std::vector<double> nats;  ///< of each token: the divergence from exact attention
+  std::vector<double> bits;  ///< of each predicted token
+  size_t same_best = 0;      ///< tokens whose likeliest successor is exact attention's
+
+  [[nodiscard]] double same_share() const {
+    return static_cast<double>(same_best) / static_cast<double>(nats.size());
+  }
+};
+
+/// A way with the copy of the cache in which it decodes.
+struct SideRun {
+  KeyholeCache cache;
+  std::unique_ptr<Decoder> decoder;
+  KldRow* row = nullptr;
+};
+
+/// The options with exact attention first among the ways, where it was not asked for.
+EvalOptions with_exact(EvalOptions options) {
+  std::vector<std::string>& ways = options.indexes;
+  if (ways.empty() && options.cache.budgets.empty()) return options;  // exact and auto
+  if (std::find(ways.begin(), ways.end(), "exact") == ways.end()) {
+    ways.insert(ways.begin(), "exact");
+  }
+  return options;
+}
+
+void decode_side_by_side(std::list<SideRun>& runners, const Text& text) {
+  const auto exact = std::find_if(runners.begin(), runners.end(),
+                                  [](const SideRun& r) { return r.row->way.is_exact(); });
+  Progress bar("side by side");
+  const size_t n = text.decoded.size() - 1;
+  for (size_t i = 0; i < n; ++i) {
+    throw_if_interrupted();
+    bar.update(static_cast<double>(i) / static_cast<double>(n));
+    const std::span<const float> truth = exact->decoder->step(text.decoded[i]);
+    const uint32_t best = greedy(truth);
+    for (SideRun& r : runners) {
+      const std::span<const float> logits =
+          &r == &*exact ? truth : r.decoder->step(text.decoded[i]);
+      r.row->nats.push_back(&r == &*exact ? 0.0 : divergence(truth, logits));
+      r.row->bits.push_back(bits_of(logits, text.decoded[i + 1]));
+      r.row->same_best += greedy(logits) == best ? 1 : 0;
+    }
+  }
+}
+
+std::string table_text(const std::list<KldRow>& rows, const KldRow& exact) {
+  Table table({{"index", Table::Align::left},
+               {"k"},
+               {"attend", Table::Align::left},
+               {"divergence"},
+               {"p50"},
+               {"p90"},
+               {"p99"},
+               {"p99.9"},
+               {"largest"},
+               {"same best"},
+               {"bits/token"},
+               {"above exact"},
+               {"read/token"},
+               {"attention/token"},
+               {"index size"}});
+  for (const KldRow& row : rows) {
+    std::vector<std::string> cells = way_cells(row.way);
+    const Spread s = spread_of(row.nats);
+    cells.push_back(format_number(s.mean) + " +- " + format_number(s.error, 2));
+    for (const double x : {s.p50, s.p90, s.p99, s.p999, s.largest}) {
+      cells.push_back(format_number(x));
+    }
+    cells.push_back(format_number(100.0 * row.same_share(), 4) + " %");
+    cells.push_back(format_number(mean_of(row.bits), 5));
+    cells.push_back(above_exact_cell(
+        &row == &exact ? std::nullopt : std::optional(paired_difference(row.bits, exact.bits))));
+    const std::vector<std::string> cost = cost_cells(row.way);
+    for (const size_t i : {1U, 3U, 5U}) cells.push_back(cost[i]);
+    table.add_row(std::move(cells));
+  }
+  return table.text(style_of(stdout)) +
+         "divergence: of the next token's distribution from exact attention's, in nats; its mean, "
+         "and quantiles over "
+         "the tokens\n";
+}
+
+Json to_json(const KldRow& row, const KldRow& exact, const Text& text) {
+  const Spread s = spread_of(row.nats);
+  Json json = {{"kld",
+                {{"mean", s.mean},
+                 {"standard_error", s.error},
+                 {"p50", s.p50},
+                 {"p90", s.p90},
+                 {"p99", s.p99},
+                 {"p99_9", s.p999},
+                 {"largest", s.largest}}},
+               {"same_best", row.same_share()},
+               {"bits_per_token", mean_of(row.bits)}};
+  if (text.bytes != 0) {
+    json["bits_per_byte"] =
+        mean_of(row.bits) * static_cast<double>(row.bits.size()) / static_cast<double>(text.bytes);
+  }
+  if (&row != &exact) {
+    const Difference d = paired_difference(row.bits, exact.bits);
+    json["above_exact"] = {{"bits_per_token", d.mean}, {"standard_error", d.error}};
+  }
+  json["kld_by_position"] = means_in_order(row.nats, kPieces);
+  return way_json(row.way, json);
+}
+
+}  // namespace
+
+void eval_kld(const EvalOptions& asked) {
+  const EvalOptions options = with_exact(asked);
+  const Text text = make_text(options);
+  EvalRun run(options);
+  const LlamaConfig& model = run.model();
+  const auto context = static_cast<uint32_t>(text.context.size());
+  warn_of_context(model, uint64_t{context} + options.bytes);
+  run.prefill(text.context, options.bytes);
+
+  std::list<KldRow> rows;
+  std::list<SideRun> runners;
+  run.for_each_way([&](const EvalWay& way, KeyholeCache& cache) {
+    KldRow& row = rows.emplace_back();
+    row.way = way;
+    SideRun& runner = runners.emplace_back(SideRun{cache.fork(), nullptr, &row});
+    runner.decoder = run.runner().decoder(runner.cache, context);
+  });
+  decode_side_by_side(runners, text);
+  for (SideRun& r : runners) measure_way(r.cache, *r.decoder, model, context, r.row->way);
+  const KldRow& exact =
+      *std::find_if(rows.begin(), rows.end(), [](const KldRow& row) { return row.way.is_exact(); });
+
+  std::string notes;
+  for (const KldRow& row : rows) notes += emulation_text(row.way) + audit_lines(row.way);
+  run.print("divergence from exact attention, " + std::to_string(options.bytes) +
+                " tokens decoded after " + format_count(context),
+            table_text(rows, exact) + notes);
+  if (run.writes()) {
+    Json results = Json::array();
+    for (const KldRow& row : rows) results.push_back(to_json(row, exact, text));
+    Json json = run.header();
+    json["decoded"] = options.bytes;
+    json["results"] = results;
+    run.write(json);
+  }
+}
+
+}  // namespace keyhole::tools

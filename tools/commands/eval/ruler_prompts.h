@@ -1,0 +1,44 @@
+// The prompts of `eval --task ruler`: what the tasks are made of, and samples as tokens.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/commands/eval/options.h"
+#include "tools/tasks/ruler/qa_data.h"
+#include "tools/tasks/ruler/samples.h"
+#include "tools/tasks/ruler/tasks.h"
+#include "tools/tokenizer/chat.h"
+
+namespace keyhole::tools {
+
+class RulerPrompts {
+ public:
+  /// Reads the prose and the data that the tasks need, and borrows the tokenizer. Throws UsageError where the data of
+  /// a task is not named, std::runtime_error for files that cannot be read.
+  RulerPrompts(const EvalOptions& options, const Tokenizer& tokenizer);
+
+  /// The samples of a task that fill `length` with their answers. Throws UsageError, which names task and length,
+  /// where they do not fit.
+  [[nodiscard]] std::unique_ptr<ruler::Samples> samples(const ruler::TaskInfo& task,
+                                                        uint32_t length) const;
+
+  /// The whole prompt: as a text with what the vocabulary puts in front, or in a chat as the user's message, with the
+  /// beginning of the answer behind it.
+  [[nodiscard]] std::vector<uint32_t> encode(const ruler::Sample& sample) const;
+
+  /// The note about the essays of the tasks that have some; empty for tasks without.
+  [[nodiscard]] std::string note() const;
+
+ private:
+  const EvalOptions& options_;
+  const Tokenizer& tokenizer_;
+  std::optional<ChatTemplate> chat_;
+  std::string prose_;
+  std::optional<ruler::QaData> squad_, hotpot_qa_;
+};
+
+}  // namespace keyhole::tools

@@ -1,0 +1,163 @@
+// A cache of llama.cpp on a card. Up to a length it is what it is without Keyhole: K and V lie in the card's memory, and
+// llama.cpp attends. A sequence that is to decode behind more tokens takes the whole cache to Keyhole's sessions, and the
+// card's memory is given back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <future>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/engines/llama.cpp/cells.h"
+#include "tools/engines/llama.cpp/cuda/card_memory.h"
+#include "tools/engines/llama.cpp/cuda/card_rows.h"
+#include "tools/engines/llama.cpp/cuda/card_stream.h"
+#include "tools/engines/llama.cpp/cuda/half_queries.h"
+#include "tools/engines/llama.cpp/cuda/lazy_session.h"
+#include "tools/engines/llama.cpp/nodes.h"
+#include "tools/engines/llama.cpp/sequences.h"
+#include "tools/engines/llama.cpp/settings.h"
+#include "tools/engines/llama.cpp/store.h"
+
+struct ggml_tensor;
+
+namespace keyhole::llama_cpp {
+
+/// Who attends with a batch over a layer, and over what.
+enum class Way {
+  /// llama.cpp, over its cells on the card.
+  kCard,
+  /// Keyhole, as prompts attend, over llama.cpp's cells on the card.
+  kPrompt,
+  /// Keyhole, over its sessions.
+  kSession,
+};
+
+/// Before a graph is computed, its nodes that have to do with the cache are met, in their order; then way() tells what
+/// becomes of them. Errors are std::runtime_error, whose text does not name the node. Used by one thread at a time.
+class CardCache {
+ public:
+  /// `memory` and the streams outlive the cache. `sessions`: the one of Keyhole's sessions; `prompts`: of attention with
+  /// prompts.
+  CardCache(const Settings& settings, CardMemory& memory, CardStream& sessions,
+            CardStream& prompts);
+  ~CardCache();
+  CardCache(const CardCache&) = delete;
+  CardCache& operator=(const CardCache&) = delete;
+
+  /// A tensor of the cache, when its place in the buffer is known.
+  void add(const ggml_tensor* tensor, const CacheName& name);
+  /// A FLASH_ATTN_EXT of a graph: remembers the layer's shape, as an engine wants all of them.
+  void announce(const ggml_tensor* attention, const CacheName& name);
+
+  /// Another layer attends over this layer's cells.
+  void lend(const CacheName& name);
+
+  /// A graph of this backend begins, the `graph`th.
+  void begin(ggml_backend_t cuda, uint64_t graph) {
+    cuda_ = cuda;
+    graph_ = graph;
+  }
+  /// A SET_ROWS into the cache.
+  void meet_write(const ggml_tensor* node, const CacheName& name);
+  /// A FLASH_ATTN_EXT over the cache.
+  void meet_attention(const ggml_tensor* node, const CacheName& name);
+  /// Another node that reads the cells (`touched`: the tensor of the cache or a view of it), or changes them.
+  void meet_other(const ggml_tensor* touched, const CacheName& name, bool changes);
+  /// What becomes of a FLASH_ATTN_EXT that was met.
+  [[nodiscard]] Way way(const CacheName& name) const;
+  /// Whether a SET_ROWS that was met is llama.cpp's to compute.
+  [[nodiscard]] bool is_written(const CacheName& name) const;
+  /// Attends; `way` is kPrompt or kSession. Enqueued behind what the backend has enqueued, and before what it will.
+  void attend(const ggml_tensor* node, const CacheName& name);
+  /// The graph was not computed to its end.
+  void failed();
+
+  /// The session of the batch under way, where the batch is one token of one sequence that Keyhole attends with in all of
+  /// `layers` layers, which are all that it takes, and where the settings want graphs; else NULL.
+  [[nodiscard]] LazySession* single_step(size_t layers);
+  /// attend() while a graph is captured on stream().
+  void capture(const ggml_tensor* node, const CacheName& name);
+  [[nodiscard]] CardStream& stream() { return stream_; }
+
+  /// Bytes of a tensor are to be read, or written, from outside. False: the tokens are in sessions, from which they are
+  /// not to be had.
+  [[nodiscard]] bool open_to_read(const CacheName& name, size_t offset, size_t bytes);
+  void open_to_write(const CacheName& name, size_t offset, size_t bytes);
+  /// A stream's cells of one tensor are copied to another; call it for each tensor. Returns how many of the first cells
+  /// have to be copied.
+  [[nodiscard]] uint32_t copied(const CacheName& name, uint32_t from, uint32_t to);
+  /// All cells are empty.
+  void cleared();
+
+ private:
+  struct Layer {
+    CardRows rows;
+    std::optional<LayerShape> shape;
+    std::string left;     // why Keyhole leaves it to llama.cpp
+    uint32_t number = 0;  // in the engine
+    const ggml_tensor* fresh[2] = {nullptr,
+                                   nullptr};  // new K and V on the card, of batch `written`
+    uint64_t written[2] = {0, 0};             // the last batch that brought new K, and V
+    uint64_t met = 0;                         // the last batch whose attention was met
+    uint64_t aside = 0;                       // the last batch that llama.cpp attends here
+  };
+
+  [[nodiscard]] bool on_card() const { return on_card_ || copy_; }
+  [[nodiscard]] bool takeable() const;
+  void stay(const std::string& why);
+  [[nodiscard]] std::string why_to_leave(const ggml_tensor* node, Layer& layer);
+  void begin_batch(const ggml_tensor* ids);
+  void hold_batch();
+  void plan(const ggml_tensor* node);
+  void choose_way();
+  void follow_on_card(bool ends);
+  void end_following();
+  [[nodiscard]] bool in_order(const Part& part) const;
+  void open();
+  void hand_over();
+  void come_back();
+  void build(Sequence& sequence, uint32_t tokens);
+  void catch_up(Sequence& sequence, uint32_t tokens);
+  void attend_session(const ggml_tensor* node, Layer& layer, bool captured);
+  void attend_prompt(const ggml_tensor* node, Layer& layer);
+
+  Settings settings_;
+  bool copy_;
+  CardMemory& memory_;
+  CardStream& stream_;
+  CardStream& prompts_;
+  ggml_backend_t cuda_ = nullptr;
+  HalfQueries half_;
+  std::map<int, Layer> layers_;
+  std::unique_ptr<Cells> cells_;
+  std::unique_ptr<Store> store_;
+  LazySessions lazy_;
+  std::unique_ptr<Sequences> sequences_;
+  bool on_card_ = true;     // else the tokens are in sessions
+  bool too_large_ = false;  // the card has no memory for the cells of the batch under way
+  bool renewed_ = false;    // all cells have new numbers, and nothing has happened since
+  std::string stays_;       // why llama.cpp attends, whatever comes
+  /// Of tokens in sessions: 1 for each cell, through all streams, that was filled from outside since. Empty: none.
+  std::vector<uint8_t> restored_;
+
+  // The batch under way: its number, its cells, whose tokens they are, and who attends.
+  uint64_t batch_ = 0;
+  uint64_t graph_ = 0;        // the one that is met
+  uint64_t batch_graph_ = 0;  // the one in which the batch began
+  bool abandoned_ = true;     // the next write begins a batch, whatever layer it is of
+  std::vector<int64_t> ids_;
+  const ggml_tensor* mask_ = nullptr;
+  BatchKind kind_ = BatchKind::kOther;
+  std::vector<std::vector<Part>> parts_;
+  Way way_ = Way::kCard;
+
+  /// Tokens of batches before are brought to sessions, by a thread of its own.
+  std::future<void> following_;
+};
+
+}  // namespace keyhole::llama_cpp

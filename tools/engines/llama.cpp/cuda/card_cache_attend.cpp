@@ -1,0 +1,380 @@
+// Whose tokens a batch has, who attends with them, and how they come to Keyhole's sessions.
+#include <ggml.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <future>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tools/engines/llama.cpp/cuda/card_cache.h"
+#include "tools/engines/llama.cpp/cuda/host_inputs.h"
+#include "tools/engines/llama.cpp/log.h"
+#include "tools/engines/llama.cpp/placing.h"
+
+namespace keyhole::llama_cpp {
+namespace {
+
+/// From so many tokens on Keyhole attends with prompts; before, llama.cpp's own attention takes next to no time.
+constexpr uint32_t kLongPrompt = 2048;
+
+/// Rows `first` to `first + count` of a tensor that has tokens in one dimension and heads in another, of stream
+/// `stream` of the batch.
+Rows tokens_of(const ggml_tensor* t, int tokens, int heads, size_t stream, uint32_t first,
+               uint32_t count) {
+  return {static_cast<const std::byte*>(t->data) + stream * t->nb[3] + first * t->nb[tokens],
+          Number::kF32,
+          count,
+          t->ne[heads],
+          t->ne[0],
+          static_cast<int64_t>(t->nb[tokens]),
+          static_cast<int64_t>(t->nb[heads]),
+          true};
+}
+
+/// Rows `first` to `first + count` of new keys or values, which have the heads of a token side by side.
+Rows new_rows(const ggml_tensor* x, size_t first, uint32_t count, const LayerShape& shape) {
+  const Number number = *number_of(x);
+  return {static_cast<const std::byte*>(x->data) + first * x->nb[1],
+          number,
+          count,
+          shape.kv_heads,
+          shape.head_dim,
+          static_cast<int64_t>(x->nb[1]),
+          int64_t{shape.head_dim} * (number == Number::kF32 ? 4 : 2),
+          true};
+}
+
+Rows part_of(Rows rows, size_t first, uint32_t count) {
+  rows.data =
+      static_cast<const std::byte*>(rows.data) + static_cast<int64_t>(first) * rows.token_stride;
+  rows.tokens = count;
+  return rows;
+}
+
+}  // namespace
+
+/// Finds out whose tokens the batch has, and who attends.
+void CardCache::plan(const ggml_tensor* node) {
+  mask_ = node->src[3];
+  const void* host = host_input(mask_);
+  if (host == nullptr) return stay("the mask of a batch is not known on the host");
+  const Mask mask{static_cast<const uint16_t*>(host),
+                  static_cast<int64_t>(mask_->nb[1] / sizeof(uint16_t)),
+                  mask_->ne[3] > 1 ? static_cast<int64_t>(mask_->nb[3] / sizeof(uint16_t)) : 0,
+                  static_cast<uint32_t>(node->src[1]->ne[1])};
+  Placed placed = place_batch(ids_, static_cast<size_t>(node->src[0]->ne[3]), mask, *cells_,
+                              *sequences_, lazy_);
+  kind_ = placed.kind;
+  if (kind_ == BatchKind::kSliding) return stay("the cache has a sliding window");
+  parts_ = std::move(placed.parts);
+  if (kind_ == BatchKind::kRuns) choose_way();
+}
+
+void CardCache::choose_way() {
+  uint32_t past = 0;     // the longest
+  uint32_t least = ~0U;  // of any part: its new tokens
+  uint32_t longest = 0;
+  size_t count = 0;
+  for (const auto& parts : parts_) {
+    for (const Part& part : parts) {
+      const auto rows = static_cast<uint32_t>(part.rows.size());
+      past = std::max(past, part.past);
+      least = std::min(least, rows);
+      longest = std::max(longest, part.past + rows);
+      ++count;
+    }
+  }
+  const bool prompt = settings_.prompt != "none" && least >= settings_.prompt_from;
+  if (!on_card_ && past == 0 && sequences_->all().size() == count) come_back();
+  if (on_card_ && too_large_) hand_over();
+  // New keys and values that the CUDA backend has computed in a graph before may lie in the cells alone.
+  if (on_card_ && takeable() && past >= settings_.card && graph_ == batch_graph_) {
+    try {
+      follow_on_card(least < settings_.prompt_from || !settings_.rows_on_card);
+    } catch (const std::runtime_error& error) {
+      if (!on_card_) throw;
+      return stay(error.what());
+    }
+  }
+  if (on_card_) {
+    const auto ordered = [&](const std::vector<Part>& parts) {
+      return std::all_of(parts.begin(), parts.end(), [&](const Part& p) { return in_order(p); });
+    };
+    way_ = prompt && takeable() && longest >= kLongPrompt &&
+                   std::all_of(parts_.begin(), parts_.end(), ordered)
+               ? Way::kPrompt
+               : Way::kCard;
+    if (way_ == Way::kPrompt) open();
+    return;
+  }
+  way_ = Way::kSession;
+  stream_.follow(cuda_);
+  for (const auto& parts : parts_) {
+    for (const Part& part : parts) {
+      catch_up(*part.sequence, part.past);
+      if (part.rows.size() < settings_.prompt_from) build(*part.sequence, part.past);
+      part.sequence->unbuilt = part.sequence->unbuilt || part.rows.size() >= settings_.prompt_from;
+    }
+  }
+  if (!restored_.empty() && std::find(restored_.begin(), restored_.end(), 1) == restored_.end()) {
+    restored_.clear();
+    for (auto& [number, layer] : layers_) {
+      if (layer.left.empty()) layer.rows.let_go(memory_);
+    }
+  }
+}
+
+/// A prompt's tokens come to sessions batch by batch, so that little is left to do when it ends (`ends`).
+void CardCache::follow_on_card(bool ends) {
+  open();
+  if (ends) return hand_over();
+  std::vector<std::pair<Sequence*, uint32_t>> work;
+  for (const auto& parts : parts_) {
+    for (const Part& part : parts) {
+      if (part.past < settings_.card) continue;
+      work.emplace_back(part.sequence, part.past);
+      part.sequence->unbuilt = true;
+    }
+  }
+  stream_.follow(cuda_);
+  // These rows stay as they are, and the lists are not touched before end_following().
+  following_ = std::async(std::launch::async, [this, work] {
+    for (const auto& [sequence, tokens] : work) catch_up(*sequence, tokens);
+  });
+}
+
+void CardCache::end_following() {
+  if (!following_.valid()) return;
+  try {
+    following_.get();
+  } catch (const std::runtime_error& error) {
+    stay(error.what());
+  }
+}
+
+/// Whether a part's tokens lie in the batch, and all of the sequence in its cells, one after the other.
+bool CardCache::in_order(const Part& part) const {
+  if (part.rows.back() - part.rows.front() + 1 != part.rows.size()) return false;
+  const std::vector<Token>& tokens = part.sequence->tokens;
+  for (size_t i = 1; i < tokens.size(); ++i) {
+    if (tokens[i].cell != tokens[0].cell + i) return false;
+  }
+  return true;
+}
+
+/// Makes the engine, for all layers that were announced, and says so in one line.
+void CardCache::open() {
+  if (store_) return;
+  StoreShape shape;
+  shape.max_tokens = cells_->cells();
+  shape.threads = settings_.threads;
+  shape.device = static_cast<uint32_t>(stream_.ordinal());
+  shape.stream = stream_.handle();
+  std::string left;
+  std::string why;
+  for (auto& [number, layer] : layers_) {
+    if (layer.left.empty() && layer.shape) {
+      layer.number = static_cast<uint32_t>(shape.layers.size());
+      shape.number = *number_of(layer.rows.tensor(false));
+      shape.layers.push_back(*layer.shape);
+    } else {
+      if (layer.left.empty()) layer.left = "it was not in the graphs that came first";
+      left += (left.empty() ? "" : ", ") + std::to_string(number);
+      why = layer.left;
+    }
+  }
+  if (!left.empty())
+    log(Level::kWarning, "llama.cpp attends itself in layers " + left + ": " + why);
+  store_ = make_store(settings_, shape);
+  const LayerShape& first = shape.layers.front();
+  log(Level::kInfo,
+      std::to_string(shape.layers.size()) + " layers, " + std::to_string(first.q_heads) +
+          " query and " + std::to_string(first.kv_heads) + " KV heads of " +
+          std::to_string(first.head_dim) + " on card " + std::to_string(stream_.ordinal()) +
+          ": index " + settings_.index + ", sink " + std::to_string(settings_.sink) + ", window " +
+          std::to_string(settings_.window) + ", up to " + std::to_string(shape.max_tokens) +
+          " tokens, in the card's memory until a sequence decodes behind " +
+          std::to_string(settings_.card) + (copy_ ? ", with a copy there" : ""));
+}
+
+/// Brings tokens that a sequence should hold, and does not yet, from llama.cpp's cells.
+void CardCache::catch_up(Sequence& sequence, uint32_t tokens) {
+  Session& session = *sequence.session;
+  for (auto& [number, layer] : layers_) {
+    if (!layer.left.empty()) continue;
+    uint32_t at = session.tokens(layer.number);
+    if (at > tokens) {
+      throw std::runtime_error("a session holds " + std::to_string(at) + " tokens, of which " +
+                               std::to_string(tokens) + " were expected");
+    }
+    while (at < tokens) {
+      const auto is_here = [&](uint32_t i) {
+        const size_t id = size_t{sequence.stream} * cells_->cells() + sequence.tokens[i].cell;
+        return on_card() || (!restored_.empty() && restored_[id] != 0);
+      };
+      const uint32_t cell = sequence.tokens[at].cell;
+      uint32_t count = 0;
+      while (at + count < tokens && sequence.tokens[at + count].cell == cell + count &&
+             is_here(at + count)) {
+        ++count;
+      }
+      if (count == 0) {
+        throw std::runtime_error("a session holds " + std::to_string(at) + " of " +
+                                 std::to_string(tokens) +
+                                 " tokens (tokens were removed, or shifted); others need copy=on");
+      }
+      session.append(layer.number,
+                     layer.rows.rows(false, sequence.stream, cell, count, layer.shape->kv_heads),
+                     layer.rows.rows(true, sequence.stream, cell, count, layer.shape->kv_heads));
+      at += count;
+    }
+  }
+  if (restored_.empty()) return;
+  for (uint32_t i = 0; i < tokens; ++i) {
+    restored_[size_t{sequence.stream} * cells_->cells() + sequence.tokens[i].cell] = 0;
+  }
+}
+
+/// Indexes what a prompt has left, before the first small batch after it.
+void CardCache::build(Sequence& sequence, uint32_t tokens) {
+  if (!sequence.unbuilt || tokens == 0) return;
+  sequence.session->build();
+  sequence.unbuilt = false;
+}
+
+/// All sequences go from the card to sessions.
+void CardCache::hand_over() {
+  if (!takeable()) throw std::runtime_error("the card has no memory for the cache's cells");
+  open();
+  stream_.follow(cuda_);
+  for (const auto& sequence : sequences_->all()) {
+    uint32_t tokens = 0;
+    while (tokens < sequence->tokens.size() &&
+           cells_->holds(sequence->stream, sequence->tokens[tokens])) {
+      ++tokens;
+    }
+    bool in_batch = false;
+    for (const auto& parts : parts_) {
+      for (const Part& part : parts) {
+        if (part.sequence != sequence.get()) continue;
+        tokens = part.past;
+        in_batch = true;
+      }
+    }
+    if (!in_batch) {
+      sequence->session->truncate(tokens);
+      sequence->tokens.resize(tokens);
+      sequence->sight.clear();
+    }
+    catch_up(*sequence, tokens);
+    sequence->unbuilt = sequence->unbuilt || tokens > 0;
+    build(*sequence, tokens);
+  }
+  on_card_ = false;
+  if (copy_) return;
+  ggml_backend_synchronize(cuda_);
+  stream_.wait();
+  for (auto& [number, layer] : layers_) {
+    if (layer.left.empty()) layer.rows.let_go(memory_);
+  }
+  log(Level::kInfo, "the cache's tokens are in sessions now; of its " +
+                        std::to_string(memory_.bytes() >> 20U) + " MiB the card holds " +
+                        std::to_string(memory_.held() >> 20U));
+}
+
+/// Sessions hold nothing that anybody wants: the cells are llama.cpp's again.
+void CardCache::come_back() {
+  restored_.clear();
+  if (on_card_) return;
+  on_card_ = true;
+  if (abandoned_) return;
+  hold_batch();
+}
+
+void CardCache::attend(const ggml_tensor* node, const CacheName& name) {
+  Layer& layer = layers_.at(name.layer);
+  if (way_ == Way::kPrompt) {
+    attend_prompt(node, layer);
+    prompts_.lead(cuda_);
+  } else {
+    attend_session(node, layer, false);
+  }
+}
+
+void CardCache::capture(const ggml_tensor* node, const CacheName& name) {
+  attend_session(node, layers_.at(name.layer), true);
+}
+
+LazySession* CardCache::single_step(size_t layers) {
+  // With a copy the cells of a step are part of its graph.
+  if (!settings_.graphs || copy_ || way_ != Way::kSession || parts_.size() != 1 ||
+      parts_[0].size() != 1 || parts_[0][0].rows.size() != 1) {
+    return nullptr;
+  }
+  for (const auto& [number, layer] : layers_) {
+    if (!layer.left.empty()) continue;
+    if (layer.aside == batch_ || layers == 0) return nullptr;
+    --layers;
+  }
+  return layers == 0 ? static_cast<LazySession*>(parts_[0][0].sequence->session.get()) : nullptr;
+}
+
+void CardCache::attend_session(const ggml_tensor* node, Layer& layer, bool captured) {
+  stream_.follow(cuda_);
+  const auto n = static_cast<size_t>(node->src[0]->ne[1]);
+  const uint32_t heads = layer.shape->kv_heads;
+  for (size_t stream = 0; stream < parts_.size(); ++stream) {
+    for (const Part& part : parts_[stream]) {
+      auto& session = static_cast<LazySession&>(*part.sequence->session);
+      // Rows of one sequence lie side by side, mostly; else each stretch goes on with the one before.
+      for (size_t i = 0; i < part.rows.size();) {
+        const uint32_t first = part.rows[i];
+        const size_t row = stream * n + first;
+        const auto cell = static_cast<uint32_t>(ids_[row] % cells_->cells());
+        uint32_t count = 1;
+        while (i + count < part.rows.size() && part.rows[i + count] == first + count &&
+               (!copy_ || ids_[row + count] == ids_[row] + count)) {
+          ++count;
+        }
+        const Rows q = tokens_of(node->src[0], 1, 2, stream, first, count);
+        const Rows out = tokens_of(node, 2, 1, stream, first, count);
+        // With a copy the rows are taken from it: the CUDA backend may have written nothing but the cells.
+        const Rows k = copy_ ? layer.rows.rows(false, part.stream, cell, count, heads)
+                             : new_rows(layer.fresh[0], row, count, *layer.shape);
+        const Rows v = copy_ ? layer.rows.rows(true, part.stream, cell, count, heads)
+                             : new_rows(layer.fresh[1], row, count, *layer.shape);
+        if (captured) {
+          session.capture(layer.number, q, k, v, out);
+        } else {
+          session.attend(layer.number, q, k, v, out);
+        }
+        i += count;
+      }
+    }
+  }
+  stream_.lead(cuda_);
+}
+
+void CardCache::attend_prompt(const ggml_tensor* node, Layer& layer) {
+  const Rows q = half_.convert(cuda_, node, layer.rows.tensor(false)->type);
+  prompts_.follow(cuda_);
+  const auto n = static_cast<size_t>(node->src[0]->ne[1]);
+  for (size_t stream = 0; stream < parts_.size(); ++stream) {
+    for (const Part& part : parts_[stream]) {
+      const uint32_t first = part.rows.front();
+      const auto count = static_cast<uint32_t>(part.rows.size());
+      const uint32_t cell = part.sequence->tokens.front().cell;
+      const uint32_t heads = layer.shape->kv_heads;
+      store_->attend_prompt(layer.number, part_of(q, stream * n + first, count),
+                            layer.rows.rows(false, part.stream, cell, part.past + count, heads),
+                            layer.rows.rows(true, part.stream, cell, part.past + count, heads),
+                            tokens_of(node, 2, 1, stream, first, count), prompts_.handle());
+    }
+  }
+}
+
+}  // namespace keyhole::llama_cpp

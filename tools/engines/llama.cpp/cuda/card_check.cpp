@@ -1,0 +1,294 @@
+// A model on a card with Keyhole and without it, side by side: the same tokens go to both, and each answer is compared.
+// GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings.
+//   llama-card-check MODEL TOKENS ALLOWED [DEVICE PLAIN]
+// TOKENS: of the first prompt. ALLOWED: the largest mean divergence of a part that passes. DEVICE: KEYHOLE0, PLAIN: CUDA0; none: the CPU.
+// Exits with 1 where a part fails; goes on with the others.
+#include <ggml-backend.h>
+#include <llama.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+struct Side {
+  llama_model* model = nullptr;
+  llama_context* context = nullptr;
+};
+
+[[noreturn]] void fail(const std::string& what) {
+  std::printf("%s\n", what.c_str());
+  std::exit(1);
+}
+
+llama_model* load(const char* path, const char* device) {
+  llama_model_params params = llama_model_default_params();
+  std::array<ggml_backend_dev_t, 2> devices{ggml_backend_dev_by_name(device), nullptr};
+  if (devices[0] == nullptr && std::string(device) != "none") {
+    fail(std::string("there is no device ") + device);
+  }
+  params.devices = devices.data();
+  params.n_gpu_layers = 999;
+  llama_model* model = llama_model_load_from_file(path, params);
+  if (model == nullptr) fail(std::string(path) + " cannot be loaded");
+  return model;
+}
+
+/// Divergence of the answers of one part.
+struct Figures {
+  double sum = 0;
+  double worst = 0;
+  int count = 0;
+  int other_best = 0;
+
+  void add(const float* a, const float* b, int n) {
+    if (a == nullptr || b == nullptr) {
+      sum += 1e9;
+      ++count;
+      return;
+    }
+    const auto log_sum = [n](const float* x) {
+      const double most = *std::max_element(x, x + n);
+      double s = 0;
+      for (int i = 0; i < n; ++i) s += std::exp(x[i] - most);
+      return most + std::log(s);
+    };
+    const double za = log_sum(a);
+    const double zb = log_sum(b);
+    double divergence = 0;
+    for (int i = 0; i < n; ++i) divergence += std::exp(a[i] - za) * ((a[i] - za) - (b[i] - zb));
+    if (!std::isfinite(divergence)) divergence = 1e9;
+    sum += divergence;
+    worst = std::max(worst, divergence);
+    other_best += std::max_element(a, a + n) - a != std::max_element(b, b + n) - b ? 1 : 0;
+    ++count;
+  }
+};
+
+class Check {
+ public:
+  Check(Side with, Side without, uint32_t sequences, bool unified, uint32_t context, double allowed)
+      : sides_{with, without}, allowed_(allowed) {
+    words_ = llama_vocab_n_tokens(llama_model_get_vocab(with.model));
+    batch_ = llama_batch_init(kBatch, 0, 1);
+    for (Side& side : sides_) {
+      llama_context_params params = llama_context_default_params();
+      params.n_ctx = context * (unified ? 1 : sequences);
+      params.n_batch = kBatch;
+      params.n_ubatch = 512;
+      params.n_seq_max = sequences;
+      params.kv_unified = unified;
+      params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+      side.context = llama_init_from_model(side.model, params);
+      if (side.context == nullptr) fail("no context");
+    }
+  }
+  ~Check() {
+    llama_batch_free(batch_);
+    for (Side& side : sides_) llama_free(side.context);
+  }
+  Check(const Check&) = delete;
+  Check& operator=(const Check&) = delete;
+
+  /// Ends a part: says how its answers were.
+  void report(const char* what) {
+    const double mean = figures_.sum / std::max(figures_.count, 1);
+    const bool good = failed_.empty() && figures_.count > 0 && mean <= allowed_;
+    std::printf(
+        "%s  %-34s %4d answers, mean divergence %.1e, worst %.1e, %d with another best token%s%s\n",
+        good ? "ok    " : "FAILED", what, figures_.count, mean, figures_.worst, figures_.other_best,
+        failed_.empty() ? "" : ": ", failed_.c_str());
+    std::fflush(stdout);
+    failures_ += good ? 0 : 1;
+    figures_ = {};
+    failed_.clear();
+  }
+  [[nodiscard]] int failures() const { return failures_; }
+
+  /// Random tokens, the last of which answers.
+  void prompt(int sequence, int n) {
+    for (int done = 0; done < n;) {
+      const int count = std::min(n - done, kBatch);
+      for (int i = 0; i < count; ++i) add(sequence, random_token(), done + i + 1 == n);
+      decode();
+      done += count;
+    }
+  }
+  /// One token of each sequence at a time: the best one of the answer without Keyhole.
+  void steps(const std::vector<int>& sequences, int n) {
+    for (int i = 0; i < n; ++i) {
+      for (const int s : sequences) add(s, best_[static_cast<size_t>(s)], true);
+      decode();
+    }
+  }
+  /// Drafts of which the first few are kept.
+  void drafts(int sequence, int rounds, int count) {
+    for (int i = 0; i < rounds; ++i) {
+      const int at = next(sequence);
+      for (int j = 0; j < count; ++j)
+        add(sequence, j == 0 ? best_[static_cast<size_t>(sequence)] : random_token(), true);
+      decode();
+      remove(sequence, at + 1 + i % count, -1);
+    }
+  }
+  /// Prompts of several sequences, token by token side by side.
+  void mixed_prompt(const std::vector<int>& sequences, int n) {
+    for (int i = 0; i < n; ++i) {
+      for (const int s : sequences) add(s, random_token(), i + 1 == n);
+    }
+    decode();
+  }
+  void remove(int sequence, int from, int to) {
+    for (Side& side : sides_) {
+      if (!llama_memory_seq_rm(llama_get_memory(side.context), sequence, from, to))
+        failed_ = "no removal";
+    }
+  }
+  void copy(int from, int to) {
+    for (Side& side : sides_) {
+      llama_memory_seq_rm(llama_get_memory(side.context), to, -1, -1);
+      llama_memory_seq_cp(llama_get_memory(side.context), from, to, -1, -1);
+    }
+    best_[static_cast<size_t>(to)] = best_[static_cast<size_t>(from)];
+  }
+  void clear(bool data) {
+    for (Side& side : sides_) llama_memory_clear(llama_get_memory(side.context), data);
+  }
+  /// Both sides' states of a sequence, saved and restored.
+  void save_and_restore(int sequence) {
+    for (Side& side : sides_) {
+      std::vector<uint8_t> state(llama_state_seq_get_size(side.context, sequence));
+      const size_t n = llama_state_seq_get_data(side.context, state.data(), state.size(), sequence);
+      llama_memory_seq_rm(llama_get_memory(side.context), sequence, -1, -1);
+      if (llama_state_seq_set_data(side.context, state.data(), n, sequence) != n)
+        failed_ = "no state";
+    }
+  }
+
+ private:
+  static constexpr int kBatch = 2048;
+
+  llama_token random_token() {
+    return static_cast<llama_token>(random_() % static_cast<uint32_t>(words_));
+  }
+  int next(int s) { return llama_memory_seq_pos_max(llama_get_memory(sides_[1].context), s) + 1; }
+  void add(int s, llama_token token, bool output) {
+    const int i = batch_.n_tokens++;
+    int already = 0;
+    for (int j = 0; j < i; ++j) already += batch_.seq_id[j][0] == s ? 1 : 0;
+    batch_.token[i] = token;
+    batch_.pos[i] = next(s) + already;
+    batch_.n_seq_id[i] = 1;
+    batch_.seq_id[i][0] = s;
+    batch_.logits[i] = static_cast<int8_t>(output);
+  }
+  void decode() {
+    std::array<int, 2> results{};
+    for (size_t i = 0; i < 2; ++i) results[i] = llama_decode(sides_[i].context, batch_);
+    if (results[0] != 0 || results[1] != 0) {
+      failed_ = "llama_decode returned " + std::to_string(results[0]) + " with Keyhole, " +
+                std::to_string(results[1]) + " without";
+      figures_.sum += 1e9;
+    } else {
+      for (int i = 0; i < batch_.n_tokens; ++i) {
+        if (batch_.logits[i] == 0) continue;
+        const float* plain = llama_get_logits_ith(sides_[1].context, i);
+        figures_.add(plain, llama_get_logits_ith(sides_[0].context, i), words_);
+        best_[static_cast<size_t>(batch_.seq_id[i][0])] =
+            static_cast<llama_token>(std::max_element(plain, plain + words_) - plain);
+      }
+    }
+    batch_.n_tokens = 0;
+  }
+
+  std::mt19937 random_{7};
+  std::array<Side, 2> sides_;
+  double allowed_;
+  int words_ = 0;
+  llama_batch batch_{};
+  std::array<llama_token, 16> best_{};
+  Figures figures_;
+  std::string failed_;
+  int failures_ = 0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 4 && argc != 6) fail("llama-card-check MODEL TOKENS ALLOWED [DEVICE PLAIN]");
+  llama_log_set(
+      [](ggml_log_level level, const char* text, void*) {
+        const std::string line = text;
+        if (level >= GGML_LOG_LEVEL_WARN && level != GGML_LOG_LEVEL_CONT) std::fputs(text, stderr);
+        if (level == GGML_LOG_LEVEL_INFO && line.starts_with("keyhole:")) std::fputs(text, stderr);
+      },
+      nullptr);
+  ggml_backend_load_all();
+  llama_backend_init();
+  const int n = std::atoi(argv[2]);
+  const double allowed = std::atof(argv[3]);
+  const Side with{load(argv[1], argc == 6 ? argv[4] : "KEYHOLE0"), nullptr};
+  const Side without{load(argv[1], argc == 6 ? argv[5] : "CUDA0"), nullptr};
+  int failures = 0;
+  {
+    Check one(with, without, 1, true, static_cast<uint32_t>(2 * n + 4096), allowed);
+    one.prompt(0, n);
+    one.report("a prompt");
+    one.save_and_restore(0);
+    one.steps({0}, 1);
+    one.report("saved and restored, a step");
+    one.steps({0}, 150);
+    one.report("steps");
+    one.drafts(0, 12, 4);
+    one.report("drafts of 4");
+    one.steps({0}, 20);
+    one.report("steps behind them");
+    one.prompt(0, 700);
+    one.report("a second turn");
+    one.steps({0}, 40);
+    one.report("steps behind it");
+    one.remove(0, n / 2, -1);
+    one.prompt(0, 3);
+    one.steps({0}, 20);
+    one.report("the end removed, steps");
+    one.clear(false);
+    one.prompt(0, n / 2);
+    one.steps({0}, 20);
+    one.report("another text");
+    one.clear(true);
+    one.prompt(0, n / 3);
+    one.steps({0}, 20);
+    one.report("another one, cleared");
+    failures += one.failures();
+  }
+  for (const bool unified : {true, false}) {
+    Check many(with, without, 4, unified, static_cast<uint32_t>(4 * n + 4096), allowed);
+    many.prompt(0, n);
+    many.prompt(1, n / 2);
+    many.report(unified ? "two prompts" : "two prompts, streams");
+    many.steps({0, 1}, 20);
+    many.report("steps of both");
+    many.mixed_prompt({2, 3}, 100);
+    many.steps({2, 3}, 10);
+    many.report("two short ones side by side");
+    many.copy(0, 2);
+    many.steps({0, 1, 2}, 20);
+    many.report("a copy, steps of three");
+    many.prompt(1, 300);
+    many.steps({1, 2}, 20);
+    many.report("a turn of one, steps of two");
+    failures += many.failures();
+  }
+  llama_model_free(with.model);
+  llama_model_free(without.model);
+  std::printf("%d parts failed\n", failures);
+  return failures == 0 ? 0 : 1;
+}

@@ -1,0 +1,52 @@
+// Addresses on a card of which only those have memory that are used: llama.cpp is given a cache for the longest text there
+// may be, and the card holds what has come so far, or nothing of it.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace keyhole::llama_cpp {
+
+class CardMemory {
+ public:
+  /// Takes addresses on a CUDA device, without memory. Throws std::runtime_error where there are none, or where the
+  /// device cannot map pages.
+  CardMemory(int ordinal, size_t bytes);
+  /// Waits for the device.
+  ~CardMemory();
+  CardMemory(const CardMemory&) = delete;
+  CardMemory& operator=(const CardMemory&) = delete;
+
+  [[nodiscard]] std::byte* data() const { return data_; }
+  [[nodiscard]] size_t bytes() const { return bytes_; }
+  /// Bytes that have memory.
+  [[nodiscard]] size_t held() const { return held_; }
+
+  /// Gives memory to all of [begin, end); where there was none, it is filled with zeros when the call returns. False:
+  /// the card has too little, or would have less than kSpare then; some of it may have got its memory.
+  [[nodiscard]] bool hold(size_t begin, size_t end);
+  /// Takes the memory back from pieces that lie within [begin, end) as a whole. Nothing that uses them may be under
+  /// way.
+  void let_go(size_t begin, size_t end);
+
+  /// What hold() leaves to others, in bytes.
+  static constexpr size_t kSpare = size_t{512} << 20U;
+
+ private:
+  struct Piece {
+    size_t first = 0;  // page
+    size_t pages = 0;
+    unsigned long long handle = 0;
+  };
+  [[nodiscard]] bool map(size_t first, size_t pages);
+
+  int ordinal_;
+  size_t bytes_;
+  size_t page_ = 0;
+  size_t held_ = 0;
+  std::byte* data_ = nullptr;
+  std::vector<char> has_memory_;  // of each page
+  std::vector<Piece> pieces_;
+};
+
+}  // namespace keyhole::llama_cpp

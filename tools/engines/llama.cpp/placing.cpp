@@ -1,0 +1,57 @@
+#include "tools/engines/llama.cpp/placing.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace keyhole::llama_cpp {
+
+Placed place_batch(std::span<const int64_t> ids, size_t streams, const Mask& mask,
+                   const Cells& cells, Sequences& sequences, SessionSource& source) {
+  const size_t rows = ids.size() / streams;
+  const auto stream_of = [&](size_t s) {
+    return static_cast<uint32_t>(ids[s * rows] / cells.cells());
+  };
+  const auto mask_of = [&](size_t s) {
+    return mask.data + static_cast<int64_t>(s) * mask.stream_stride;
+  };
+  sequences.begin_batch();
+  Placed placed;
+  std::vector<std::vector<uint32_t>> own(streams);
+  for (size_t s = 0; s < streams; ++s) {
+    for (size_t i = 0; i < rows; ++i) {
+      const int64_t cell = ids[s * rows + i] - int64_t{stream_of(s)} * cells.cells();
+      if (cell < 0 || cell >= mask.seen) {
+        throw std::runtime_error("row " + std::to_string(s * rows + i) + " fills cell " +
+                                 std::to_string(ids[s * rows + i]) +
+                                 ", which its stream's mask does not show");
+      }
+      own[s].push_back(static_cast<uint32_t>(cell));
+    }
+  }
+  if (streams == 1) {
+    if (auto part = sequences.go_on(stream_of(0), mask.data, mask.row_stride, mask.seen, own[0],
+                                    ids.size())) {
+      placed.parts.push_back({std::move(*part)});
+      return placed;
+    }
+  }
+  std::vector<Batch> batches;
+  for (size_t s = 0; s < streams; ++s) {
+    batches.push_back(read_batch(mask_of(s), mask.row_stride, mask.seen, own[s]));
+    if (batches.back().kind != BatchKind::kRuns) placed.kind = batches.back().kind;
+  }
+  if (placed.kind != BatchKind::kRuns) return placed;
+  for (size_t s = 0; s < streams; ++s) {
+    auto parts = sequences.place(stream_of(s), batches[s], own[s], source);
+    if (!parts) return {BatchKind::kSliding, {}};
+    placed.parts.push_back(std::move(*parts));
+  }
+  return placed;
+}
+
+}  // namespace keyhole::llama_cpp
