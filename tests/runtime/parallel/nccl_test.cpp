@@ -6,6 +6,7 @@
 
 #include "keyhole/attention.h"
 #include "tests/normal.h"
+#include "tests/runtime/fixture.h"
 #include "tests/runtime/parallel/nccl_ranks.h"
 
 namespace keyhole::test {

@@ -294,9 +294,9 @@ void add_eval(CLI::App& keyhole) {
            "keyhole eval --task ruler --ruler niah_multikey_3,vt,cwe --length 8k,16k --samples 50 "
            "--seed 42 --index exact --index auto",
            "keyhole eval --task kv --length 128k --index hnsw:M=32,ef=128 --json result.json"}) +
-      "\n\nThe context is run once for all ways to attend. Every question is answered by decoding "
-      "steps, which "
-      "are then\ntruncated away; a text, and passages to copy, in copies of the cache.");
+      "\n\nThe context is run once for all ways to attend (of ruler, each of its prompts). Every "
+      "question is answered by\ndecoding steps, which are then truncated away; a text, passages to "
+      "copy, and ruler's prompts, in copies of the cache.");
   command->callback([options] {
     if (!ranks().speaks()) options->json = options->html = "";
     name_prefill_budgets(options->model, options->cache);

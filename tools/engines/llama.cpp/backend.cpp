@@ -34,8 +34,8 @@ void free_backend(ggml_backend_t backend) {
 
 void compute_node(Backend& backend, ggml_tensor* node) {
   if (is_view_node(node)) return;
-  if (node->op != GGML_OP_SET_ROWS && cache_of(node) != nullptr) {
-    throw std::runtime_error("it changes llama.cpp's cache, for which Keyhole needs copy=on");
+  if (Cache* cache = cache_of(node); cache != nullptr && node->op != GGML_OP_SET_ROWS) {
+    return cache->shifted(node);
   }
   const ggml_tensor* tensor = node->op == GGML_OP_SET_ROWS ? node : node->src[1];
   const auto name = cache_name(tensor);
@@ -101,9 +101,9 @@ bool takes(const ggml_tensor* node) {
     return true;
   }
   if (Cache* cache = cache_of(node)) {
+    if (!cache->complete()) return true;  // nobody can change what is not there
     cache->changed_by_others();
-    // Nobody can change what is not there: the node is refused when it is computed.
-    return !cache->complete();
+    return false;
   }
   for (const ggml_tensor* source : node->src) {
     if (Cache* cache = cache_of(source)) cache->read_by_others(node);

@@ -84,13 +84,24 @@ std::vector<uint16_t> blind_row(uint32_t cells) {
 bool goes_on(const uint16_t* mask, int64_t row_stride, uint32_t cells,
              std::span<const uint32_t> new_cells, std::span<const uint16_t> past) {
   const auto equal = [&](size_t begin, size_t end) {
-    std::vector<uint16_t> expected(past.begin(), past.begin() + cells);
+    std::vector<uint32_t> own;  // of rows up to the one that is looked at, rising
     for (size_t row = 0; row < end; ++row) {
-      if (new_cells[row] >= cells) return false;
-      expected[new_cells[row]] = 0;
+      const uint32_t cell = new_cells[row];
+      if (cell >= cells) return false;
+      own.insert(std::upper_bound(own.begin(), own.end(), cell), cell);
       if (row < begin) continue;
       const uint16_t* seen = mask + static_cast<int64_t>(row) * row_stride;
-      if (std::memcmp(seen, expected.data(), cells * sizeof(uint16_t)) != 0) return false;
+      uint32_t at = 0;
+      for (const uint32_t next : own) {
+        if (std::memcmp(seen + at, past.data() + at, (next - at) * sizeof(uint16_t)) != 0 ||
+            seen[next] != 0) {
+          return false;
+        }
+        at = next + 1;
+      }
+      if (std::memcmp(seen + at, past.data() + at, (cells - at) * sizeof(uint16_t)) != 0) {
+        return false;
+      }
     }
     return true;
   };

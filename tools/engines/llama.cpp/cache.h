@@ -54,6 +54,8 @@ class Cache {
   void cleared();
   /// llama.cpp changes the cells' contents by itself (it shifts positions): sessions do not hold what they hold.
   void changed_by_others();
+  /// A ROPE that shifts the positions of some cells, which are not filled: batches that see these cells are refused.
+  void shifted(const ggml_tensor* node);
   /// llama.cpp reads the cells by itself (without flash attention).
   void read_by_others(const ggml_tensor* node);
 

@@ -285,7 +285,12 @@ class KeyholeSession final : public Session {
 class KeyholeStore final : public Store {
  public:
   KeyholeStore(const Settings& settings, const StoreShape& shape)
-      : settings_(settings), shape_(shape), engine_(make_engine(shape, true)) {}
+      : settings_(settings), shape_(shape), engine_(make_engine(shape, true)) {
+    if (!shape.device || settings.prompt == "none") return;
+    keyhole_prompt* prompt = nullptr;
+    check(keyhole_prompt_create(engine_.get(), settings.prompt.c_str(), &prompt));
+    prompt_.reset(prompt);
+  }
 
   [[nodiscard]] std::unique_ptr<Session> make() override {
     return std::make_unique<KeyholeSession>(
@@ -294,11 +299,6 @@ class KeyholeStore final : public Store {
   }
   void attend_prompt(uint32_t layer, const Rows& q, const Rows& k, const Rows& v, const Rows& out,
                      void* stream) override {
-    if (!prompt_) {
-      keyhole_prompt* prompt = nullptr;
-      check(keyhole_prompt_create(engine_.get(), settings_.prompt.c_str(), &prompt));
-      prompt_.reset(prompt);
-    }
     const keyhole_tensor tq = tensor(q, false);
     const keyhole_tensor tk = tensor(k, false);
     const keyhole_tensor tv = tensor(v, false);

@@ -43,7 +43,8 @@ struct StoreShape {
 class Store : public SessionSource {
  public:
   /// Causal attention of the last tokens of a sequence, as many as q has, to all of k and v, by the pattern of the
-  /// settings; q, k and v in 16 bits, all on the device, in the order of `stream`, a cudaStream_t of it. Throws
+  /// settings, which is not "none"; q, k and v in 16 bits, all on the device, in the order of `stream`, a cudaStream_t
+  /// of it. Not on the host. Throws
   /// std::runtime_error with the library's text.
   virtual void attend_prompt(uint32_t layer, const Rows& q, const Rows& k, const Rows& v,
                              const Rows& out, void* stream) = 0;

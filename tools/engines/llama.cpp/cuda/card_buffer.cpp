@@ -99,11 +99,21 @@ void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, const void* d
 void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor* tensor, void* data, size_t offset,
                 size_t size) {
   const auto place = card_place(tensor);
+  bool is_here = false;
   try {
-    if (!place->cache->open_to_read(place->name, tensor->view_offs + offset, size)) {
-      // A file with zeros in the place of K and V would be worse than no file.
-      give_up(tensor, "its state cannot be saved any more, for which Keyhole needs copy=on");
-    }
+    is_here = place->cache->open_to_read(place->name, tensor->view_offs + offset, size);
+  } catch (const std::exception& error) {
+    give_up(tensor, error.what());
+  }
+  if (!is_here) {
+    // llama.cpp catches what is thrown while it writes a file, and says that it failed. Where it copies a state to memory
+    // it cannot be told, and ends: zeros in the place of K and V would be worse.
+    const std::string text = std::string("the state of '") + tensor->name +
+                             "' is in sessions, and cannot be saved without copy=on";
+    log(Level::kError, text);
+    throw std::runtime_error("keyhole: " + text);
+  }
+  try {
     copy(of(buffer), data, static_cast<const std::byte*>(tensor->data) + offset, size);
   } catch (const std::exception& error) {
     give_up(tensor, error.what());
@@ -134,7 +144,7 @@ void clear(ggml_backend_buffer_t buffer, uint8_t value) {
   if (value != 0) log(Level::kWarning, "a cache is cleared to another value than 0");
   (void)cudaSetDevice(b.ordinal);
   (void)cudaDeviceSynchronize();
-  b.memory.let_go(0, b.memory.bytes() + (size_t{1} << 30U));  // what is held next has zeros
+  b.memory.let_go_all();  // what is held next has zeros
   b.cache.cleared();
 }
 

@@ -204,8 +204,10 @@ std::string CardCache::why_to_leave(const ggml_tensor* node, Layer& layer) {
   std::string why;
   if (!fresh || layer.met == batch_) {
     why = "attention without new tokens of its layer";
-  } else if (why = why_not(node); why.empty() && !has_shape(node, *layer.shape)) {
-    why = "the layer's shape has changed";
+  } else if (layer.known == 0 || layer.known != uid_) {
+    why = why_not(node);
+    if (why.empty() && !has_shape(node, *layer.shape)) why = "the layer's shape has changed";
+    if (why.empty()) layer.known = uid_;
   }
   if (why.empty() && mask_ == nullptr) plan(node);
   if (!stays_.empty()) return stays_;

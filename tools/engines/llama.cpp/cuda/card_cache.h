@@ -57,10 +57,11 @@ class CardCache {
   /// Another layer attends over this layer's cells.
   void lend(const CacheName& name);
 
-  /// A graph of this backend begins, the `graph`th.
-  void begin(ggml_backend_t cuda, uint64_t graph) {
+  /// A graph of this backend begins, the `graph`th, whose ggml_cgraph::uid is `uid`.
+  void begin(ggml_backend_t cuda, uint64_t graph, uint64_t uid) {
     cuda_ = cuda;
     graph_ = graph;
+    uid_ = uid;
   }
   /// A SET_ROWS into the cache.
   void meet_write(const ggml_tensor* node, const CacheName& name);
@@ -105,6 +106,7 @@ class CardCache {
     uint64_t written[2] = {0, 0};             // the last batch that brought new K, and V
     uint64_t met = 0;                         // the last batch whose attention was met
     uint64_t aside = 0;                       // the last batch that llama.cpp attends here
+    uint64_t known = 0;                       // uid of a graph whose node is as it should be
   };
 
   [[nodiscard]] bool on_card() const { return on_card_ || copy_; }
@@ -120,6 +122,7 @@ class CardCache {
   [[nodiscard]] bool in_order(const Part& part) const;
   void open();
   void hand_over();
+  void let_go();
   void come_back();
   void build(Sequence& sequence, uint32_t tokens);
   void catch_up(Sequence& sequence, uint32_t tokens);
@@ -148,6 +151,7 @@ class CardCache {
   // The batch under way: its number, its cells, whose tokens they are, and who attends.
   uint64_t batch_ = 0;
   uint64_t graph_ = 0;        // the one that is met
+  uint64_t uid_ = 0;          // its ggml_cgraph::uid
   uint64_t batch_graph_ = 0;  // the one in which the batch began
   bool abandoned_ = true;     // the next write begins a batch, whatever layer it is of
   std::vector<int64_t> ids_;

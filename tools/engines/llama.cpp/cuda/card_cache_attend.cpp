@@ -108,7 +108,11 @@ void CardCache::choose_way() {
                    std::all_of(parts_.begin(), parts_.end(), ordered)
                ? Way::kPrompt
                : Way::kCard;
-    if (way_ == Way::kPrompt) open();
+    try {
+      if (way_ == Way::kPrompt) open();
+    } catch (const std::runtime_error& error) {
+      stay(error.what());
+    }
     return;
   }
   way_ = Way::kSession;
@@ -122,9 +126,7 @@ void CardCache::choose_way() {
   }
   if (!restored_.empty() && std::find(restored_.begin(), restored_.end(), 1) == restored_.end()) {
     restored_.clear();
-    for (auto& [number, layer] : layers_) {
-      if (layer.left.empty()) layer.rows.let_go(memory_);
-    }
+    let_go();
   }
 }
 
@@ -191,7 +193,7 @@ void CardCache::open() {
     log(Level::kWarning, "llama.cpp attends itself in layers " + left + ": " + why);
   store_ = make_store(settings_, shape);
   const LayerShape& first = shape.layers.front();
-  log(Level::kInfo,
+  log(settings_.plan ? Level::kWarning : Level::kInfo,
       std::to_string(shape.layers.size()) + " layers, " + std::to_string(first.q_heads) +
           " query and " + std::to_string(first.kv_heads) + " KV heads of " +
           std::to_string(first.head_dim) + " on card " + std::to_string(stream_.ordinal()) +
@@ -278,12 +280,21 @@ void CardCache::hand_over() {
   if (copy_) return;
   ggml_backend_synchronize(cuda_);
   stream_.wait();
-  for (auto& [number, layer] : layers_) {
-    if (layer.left.empty()) layer.rows.let_go(memory_);
-  }
+  let_go();
   log(Level::kInfo, "the cache's tokens are in sessions now; of its " +
                         std::to_string(memory_.bytes() >> 20U) + " MiB the card holds " +
                         std::to_string(memory_.held() >> 20U));
+}
+
+/// Gives the memory of the cells that are in sessions back.
+void CardCache::let_go() {
+  bool all = true;
+  for (auto& [number, layer] : layers_) {
+    if (layer.left.empty()) layer.rows.let_go(memory_);
+    all = all && layer.left.empty();
+  }
+  // Pieces that two layers share are neither's alone.
+  if (all) memory_.let_go_all();
 }
 
 /// Sessions hold nothing that anybody wants: the cells are llama.cpp's again.

@@ -92,7 +92,7 @@ CardMemory::CardMemory(int ordinal, size_t bytes) : ordinal_(ordinal), bytes_(by
 CardMemory::~CardMemory() {
   (void)cudaSetDevice(ordinal_);
   (void)cudaDeviceSynchronize();
-  let_go(0, has_memory_.size() * page_);
+  let_go_all();
   (void)driver().free_addresses(address(data_), has_memory_.size() * page_);
 }
 

@@ -28,6 +28,7 @@ class CardMemory {
   /// Takes the memory back from pieces that lie within [begin, end) as a whole. Nothing that uses them may be under
   /// way.
   void let_go(size_t begin, size_t end);
+  void let_go_all() { let_go(0, has_memory_.size() * page_); }
 
   /// What hold() leaves to others, in bytes.
   static constexpr size_t kSpare = size_t{512} << 20U;

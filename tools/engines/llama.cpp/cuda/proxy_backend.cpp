@@ -71,7 +71,7 @@ void meet(CutGraph& found, ggml_cgraph* graph, ProxyBackend& proxy, const ggml_t
   for (const Mark& mark : found.marks) {
     ggml_tensor* node = graph->nodes[mark.node];
     at = node;
-    mark.cache->begin(proxy.cuda, proxy.graphs);
+    mark.cache->begin(proxy.cuda, proxy.graphs, graph->uid);
     switch (mark.kind) {
       case Mark::Kind::kWrite: mark.cache->meet_write(node, mark.name); break;
       case Mark::Kind::kAttend: mark.cache->meet_attention(node, mark.name); break;

@@ -12,6 +12,7 @@
 
 #include "tools/engines/llama.cpp/cuda/card_cache.h"
 #include "tools/engines/llama.cpp/cuda/card_stream.h"
+#include "tools/engines/llama.cpp/log.h"
 
 namespace keyhole::llama_cpp {
 namespace {
@@ -60,7 +61,7 @@ void TokenGraph::drop() {
 
 bool TokenGraph::compute(const CutGraph& found, ggml_cgraph* graph, ggml_backend_t cuda) {
   size_t attentions = 0;
-  CardCache* cache = graph->uid != 0 ? only_cache(found, attentions) : nullptr;
+  CardCache* cache = graph->uid != 0 && !is_refused_ ? only_cache(found, attentions) : nullptr;
   LazySession* session = cache != nullptr ? cache->single_step(attentions) : nullptr;
   if (session == nullptr) return false;
   if (uid_ != graph->uid || session_ != session->serial()) {
@@ -74,7 +75,14 @@ bool TokenGraph::compute(const CutGraph& found, ggml_cgraph* graph, ggml_backend
       return false;
     }
     session->settle();
-    capture(found, graph, cuda, *cache);
+    try {
+      capture(found, graph, cuda, *cache);
+    } catch (const std::runtime_error& error) {
+      // Nothing of a capture has happened: the step goes piece by piece, and so do all others.
+      is_refused_ = true;
+      log(Level::kWarning, std::string("steps are no CUDA graphs: ") + error.what());
+      return false;
+    }
   }
   if (!session->announce()) {
     drop();

@@ -21,7 +21,7 @@ class TokenGraph {
   TokenGraph& operator=(const TokenGraph&) = delete;
 
   /// Enqueues a graph that was met and cut, behind what the backend has enqueued. False: nothing was done, as it is no
-  /// step that can be one, or the first of its kind. Throws std::runtime_error where CUDA or the library fails.
+  /// step that can be one, or the first of its kind, or no graph can be made. Throws std::runtime_error where CUDA or the library fails.
   [[nodiscard]] bool compute(const CutGraph& found, ggml_cgraph* graph, ggml_backend_t cuda);
 
  private:
@@ -31,6 +31,7 @@ class TokenGraph {
   uint64_t uid_ = 0;      // of the ggml graph
   uint64_t session_ = 0;  // LazySession::serial()
   bool seen_ = false;
+  bool is_refused_ = false;
   void* executable_ = nullptr;  // a cudaGraphExec_t
   /// A node that does nothing, in front of each piece: with another number in it each time the CUDA backend takes a piece
   /// for one that it has not seen, of which it makes no graph of its own.

@@ -1,7 +1,8 @@
-// A model on a card with Keyhole and without it, side by side: the same tokens go to both, and each answer is compared.
-// GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings.
-//   llama-card-check MODEL TOKENS ALLOWED [DEVICE PLAIN]
-// TOKENS: of the first prompt. ALLOWED: the largest mean divergence of a part that passes. DEVICE: KEYHOLE0, PLAIN: CUDA0; none: the CPU.
+// A model with Keyhole and without it, side by side: the same tokens go to both, and each answer is compared, over prompts,
+// steps, drafts, later turns, removed ends, several sequences and copies of them. GGML_BACKEND_PATH names the backend,
+// KEYHOLE_GGML its settings. Where there are cards, both are on the first one.
+//   llama-turns-check MODEL TOKENS ALLOWED
+// TOKENS: of the first prompt. ALLOWED: the largest mean divergence of a part that passes. The model needs no vocabulary.
 // Exits with 1 where a part fails; goes on with the others.
 #include <ggml-backend.h>
 #include <llama.h>
@@ -31,8 +32,9 @@ struct Side {
 
 llama_model* load(const char* path, const char* device) {
   llama_model_params params = llama_model_default_params();
-  std::array<ggml_backend_dev_t, 2> devices{ggml_backend_dev_by_name(device), nullptr};
-  if (devices[0] == nullptr && std::string(device) != "none") {
+  std::array<ggml_backend_dev_t, 2> devices{
+      device != nullptr ? ggml_backend_dev_by_name(device) : nullptr, nullptr};
+  if (devices[0] == nullptr && device != nullptr) {
     fail(std::string("there is no device ") + device);
   }
   params.devices = devices.data();
@@ -223,7 +225,7 @@ class Check {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4 && argc != 6) fail("llama-card-check MODEL TOKENS ALLOWED [DEVICE PLAIN]");
+  if (argc != 4) fail("llama-turns-check MODEL TOKENS ALLOWED");
   llama_log_set(
       [](ggml_log_level level, const char* text, void*) {
         const std::string line = text;
@@ -235,8 +237,9 @@ int main(int argc, char** argv) {
   llama_backend_init();
   const int n = std::atoi(argv[2]);
   const double allowed = std::atof(argv[3]);
-  const Side with{load(argv[1], argc == 6 ? argv[4] : "KEYHOLE0"), nullptr};
-  const Side without{load(argv[1], argc == 6 ? argv[5] : "CUDA0"), nullptr};
+  const bool has_card = ggml_backend_dev_by_name("KEYHOLE0") != nullptr;
+  const Side with{load(argv[1], has_card ? "KEYHOLE0" : "KEYHOLE"), nullptr};
+  const Side without{load(argv[1], has_card ? "CUDA0" : nullptr), nullptr};
   int failures = 0;
   {
     Check one(with, without, 1, true, static_cast<uint32_t>(2 * n + 4096), allowed);

@@ -1,0 +1,313 @@
+// Answers of small random models of many classes, with the cache in Keyhole and with llama.cpp alone: prompts in
+// batches, steps of two sequences, drafts of which some are taken back, a copied sequence.
+//   llama-class-check [-v] LARGEST [NAME|FILE.gguf ...]
+// NAME is one of the built-in classes (default: all of them), FILE.gguf any model. GGML_BACKEND_PATH names the backend,
+// KEYHOLE_GGML its settings. An answer's error is the root mean square of what its logits differ by, over their own
+// spread. Noise is the error of llama.cpp with other threads, batches and its other way to attend; `past` is the error
+// when the first tokens of the prompts are other ones, so that a check of models that do not look back would be seen.
+// Exits with 1 where an error is larger than LARGEST and than four times the noise, where fewer or more layers lie in
+// Keyhole than the class has for it, or where no line of the log says why layers are left to llama.cpp.
+#include <ggml-backend.h>
+#include <llama.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "tools/engines/llama.cpp/random_models.h"
+
+namespace keyhole::llama_cpp {
+namespace {
+
+constexpr uint32_t kSeed = 20261126;
+constexpr int kContext = 1024;  // of each sequence
+constexpr int kBatch = 512;
+
+/// What the log has said: lines of Keyhole's, and those that say why something failed.
+struct Log {
+  std::set<std::string> lines;
+  std::string errors;
+  bool loud = false;
+};
+
+void take_line(ggml_log_level level, const char* text, void* user) {
+  Log& log = *static_cast<Log*>(user);
+  std::string line = text;
+  if (log.loud) std::fputs(text, stderr);
+  if (level == GGML_LOG_LEVEL_ERROR) log.errors += line;
+  if (!line.starts_with("keyhole: ")) return;
+  line.erase(0, 9);
+  line.erase(line.find_last_not_of('\n') + 1);
+  log.lines.insert(line);
+}
+
+/// How llama.cpp is asked to work.
+struct Way {
+  bool keyhole = false;
+  int threads = 2;
+  int batch = 128;  // tokens that are computed at once
+  bool flash = true;
+  bool unified = false;
+  bool other_beginning = false;
+};
+
+using Answers = std::vector<std::vector<float>>;
+
+class Model {
+ public:
+  Model(const std::string& name, const Way& way) : way_(way) {
+    llama_model_params params = llama_model_default_params();
+    std::array<ggml_backend_dev_t, 2> devices{
+        way.keyhole ? ggml_backend_dev_by_name("KEYHOLE") : nullptr, nullptr};
+    if (way.keyhole && devices[0] == nullptr) {
+      throw std::runtime_error("GGML_BACKEND_PATH names no libggml-keyhole.so");
+    }
+    params.devices = devices.data();
+    const auto classes = model_classes();
+    const auto known = std::find_if(classes.begin(), classes.end(),
+                                    [&](const ModelClass& c) { return name == c.name; });
+    model_ = known != classes.end() ? make_random_model(*known, kSeed, params)
+                                    : llama_model_load_from_file(name.c_str(), params);
+    if (model_ == nullptr) throw std::runtime_error("the model cannot be made");
+    llama_context_params c = llama_context_default_params();
+    c.n_ctx = 2 * kContext;
+    c.n_batch = kBatch;
+    c.n_ubatch = static_cast<uint32_t>(way.batch);
+    c.n_seq_max = 2;
+    c.kv_unified = way.unified;
+    c.swa_full = false;  // as programs have it
+    c.n_threads = c.n_threads_batch = way.threads;
+    c.flash_attn_type = way.flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    context_ = llama_init_from_model(model_, c);
+    if (context_ == nullptr) {
+      llama_model_free(model_);
+      throw std::runtime_error("no context");
+    }
+    words_ = llama_vocab_n_tokens(llama_model_get_vocab(model_));
+    batch_ = llama_batch_init(kBatch, 0, 1);
+  }
+  ~Model() {
+    llama_batch_free(batch_);
+    llama_free(context_);
+    llama_model_free(model_);
+  }
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  /// The whole course of calls. All ways make the same.
+  Answers run() {
+    std::mt19937 beginning(way_.other_beginning ? 2 : 1);
+    random_ = &beginning;
+    prompt(0, 250, false);
+    prompt(1, 100, false);
+    std::mt19937 rest(3);
+    random_ = &rest;
+    prompt(0, 150, true);
+    prompt(1, 60, true);
+    for (int i = 0; i < 6; ++i) step({0, 1});
+    drafts(0, 5, 3);
+    for (int i = 0; i < 3; ++i) step({0});
+    copy(0, 1);
+    for (int i = 0; i < 4; ++i) step({0, 1});
+    prompt(1, 140, true);
+    for (int i = 0; i < 3; ++i) step({1, 0});
+    return std::move(answers_);
+  }
+
+ private:
+  llama_memory_t memory() { return llama_get_memory(context_); }
+
+  void add(int sequence, bool output) {
+    const int i = batch_.n_tokens++;
+    batch_.token[i] = static_cast<llama_token>((*random_)() % static_cast<uint32_t>(words_));
+    batch_.pos[i] = next_[static_cast<size_t>(sequence)]++;
+    batch_.n_seq_id[i] = 1;
+    batch_.seq_id[i][0] = sequence;
+    batch_.logits[i] = static_cast<int8_t>(output);
+  }
+  void decode() {
+    const int result = llama_decode(context_, batch_);
+    if (result != 0) throw std::runtime_error("llama_decode returned " + std::to_string(result));
+    for (int i = 0; i < batch_.n_tokens; ++i) {
+      if (batch_.logits[i] == 0) continue;
+      const float* logits = llama_get_logits_ith(context_, i);
+      answers_.emplace_back(logits, logits + words_);
+    }
+    batch_.n_tokens = 0;
+  }
+  void prompt(int sequence, int tokens, bool output) {
+    for (int i = 0; i < tokens; ++i) add(sequence, output && i + 1 == tokens);
+    decode();
+  }
+  void step(std::initializer_list<int> sequences) {
+    for (const int sequence : sequences) add(sequence, true);
+    decode();
+  }
+  void drafts(int sequence, int tokens, int taken_back) {
+    for (int i = 0; i < tokens; ++i) add(sequence, true);
+    decode();
+    int& next = next_[static_cast<size_t>(sequence)];
+    // Models with a recurrent state cannot go back.
+    if (llama_memory_seq_rm(memory(), sequence, next - taken_back, -1)) next -= taken_back;
+  }
+  void copy(int from, int to) {
+    llama_memory_seq_rm(memory(), to, -1, -1);
+    llama_memory_seq_cp(memory(), from, to, -1, -1);
+    next_[static_cast<size_t>(to)] = next_[static_cast<size_t>(from)];
+  }
+
+  Way way_;
+  llama_model* model_ = nullptr;
+  llama_context* context_ = nullptr;
+  int words_ = 0;
+  llama_batch batch_{};
+  std::array<int, 2> next_{};
+  std::mt19937* random_ = nullptr;
+  Answers answers_;
+};
+
+/// The largest error of an answer. Infinity where one has a NaN or another length.
+double error_of(const Answers& answers, const Answers& right) {
+  double worst = answers.size() == right.size() ? 0 : INFINITY;
+  for (size_t i = 0; i < std::min(answers.size(), right.size()); ++i) {
+    const std::vector<float>& a = answers[i];
+    const std::vector<float>& b = right[i];
+    double sum = 0;
+    double squares = 0;
+    double differences = 0;
+    for (size_t j = 0; j < b.size(); ++j) {
+      sum += b[j];
+      squares += double{b[j]} * b[j];
+      differences += (double{a[j]} - b[j]) * (double{a[j]} - b[j]);
+    }
+    const auto n = static_cast<double>(b.size());
+    const double error = std::sqrt(differences / (squares - sum * sum / n));
+    worst = std::isfinite(error) ? std::max(worst, error) : INFINITY;
+  }
+  return worst;
+}
+
+/// Layers that Keyhole has taken, from its lines.
+int attended_layers(const Log& log) {
+  int layers = 0;
+  for (const std::string& line : log.lines) {
+    int n = 0;
+    int length = 0;
+    if (std::sscanf(line.c_str(), "%d layers, %n", &n, &length) == 1 && length > 0) layers += n;
+  }
+  return layers;
+}
+
+Answers answers_of(const std::string& name, const Way& way, Log* log) {
+  Log unheard;
+  Log& used = log != nullptr ? *log : unheard;
+  llama_log_set(take_line, &used);
+  std::string failure;
+  Answers answers;
+  try {
+    answers = Model(name, way).run();
+  } catch (const std::runtime_error& error) {
+    failure = error.what();
+  }
+  llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
+  if (!failure.empty()) throw std::runtime_error(failure + "\n" + used.errors);
+  return answers;
+}
+
+/// Whether all is as it has to be; prints a line.
+bool check(const std::string& name, double largest, bool loud) {
+  const auto classes = model_classes();
+  const auto known = std::find_if(classes.begin(), classes.end(),
+                                  [&](const ModelClass& c) { return name == c.name; });
+  Answers right;
+  bool flash = false;  // sums of flash attention are in f16, so the other way is the more exact one
+  try {
+    right = answers_of(name, {.flash = false}, nullptr);
+  } catch (const std::runtime_error&) {  // some classes attend in one way alone
+    flash = true;
+  }
+  try {
+    if (flash) right = answers_of(name, {}, nullptr);
+  } catch (const std::runtime_error& error) {
+    std::printf("%-24s llama.cpp alone: %s\n", name.c_str(), error.what());
+    return known == classes.end();  // of files there are some that llama.cpp itself cannot run so
+  }
+  Log log;
+  log.loud = loud;
+  std::string said;
+  double error = 0;
+  double unified = 0;
+  double noise = 0;
+  double past = 0;
+  try {
+    error = error_of(answers_of(name, {.keyhole = true}, &log), right);
+    const int layers = attended_layers(log);
+    unified = error_of(answers_of(name, {.keyhole = true, .unified = true}, &log),
+                       answers_of(name, {.flash = flash, .unified = true}, nullptr));
+    noise = error_of(answers_of(name, {.threads = 1, .batch = 48}, nullptr), right);
+    past = error_of(answers_of(name, {.flash = flash, .other_beginning = true}, nullptr), right);
+    // Without a copy a layer that lends its cells to another one is llama.cpp's.
+    const char* settings = std::getenv("KEYHOLE_GGML");
+    const bool fewer = settings != nullptr && std::strstr(settings, "copy=off") != nullptr;
+    if (known != classes.end() &&
+        (layers > known->attended || (layers < known->attended && !fewer))) {
+      said += " EXPECTED " + std::to_string(known->attended) + " LAYERS";
+    }
+    const bool left = std::any_of(log.lines.begin(), log.lines.end(), [](const std::string& line) {
+      return line.find("llama.cpp attends") != std::string::npos;
+    });
+    if (known != classes.end() && !left && layers != known->cached) {
+      said += " NOTHING SAYS WHY";
+    }
+    const double allowed = std::max(largest, 4 * noise);
+    if (!(error <= allowed && unified <= allowed)) said += " TOO LARGE";
+    if (known != classes.end() && past < 0.05) said += " NO PAST";
+    std::printf("%-24s %2d layers  error %.1e, unified %.1e, noise %.1e, past %.1e%s\n",
+                name.c_str(), layers, error, unified, noise, past, said.c_str());
+  } catch (const std::runtime_error& problem) {
+    said = problem.what();
+    std::printf("%-24s %s\n", name.c_str(), said.c_str());
+  }
+  for (const std::string& line : log.lines) {
+    if (line.find("llama.cpp attends") != std::string::npos) std::printf("    %s\n", line.c_str());
+  }
+  std::fflush(stdout);
+  return said.empty();
+}
+
+int run(int argc, char** argv) {
+  const bool loud = argc > 1 && std::strcmp(argv[1], "-v") == 0;
+  const int first = loud ? 2 : 1;
+  if (argc <= first) {
+    std::puts("llama-class-check [-v] LARGEST [NAME|FILE.gguf ...]");
+    return 2;
+  }
+  llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
+  ggml_backend_load_all();
+  llama_backend_init();
+  std::vector<std::string> names(argv + first + 1, argv + argc);
+  if (names.empty()) {
+    for (const ModelClass& c : model_classes()) names.emplace_back(c.name);
+  }
+  int failed = 0;
+  for (const std::string& name : names) {
+    failed += static_cast<int>(!check(name, std::atof(argv[first]), loud));
+  }
+  std::printf("%zu models, %d of them not as they have to be\n", names.size(), failed);
+  return failed == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace keyhole::llama_cpp
+
+int main(int argc, char** argv) { return keyhole::llama_cpp::run(argc, argv); }

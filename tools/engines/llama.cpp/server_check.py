@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""A conversation with llama-server through the client of OpenAI (package `openai`), as `test server` has it: two slots, a prompt
+that goes on, one whose middle was removed, two requests at once, more tokens than the context has, and a restart with a saved
+slot. Prints one JSON object: what was answered in each part, and how many tokens of the prompt were in the cache.
+  server_check.py [--refuses] SLOTS COMMAND ...
+  SLOTS      a folder for saved slots
+  COMMAND    the server, with its model; the port, slots and contexts are added here
+  --refuses  the server has no copy of its cache: saved slots and shifted contexts have to be refused, and it has to go on"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import openai
+
+STORY = ("The keeper of the lighthouse had lived on the island for thirty years. Every evening he climbed the stairs, lit the lamp and wrote "
+         "one line into his book: which way the wind blew, how high the sea stood, which ships had passed. In spring the birds came from the "
+         "south, in autumn they left, and he counted them. One night no ship passed, and yet a bell was heard from the water. He took his "
+         "boat, rowed out, and found a buoy that had broken its chain, with a letter in a bottle tied to it. ")
+QUESTIONS = ["What did the keeper write into his book?", "And what did he find one night?", "How long had he lived there?"]
+
+
+class Server:
+    def __init__(self, command, slots, log):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.log = open(log, "a+b")
+        self.process = subprocess.Popen([*command, "--host", "127.0.0.1", "--port", str(self.port), "--slot-save-path", slots],
+                                        stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, cwd=slots,
+                                        env=dict(os.environ, TMPDIR=str(slots)))
+        self.client = openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", timeout=300, max_retries=0)
+        end = time.time() + 120
+        while True:
+            try:
+                if self.call("/health")["status"] == "ok":
+                    return
+            except (OSError, json.JSONDecodeError):
+                pass
+            if self.process.poll() is not None or time.time() > end:
+                self.fail("the server does not start")
+            time.sleep(0.2)
+
+    def fail(self, what):
+        self.process.kill()
+        self.log.seek(0)
+        sys.exit(f"{what}:\n{self.log.read().decode(errors='replace')[-4000:]}")
+
+    def call(self, path, body=None):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            return json.load(answer)
+
+    def chat(self, messages, slot, tokens=12):
+        answer = self.client.chat.completions.create(model="any", messages=messages, max_tokens=tokens, temperature=0,
+                                                     extra_body={"id_slot": slot, "cache_prompt": True})
+        return {"text": answer.choices[0].message.content, "cached": answer.model_extra["timings"]["cache_n"]}
+
+    def complete(self, prompt, slot, tokens):
+        answer = self.call("/completion", {"prompt": prompt, "n_predict": tokens, "temperature": 0, "id_slot": slot, "ignore_eos": True,
+                                           "return_tokens": True})
+        return {"text": answer["content"], "tokens": len(answer["tokens"]), "shifted": answer["truncated"]}
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        if self.process.wait(60) not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
+            self.fail(f"the server ended with {self.process.returncode}")
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def talk(question, answers):
+    messages = [{"role": "system", "content": "You answer questions about a story. " + STORY}]
+    for asked, answer in zip(QUESTIONS, answers):
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+    return messages + [{"role": "user", "content": question}]
+
+
+def conversation(start, slots, refuses):
+    server = start()
+    said = {}
+    first = said["first turn"] = server.chat(talk(QUESTIONS[0], []), 0)
+    said["second turn"] = server.chat(talk(QUESTIONS[1], [first["text"]]), 0)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        both = [pool.submit(server.chat, talk(QUESTIONS[2], [first["text"], said["second turn"]["text"]]), 0),
+                pool.submit(server.chat, talk("Who is it about?", []), 1)]
+        said["both slots, 0"], said["both slots, 1"] = (one.result() for one in both)
+    if refuses:
+        refused = []
+        try:
+            server.call("/slots/0?action=save", {"filename": "kept"})
+        except urllib.error.HTTPError:
+            refused.append("save")
+        room = server.call("/props")["default_generation_settings"]["n_ctx"]
+        words = server.call("/tokenize", {"content": STORY * 8})["tokens"]
+        try:
+            server.complete(words[:room - 10], 1, 24)
+        except urllib.error.HTTPError:
+            refused.append("shift")
+        said["refused"] = refused
+        said["goes on"] = server.chat(talk("Who is it about?", []), 1)
+        server.stop()
+        return said
+    # The first question is gone, so what follows it moves to the front.
+    shorter = talk(QUESTIONS[2], [first["text"], said["second turn"]["text"]])
+    said["middle removed"] = server.chat([shorter[0], *shorter[3:]], 0)
+    said["saved"] = {"tokens": server.call("/slots/0?action=save", {"filename": "kept"})["n_saved"]}
+    room = server.call("/props")["default_generation_settings"]["n_ctx"]
+    words = server.call("/tokenize", {"content": STORY * 8})["tokens"]
+    said["longer than the context"] = server.complete(words[:room - 10], 1, 32)
+    server.stop()
+
+    server = start()
+    said["restored"] = {"tokens": server.call("/slots/0?action=restore", {"filename": "kept"})["n_restored"]}
+    said["after the restart"] = server.chat([shorter[0], *shorter[3:], {"role": "assistant", "content": said["middle removed"]["text"]},
+                                             {"role": "user", "content": "Tell me more."}], 0)
+    # One that is killed leaves nothing behind, and the file that was there.
+    before = set(os.listdir(slots))
+    stream = server.client.completions.create(model="any", prompt=STORY, max_tokens=200, stream=True, temperature=0)
+    next(iter(stream))
+    server.kill()
+    said["left by a killed one"] = sorted(set(os.listdir(slots)) - before)
+    server = start()
+    said["after the kill"] = {"tokens": server.call("/slots/0?action=restore", {"filename": "kept"})["n_restored"]}
+    server.stop()
+    return said
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--refuses", action="store_true")
+    parser.add_argument("slots", type=Path)
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    arguments = parser.parse_args()
+    arguments.slots.mkdir(parents=True, exist_ok=True)
+    log = arguments.slots.with_suffix(".log")
+    log.unlink(missing_ok=True)
+    slots = str(arguments.slots.resolve())
+    print(json.dumps(conversation(lambda: Server(arguments.command, slots, log), slots, arguments.refuses)))
+
+
+main()
