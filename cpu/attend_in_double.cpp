@@ -23,17 +23,18 @@ double element(const std::byte* row, const uint16_t* scales, size_t i, DType dty
   return dtype == DType::f16 ? f16_to_f32(h) : bf16_to_f32(h);
 }
 
-const uint16_t* scales_of(const RowScales& scales, size_t row) {
-  return scales.data != nullptr ? scales.row(row) : nullptr;
+const uint16_t* scales_of(const RowsView& rows, size_t row) {
+  return rows.scales.data != nullptr ? rows.scales.row(row) : nullptr;
 }
 
 double inner_product(const AttendArgs& a, DType dtype, uint32_t head, size_t i) {
   const size_t row = a.ids != nullptr ? a.ids[i] : i;
-  const std::byte* key = a.keys + row * a.key_stride;
-  const uint16_t* scales = scales_of(a.key_scales, row);
+  const std::byte* key = a.keys.row(row);
+  const uint16_t* scales = scales_of(a.keys, row);
+  const uint32_t dim = a.keys.dim;
   double sum = 0.0;
-  for (uint32_t j = 0; j < a.dim; ++j) {
-    sum += static_cast<double>(a.queries[head * a.dim + j]) * element(key, scales, j, dtype);
+  for (uint32_t j = 0; j < dim; ++j) {
+    sum += static_cast<double>(a.queries[head * dim + j]) * element(key, scales, j, dtype);
   }
   return sum;
 }
@@ -49,6 +50,7 @@ float to_fp32_range(double x) {
 
 template <class Args>
 void attend_slowly(const Args& a, DType dtype) {
+  const uint32_t dim = a.values.dim;
   for (uint32_t h = 0; h < a.group; ++h) {
     double largest = -std::numeric_limits<double>::infinity();
     for (size_t i = 0; i < a.count; ++i) {
@@ -60,13 +62,13 @@ void attend_slowly(const Args& a, DType dtype) {
       const size_t row = a.ids != nullptr ? a.ids[i] : i;
       const double weight = std::exp(logit_of(inner_product(a, dtype, h, i), a.logits) - largest);
       sum += weight;
-      const std::byte* value = a.values + row * a.value_stride;
-      const uint16_t* scales = scales_of(a.value_scales, row);
-      for (uint32_t j = 0; j < a.dim; ++j) o[j] += weight * element(value, scales, j, dtype);
+      const std::byte* value = a.values.row(row);
+      const uint16_t* scales = scales_of(a.values, row);
+      for (uint32_t j = 0; j < dim; ++j) o[j] += weight * element(value, scales, j, dtype);
     }
     a.lse[h] = a.count > 0 ? to_fp32_range(largest + std::log(sum)) : kMinusInf;
-    for (uint32_t j = 0; j < a.dim; ++j) {
-      a.o[h * a.dim + j] = a.count > 0 ? to_fp32_range(o[j] / sum) : 0.0F;
+    for (uint32_t j = 0; j < dim; ++j) {
+      a.o[h * dim + j] = a.count > 0 ? to_fp32_range(o[j] / sum) : 0.0F;
     }
   }
 }

@@ -19,18 +19,13 @@ void attend(const Kernels& kernels, const KvView& kv, const uint32_t* ids, size_
             const float* queries, uint32_t group, const LogitParams& logits, StateView out) {
   const AttendArgs args = {.queries = queries,
                            .group = group,
-                           .dim = kv.keys.dim,
-                           .keys = kv.keys.data,
-                           .key_stride = kv.keys.stride,
-                           .values = kv.values.data,
-                           .value_stride = kv.values.stride,
+                           .keys = kv.keys,
+                           .values = kv.values,
                            .ids = ids,
                            .count = count,
                            .logits = logits,
                            .o = out.o,
-                           .lse = out.lse,
-                           .key_scales = kv.keys.scales,
-                           .value_scales = kv.values.scales};
+                           .lse = out.lse};
   kernels.attend[static_cast<size_t>(kv.keys.dtype)](args);
 }
 
@@ -38,7 +33,7 @@ void attend(const Kernels& kernels, const KvView& kv, const uint32_t* ids, size_
 
 void attend_range(const Kernels& kernels, const KvView& kv, const float* queries, uint32_t group,
                   const LogitParams& logits, StateView out) {
-  attend(kernels, kv, nullptr, kv.keys.count, queries, group, logits, out);
+  attend(kernels, kv, nullptr, kv.keys.tokens, queries, group, logits, out);
 }
 
 void attend_ids(const Kernels& kernels, const KvView& kv, std::span<const uint32_t> ids,
@@ -60,15 +55,12 @@ bool attend_scored(const Kernels& kernels, const RowsView& values, std::span<con
   kernels.attend_scored[static_cast<size_t>(values.dtype)]({.scores = scores,
                                                             .score_stride = score_stride,
                                                             .group = group,
-                                                            .dim = values.dim,
-                                                            .values = values.data,
-                                                            .value_stride = values.stride,
+                                                            .values = values,
                                                             .ids = ids.data(),
                                                             .count = ids.size(),
                                                             .logits = logits,
                                                             .o = out.o,
-                                                            .lse = out.lse,
-                                                            .value_scales = values.scales});
+                                                            .lse = out.lse});
   return std::all_of(out.lse, out.lse + group, [](float lse) { return std::isfinite(lse); });
 }
 

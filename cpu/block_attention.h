@@ -11,6 +11,7 @@
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
 #include "cpu/row_runs.h"
+#include "cpu/tensor_view.h"
 
 namespace keyhole::cpu {
 
@@ -19,9 +20,9 @@ inline constexpr uint32_t kPromptQueries = 128;
 
 /// A piece of a prompt to attend: its queries are those of the newest n of `rows` tokens.
 struct PromptPiece {
-  TokenRows q;                   ///< `[n, q_heads, head_dim]`
+  TensorView q;                  ///< `[n, q_heads, head_dim]`
   RowRuns k, v;                  ///< `[rows, kv_heads, head_dim]`
-  TokenRows out;                 ///< `[n, q_heads, head_dim]`, written
+  TensorOut out;                 ///< `[n, q_heads, head_dim]`, written
   float* lse = nullptr;          ///< `[n, q_heads]`, natural log, written; null: not wanted
   const float* sinks = nullptr;  ///< learned, `[q_heads]`, natural log; null: none
   uint32_t n = 0, rows = 0;      ///< n <= rows

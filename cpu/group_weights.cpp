@@ -19,7 +19,7 @@ void GroupWeights::means(const PromptPiece& piece, std::span<const uint32_t> hea
   const uint32_t blocks = piece.blocks();
   query_means_.resize(std::max(query_means_.size(), heads.size() * groups * d));
   row_means_.resize(std::max(row_means_.size(), size_t{piece.kv_heads} * blocks * d));
-  const RowRuns queries = piece.q;
+  const RowRuns queries = RowsView{piece.q};
   // All groups of queries, then all blocks.
   pool_->run(groups + blocks, [&](uint32_t task, uint32_t) {
     if (task < groups) {
@@ -79,9 +79,8 @@ void GroupWeights::weigh_tile(const PromptPiece& piece, std::span<const uint32_t
   const uint32_t kv_head = heads[first_head] / piece.group();
   const uint32_t first_block = tile * kBlocks;
   const uint32_t end_block = std::min(first_block + kBlocks, blocks);
-  const size_t row_bytes = d * sizeof(float);
-  const TokenRows row_means{reinterpret_cast<std::byte*>(row_means_.data()),
-                            piece.kv_heads * row_bytes, row_bytes, DType::f32};
+  const RowsView row_means{dense_tensor(reinterpret_cast<const std::byte*>(row_means_.data()),
+                                        blocks, piece.kv_heads, d, DType::f32)};
   s.unpacker.transpose(row_means, kv_head, first_block, end_block - first_block, d, s.keys.data());
 
   for (size_t h = first_head; h < heads.size() && heads[h] / piece.group() == kv_head; ++h) {

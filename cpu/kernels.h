@@ -13,6 +13,7 @@
 
 #include "cpu/code_kernels.h"
 #include "cpu/prompt_kernels.h"
+#include "cpu/tensor_view.h"
 #include "cpu/types.h"
 
 namespace keyhole::cpu {
@@ -21,16 +22,13 @@ enum class Level : int32_t { scalar = 0, avx2 = 1, avx512 = 2, avx512vnni = 3 };
 
 /// Inner products of `count` keys with the `group` queries of a group; every key is loaded once.
 struct ScoreArgs {
-  const float* queries;  ///< `[group, dim]` fp32 contiguous
+  const float* queries;  ///< `[group, keys.dim]` fp32 contiguous
   uint32_t group;
-  uint32_t dim;
-  const std::byte* keys;  ///< rows of the kernel's dtype
-  size_t key_stride;      ///< bytes between rows
-  const uint32_t* ids;    ///< `[count]` rows to gather (prefetched ahead), or null: rows [0, count)
+  RowsView keys;        ///< of one head, of the kernel's dtype
+  const uint32_t* ids;  ///< `[count]` rows to gather (prefetched ahead), or null: rows [0, count)
   size_t count;
   float* scores;        ///< out: scores[h*score_stride + i] = queries[h] . key_i (unscaled)
   size_t score_stride;  ///< elements between heads, >= count
-  RowScales scales{};   ///< of keys of dtype i8
 };
 
 /// Inner products of int8 keys without scales of channels: score = (sum_j qi[h][j]*k[i][j]) * query_scales[h].
@@ -71,17 +69,12 @@ struct ScoreComponentsArgs {
 struct AttendArgs {
   const float* queries;  ///< `[group, dim]` fp32 contiguous
   uint32_t group;
-  uint32_t dim;
-  const std::byte* keys;    ///< rows of the kernel's dtype
-  size_t key_stride;        ///< bytes
-  const std::byte* values;  ///< rows of the kernel's dtype
-  size_t value_stride;      ///< bytes
-  const uint32_t* ids;      ///< `[count]` rows to gather, or null: rows [0, count)
+  RowsView keys, values;  ///< of one head, of one dim and the kernel's dtype
+  const uint32_t* ids;    ///< `[count]` rows to gather, or null: rows [0, count)
   size_t count;
   LogitParams logits;
-  float* o;                                ///< out `[group, dim]`
-  float* lse;                              ///< out `[group]`
-  RowScales key_scales{}, value_scales{};  ///< of rows of dtype i8
+  float* o;    ///< out `[group, dim]`
+  float* lse;  ///< out `[group]`
 };
 
 /// Partial attention from inner products that are known: reads values only, each once for the whole group. A score
@@ -91,15 +84,12 @@ struct AttendScoredArgs {
   const float* scores;  ///< scores[h*score_stride + i] = queries[h] . key_i (unscaled)
   size_t score_stride;  ///< elements between heads, >= count
   uint32_t group;
-  uint32_t dim;
-  const std::byte* values;  ///< rows of the kernel's dtype
-  size_t value_stride;      ///< bytes
-  const uint32_t* ids;      ///< `[count]` rows to gather, or null: rows [0, count)
+  RowsView values;      ///< of one head, of the kernel's dtype
+  const uint32_t* ids;  ///< `[count]` rows to gather, or null: rows [0, count)
   size_t count;
   LogitParams logits;
-  float* o;                  ///< out `[group, dim]`
-  float* lse;                ///< out `[group]`
-  RowScales value_scales{};  ///< of rows of dtype i8
+  float* o;    ///< out `[group, values.dim]`
+  float* lse;  ///< out `[group]`
 };
 
 /// Keeps the columns i of scores `[group, count]` that are above a head's threshold for one head at least:
@@ -144,13 +134,10 @@ struct WeightedSumArgs {
   const float* weights;
   size_t weight_stride;  ///< elements between heads, >= count
   uint32_t group;
-  uint32_t dim;
-  const std::byte* values;  ///< rows of the kernel's dtype
-  size_t value_stride;      ///< bytes
-  const uint32_t* ids;      ///< `[count]` rows to gather, or null: rows [0, count)
+  RowsView values;      ///< of one head, of the kernel's dtype
+  const uint32_t* ids;  ///< `[count]` rows to gather, or null: rows [0, count)
   size_t count;
-  float* o;                  ///< in and out `[group, dim]`
-  RowScales value_scales{};  ///< of rows of dtype i8
+  float* o;  ///< in and out `[group, values.dim]`
 };
 
 /// One level's kernels. Arrays are indexed by DType: f32, f16, bf16; where there are four, i8.

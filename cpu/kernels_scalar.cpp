@@ -36,14 +36,13 @@ void i8_to_f32(const std::byte* src, const uint16_t* scales, float* dst, size_t 
 
 /// Row i of `rows`, or row ids[i], in fp32.
 template <DType T>
-void unpack(const std::byte* rows, size_t stride, const RowScales& scales, const uint32_t* ids,
-            size_t i, uint32_t dim, float* out) {
+void unpack(const RowsView& rows, const uint32_t* ids, size_t i, float* out) {
   const size_t id = ids != nullptr ? ids[i] : i;
-  const std::byte* row = rows + id * stride;
+  const std::byte* row = rows.row(id);
   if constexpr (T == DType::i8) {
-    i8_to_f32(row, scales.row(id), out, dim);
+    i8_to_f32(row, rows.scales.row(id), out, rows.dim);
   } else {
-    for (uint32_t j = 0; j < dim; ++j) out[j] = load<T>(row, j);
+    for (uint32_t j = 0; j < rows.dim; ++j) out[j] = load<T>(row, j);
   }
 }
 
@@ -57,9 +56,9 @@ template <DType T>
 void score(const ScoreArgs& a) {
   float key[kMaxHeadDim];
   for (size_t i = 0; i < a.count; ++i) {
-    unpack<T>(a.keys, a.key_stride, a.scales, a.ids, i, a.dim, key);
+    unpack<T>(a.keys, a.ids, i, key);
     for (uint32_t h = 0; h < a.group; ++h) {
-      a.scores[h * a.score_stride + i] = dot(a.queries + h * a.dim, key, a.dim);
+      a.scores[h * a.score_stride + i] = dot(a.queries + h * a.keys.dim, key, a.keys.dim);
     }
   }
 }
@@ -119,21 +118,21 @@ float weigh(float* logits, size_t n, Running& r) {
 template <DType T, class Args>
 class State {
  public:
-  explicit State(const Args& a) : a_(a) {
-    for (size_t j = 0; j < size_t{a.group} * a.dim; ++j) a.o[j] = 0.0F;
+  explicit State(const Args& a) : a_(a), dim_(a.values.dim) {
+    for (size_t j = 0; j < size_t{a.group} * dim_; ++j) a.o[j] = 0.0F;
   }
 
   /// Adds the n <= kBlock rows that begin at `begin`; logits become weights.
   void add(float (&logits)[kMaxGroup][kBlock], size_t begin, size_t n) {
     for (uint32_t h = 0; h < a_.group; ++h) {
       const float rescale = weigh(logits[h], n, running_[h]);
-      for (uint32_t j = 0; j < a_.dim; ++j) a_.o[h * a_.dim + j] *= rescale;
+      for (uint32_t j = 0; j < dim_; ++j) a_.o[h * dim_ + j] *= rescale;
     }
     float row[kMaxHeadDim];
     for (size_t i = 0; i < n; ++i) {
-      unpack<T>(a_.values, a_.value_stride, a_.value_scales, a_.ids, begin + i, a_.dim, row);
+      unpack<T>(a_.values, a_.ids, begin + i, row);
       for (uint32_t h = 0; h < a_.group; ++h) {
-        for (uint32_t j = 0; j < a_.dim; ++j) a_.o[h * a_.dim + j] += logits[h][i] * row[j];
+        for (uint32_t j = 0; j < dim_; ++j) a_.o[h * dim_ + j] += logits[h][i] * row[j];
       }
     }
   }
@@ -144,9 +143,9 @@ class State {
     for (uint32_t h = 0; h < a_.group; ++h) {
       a_.lse[h] = running_[h].largest + std::log(running_[h].sum);  // empty: -inf + -inf
       const float inverse = running_[h].sum > 0.0F ? 1.0F / running_[h].sum : 0.0F;
-      for (uint32_t j = 0; j < a_.dim; ++j) {
-        a_.o[h * a_.dim + j] *= inverse;
-        finite = finite && std::isfinite(a_.o[h * a_.dim + j]);
+      for (uint32_t j = 0; j < dim_; ++j) {
+        a_.o[h * dim_ + j] *= inverse;
+        finite = finite && std::isfinite(a_.o[h * dim_ + j]);
       }
       finite = finite && std::isfinite(a_.lse[h]);
     }
@@ -155,6 +154,7 @@ class State {
 
  private:
   const Args& a_;
+  const uint32_t dim_;
   Running running_[kMaxGroup];
 };
 
@@ -166,9 +166,9 @@ void attend(const AttendArgs& a) {
   for (size_t begin = 0; begin < a.count; begin += kBlock) {
     const size_t n = a.count - begin < kBlock ? a.count - begin : kBlock;
     for (size_t i = 0; i < n; ++i) {
-      unpack<T>(a.keys, a.key_stride, a.key_scales, a.ids, begin + i, a.dim, row);
+      unpack<T>(a.keys, a.ids, begin + i, row);
       for (uint32_t h = 0; h < a.group; ++h) {
-        logits[h][i] = logit_of(dot(a.queries + h * a.dim, row, a.dim), a.logits);
+        logits[h][i] = logit_of(dot(a.queries + h * a.keys.dim, row, a.keys.dim), a.logits);
       }
     }
     state.add(logits, begin, n);
@@ -249,12 +249,13 @@ void weigh_partitions(const PartitionArgs& a) {
 
 template <DType T>
 void weighted_sum(const WeightedSumArgs& a) {
+  const uint32_t dim = a.values.dim;
   float row[kMaxHeadDim];
   for (size_t i = 0; i < a.count; ++i) {
-    unpack<T>(a.values, a.value_stride, a.value_scales, a.ids, i, a.dim, row);
+    unpack<T>(a.values, a.ids, i, row);
     for (uint32_t h = 0; h < a.group; ++h) {
       const float weight = a.weights[h * a.weight_stride + i];
-      for (uint32_t j = 0; j < a.dim; ++j) a.o[h * a.dim + j] += weight * row[j];
+      for (uint32_t j = 0; j < dim; ++j) a.o[h * dim + j] += weight * row[j];
     }
   }
 }

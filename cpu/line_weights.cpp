@@ -23,7 +23,7 @@ void LineWeights::compute(const PromptPiece& piece, uint32_t queries,
                           std::span<const uint32_t> heads, float* columns, float* slashes) {
   PromptPiece last = piece;
   last.n = queries;
-  last.q.data = piece.q.row(piece.n - queries, 0);
+  last.q = piece.q.slice(piece.n - queries, queries);
   find_sums(last, heads);
   while (scratch_.size() < pool_->threads()) scratch_.emplace_back(*kernels_);
   for (Scratch& s : scratch_) {

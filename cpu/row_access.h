@@ -22,7 +22,7 @@ inline void read_row(const Kernels& kernels, const RowsView& rows, size_t i, flo
 inline void copy_row(const Kernels& kernels, const RowsView& rows, size_t i, DType dtype,
                      std::byte* dst) {
   if (rows.dtype == dtype) {
-    std::memcpy(dst, rows.row(i), rows.dim * dtype_size(dtype));
+    std::memcpy(dst, rows.row(i), rows.row_bytes());
     return;
   }
   float row[kMaxHeadDim];
@@ -30,21 +30,18 @@ inline void copy_row(const Kernels& kernels, const RowsView& rows, size_t i, DTy
   kernels.from_f32[static_cast<size_t>(dtype)](row, dst, rows.dim);
 }
 
-/// scores[h*score_stride + i] = queries[h] . row ids[i], for queries `[group, dim]`. Where ids is null the rows are
-/// [0, count).
+/// scores[h*score_stride + i] = queries[h] . row ids[i], for queries `[group, dim]` and rows of one head. Where ids is
+/// null the rows are [0, count).
 inline void score_rows(const Kernels& kernels, const RowsView& rows, const float* queries,
                        uint32_t group, const uint32_t* ids, size_t count, float* scores,
                        size_t score_stride) {
   kernels.score[static_cast<size_t>(rows.dtype)]({.queries = queries,
                                                   .group = group,
-                                                  .dim = rows.dim,
-                                                  .keys = rows.data,
-                                                  .key_stride = rows.stride,
+                                                  .keys = rows,
                                                   .ids = ids,
                                                   .count = count,
                                                   .scores = scores,
-                                                  .score_stride = score_stride,
-                                                  .scales = rows.scales});
+                                                  .score_stride = score_stride});
 }
 
 }  // namespace keyhole::cpu

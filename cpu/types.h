@@ -80,7 +80,7 @@
 //                     window together (flush block). (4) Rows that an index takes in at once (append block). (5)
 //                     Consecutive tokens of a spread sequence that one rank holds. (6) A thread block of CUDA.
 //
-// Reading this file is enough to read the rest.
+// Reading this file is enough to read the rest. How rows are passed from part to part: cpu/tensor_view.h.
 #pragma once
 
 #include <cstddef>
@@ -154,48 +154,6 @@ class Error : public std::runtime_error {
 
  private:
   Status status_;
-};
-
-/// Number of int8 rows that share their scales: as many as a block of codes has (cpu/code_layout.h).
-inline constexpr uint32_t kScaleRows = 256;
-
-/// The scales of int8 rows, one bf16 for each channel and block of kScaleRows rows: element j of row i stands for
-/// int8 * data[(first + i) / kScaleRows * stride + j]. The product is exact in fp32 (7 bits by 8).
-struct RowScales {
-  const uint16_t* data = nullptr;  ///< scales of the first row's block; null: rows are not int8
-  size_t stride = 0;               ///< elements between blocks
-  size_t first = 0;                ///< place of row 0 in its block, < kScaleRows
-
-  [[nodiscard]] const uint16_t* row(size_t i) const {
-    return data + (first + i) / kScaleRows * stride;
-  }
-  [[nodiscard]] RowScales slice(size_t begin) const {
-    if (data == nullptr) return {};
-    return {row(begin), stride, (first + begin) % kScaleRows};
-  }
-};
-
-/// Borrowed view of the rows of one KV head, `[count, dim]` of `dtype`; rows are `stride` bytes apart (elements
-/// inside a row are contiguous). Owns nothing. Rows of i8 stand for int8 times scale; cpu/row_access.h reads rows of
-/// any dtype.
-struct RowsView {
-  const std::byte* data = nullptr;
-  size_t stride = 0;  ///< bytes between rows
-  size_t count = 0;
-  uint32_t dim = 0;
-  DType dtype = DType::f32;
-  RowScales scales{};  ///< of rows of i8
-
-  [[nodiscard]] const std::byte* row(size_t i) const { return data + i * stride; }
-  [[nodiscard]] RowsView slice(size_t begin, size_t n) const {
-    return {data + begin * stride, stride, n, dim, dtype, scales.slice(begin)};
-  }
-};
-
-/// Keys and values of one KV head; same count, dim and dtype.
-struct KvView {
-  RowsView keys;
-  RowsView values;
 };
 
 /// How logits are made from inner products: logit = scale*q.k, and with a soft-cap c > 0

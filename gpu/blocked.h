@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 
+#include "cpu/tensor_view.h"
 #include "cpu/types.h"
 #include "gpu/step.h"
 
@@ -39,17 +40,18 @@ class BlockedAttention {
  public:
   virtual ~BlockedAttention() = default;
 
-  /// Queries of n tokens. They are copied: q may change once the stream has come past this.
-  virtual void begin(const DeviceTokens& q, uint32_t n, const BlockedLayer& layer,
-                     Stream stream) = 0;
-  /// All queries attend all of these rows, which stay as they are until the stream has come past it.
-  virtual void attend(const KvRows& rows, Stream stream) = 0;
-  /// The new tokens' own rows, rounded to the shape's dtype: token i attends tokens 0..i, or, with a mask (`[n]` words in host
+  /// Queries `[n, q_heads, head_dim]`. They are copied: q may change once the stream has come past this.
+  virtual void begin(const TensorView& q, const BlockedLayer& layer, Stream stream) = 0;
+  /// All queries attend all of these rows, which stay as they are until the stream has come past it. The rows of a KV head
+  /// lie without gaps, and V as K does. Rows in host memory may be in i8: they begin with a block of scales, which lie `[blocks of 256,
+  /// kv_heads, 2 (of K, of V), head_dim]`, in pinned memory where the rows do.
+  virtual void attend(const KvView& rows, Stream stream) = 0;
+  /// The new tokens' own rows `[n, kv_heads, head_dim]`, rounded to the shape's dtype: token i attends tokens 0..i, or, with a mask (`[n]` words in host
   /// memory, n <= 64), those whose bit word i has.
-  virtual void attend_new(const DeviceTokens& k, const DeviceTokens& v, const uint64_t* mask,
+  virtual void attend_new(const TensorView& k, const TensorView& v, const uint64_t* mask,
                           Stream stream) = 0;
   /// Writes out, and lse `[n, q_heads]` in natural log or null, with the layer's learned sinks.
-  virtual void finish(const DeviceTokens& out, float* lse, Stream stream) = 0;
+  virtual void finish(const TensorOut& out, float* lse, Stream stream) = 0;
   /// Whether a query was not finite; waits for the stream.
   [[nodiscard]] virtual bool saw_bad_queries(Stream stream) = 0;
 

@@ -90,14 +90,12 @@ class Codes {
   /// and the number that values are divided by. Before the head's first block; codes made with another one are void.
   virtual void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
                            float value_scale) = 0;
-  /// Where K and V of the layer's offloaded rows lie: pinned host memory (PinnedMemory), or any with rows_by_host,
-  /// aligned to 16 bytes; row i of KV head h at h * head_stride + i * head_dim * dtype_size(dtype) bytes. Steps read any
-  /// row below kCodeBlock * count(layer), encode() those of its blocks: they stay where they are, and as they are, until
-  /// the stream has done so. scales: of rows
-  /// of dtype i8, pinned likewise, `[blocks, kv_heads, 2, head_dim]` bf16, of K and then of V (RowScales of cpu/types.h);
-  /// encode() alone reads them, and keeps a copy for the steps. Else null.
-  virtual void set_rows(uint32_t layer, const std::byte* keys, const std::byte* values,
-                        size_t head_stride, const uint16_t* scales) = 0;
+  /// Where K and V of the layer's offloaded rows lie: pinned host memory (PinnedMemory), or any with rows_by_host, aligned
+  /// to 16 bytes. The rows of a KV head lie without gaps, and V as K does; how many the view has does not matter, as rows
+  /// come behind them. Steps read any row below kCodeBlock * count(layer), encode() those of its blocks: they stay where
+  /// they are, and as they are, until the stream has done so. Scales of rows of dtype i8 lie `[blocks, kv_heads, 2 (of K,
+  /// of V), head_dim]`, pinned likewise; encode() alone reads them, and keeps a copy for the steps.
+  virtual void set_rows(uint32_t layer, const KvView& rows) = 0;
   /// Enqueues: blocks [first, first + count) of the layer are encoded from their rows; the layer has first + count blocks
   /// after that, for steps that are enqueued later on the stream. first <= count(layer): also replaces. 128k rows of 8
   /// KV heads take about as long as their bytes take over the bus; with rows_by_host, as copies of pageable memory take,

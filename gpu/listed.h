@@ -20,6 +20,7 @@
 #include <memory>
 #include <span>
 
+#include "cpu/tensor_view.h"
 #include "gpu/blocked.h"
 #include "gpu/prompt.h"
 
@@ -27,16 +28,15 @@ namespace keyhole::gpu {
 
 /// n new tokens behind those of `before`. All in device memory but for rows of the host.
 struct ListedTurn {
-  DeviceTokens q;  ///< `[n, q_heads, head_dim]`, any dtype
-  DeviceTokens k,
-      v;                 ///< `[n, kv_heads, head_dim]`, any dtype, rounded to that of the shape
-  DeviceTokens out;      ///< as q, any dtype, rows aligned to 8 bytes; may be q
+  TensorView q;          ///< `[n, q_heads, head_dim]`, any dtype
+  TensorView k, v;       ///< `[n, kv_heads, head_dim]`, any dtype, rounded to that of the shape
+  TensorOut out;         ///< as q, any dtype, rows aligned to 8 bytes; may be q
   float* lse = nullptr;  ///< `[n, q_heads]`, natural log; null: not wanted
   uint32_t n = 0;
   BlockedLayer layer;
-  /// In the order of the tokens, in as many places as they lie in; they stay until the stream has come past it. Rows in i8 begin
-  /// with a block of scales.
-  std::span<const KvRows> before;
+  /// In the order of the tokens, in as many places as they lie in, each as BlockedAttention::attend() has them; they stay
+  /// until the stream has come past it.
+  std::span<const KvView> before;
 };
 
 /// One at a time on a stream; calls enqueue, in order, and are not captured. All throw Error: invalid_argument,

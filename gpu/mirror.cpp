@@ -98,11 +98,12 @@ void Mirror::keep_newest(uint32_t layer, uint32_t of, std::span<const uint32_t> 
   state = without_newest(state, of - static_cast<uint32_t>(kept.size()));
 }
 
-ResidentRows Mirror::rows(uint32_t layer, size_t offset, uint32_t dim, DType dtype) const {
-  ResidentRows all;
+KvPieces Mirror::rows(uint32_t layer, uint32_t heads, uint32_t dim, DType dtype) const {
+  KvPieces all;
   for_pieces(layer, [&](uint32_t slot, uint32_t n) {
     const auto view = [&](uint32_t which) {
-      return RowsView{row(layer, slot, which) + offset, row_bytes_, n, dim, dtype};
+      const std::byte* const first = row(layer, slot, which);
+      return RowsView{dense_tensor(first, n, heads, dim, dtype)};
     };
     all.pieces[all.count++] = {view(0), view(1)};
   });

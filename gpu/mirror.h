@@ -48,8 +48,8 @@ class Mirror {
     if (to_the_end != 0) piece(shape_.sink + state.begin, to_the_end);
     if (state.window != to_the_end) piece(shape_.sink, state.window - to_the_end);
   }
-  /// The resident tokens where they lie, of each row the `dim` elements of `dtype` from byte `offset` on.
-  [[nodiscard]] ResidentRows rows(uint32_t layer, size_t offset, uint32_t dim, DType dtype) const;
+  /// The resident tokens where they lie, each a row that `heads` heads of `dim` elements of `dtype` share.
+  [[nodiscard]] KvPieces rows(uint32_t layer, uint32_t heads, uint32_t dim, DType dtype) const;
 
  private:
   [[nodiscard]] std::byte* row(uint32_t layer, uint32_t slot, uint32_t which) const;

@@ -22,10 +22,9 @@ class MixedCodes final : public Codes {
     const auto p = coded(layer);
     p->set_balance(p.layer, kv_head, key_scale, value_scale);
   }
-  void set_rows(uint32_t layer, const std::byte* keys, const std::byte* values, size_t head_stride,
-                const uint16_t* scales) override {
+  void set_rows(uint32_t layer, const KvView& rows) override {
     const auto p = coded(layer);
-    p->set_rows(p.layer, keys, values, head_stride, scales);
+    p->set_rows(p.layer, rows);
   }
   void encode(uint32_t layer, uint32_t first, uint32_t count, Stream stream) override {
     const auto p = coded(layer);

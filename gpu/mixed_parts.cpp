@@ -66,23 +66,23 @@ class MixedResident final : public Resident, public StreamSteps {
   /// That of the first shape: all lie on one device, and count against one limit.
   ResidentPlace place() const override { return all.parts.front()->place(); }
   Resident& of_layer(uint32_t layer) override { return *all.at(layer).part; }
-  ResidentRows host_rows(uint32_t layer, uint32_t kv_head) override {
+  KvPieces host_rows(uint32_t layer) override {
     const auto p = all.at(layer);
-    return p->host_rows(p.layer, kv_head);
+    return p->host_rows(p.layer);
   }
 
   // StreamSteps
-  void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
+  void begin(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
              const OnDevice& tokens, Stream stream) override {
     const auto p = all.at(layer);
     steps(p).begin(p.layer, q, k, v, part_of(tokens, layer), stream);
   }
-  void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) override {
+  void end(uint32_t layer, const TensorOut& out, float* lse, Stream stream) override {
     const auto p = all.at(layer);
     steps(p).end(p.layer, out, lse, stream);
   }
-  void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-            const OnDevice& tokens, const DeviceRows& out, float* lse, Stream stream) override {
+  void step(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+            const OnDevice& tokens, const TensorOut& out, float* lse, Stream stream) override {
     const auto p = all.at(layer);
     steps(p).step(p.layer, q, k, v, part_of(tokens, layer), out, lse, stream);
   }
@@ -126,9 +126,9 @@ class MixedResident final : public Resident, public StreamSteps {
     const auto p = all.at(layer);
     return steps(p).answer(p.layer, kv_head, sequence, out);
   }
-  ResidentRows host_copy(uint32_t layer, uint32_t kv_head) override {
+  KvPieces host_copy(uint32_t layer) override {
     const auto p = all.at(layer);
-    return steps(p).host_copy(p.layer, kv_head);
+    return steps(p).host_copy(p.layer);
   }
   uint32_t update_host_copy(uint32_t layer, const Published& published, std::byte* k,
                             std::byte* v) override {
@@ -139,7 +139,7 @@ class MixedResident final : public Resident, public StreamSteps {
     const auto p = all.at(layer);
     steps(p).keep_newest_of_copy(p.layer, of, kept);
   }
-  ResidentPieces device_rows(uint32_t layer) override {
+  KvPieces device_rows(uint32_t layer) override {
     const auto p = all.at(layer);
     return steps(p).device_rows(p.layer);
   }
@@ -194,27 +194,26 @@ class MixedWindows final : public Windows {
     const auto p = all.at(layer);
     p->read(p.layer, first, n, k, v);
   }
-  void append(uint32_t layer, uint32_t first, uint32_t n, uint32_t kept, const DeviceTokens& k,
-              const DeviceTokens& v, Stream stream) override {
+  void append(uint32_t layer, uint32_t first, uint32_t kept, const TensorView& k,
+              const TensorView& v, Stream stream) override {
     const auto p = all.at(layer);
-    p->append(p.layer, first, n, kept, k, v, stream);
+    p->append(p.layer, first, kept, k, v, stream);
   }
-  bool are_finite(uint32_t layer, const DeviceTokens& rows, uint32_t n, uint32_t heads, DType as,
-                  Stream stream) override {
+  bool are_finite(uint32_t layer, const TensorView& rows, DType as, Stream stream) override {
     const auto p = all.at(layer);
-    return p->are_finite(p.layer, rows, n, heads, as, stream);
+    return p->are_finite(p.layer, rows, as, stream);
   }
-  void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-            const SeenDrafts& drafts, const DeviceRows& out, float* lse, Stream stream) override {
+  void step(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+            const SeenDrafts& drafts, const TensorOut& out, float* lse, Stream stream) override {
     const auto p = all.at(layer);
     p->step(p.layer, q, k, v, drafts, out, lse, stream);
   }
-  void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
+  void begin(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
              Stream stream) override {
     const auto p = all.at(layer);
     p->begin(p.layer, q, k, v, stream);
   }
-  void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) override {
+  void end(uint32_t layer, const TensorOut& out, float* lse, Stream stream) override {
     const auto p = all.at(layer);
     p->end(p.layer, out, lse, stream);
   }

@@ -12,26 +12,25 @@
 #include <cstdint>
 #include <memory>
 
-#include "cpu/types.h"
+#include "cpu/tensor_view.h"
 
 namespace keyhole::gpu {
 
-/// Where an array lies. Host memory may be pageable; it is copied through pinned memory, piece by piece.
-enum class Memory : uint8_t { host, device };
-
-/// The keys of one KV head and the queries that seek among them.
+/// The keys of one KV head and the queries that seek among them. Host memory is copied through pinned memory, piece by
+/// piece.
 struct NeighbourTask {
-  RowsView keys;                     ///< f16, bf16 or f32; head dimension 64, 80, 96, 128 or 256
-  const float* key_extra = nullptr;  ///< `[keys.count]`, or null: no extra coordinate
-  Memory keys_in = Memory::host;
+  TensorView keys;  ///< f16, bf16 or f32; head dimension 64, 80, 96, 128 or 256
+  const float* key_extra =
+      nullptr;  ///< `[keys.tokens]` where keys lie, or null: no extra coordinate
   /// Same dimension. Queries of another dtype than 16-bit keys are rounded to that of the keys, each scaled by a
   /// power of two beforehand so that none overflows; scores are scaled back.
-  RowsView queries;
-  const float* query_extra = nullptr;  ///< `[queries.count]`; null exactly where key_extra is
-  /// `[queries.count]` or null: query i sees keys [0, limits[i]) alone. Rising limits make the least work.
+  TensorView queries;
+  /// `[queries.tokens]` where queries lie; null exactly where key_extra is.
+  const float* query_extra = nullptr;
+  /// `[queries.tokens]` where queries lie, or null: query i sees keys [0, limits[i]) alone. Rising limits make the least
+  /// work.
   const uint32_t* limits = nullptr;
-  Memory queries_in = Memory::host;  ///< of queries, query_extra and limits
-  uint32_t most = 0;                 ///< N: so many keys per query, 1..kMostNeighbours
+  uint32_t most = 0;  ///< N: so many keys per query, 1..kMostNeighbours
   /// Not 0: queries are the keys themselves, query i key i, and at most this many are returned, the edges of a relative
   /// neighbourhood graph: of the `most` best, best first, those that no better one which is returned occludes (to
   /// which they are nearer than to the query; key i itself neither counts nor occludes). All keys are on the device

@@ -60,19 +60,19 @@ struct PromptPattern {
   bool operator==(const PromptPattern&) const = default;
 };
 
-/// All strides in elements; rows aligned to 16 bytes (of out in fp32 to 8).
+/// All rows aligned to 16 bytes (of out in fp32 to 8).
 struct PromptStretch {
   /// `[n, q_heads, head_dim]`, f32, f16 or bf16. Numbers in f32 are sums of two fp16 to a device; where blocks are chosen, those of
   /// K and V are one.
-  DeviceTokens q;
+  TensorView q;
   /// Of a device: what q in f16 or bf16 has lost by rounding, which lies as q does and counts in attention, not in the choice; null:
   /// nothing.
   const void* q_low = nullptr;
-  DeviceTokens k,
-      v;  ///< `[rows, kv_heads, head_dim]`, dtype of q; the queries are the last n of these tokens
+  TensorView k,
+      v;  ///< `[rows, kv_heads, head_dim]`, dtype of q; the queries are the last n of these
   /// Of a device, in f16 and beside q_low: what k and v have lost, likewise, in dense attention; null, both: nothing.
   const void *k_low = nullptr, *v_low = nullptr;
-  DeviceTokens out;      ///< `[n, q_heads, head_dim]`, f16, bf16 or f32
+  TensorOut out;         ///< `[n, q_heads, head_dim]`, f16, bf16 or f32
   float* lse = nullptr;  ///< `[n, q_heads]`, natural log, device memory; null: not wanted
   uint32_t n = 0, rows = 0;
   LogitParams logits;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cpu/layer_shape.h"
+#include "cpu/tensor_view.h"
 #include "cpu/types.h"
 #include "gpu/exchange.h"
 #include "gpu/step.h"
@@ -110,10 +111,10 @@ class Resident {
   /// (gpu/mixed_parts.h); else these themselves.
   [[nodiscard]] virtual Resident& of_layer(uint32_t /*layer*/) { return *this; }
 
-  /// A KV head's resident tokens in host memory, sink first, oldest first, until the layer has others: with streams the
-  /// host's copy of them (no step may be under way).
-  [[nodiscard]] virtual ResidentRows host_rows(uint32_t layer, uint32_t kv_head) {
-    return stream_steps()->host_copy(layer, kv_head);
+  /// The resident tokens of all KV heads in host memory, sink first, oldest first, until the layer has others: with
+  /// streams the host's copy of them (no step may be under way).
+  [[nodiscard]] virtual KvPieces host_rows(uint32_t layer) {
+    return stream_steps()->host_copy(layer);
   }
 };
 

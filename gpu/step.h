@@ -21,6 +21,7 @@
 #include <span>
 #include <string>
 
+#include "cpu/tensor_view.h"
 #include "cpu/types.h"
 #include "gpu/step_group.h"
 
@@ -28,13 +29,6 @@ namespace keyhole::gpu {
 
 /// A cudaStream_t, so that a file that includes this needs no CUDA.
 using Stream = void*;
-
-/// Rows of one token, `[heads, head_dim]` in device memory.
-struct DeviceRows {
-  void* data = nullptr;
-  size_t head_stride = 0;  ///< elements; a negative one in two's complement
-  DType dtype = DType::f16;
-};
 
 /// Tokens of one step over codes, at most: as many as the tensor cores take query heads of at once, 16 of a KV head.
 [[nodiscard]] constexpr uint32_t most_step_tokens(uint32_t group) {
@@ -45,20 +39,12 @@ struct DeviceRows {
 /// Tokens that masks of drafts are about, at most.
 inline constexpr uint32_t kMostDrafts = 64;
 
-/// Rows of several tokens in device memory, `[tokens, heads, head_dim]`.
-struct DeviceTokens {
-  void* data = nullptr;
-  size_t token_stride = 0;  ///< elements, as head_stride; negative ones in two's complement
-  size_t head_stride = 0;
-  DType dtype = DType::f16;
-};
-
 /// Several new tokens of a layer, in device memory: q and out `[tokens, q_heads, head_dim]`, k and v `[tokens, kv_heads,
 /// head_dim]`, lse `[tokens, q_heads]` fp32 or null.
 struct ManyTokens {
-  DeviceTokens q, k, v, out;
+  TensorView q, k, v;  ///< 1..Codes::most_tokens(layer) tokens
+  TensorOut out;
   float* lse = nullptr;
-  uint32_t tokens = 0;  ///< 1..Codes::most_tokens(layer)
   /// Each attends to all tokens before the newest `drafts` (>= tokens, <= kMostDrafts; these are the newest), and of those to
   /// the ones that its word of `sees` has: bit j is the j-th.
   uint32_t drafts = 0;
@@ -96,32 +82,6 @@ struct OnDevice {
   StepGroup* group = nullptr;
 };
 
-/// K and V of a KV head's resident tokens in as many pieces as they lie in, `[count, head_dim]` each.
-struct ResidentRows {
-  std::array<KvView, 3> pieces;
-  uint32_t count = 0;
-};
-
-/// K and V of all KV heads, rows without gaps: row i of KV head h at h * head_stride + i * head_dim * dtype_size(dtype) bytes.
-struct KvRows {
-  const std::byte* keys = nullptr;
-  const std::byte* values = nullptr;
-  size_t head_stride = 0;  ///< bytes
-  uint32_t count = 0;
-  DType dtype = DType::f16;  ///< that of the shape, or i8 (host memory alone)
-  const uint16_t* scales =
-      nullptr;  ///< of i8: `[blocks of 256, kv_heads, 2, head_dim]` bf16, of K and then of V
-  bool on_device = false;  ///< else host memory,
-  bool pinned =
-      false;  ///< of which all of these rows, and scales, are pinned (PinnedMemory), or no matter which
-};
-
-/// A layer's resident tokens in device memory, sink first, oldest first, in as many pieces as they lie in.
-struct ResidentPieces {
-  std::array<KvRows, 3> pieces;
-  uint32_t count = 0;
-};
-
 /// The stream's side of a Resident. begin() and end() come from one thread at a time; await() from any; deliver(),
 /// answer() and host_copy() from the threads that serve the host's part, for layers that were begun, in their order.
 class StreamSteps {
@@ -133,15 +93,15 @@ class StreamSteps {
   /// Codes of this layer are all attended; q stays as it is until end()'s work has ended. With Signal::host_launch and codes it first waits,
   /// on the calling thread, until the host has delivered all heads of the layer's step before; throws Error(timeout).
   /// Throws Error(device_error) if a launch fails; nothing is enqueued then.
-  virtual void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
+  virtual void begin(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
                      const OnDevice& tokens, Stream stream) = 0;
   /// Enqueues the second half: out `[q_heads, head_dim]`, lse `[q_heads]` fp32 in device memory or null.
   /// With Signal::host_launch, without codes, it first waits, on the calling thread, until the host has delivered all
   /// heads; throws Error(timeout).
-  virtual void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) = 0;
+  virtual void end(uint32_t layer, const TensorOut& out, float* lse, Stream stream) = 0;
   /// Both at once; one kernel does all of it with nothing on the device and with Signal::device_wait.
-  virtual void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-                    const OnDevice& tokens, const DeviceRows& out, float* lse, Stream stream) = 0;
+  virtual void step(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+                    const OnDevice& tokens, const TensorOut& out, float* lse, Stream stream) = 0;
 
   /// A step of several tokens over codes of this layer; the window has room for them.
   virtual void step_tokens(uint32_t layer, const ManyTokens& tokens, Codes& codes,
@@ -180,8 +140,8 @@ class StreamSteps {
   /// waited for. It stays until the host has delivered the layer's next step.
   [[nodiscard]] virtual bool answer(uint32_t layer, uint32_t kv_head, uint32_t sequence,
                                     StateView& out) = 0;
-  /// The host's copy of a KV head's resident tokens, until the layer has others.
-  [[nodiscard]] virtual ResidentRows host_copy(uint32_t layer, uint32_t kv_head) = 0;
+  /// The host's copy of the resident tokens of all KV heads, sink first, oldest first, until the layer has others.
+  [[nodiscard]] virtual KvPieces host_copy(uint32_t layer) = 0;
 
   /// Brings the host's copy of the layer's resident tokens up to a step that was awaited and appended: as begin()
   /// says. The tokens that left the window are copied to k and v (`[n, kv_heads, head_dim]`); returns n.
@@ -191,8 +151,8 @@ class StreamSteps {
   /// Does to the host's copy of a layer what keep_newest() does.
   virtual void keep_newest_of_copy(uint32_t layer, uint32_t of, std::span<const uint32_t> kept) = 0;
 
-  /// The resident tokens of a layer on the device, while no step of the session is under way.
-  [[nodiscard]] virtual ResidentPieces device_rows(uint32_t layer) = 0;
+  /// The same on the device, without gaps in each head, while no step of the session is under way.
+  [[nodiscard]] virtual KvPieces device_rows(uint32_t layer) = 0;
 
   /// Waits for all that was enqueued on the stream.
   virtual void synchronize(Stream stream) = 0;

@@ -76,25 +76,25 @@ class Windows {
   virtual void read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k,
                     std::byte* v) const = 0;
 
-  /// Tokens of a prompt: first, ... first + n - 1 come, n <= slots, after which the layer's tokens are the newest `kept` (n <=
-  /// kept <= slots), those before the new ones being there. Waits for the stream; not during a capture. Throws
-  /// Error(invalid_argument | device_error).
-  virtual void append(uint32_t layer, uint32_t first, uint32_t n, uint32_t kept,
-                      const DeviceTokens& k, const DeviceTokens& v, Stream stream) = 0;
-  /// Whether rows `[n, heads, head_dim]` of a layer are finite once they are rounded to a dtype. Likewise.
-  [[nodiscard]] virtual bool are_finite(uint32_t layer, const DeviceTokens& rows, uint32_t n,
-                                        uint32_t heads, DType as, Stream stream) = 0;
+  /// Tokens of a prompt come, first, first + 1, ...: those of k and v, n <= slots of them, after which the layer's tokens
+  /// are the newest `kept` (n <= kept <= slots), those before the new ones being there. Waits for the stream; not during a
+  /// capture. Throws Error(invalid_argument | device_error).
+  virtual void append(uint32_t layer, uint32_t first, uint32_t kept, const TensorView& k,
+                      const TensorView& v, Stream stream) = 0;
+  /// Whether rows of head_dim elements, of a layer's q, k or v, are finite once they are rounded to a dtype. Likewise.
+  [[nodiscard]] virtual bool are_finite(uint32_t layer, const TensorView& rows, DType as,
+                                        Stream stream) = 0;
 
   /// Enqueues a step: k and v (both null: none) are appended, in a full ring in place of the oldest token, then q attends; out
   /// `[q_heads, head_dim]`, lse `[q_heads]` fp32 in device memory or null. May be captured. The layer has a token then. Of
   /// drafts: drafts.reach() <= slots, or the layer has had no more tokens than slots.
   /// Throws Error(invalid_argument | device_error); nothing is enqueued then.
-  virtual void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-                    const SeenDrafts& drafts, const DeviceRows& out, float* lse, Stream stream) = 0;
+  virtual void step(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+                    const SeenDrafts& drafts, const TensorOut& out, float* lse, Stream stream) = 0;
   /// The same in halves, of a step that sees all; one step at a time is between them.
-  virtual void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
+  virtual void begin(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
                      Stream stream) = 0;
-  virtual void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) = 0;
+  virtual void end(uint32_t layer, const TensorOut& out, float* lse, Stream stream) = 0;
   /// Enqueues: of the newest `of` (<= kMostDrafts) tokens of these layers, which are there, those remain that `kept` names,
   /// rising numbers below `of`.
   virtual void keep_newest(std::span<const uint32_t> layers, uint32_t of,

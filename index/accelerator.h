@@ -7,6 +7,7 @@
 // bit, that of a machine without; each alone is deterministic.
 #pragma once
 
+#include "cpu/tensor_view.h"
 #include "cpu/types.h"
 #include "index/partitions/kmeans.h"
 
@@ -15,9 +16,9 @@ namespace keyhole::index {
 /// The task of finding, for each query, the keys of largest  query . key + query_extra * key_extra.
 struct NearestTask {
   RowsView keys;
-  const float* key_extra = nullptr;  ///< `[keys.count]`; null, as query_extra is then: none
+  const float* key_extra = nullptr;  ///< `[keys.tokens]`; null, as query_extra is then: none
   RowsView queries;
-  const float* query_extra = nullptr;  ///< `[queries.count]`
+  const float* query_extra = nullptr;  ///< `[queries.tokens]`
   const uint32_t* limits = nullptr;    ///< query i sees keys [0, limits[i]); null: all
   uint32_t most = 0;                   ///< keys per query
   /// If not 0, the queries are the keys themselves and each list gets at most this many rows, best first, as graph

@@ -48,8 +48,8 @@ void BasicIndex::check_keys(const RowsView& keys, size_t at_least) const {
                                               ", the index was made for [*, " +
                                               std::to_string(dim_) + "] " + dtype_name(dtype_));
   }
-  if (keys.count < at_least || keys.count > kMaxRows) {
-    throw Error(Status::invalid_argument, "keys have " + std::to_string(keys.count) +
+  if (keys.tokens < at_least || keys.tokens > kMaxRows) {
+    throw Error(Status::invalid_argument, "keys have " + std::to_string(keys.tokens) +
                                               " rows; allowed: " + std::to_string(at_least) + ".." +
                                               std::to_string(kMaxRows));
   }
@@ -65,7 +65,7 @@ std::vector<float> BasicIndex::learn_scale(const BuildInput& input) const {
 void BasicIndex::build(const BuildInput& input, const Progress& progress) {
   check_keys(input.keys, 0);
   const auto start = Clock::now();
-  std::vector<float> scale = input.keys.count != 0 ? learn_scale(input) : std::vector<float>{};
+  std::vector<float> scale = input.keys.tokens != 0 ? learn_scale(input) : std::vector<float>{};
   do_build(input, scale, progress);
   channel_scale_ = std::move(scale);
   keys_ = input.keys;
@@ -84,7 +84,7 @@ std::unique_ptr<Addition> BasicIndex::prepare_append_kv(const KvView& kv,
   const auto start = Clock::now();
   auto prepared = std::make_unique<Prepared>();
   prepared->scale = channel_scale_;
-  if (kv.keys.count > count()) {
+  if (kv.keys.tokens > count()) {
     if (count() == 0 && channel_scale_.empty()) {
       BuildInput first;
       first.keys = kv.keys;
@@ -116,7 +116,7 @@ std::unique_ptr<Addition> BasicIndex::commit_append(std::unique_ptr<Addition> ad
 void BasicIndex::truncate(size_t new_count) {
   if (new_count >= count()) return;
   do_truncate(new_count);
-  keys_.count = new_count;
+  keys_.tokens = new_count;
   ++version_;
 }
 
@@ -124,7 +124,7 @@ std::unique_ptr<Index> BasicIndex::share(const RowsView& keys) const {
   check_keys(keys, count());
   std::unique_ptr<BasicIndex> copy = do_share();
   copy->keys_ = keys;
-  copy->keys_.count = count();
+  copy->keys_.tokens = count();
   return copy;
 }
 
@@ -276,7 +276,7 @@ void BasicIndex::load(std::istream& in, const RowsView& keys) {
   const auto seconds = reader.get<double>();
   require_sound(seconds >= 0.0 && seconds < 1e12, "an impossible build time");
   const auto saved_count = reader.get<uint64_t>();
-  require_sound(saved_count <= keys.count, "it has more rows than there are keys");
+  require_sound(saved_count <= keys.tokens, "it has more rows than there are keys");
   const auto channels = reader.get<uint32_t>();
   require_sound(channels == 0 || channels == dim_, "scales of other channels than keys have");
   auto scale = reader.get_array<float>(channels);
@@ -284,7 +284,7 @@ void BasicIndex::load(std::istream& in, const RowsView& keys) {
       std::all_of(scale.begin(), scale.end(), [](float s) { return std::isfinite(s) && s > 0.0F; }),
       "an impossible scale of a channel");
   RowsView view = keys;
-  view.count = saved_count;
+  view.tokens = saved_count;
   std::swap(channel_scale_, scale);
   try {
     load_body(reader, view);

@@ -55,7 +55,7 @@ class BasicIndex : public Index {
   std::unique_ptr<Addition> commit_append(std::unique_ptr<Addition> addition) final;
   void truncate(size_t count) final;
   [[nodiscard]] std::unique_ptr<Index> share(const RowsView& keys) const final;
-  [[nodiscard]] size_t count() const final { return keys_.count; }
+  [[nodiscard]] size_t count() const final { return keys_.tokens; }
   [[nodiscard]] uint32_t dim() const final { return dim_; }
   [[nodiscard]] const TypeDecl& type() const final { return spec_.type(); }
   using Index::search;
@@ -78,7 +78,7 @@ class BasicIndex : public Index {
   /// of learn_scale(), empty where there is no row; it is channel_scale() once the index is built.
   virtual void do_build(const BuildInput& input, const std::vector<float>& scale,
                         const Progress& progress) = 0;
-  /// Prepares the addition of rows [count(), keys.count), at least one; changes nothing.
+  /// Prepares the addition of rows [count(), keys.tokens), at least one; changes nothing.
   [[nodiscard]] virtual std::unique_ptr<Addition> do_prepare(const RowsView& keys,
                                                              const std::vector<float>& scale,
                                                              const Progress& progress) const = 0;
@@ -104,7 +104,7 @@ class BasicIndex : public Index {
   /// Adds diagnostics, and what `auto` parameters have become.
   virtual void describe(IndexInfo& info) const = 0;
   virtual void save_body(Writer& out) const = 0;
-  /// Reads what save_body() wrote, for rows [0, keys.count); commits nothing before reader.finish(). channel_scale()
+  /// Reads what save_body() wrote, for rows [0, keys.tokens); commits nothing before reader.finish(). channel_scale()
   /// is the saved scale meanwhile.
   virtual void load_body(Reader& in, const RowsView& keys) = 0;
 

@@ -19,6 +19,7 @@
 
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
+#include "cpu/tensor_view.h"
 #include "cpu/types.h"
 
 namespace keyhole::index {
@@ -61,7 +62,7 @@ struct RopeParams {
 /// Queries of the prefill that may guide a build: `[count, dim]` rows with their token positions.
 struct TrainingQueries {
   RowsView rows;
-  const uint32_t* positions = nullptr;  ///< `[rows.count]`, token positions; null where unknown
+  const uint32_t* positions = nullptr;  ///< `[rows.tokens]`, token positions; null where unknown
 };
 
 struct BuildInput {
@@ -168,7 +169,7 @@ class Index {
   /// index is unchanged. The result does not depend on the number of threads.
   virtual void build(const BuildInput& input, const Progress& progress) = 0;
 
-  /// Adds rows [count(), keys.count); keys is the same growing array as before.
+  /// Adds rows [count(), keys.tokens); keys is the same growing array as before.
   void append(const RowsView& keys, const Progress& progress) {
     (void)commit_append(prepare_append(keys, progress));
   }

@@ -48,7 +48,7 @@ class Cache {
   static constexpr size_t kPadding = size_t{2} << 20;
 
   [[nodiscard]] RowsView view(const ReservedBuffer& b, size_t h) const {
-    return {b.data() + kPadding + h * head_bytes(), kDim * dtype_size(dtype_), rows_, kDim, dtype_};
+    return dense_rows(b.data() + kPadding + h * head_bytes(), rows_, kDim, dtype_);
   }
   void fill(const ReservedBuffer& b, uint64_t seed) const {
     // One megabyte of random rows, repeated: values do not matter, but their spread does (no subnormals).
@@ -118,7 +118,7 @@ void gathered(benchmark::State& state, Level level, DType dtype, uint32_t group,
     for (uint32_t& id : ids) id = static_cast<uint32_t>(rng() % kRows);
     beside.iterate(
         [&] {
-          benchmark::DoNotOptimize(gather_read(one.keys.data, one.values.data, one.keys.stride,
+          benchmark::DoNotOptimize(gather_read(one.keys.data, one.values.data, one.keys.row_bytes(),
                                                ids.data(), count, kFloorAhead));
         },
         [&] {
@@ -156,15 +156,13 @@ void scored(benchmark::State& state, Level level, DType dtype, uint32_t group, s
     beside.iterate(
         [&] {
           benchmark::DoNotOptimize(
-              gather_read(one.data, one.stride, ids.data(), count, kFloorAhead));
+              gather_read(one.data, one.row_bytes(), ids.data(), count, kFloorAhead));
         },
         [&] {
           kernels.attend_scored[static_cast<size_t>(dtype)]({.scores = scores.data(),
                                                              .score_stride = count,
                                                              .group = group,
-                                                             .dim = kDim,
-                                                             .values = other.data,
-                                                             .value_stride = other.stride,
+                                                             .values = other,
                                                              .ids = ids.data(),
                                                              .count = count,
                                                              .logits = {0.0884F, 0.0F},

@@ -57,8 +57,8 @@ struct Setup {
 void gather_f16(benchmark::State& state, uint32_t group, size_t rows) {
   Setup s(rows, kDim * 2, group);
   const Kernels& kernels = select_kernels();
-  const ScoreArgs args = {s.queries.data(), group, kDim, s.rows(), kDim * 2, s.ids.data(), kIds,
-                          s.scores.data(),  kIds};
+  const RowsView keys = dense_rows(s.rows(), rows, kDim, DType::f16);
+  const ScoreArgs args = {s.queries.data(), group, keys, s.ids.data(), kIds, s.scores.data(), kIds};
   BesideFloor beside(state);
   for (auto _ : state) {
     s.shuffle(rows);
@@ -121,9 +121,9 @@ void scan(benchmark::State& state, DType type, uint32_t group) {
                                          reinterpret_cast<const int8_t*>(other), row_bytes, nullptr,
                                          kRows, scores.data(), kRows});
                      } else {
-                       kernels.score[static_cast<size_t>(type)]({s.queries.data(), group, kDim,
-                                                                 other, row_bytes, nullptr, kRows,
-                                                                 scores.data(), kRows});
+                       kernels.score[static_cast<size_t>(type)](
+                           {s.queries.data(), group, dense_rows(other, kRows, kDim, type), nullptr,
+                            kRows, scores.data(), kRows});
                      }
                    });
   }

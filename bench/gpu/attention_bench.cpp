@@ -154,8 +154,8 @@ std::vector<NamedPattern> patterns(uint32_t tokens) {
 
 /// Times patterns that choose, by the time of finding and that of attending; first with one pattern for all heads,
 /// then with all patterns among the heads.
-void time_patterns(const DeviceTokens& k, const DeviceTokens& v, const DeviceTokens& q,
-                   const DeviceTokens& out, uint32_t tokens, uint32_t chunk) {
+void time_patterns(const TensorView& k, const TensorView& v, const TensorView& q,
+                   const TensorOut& out, uint32_t tokens, uint32_t chunk) {
   cudaEvent_t begin, end;
   check(cudaEventCreate(&begin), "event");
   check(cudaEventCreate(&end), "event");
@@ -226,7 +226,8 @@ void time_f32(uint32_t tokens, uint32_t chunk) {
   const auto tensor = [&](size_t n, uint32_t heads) {
     auto* const data = allocate<float>(n);
     check(cudaMemcpy(data, numbers.data(), n * sizeof(float), cudaMemcpyHostToDevice), "copy");
-    return DeviceTokens{data, size_t{heads} * kDim, kDim, DType::f32};
+    return dense_tensor(reinterpret_cast<std::byte*>(data), n / heads / kDim, heads, kDim,
+                        DType::f32, Memory::device);
   };
   PromptStretch s;
   s.q = tensor(of_chunk, kHeads), s.out = tensor(of_chunk, kHeads);
@@ -254,7 +255,8 @@ void time_f32(uint32_t tokens, uint32_t chunk) {
   const double cells = 0.5 * tokens * tokens;
   std::printf("%8u %6s %-8s %8.3f %10.2f %9.0f\n", tokens, "f32", "general", 1.0, double{best},
               4.0 * cells * kHeads * kDim / double{best} * 1e-9);
-  for (const DeviceTokens& t : {s.q, s.k, s.v, s.out}) check(cudaFree(t.data), "free");
+  const std::byte* const tensors[] = {s.q.data, s.k.data, s.v.data, s.out.data};
+  for (const std::byte* data : tensors) check(cudaFree(const_cast<std::byte*>(data)), "free");
   check(cudaEventDestroy(begin), "destroy");
   check(cudaEventDestroy(end), "destroy");
 }
@@ -351,10 +353,12 @@ int main(int argc, char** argv) {
       for (const double share : {1.0, 0.3, 0.1, 0.03}) {
         if (!many) time(has_hopper, share);
       }
-      time_patterns({k, p.row_stride, p.head_stride, dtype},
-                    {v, p.row_stride, p.head_stride, dtype},
-                    {q, p.q_token_stride, p.q_head_stride, dtype},
-                    {p.o, p.q_token_stride, p.q_head_stride, DType::f32}, tokens, chunk);
+      const auto rows = [&](const void* data, uint32_t heads, DType of) {
+        return dense_tensor(static_cast<std::byte*>(const_cast<void*>(data)), tokens, heads, kDim,
+                            of, Memory::device);
+      };
+      time_patterns(rows(k, kKvHeads, dtype), rows(v, kKvHeads, dtype), rows(q, kHeads, dtype),
+                    rows(p.o, kHeads, DType::f32), tokens, chunk);
       for (void* x : {static_cast<void*>(k), static_cast<void*>(v), static_cast<void*>(q),
                       static_cast<void*>(p.o), static_cast<void*>(p.sums)}) {
         check(cudaFree(x), "free");

@@ -162,10 +162,14 @@ int main(int argc, char** argv) {
       s.block_count = count;
       auto* dq = device<float>(q.size());
       check(cudaMemcpy(dq, q.data(), q.size() * 4, cudaMemcpyHostToDevice), "copy");
-      s.q = {dq, dim, DType::f32};
+      const auto heads_of = [&](float* x) {
+        return dense_tensor(reinterpret_cast<std::byte*>(x), 1,
+                            static_cast<uint32_t>(q.size() / dim), dim, DType::f32, Memory::device);
+      };
+      s.q = heads_of(dq);
       s.work = device<std::byte>(codes_work_bytes(s));
       auto* out = device<float>(q.size());
-      s.out = {out, dim, DType::f32};
+      s.out = heads_of(out);
       std::vector<CodesStep> steps;
       for (uint32_t l = 0; l < layers; ++l) {
         s.blocks = data + l * layer_bytes;

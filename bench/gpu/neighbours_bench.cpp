@@ -52,8 +52,8 @@ void measure(const char* name, size_t m, size_t n, uint32_t dim, uint32_t most, 
     return p;
   };
   NeighbourTask task;
-  task.keys = {keys.data(), dim * dtype_size(type), n, dim, type};
-  task.queries = {queries.data(), dim * dtype_size(type), m, dim, type};
+  task.keys = dense_rows(keys.data(), n, dim, type);
+  task.queries = dense_rows(queries.data(), m, dim, type);
   task.most = most;
   task.thin = thin;
   if (limited) task.limits = limits.data();
@@ -67,7 +67,7 @@ void measure(const char* name, size_t m, size_t n, uint32_t dim, uint32_t most, 
         on_device(limits.data(), limits.size() * 4), on_device(extras.data(), extras.size() * 4)};
     task.keys.data = static_cast<const std::byte*>(owned[0]);
     task.queries.data = static_cast<const std::byte*>(owned[1]);
-    task.keys_in = task.queries_in = lists.in = Memory::device;
+    task.keys.memory = task.queries.memory = lists.in = Memory::device;
     lists.ids = static_cast<uint32_t*>(owned[2]);
     lists.counts = static_cast<uint32_t*>(owned[3]);
     if (limited) task.limits = static_cast<const uint32_t*>(owned[4]);

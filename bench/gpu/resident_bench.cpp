@@ -86,15 +86,18 @@ struct Session {
   }
   StreamSteps& steps() const { return *resident->stream_steps(); }
   void begin(uint32_t layer, cudaStream_t s) const {
-    const DeviceRows key = rows(k), value = rows(v);
+    const TensorView key = rows(k), value = rows(v);
     steps().begin(layer, rows(q), &key, &value, {}, s);
   }
   void end(uint32_t layer, cudaStream_t s) const { steps().end(layer, rows(out), nullptr, s); }
   void step(uint32_t layer, cudaStream_t s) const {
-    const DeviceRows key = rows(k), value = rows(v);
+    const TensorView key = rows(k), value = rows(v);
     steps().step(layer, rows(q), &key, &value, {}, rows(out), nullptr, s);
   }
-  static DeviceRows rows(const DeviceBuffer& b) { return {b.data(), 128, DType::f16}; }
+  static TensorOut rows(const DeviceBuffer& b) {
+    return dense_tensor(b.data(), 1, static_cast<uint32_t>(b.bytes() / 2 / 128), 128, DType::f16,
+                        Memory::device);
+  }
 
   ResidentShape shape;
   std::unique_ptr<Resident> resident;

@@ -97,8 +97,8 @@ void table(uint32_t bits, const std::byte* keys, const std::byte* values, uint32
   s.work = work.data();
   const DeviceBuffer q = zeros<float>(kKvHeads * kGroup * kDim);
   const DeviceBuffer out = zeros<float>(kKvHeads * kGroup * kDim);
-  s.q = {q.data(), kDim, DType::f32};
-  s.out = {out.data(), kDim, DType::f32};
+  s.q = dense_tensor(q.data(), 1, kKvHeads * kGroup, kDim, DType::f32, Memory::device);
+  s.out = dense_tensor(out.data(), 1, kKvHeads * kGroup, kDim, DType::f32, Memory::device);
   const DeviceBuffer figures = zeros<CodeFigures>(kKvHeads);
   const DoubtLayout layout(kKvHeads, kGroup, kDim);
   DeviceBuffer memory = zeros<std::byte>(layout.bytes);

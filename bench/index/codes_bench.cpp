@@ -32,7 +32,7 @@ struct Data {
     for (float& q : queries) q = normal(random);
   }
   [[nodiscard]] KvView kv() const {
-    const RowsView view{rows.data(), kDim * 2, rows.size() / (kDim * 2), kDim, DType::f16};
+    const RowsView view = dense_rows(rows.data(), rows.size() / (kDim * 2), kDim, DType::f16);
     return {view, view};
   }
   std::vector<std::byte> rows;

@@ -27,8 +27,7 @@ void sharp(benchmark::State& state) {
   test::SharpHead head({kDim, 32768, bias, 100.0F, false}, 1);
   const cpu::Kernels& kernels = cpu::select_kernels();
   const std::vector<float> train = head.queries(64, 1.0);
-  const RowsView queries{reinterpret_cast<const std::byte*>(train.data()), kDim * sizeof(float), 64,
-                         kDim, DType::f32};
+  const RowsView queries = dense_rows(train.data(), 64, kDim, DType::f32);
   KvCodes codes({kDim, bits, bits}, learn_balance(kernels, head.kv(), queries));
   codes.extend(kernels, head.kv());
   const std::vector<float> q = head.queries(kGroup, static_cast<double>(state.range(0)) / 10.0);

@@ -50,9 +50,7 @@ struct Data {
     }
   }
   [[nodiscard]] KvView kv(size_t head) const {
-    const auto view = [&](size_t i) {
-      return RowsView{arrays[i].data(), kRowBytes, n, kDim, DType::f16};
-    };
+    const auto view = [&](size_t i) { return dense_rows(arrays[i].data(), n, kDim, DType::f16); };
     return {view(2 * head), view(2 * head + 1)};
   }
   [[nodiscard]] const float* group_of(size_t head) const {

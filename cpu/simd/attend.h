@@ -149,15 +149,16 @@ template <class S, DType T>
 template <class S, class Args>
 bool normalise(const Args& a, const Running* running) {
   using F = typename S::F;
+  const uint32_t dim = a.values.dim;
   bool finite = true;
   for (uint32_t h = 0; h < a.group; ++h) {
     a.lse[h] = running[h].largest + __builtin_logf(running[h].sum);  // empty: -inf + -inf
     const F inverse = S::set1(running[h].sum > 0.0F ? 1.0F / running[h].sum : 0.0F);
     F check = S::set1(a.lse[h]);
     check = S::sub(check, check);  // 0, or NaN from Inf and NaN
-    for (uint32_t j = 0; j < a.dim; j += S::kWidth) {
-      const F o = S::mul(S::load_f32(a.o + h * a.dim + j), inverse);
-      S::store_f32(a.o + h * a.dim + j, o);
+    for (uint32_t j = 0; j < dim; j += S::kWidth) {
+      const F o = S::mul(S::load_f32(a.o + h * dim + j), inverse);
+      S::store_f32(a.o + h * dim + j, o);
       check = S::add(check, S::sub(o, o));
     }
     finite = finite && S::reduce_add(check) == 0.0F;
@@ -168,14 +169,14 @@ bool normalise(const Args& a, const Running* running) {
 template <class S, DType T>
 void attend(const AttendArgs& a) {
   constexpr size_t kPanel = S::kWidth;
-  const size_t row_bytes = a.dim * kElementSize<T>;
-  RowBlocks keys({a.keys, a.key_stride, a.ids, a.count, a.key_scales}, row_bytes);
-  RowBlocks values({a.values, a.value_stride, a.ids, a.count, a.value_scales}, row_bytes);
+  const uint32_t dim = a.keys.dim;
+  RowBlocks keys(rows_of<T>(a.keys, a.ids, a.count), dim * kElementSize<T>);
+  RowBlocks values(rows_of<T>(a.values, a.ids, a.count), dim * kElementSize<T>);
   alignas(64) float weights[kMaxGroup * kBlock];
   Running running[kMaxGroup];
   for (uint32_t h = 0; h < a.group; ++h) running[h] = {kMinusInf, 0.0F, 0.0F};
   for (size_t i = 0; i < a.group * kBlock; ++i) weights[i] = 0.0F;
-  for (size_t i = 0; i < size_t{a.group} * a.dim; ++i) a.o[i] = 0.0F;
+  for (size_t i = 0; i < size_t{a.group} * dim; ++i) a.o[i] = 0.0F;
 
   keys.prefetch_first();
   for (size_t begin = 0; begin < a.count; begin += kBlock) {
@@ -186,11 +187,11 @@ void attend(const AttendArgs& a) {
     for (size_t i = 0; i < n; i += kPanel) {
       dot_panel<S, T>(
           {keys.current() + i, values.current() + i, values.tails, n - i < kPanel ? n - i : kPanel,
-           a.dim, weights + i, kBlock, keys.scales() + i},
+           dim, weights + i, kBlock, keys.scales() + i},
           a.queries, a.group);
     }
     for (uint32_t h = 0; h < a.group; ++h) weigh<S>(weights + h * kBlock, n, a.logits, running[h]);
-    sum_block<S, T>({values.current(), keys.has_next ? keys.next() : values.current(), n, a.dim,
+    sum_block<S, T>({values.current(), keys.has_next ? keys.next() : values.current(), n, dim,
                      weights, running, a.o, values.scales()},
                     a.group);
   }

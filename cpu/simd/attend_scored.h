@@ -9,13 +9,13 @@ namespace {
 
 template <class S, DType T>
 void attend_scored(const AttendScoredArgs& a) {
-  RowBlocks values({a.values, a.value_stride, a.ids, a.count, a.value_scales},
-                   a.dim * kElementSize<T>);
+  const uint32_t dim = a.values.dim;
+  RowBlocks values(rows_of<T>(a.values, a.ids, a.count), dim * kElementSize<T>);
   alignas(64) float weights[kMaxGroup * kBlock];
   Running running[kMaxGroup];
   for (uint32_t h = 0; h < a.group; ++h) running[h] = {kMinusInf, 0.0F, 0.0F};
   for (size_t i = 0; i < a.group * kBlock; ++i) weights[i] = 0.0F;
-  for (size_t i = 0; i < size_t{a.group} * a.dim; ++i) a.o[i] = 0.0F;
+  for (size_t i = 0; i < size_t{a.group} * dim; ++i) a.o[i] = 0.0F;
 
   values.prefetch_first();
   for (size_t begin = 0; begin < a.count; begin += kBlock) {
@@ -26,7 +26,7 @@ void attend_scored(const AttendScoredArgs& a) {
                        n * sizeof(float));
       weigh<S>(weights + h * kBlock, n, a.logits, running[h]);
     }
-    sum_block<S, T>({values.current(), values.has_next ? values.next() : values.current(), n, a.dim,
+    sum_block<S, T>({values.current(), values.has_next ? values.next() : values.current(), n, dim,
                      weights, running, a.o, values.scales()},
                     a.group);
   }

@@ -78,8 +78,8 @@ void weigh_partitions(const PartitionArgs& a) {
 template <class S, DType T>
 void weighted_sum(const WeightedSumArgs& a) {
   if (a.count == 0) return;
-  RowBlocks values({a.values, a.value_stride, a.ids, a.count, a.value_scales},
-                   a.dim * kElementSize<T>);
+  const uint32_t dim = a.values.dim;
+  RowBlocks values(rows_of<T>(a.values, a.ids, a.count), dim * kElementSize<T>);
   alignas(64) float weights[kMaxGroup * kBlock];
   Running running[kMaxGroup];
   for (uint32_t h = 0; h < a.group; ++h) running[h] = {0.0F, 0.0F, 1.0F};
@@ -91,7 +91,7 @@ void weighted_sum(const WeightedSumArgs& a) {
       __builtin_memcpy(weights + h * kBlock, a.weights + h * a.weight_stride + begin,
                        n * sizeof(float));
     }
-    sum_block<S, T>({values.current(), values.has_next ? values.next() : values.current(), n, a.dim,
+    sum_block<S, T>({values.current(), values.has_next ? values.next() : values.current(), n, dim,
                      weights, running, a.o, values.scales()},
                     a.group);
   }

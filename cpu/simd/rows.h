@@ -14,7 +14,7 @@ constexpr size_t round_up_to(size_t n, size_t unit) { return (n + unit - 1) / un
 
 struct Rows {
   const std::byte* base;
-  size_t stride;
+  size_t stride;        // bytes
   const uint32_t* ids;  // null: contiguous
   size_t count;
   RowScales scales{};  // of int8
@@ -26,6 +26,17 @@ struct Rows {
     return scales.data + (scales.first + id(i)) / kScaleRows * scales.stride;
   }
 };
+
+template <DType T>
+constexpr size_t kElementSize = T == DType::f32 ? 4 : (T == DType::i8 ? 1 : 2);
+
+/// `count` rows of a view whose dtype is T.
+template <DType T>
+[[gnu::always_inline]] inline Rows rows_of(const RowsView& view, const uint32_t* ids,
+                                           size_t count) {
+  return {view.data, static_cast<size_t>(view.token_stride) * kElementSize<T>, ids, count,
+          view.scales};
+}
 
 constexpr size_t kCacheLine = 64;
 
@@ -121,9 +132,6 @@ class RowBlocks {
   const std::byte* blocks_[2][kBlock + kPadding];
   const uint16_t* scales_[2][kBlock + kPadding];
 };
-
-template <DType T>
-constexpr size_t kElementSize = T == DType::f32 ? 4 : (T == DType::i8 ? 1 : 2);
 
 /// Loads a vector of a row as fp32. scales: those of its channels, where they are int8.
 template <class S, DType T>

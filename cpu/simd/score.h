@@ -9,7 +9,8 @@ namespace {
 template <class S, DType T>
 void score(const ScoreArgs& a) {
   constexpr size_t kPanel = S::kWidth;
-  RowBlocks blocks({a.keys, a.key_stride, a.ids, a.count, a.scales}, a.dim * kElementSize<T>);
+  const uint32_t dim = a.keys.dim;
+  RowBlocks blocks(rows_of<T>(a.keys, a.ids, a.count), dim * kElementSize<T>);
   blocks.prefetch_first();
   float last[kMaxGroup * kPanel];
   for (size_t begin = 0; begin < a.count; begin += kBlock) {
@@ -20,7 +21,7 @@ void score(const ScoreArgs& a) {
                   blocks.has_next ? blocks.next() + (i - begin) : nullptr,
                   blocks.tails,
                   n,
-                  a.dim,
+                  dim,
                   a.scores + i,
                   a.score_stride,
                   blocks.scales() + (i - begin)};

@@ -59,7 +59,7 @@ void attach(Graph& graph, const LiftedKeys& keys, uint32_t from, uint32_t row) {
 }  // namespace
 
 void remove_rows(Graph& graph, const LiftedKeys& keys) {
-  const size_t count = keys.rows().count;
+  const size_t count = keys.rows().tokens;
   std::vector<uint32_t> candidates;
   std::vector<uint32_t> open;
   struct Repair {

@@ -6,7 +6,7 @@
 
 namespace keyhole::index {
 
-/// Drops rows >= keys.rows().count. A row that had links to dropped rows is linked to the surviving rows
+/// Drops rows >= keys.rows().tokens. A row that had links to dropped rows is linked to the surviving rows
 /// behind them instead (FreshDiskANN's consolidation, arXiv 2105.09613), chosen by HNSW's occlusion rule.
 /// Reads no dropped key: their memory may hold anything by now.
 void remove_rows(Graph& graph, const LiftedKeys& keys);

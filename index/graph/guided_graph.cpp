@@ -198,16 +198,15 @@ void connect_round(Lists& lists, const LiftedKeys& keys, std::span<const uint32_
 Neighbours nearest_of_all(const Context& context, const LiftedKeys& keys,
                           const GuidedConfig& config, const Twins& twins) {
   Neighbours found;
-  const size_t n = keys.rows().count - twins.size();
+  const size_t n = keys.rows().tokens - twins.size();
   if (context.accelerator == nullptr || n < 2) return found;
   NearestTask task;
-  const std::vector<uint32_t> distinct = twins.distinct(keys.rows().count);
+  const std::vector<uint32_t> distinct = twins.distinct(keys.rows().tokens);
   // A tenth of a second for 128k keys, a twentieth of what the search saves.
   const std::vector<std::byte> rows = keys.copy(distinct);
   std::vector<float> extra = keys.extra();
   for (size_t i = 0; i < distinct.size(); ++i) extra[i] = extra[distinct[i]];
-  const uint32_t dim = keys.rows().dim;
-  task.keys = {rows.data(), dim * dtype_size(keys.copy_dtype()), n, dim, keys.copy_dtype()};
+  task.keys = dense_rows(rows.data(), n, keys.rows().dim, keys.copy_dtype());
   task.queries = task.keys;
   task.key_extra = task.query_extra = extra.data();
   task.most = static_cast<uint32_t>(std::min<size_t>(config.beam, n));
@@ -219,8 +218,8 @@ Neighbours nearest_of_all(const Context& context, const LiftedKeys& keys,
   found.per_query = task.thin;
   if (distinct.empty()) return found;
   // What was found are places among the distinct keys.
-  Neighbours of_rows{task.thin, std::vector<uint32_t>(keys.rows().count),
-                     std::vector<uint32_t>(keys.rows().count * task.thin)};
+  Neighbours of_rows{task.thin, std::vector<uint32_t>(keys.rows().tokens),
+                     std::vector<uint32_t>(keys.rows().tokens * task.thin)};
   for (size_t i = 0; i < n; ++i) {
     of_rows.counts[distinct[i]] = found.counts[i];
     const auto near = found.of(i);
@@ -269,7 +268,7 @@ std::vector<uint32_t> most_wanted(const Neighbours& neighbours, size_t rows, siz
 GuidedGraph build_guided(const Context& context, const LiftedKeys& keys,
                          const Neighbours& neighbours, const GuidedConfig& config,
                          ProgressMeter& meter, const Twins& twins) {
-  const size_t n = keys.rows().count;
+  const size_t n = keys.rows().tokens;
   GuidedGraph out;
   out.graph = Graph(n, config.width(), 0, 2 * n);
   Guidance& guidance = out.guidance;
@@ -307,7 +306,7 @@ GuidedGraph build_guided(const Context& context, const LiftedKeys& keys,
 GraphEdits connect_rows(const Graph& graph, const LiftedKeys& keys,
                         std::span<const uint32_t> entries, const GuidedConfig& config,
                         ProgressMeter& meter, const Twins& twins) {
-  const size_t n = keys.rows().count;
+  const size_t n = keys.rows().tokens;
   ListsBeside lists(graph, n);
   Workers workers(nullptr, keys);
   const std::vector<uint32_t> representative = twins.representatives(n);

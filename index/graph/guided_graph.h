@@ -56,7 +56,7 @@ struct GraphEdits {
   std::vector<uint32_t> slots;  ///< `[rows.size(), width]`
 };
 
-/// Prepares the edits that connect rows [graph.nodes(), keys.rows().count) to the graph as CONNECT does; `twins`,
+/// Prepares the edits that connect rows [graph.nodes(), keys.rows().tokens) to the graph as CONNECT does; `twins`,
 /// among the rows of `keys`, get no links. Reads only; runs on the calling thread. Advances the meter by 1 per row.
 [[nodiscard]] GraphEdits connect_rows(const Graph& graph, const LiftedKeys& keys,
                                       std::span<const uint32_t> entries, const GuidedConfig& config,

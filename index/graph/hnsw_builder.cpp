@@ -66,7 +66,7 @@ class Builder {
   Builder(const Graph& graph, const LiftedKeys& keys, const HnswConfig& config)
       : keys_(keys),
         config_(config),
-        graph_(extended(graph, keys.rows().count)),
+        graph_(extended(graph, keys.rows().tokens)),
         pruner_(keys, Ties::larger_row) {
     beam_.reserve(graph_.nodes(), graph_.width(), config.ef_construction);
     rows_.resize(graph_.width());
@@ -164,7 +164,7 @@ void Builder::insert(uint32_t row) {
 
 Graph insert_rows(const Graph& graph, const LiftedKeys& keys, const HnswConfig& config,
                   ProgressMeter& meter, const Twins& twins) {
-  const size_t count = keys.rows().count;
+  const size_t count = keys.rows().tokens;
   const std::vector<uint32_t> representative = twins.representatives(count);
   Builder builder(graph, keys, config);
   for (size_t row = graph.nodes(); row < count; ++row) {

@@ -13,7 +13,7 @@ struct HnswConfig {
   uint32_t ef_construction;  ///< beam of the search for a new row's neighbours
 };
 
-/// Returns the graph with rows [graph.nodes(), keys.rows().count) added one after the other on this thread, so that
+/// Returns the graph with rows [graph.nodes(), keys.rows().tokens) added one after the other on this thread, so that
 /// the result depends on the arguments alone. A row's levels are drawn from its number, so that adding rows in
 /// several calls gives the same graph as in one. `twins`, among the rows of `keys`, get no links. Advances the meter
 /// by 1 per row.

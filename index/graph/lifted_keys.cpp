@@ -42,7 +42,7 @@ double squared_norm(const double* x, uint32_t dim) {
 Lift Lift::of(const cpu::Kernels& kernels, const RowsView& keys, std::span<const float> scale,
               double quantile, std::span<const uint32_t> rows) {
   Lift lift;
-  const size_t count = rows.empty() ? keys.count : rows.size();
+  const size_t count = rows.empty() ? keys.tokens : rows.size();
   lift.center = mean_key(kernels, keys, rows, count);
   if (count == 0) return lift;
   const std::vector<double> scales = widened(scale, keys.dim, 1.0);
@@ -87,10 +87,10 @@ LiftedKeys::LiftedKeys(const cpu::Kernels& kernels, const RowsView& keys, const 
       center_(widened(lift.center, keys.dim, 0.0)),
       scale_(widened(scale, keys.dim, 1.0)),
       is_lifted_(lift.radius != 0.0),
-      extra_(keys.count, 0.0F) {
+      extra_(keys.tokens, 0.0F) {
   if (!is_lifted_) return;
   double x[kMaxHeadDim];
-  for (size_t i = 0; i < keys.count; ++i) {
+  for (size_t i = 0; i < keys.tokens; ++i) {
     place(i, x);
     const double rest = lift.radius * lift.radius - squared_norm(x, keys.dim);
     extra_[i] = static_cast<float>(std::sqrt(std::max(rest, 0.0)));
@@ -106,7 +106,7 @@ void LiftedKeys::place(size_t row, double* x) const {
 std::vector<std::byte> LiftedKeys::copy(std::span<const uint32_t> rows) const {
   const DType dtype = copy_dtype();
   const size_t row_bytes = keys_.dim * dtype_size(dtype);
-  const size_t count = rows.empty() ? keys_.count : rows.size();
+  const size_t count = rows.empty() ? keys_.tokens : rows.size();
   std::vector<std::byte> out(count * row_bytes);
   double x[kMaxHeadDim];
   float narrow[kMaxHeadDim];

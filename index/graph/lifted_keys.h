@@ -38,7 +38,7 @@ struct Lift {
 /// Keys of one head with their extra coordinate; nothing but that coordinate is stored.
 class LiftedKeys {
  public:
-  /// Lifts rows [0, keys.count). scale: `[dim]` s, empty: 1. Keys longer than the radius get 0 as their coordinate
+  /// Lifts rows [0, keys.tokens). scale: `[dim]` s, empty: 1. Keys longer than the radius get 0 as their coordinate
   /// (their edges are slightly off, their scores never).
   LiftedKeys(const cpu::Kernels& kernels, const RowsView& keys, const Lift& lift,
              std::span<const float> scale);

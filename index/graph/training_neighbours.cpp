@@ -31,7 +31,7 @@ struct Block {
 RowsView for_accelerator(const cpu::Kernels& kernels, const RowsView& keys,
                          std::span<const uint32_t> rows, std::vector<std::byte>& memory) {
   if (keys.dtype != DType::i8 && rows.empty()) return keys;
-  const size_t count = rows.empty() ? keys.count : rows.size();
+  const size_t count = rows.empty() ? keys.tokens : rows.size();
   const auto copied = [&](DType dtype) {
     const size_t row_bytes = keys.dim * dtype_size(dtype);
     memory.resize(count * row_bytes);
@@ -39,7 +39,7 @@ RowsView for_accelerator(const cpu::Kernels& kernels, const RowsView& keys,
       const size_t row = rows.empty() ? i : rows[i];
       cpu::copy_row(kernels, keys, row, dtype, memory.data() + i * row_bytes);
     }
-    return RowsView{memory.data(), row_bytes, count, keys.dim, dtype};
+    return dense_rows(memory.data(), count, keys.dim, dtype);
   };
   if (keys.dtype != DType::i8) return copied(keys.dtype);
   const RowsView narrow = copied(DType::f16);
@@ -54,7 +54,7 @@ bool accelerated(const Context& context, const RowsView& keys, std::span<const u
                  const TrainingQueries& queries, std::span<const uint32_t> chosen, const Sees& sees,
                  Neighbours& found) {
   if (context.accelerator == nullptr || chosen.empty() || found.per_query == 0) return false;
-  const size_t row_bytes = queries.rows.dim * dtype_size(queries.rows.dtype);
+  const size_t row_bytes = queries.rows.row_bytes();
   std::vector<std::byte> asked(chosen.size() * row_bytes);
   std::vector<uint32_t> limits(chosen.size());
   for (size_t i = 0; i < chosen.size(); ++i) {
@@ -64,7 +64,7 @@ bool accelerated(const Context& context, const RowsView& keys, std::span<const u
   std::vector<std::byte> copied;
   NearestTask task;
   task.keys = for_accelerator(*context.kernels, keys, rows, copied);
-  task.queries = {asked.data(), row_bytes, chosen.size(), queries.rows.dim, queries.rows.dtype};
+  task.queries = dense_rows(asked.data(), chosen.size(), queries.rows.dim, queries.rows.dtype);
   task.limits = limits.data();
   task.most = found.per_query;
   return context.accelerator->nearest_keys(task, {found.rows.data(), found.counts.data()});
@@ -73,7 +73,7 @@ bool accelerated(const Context& context, const RowsView& keys, std::span<const u
 }  // namespace
 
 std::vector<uint32_t> choose_queries(const TrainingQueries& queries, size_t most) {
-  const size_t n = queries.rows.count;
+  const size_t n = queries.rows.tokens;
   const size_t count = std::min(n, most);
   std::vector<uint32_t> chosen(count);
   for (size_t i = 0; i < count; ++i) {
@@ -96,7 +96,7 @@ Neighbours nearest_keys(const Context& context, const RowsView& keys, uint32_t f
                         uint32_t per_query, ProgressMeter& meter, std::span<const uint32_t> rows) {
   const cpu::Kernels& kernels = *context.kernels;
   const uint32_t dim = keys.dim;
-  const size_t count = rows.empty() ? keys.count : rows.size();
+  const size_t count = rows.empty() ? keys.tokens : rows.size();
   Neighbours found;
   found.per_query = static_cast<uint32_t>(std::min<size_t>(per_query, count));
   found.counts.resize(chosen.size());
@@ -104,7 +104,7 @@ Neighbours nearest_keys(const Context& context, const RowsView& keys, uint32_t f
   // Keys are searched, and found, by their places among `rows`; of those a query sees a beginning, too.
   const auto sees = [&](uint32_t query) {
     if (queries.positions == nullptr) return count;
-    const size_t seen = visible(queries.positions[query], first_position, keys.count);
+    const size_t seen = visible(queries.positions[query], first_position, keys.tokens);
     if (rows.empty()) return seen;
     return static_cast<size_t>(std::lower_bound(rows.begin(), rows.end(), seen) - rows.begin());
   };

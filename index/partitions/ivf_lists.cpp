@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "cpu/row_access.h"
+
 namespace keyhole::index {
 namespace {
 
@@ -58,7 +60,7 @@ void IvfLists::apply(Change&& change) {
 
 void IvfLists::scan(std::span<const uint32_t> lists, const SearchArgs& args, const RowsView& keys,
                     ListScratch& scratch, SearchCost& cost) const {
-  if (coded_) scratch.rerank.begin(codes_, args, keys.count, scratch.collector);
+  if (coded_) scratch.rerank.begin(codes_, args, keys.tokens, scratch.collector);
   for (size_t i = args.part; i < lists.size(); i += args.parts) {
     scan(trained_[lists[i]], args, scratch, cost);
     scan(tail_.list(lists[i]), args, scratch, cost);
@@ -79,15 +81,8 @@ void IvfLists::scan(const KeyList& list, const SearchArgs& args, ListScratch& sc
       scratch.rerank.offer(scores, kScanBlock, list.rows + first, n);
       continue;
     }
-    kernels_->score[static_cast<size_t>(dtype_)]({.queries = args.queries,
-                                                  .group = args.group,
-                                                  .dim = dim_,
-                                                  .keys = keys,
-                                                  .key_stride = bytes,
-                                                  .ids = nullptr,
-                                                  .count = n,
-                                                  .scores = scores,
-                                                  .score_stride = kScanBlock});
+    cpu::score_rows(*kernels_, dense_rows(keys, n, dim_, dtype_), args.queries, args.group, nullptr,
+                    n, scores, kScanBlock);
     scratch.collector.offer(scores, kScanBlock, list.rows + first, n);
   }
   cost.keys_scored += uint64_t{args.group} * list.size;
@@ -184,14 +179,14 @@ void IvfLists::save(Writer& out) const {
 
 void IvfLists::load(Reader& in, const RowsView& keys) {
   const auto part_count = in.get<uint64_t>();
-  require_sound(part_count <= keys.count, "more parts than rows");
-  require_sound((part_count == 0) == (keys.count == 0), "rows without lists");
+  require_sound(part_count <= keys.tokens, "more parts than rows");
+  require_sound((part_count == 0) == (keys.tokens == 0), "rows without lists");
   if (coded_ && part_count > 0) codes_.load_scales(in);
   for (uint64_t p = 0; p < part_count; ++p) {
     Part part;
     part.begin = trained_rows();
     part.end = in.get<uint64_t>();
-    require_sound(part.end > part.begin && part.end <= keys.count,
+    require_sound(part.end > part.begin && part.end <= keys.tokens,
                   "parts that do not follow each other");
     const auto lists = in.get<uint64_t>();
     require_sound(lists >= 1 && lists <= kMaxListsOfPart, "an impossible number of lists");
@@ -206,7 +201,7 @@ void IvfLists::load(Reader& in, const RowsView& keys) {
     parts_.push_back(std::move(part));
   }
   add_lists(parts_, trained_);
-  auto tail_labels = in.get_array<uint32_t>(keys.count - trained_rows());
+  auto tail_labels = in.get_array<uint32_t>(keys.tokens - trained_rows());
   require_sound(all_below(tail_labels, count()), "a row of a list that does not exist");
   apply(with_tail(keys, std::move(tail_labels)));
 }

@@ -52,9 +52,7 @@ class IvfLists {
 
   /// The mean keys, `[count(), dim]` of the keys' dtype: rounding them moves no rank that matters, and at
   /// 64 keys a list fp32 ones would be 3 % of K, a good part of what a search reads.
-  [[nodiscard]] RowsView means() const {
-    return {means_.data(), row_bytes(), count(), dim_, dtype_};
-  }
+  [[nodiscard]] RowsView means() const { return dense_rows(means_.data(), count(), dim_, dtype_); }
   /// Scores all rows of some lists for the group and offers them to the scratch's collector. A part of a search takes
   /// every parts-th of the lists.
   void scan(std::span<const uint32_t> lists, const SearchArgs& args, const RowsView& keys,
@@ -89,7 +87,7 @@ class IvfLists {
   void describe(IndexInfo& info) const;
 
   void save(Writer& out) const;
-  /// Reads the lists of rows [0, keys.count) into this object, which is empty.
+  /// Reads the lists of rows [0, keys.tokens) into this object, which is empty.
   void load(Reader& in, const RowsView& keys);
 
  private:

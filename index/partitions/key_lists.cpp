@@ -35,7 +35,7 @@ KeyLists KeyLists::encoded(const KeyCodes& codes, uint32_t dim, DType dtype) con
   if (!arrays_) return out;
   const std::vector<uint32_t>& rows = arrays_->rows;
   Arrays arrays{cpu::ReservedBuffer(rows.size() * codes.stride()), rows};
-  codes.encode_rows({arrays_->keys.data(), row_bytes_, rows.size(), dim, dtype}, 0, rows.size(),
+  codes.encode_rows(dense_rows(arrays_->keys.data(), rows.size(), dim, dtype), 0, rows.size(),
                     reinterpret_cast<int8_t*>(arrays.keys.data()));
   out.arrays_ = cpu::Shared<Arrays>(std::move(arrays));
   return out;

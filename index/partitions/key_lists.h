@@ -6,6 +6,7 @@
 
 #include "cpu/memory.h"
 #include "cpu/shared.h"
+#include "cpu/tensor_view.h"
 #include "cpu/types.h"
 #include "index/scan/key_codes.h"
 

@@ -17,7 +17,7 @@ std::vector<float> sample_rows(const cpu::Kernels& kernels, const RowsView& keys
   std::vector<float> points;
   points.reserve(wanted * keys.dim);
   for (size_t i = 0; i < wanted; ++i) {
-    const size_t row = i * keys.count / wanted;
+    const size_t row = i * keys.tokens / wanted;
     const std::vector<float> point = rows_as_f32(kernels, keys, row, row + 1, rope, scale);
     points.insert(points.end(), point.begin(), point.end());
   }
@@ -49,7 +49,7 @@ KeyPartitions train_key_partitions(const Context& context, const RowsView& keys,
                                    const RopeUndo& rope, std::span<const float> scale, size_t count,
                                    uint32_t iterations, uint32_t seed, ProgressMeter& meter) {
   const uint32_t dim = keys.dim;
-  const size_t n = kmeans_sample(keys.count, count);
+  const size_t n = kmeans_sample(keys.tokens, count);
   std::vector<float> points = sample_rows(*context.kernels, keys, n, rope, scale);
   std::vector<double> mean(dim, 0.0);
   for (size_t i = 0; i < points.size(); ++i) mean[i % dim] += points[i] / static_cast<double>(n);

@@ -26,7 +26,7 @@ struct KeyPartitions {
   [[nodiscard]] static KeyPartitions load(Reader& in, uint32_t dim);
 };
 
-/// Trains `count` partitions (1..keys.count) by spherical k-means over (a sample of) the keys minus their mean, with
+/// Trains `count` partitions (1..keys.tokens) by spherical k-means over (a sample of) the keys minus their mean, with
 /// each channel times its scale (`[dim]`, scan/balance.h; empty: 1). The bonuses hold the mean and the centroids the
 /// scale, so that a key is assigned as it is. Advances the meter by kmeans_sample() * iterations.
 [[nodiscard]] KeyPartitions train_key_partitions(const Context& context, const RowsView& keys,

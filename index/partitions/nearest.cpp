@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cpu/row_access.h"
 #include "index/scan/sixteen.h"
 
 namespace keyhole::index {
@@ -63,16 +64,8 @@ void NearestCentroid::assign(const float* points, size_t n, uint32_t* labels) co
     Best best[kPointsAtOnce];
     for (size_t c = 0; c < count_; c += kTile) {
       const size_t tile = std::min(kTile, count_ - c);
-      kernels_->score[static_cast<size_t>(DType::f32)](
-          {.queries = points + p * dim_,
-           .group = group,
-           .dim = dim_,
-           .keys = reinterpret_cast<const std::byte*>(centroids_ + c * dim_),
-           .key_stride = dim_ * sizeof(float),
-           .ids = nullptr,
-           .count = tile,
-           .scores = scores,
-           .score_stride = kTile});
+      cpu::score_rows(*kernels_, dense_rows(centroids_ + c * dim_, tile, dim_, DType::f32),
+                      points + p * dim_, group, nullptr, tile, scores, kTile);
       for (uint32_t h = 0; h < group; ++h) {
         improve(scores + h * kTile, offsets_.data() + c, tile, c, best[h]);
       }

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "cpu/row_access.h"
 #include "index/grow.h"
 
 namespace keyhole::index {
@@ -96,18 +97,11 @@ void QueryClassifier::add_hidden_logits(const float* queries, uint32_t group,
                                         Scratch& scratch) const {
   const ClassifierWeights& w = weights_;
   const size_t count = w.partitions.count();
-  const auto score = kernels_->score[static_cast<size_t>(DType::f16)];
   for (uint32_t first = 0; first < w.hidden;) {
     const uint32_t width = width_of_piece(w.hidden - first);
-    score({.queries = queries,
-           .group = group,
-           .dim = w.dim,
-           .keys = bytes_of(w.w1) + size_t{first} * w.dim * sizeof(uint16_t),
-           .key_stride = w.dim * sizeof(uint16_t),
-           .ids = nullptr,
-           .count = width,
-           .scores = scratch.hidden_.data(),
-           .score_stride = width});
+    cpu::score_rows(*kernels_,
+                    dense_rows(w.w1.data() + size_t{first} * w.dim, width, w.dim, DType::f16),
+                    queries, group, nullptr, width, scratch.hidden_.data(), width);
     for (uint32_t h = 0; h < group; ++h) {
       float* units = scratch.hidden_.data() + size_t{h} * width;
       for (uint32_t i = 0; i < width; ++i) {
@@ -115,15 +109,9 @@ void QueryClassifier::add_hidden_logits(const float* queries, uint32_t group,
         units[i] = x > 0.0F ? x : 0.0F;
       }
     }
-    score({.queries = scratch.hidden_.data(),
-           .group = group,
-           .dim = width,
-           .keys = bytes_of(w.w2) + size_t{first} * count * sizeof(uint16_t),
-           .key_stride = width * sizeof(uint16_t),
-           .ids = nullptr,
-           .count = count,
-           .scores = scratch.partial_.data(),
-           .score_stride = count});
+    cpu::score_rows(*kernels_,
+                    dense_rows(w.w2.data() + size_t{first} * count, count, width, DType::f16),
+                    scratch.hidden_.data(), group, nullptr, count, scratch.partial_.data(), count);
     for (size_t i = 0; i < group * count; ++i) scratch.logits_[i] += scratch.partial_[i];
     first += width;
   }
@@ -133,15 +121,8 @@ void QueryClassifier::densities(const float* queries, uint32_t group, const floa
                                 Scratch& scratch, float* density) const {
   const ClassifierWeights& w = weights_;
   const size_t count = w.partitions.count();
-  kernels_->score[static_cast<size_t>(DType::f16)]({.queries = queries,
-                                                    .group = group,
-                                                    .dim = w.dim,
-                                                    .keys = bytes_of(w.w3),
-                                                    .key_stride = w.dim * sizeof(uint16_t),
-                                                    .ids = nullptr,
-                                                    .count = count,
-                                                    .scores = scratch.logits_.data(),
-                                                    .score_stride = count});
+  cpu::score_rows(*kernels_, dense_rows(w.w3.data(), count, w.dim, DType::f16), queries, group,
+                  nullptr, count, scratch.logits_.data(), count);
   add_hidden_logits(queries, group, scratch);
   std::fill_n(density, count, 0.0F);
   for (uint32_t h = 0; h < group; ++h) {

@@ -13,15 +13,14 @@ namespace {
 constexpr double kFar = 4.0;
 
 RowsView view_of(const std::vector<float>& rows, uint32_t dim) {
-  return {reinterpret_cast<const std::byte*>(rows.data()), dim * sizeof(float), rows.size() / dim,
-          dim, DType::f32};
+  return dense_rows(rows.data(), rows.size() / dim, dim, DType::f32);
 }
 
 /// Keys of the blocks that learn_balance() would look at, turned back, `[rows, dim]`.
 std::vector<float> sample_undone(const cpu::Kernels& kernels, const RowsView& keys,
                                  const RopeUndo& rope) {
-  const size_t size = std::min<size_t>(kCodeBlock, keys.count);
-  const size_t blocks = size == 0 ? 0 : keys.count / size;
+  const size_t size = std::min<size_t>(kCodeBlock, keys.tokens);
+  const size_t blocks = size == 0 ? 0 : keys.tokens / size;
   const size_t used = std::min(blocks, kBalanceBlocks);
   std::vector<float> sample;
   sample.reserve(used * size * keys.dim);
@@ -78,7 +77,7 @@ std::vector<float> far_means(const cpu::Kernels& kernels, const RowsView& keys, 
 
 RopeUndo balanced_undo(const cpu::Kernels& kernels, const BuildInput& input, uint32_t dim) {
   RopeUndo rope(input.rope, dim, input.first_position);
-  if (!rope.changes() || input.keys.count == 0) return rope;
+  if (!rope.changes() || input.keys.tokens == 0) return rope;
   rope.balance_pairs(
       input.balance != nullptr
           ? input.balance->key_scale
@@ -94,7 +93,7 @@ std::vector<float> undone_scale(const cpu::Kernels& kernels, const BuildInput& i
   const std::vector<float> keys = sample_undone(kernels, input.keys, rope);
   const TrainingQueries& given = input.queries;
   std::vector<float> queries;
-  for (size_t i = 0; given.positions != nullptr && i < given.rows.count; ++i) {
+  for (size_t i = 0; given.positions != nullptr && i < given.rows.tokens; ++i) {
     float row[kMaxHeadDim];
     float turned[kMaxHeadDim];
     kernels.to_f32[static_cast<size_t>(given.rows.dtype)](given.rows.row(i), row, dim);

@@ -27,9 +27,9 @@ void add_row(const cpu::Kernels& kernels, const RowsView& rows, size_t i, std::v
 std::vector<double> variances_inside_blocks(const cpu::Kernels& kernels, const RowsView& rows) {
   const uint32_t dim = rows.dim;
   std::vector<double> total(dim, 0.0);
-  if (rows.count == 0) return total;
-  const size_t size = std::min<size_t>(kCodeBlock, rows.count);
-  const size_t blocks = rows.count / size;
+  if (rows.tokens == 0) return total;
+  const size_t size = std::min<size_t>(kCodeBlock, rows.tokens);
+  const size_t blocks = rows.tokens / size;
   const size_t used = std::min(blocks, kBalanceBlocks);
   std::vector<float> row(dim);
   std::vector<double> sum(dim), squares(dim);
@@ -60,11 +60,11 @@ std::vector<double> variances_inside_blocks(const cpu::Kernels& kernels, const R
 std::vector<double> mean_squares(const cpu::Kernels& kernels, const RowsView& rows) {
   std::vector<double> squares(rows.dim, 0.0);
   std::vector<float> row(rows.dim);
-  for (size_t i = 0; i < rows.count; ++i) {
+  for (size_t i = 0; i < rows.tokens; ++i) {
     add_row(kernels, rows, i, row);
     for (uint32_t j = 0; j < rows.dim; ++j) squares[j] += double{row[j]} * row[j];
   }
-  for (double& s : squares) s /= static_cast<double>(std::max<size_t>(rows.count, 1));
+  for (double& s : squares) s /= static_cast<double>(std::max<size_t>(rows.tokens, 1));
   return squares;
 }
 
@@ -117,11 +117,11 @@ Balance learn_balance(const cpu::Kernels& kernels, const KvView& kv, const RowsV
   const uint32_t dim = kv.keys.dim;
   const std::vector<double> spread = variances_inside_blocks(kernels, kv.keys);
   std::vector<double> scale(dim, 1.0);
-  if (queries.count == 0) {
+  if (queries.tokens == 0) {
     narrow_outliers(spread, scale);
   } else {
     std::vector<double> rms = mean_squares(kernels, queries);
-    draw_to_average(spread, queries.count, rms);
+    draw_to_average(spread, queries.tokens, rms);
     double log_sum = 0.0;
     uint32_t known = 0;
     const auto usable = [&](uint32_t j) { return is_known(spread[j], rms[j]); };

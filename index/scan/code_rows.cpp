@@ -143,7 +143,7 @@ class Residuals {
 void encode_values(const CodeShape& shape, const Balance& balance, const cpu::Kernels& kernels,
                    const RowsView& rows, std::span<const uint32_t> ids,
                    const CodeRunOf<std::byte>& out, bool& fits) {
-  if (rows.count == 0) return;
+  if (rows.tokens == 0) return;
   const uint32_t dim = shape.dim;
   Residuals values(kernels, rows, ids, nullptr, 1.0F / balance.value_scale, fits);
   for (uint32_t j = 0; j < dim; ++j) put_half(out.value_mean + size_t{j} * 2, values.mean(j), fits);

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cpu/half.h"
+#include "cpu/row_access.h"
 #include "index/grow.h"
 
 namespace keyhole::index {
@@ -163,15 +164,8 @@ void CodeScan::raise_tops(uint32_t group, const float* tops, float* rescales) {
 }
 
 void CodeScan::score_mean(const CodeSearch& s, const CodeRun& run, float* offsets) const {
-  s.kernels->score[kHalf]({.queries = rows_.data(),
-                           .group = s.group,
-                           .dim = s.shape().dim,
-                           .keys = run.key_mean,
-                           .key_stride = 0,
-                           .ids = nullptr,
-                           .count = 1,
-                           .scores = offsets,
-                           .score_stride = 1});
+  cpu::score_rows(*s.kernels, dense_rows(run.key_mean, 1, s.shape().dim, DType::f16), rows_.data(),
+                  s.group, nullptr, 1, offsets, 1);
 }
 
 void CodeScan::weigh_tiles(const CodeSearch& s, const CodeRun& run, const float* offsets,
@@ -357,9 +351,7 @@ void CodeScan::sum_run(const CodeShape& shape, const cpu::Kernels& kernels, cons
   kernels.weighted_sum[kHalf]({.weights = weights,
                                .weight_stride = 1,
                                .group = heads,
-                               .dim = shape.dim,
-                               .values = run.value_mean,
-                               .value_stride = 0,
+                               .values = dense_rows(run.value_mean, 1, shape.dim, DType::f16),
                                .ids = nullptr,
                                .count = 1,
                                .o = means});

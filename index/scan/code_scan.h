@@ -18,6 +18,7 @@
 #include <span>
 #include <vector>
 
+#include "cpu/tensor_view.h"
 #include "index/scan/code_parts.h"
 #include "index/scan/kv_codes.h"
 #include "index/scan/list_choice.h"

@@ -65,15 +65,15 @@ void CodeScan::add_means(const CodeSearch& s, size_t begin, size_t end) {
         for (size_t i = 0; i < n; ++i) sum += list_weights_[h * kListsAtOnce + i];
         sums_[h] += sum;
       }
-      s.kernels->weighted_sum[kHalf]({.weights = list_weights_.data(),
-                                      .weight_stride = kListsAtOnce,
-                                      .group = s.group,
-                                      .dim = dim,
-                                      .values = lists.value_means(c) + (from - first) * dim * 2,
-                                      .value_stride = size_t{dim} * 2,
-                                      .ids = nullptr,
-                                      .count = n,
-                                      .o = means_.data()});
+      s.kernels->weighted_sum[kHalf](
+          {.weights = list_weights_.data(),
+           .weight_stride = kListsAtOnce,
+           .group = s.group,
+           .values =
+               dense_rows(lists.value_means(c) + (from - first) * dim * 2, n, dim, DType::f16),
+           .ids = nullptr,
+           .count = n,
+           .o = means_.data()});
     }
   }
 }

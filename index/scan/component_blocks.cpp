@@ -17,14 +17,16 @@ constexpr size_t kBlocksPerTask = 2;  // 4096 rows: about a millisecond
 // Rows copied at a time: what is read of them stays in the L1 cache until their last component is written.
 constexpr size_t kStrip = 16;
 
+/// Rows are `stride` elements apart.
 template <class T>
-void transpose(const std::byte* rows, size_t stride, size_t n, uint32_t dim, std::byte* out) {
+void transpose(const std::byte* rows, ptrdiff_t stride, size_t n, uint32_t dim, std::byte* out) {
   for (size_t begin = 0; begin < n; begin += kStrip) {
     const size_t end = std::min(begin + kStrip, n);
     for (uint32_t j = 0; j < dim; ++j) {
       for (size_t i = begin; i < end; ++i) {
         std::memcpy(out + (j * ComponentBlocks::kRows + i) * sizeof(T),
-                    rows + i * stride + j * sizeof(T), sizeof(T));
+                    rows + (static_cast<ptrdiff_t>(i) * stride + j) * ptrdiff_t{sizeof(T)},
+                    sizeof(T));
       }
     }
   }
@@ -53,7 +55,7 @@ std::byte* ComponentBlocks::block(size_t b) const {
   return chunks_[c].memory.data() + (b - chunks_[c].first_block) * block_bytes();
 }
 
-void ComponentBlocks::transpose_rows(const std::byte* rows, size_t stride, size_t n,
+void ComponentBlocks::transpose_rows(const std::byte* rows, ptrdiff_t stride, size_t n,
                                      std::byte* out) const {
   if (element_ == DType::f32) return transpose<uint32_t>(rows, stride, n, dim_, out);
   transpose<uint16_t>(rows, stride, n, dim_, out);
@@ -64,7 +66,7 @@ void ComponentBlocks::copy_rows(const KeyCodes& codes, const RowsView& keys, siz
   const size_t n = end - first;
   out += first % kRows * element_bytes();
   if (!coded() && keys.dtype == element_) {
-    return transpose_rows(keys.row(first), keys.stride, n, out);
+    return transpose_rows(keys.row(first), keys.token_stride, n, out);
   }
   if (!coded()) {  // keys are int8, which no scale makes comparable between blocks
     const size_t row_bytes = dim_ * element_bytes();
@@ -74,7 +76,7 @@ void ComponentBlocks::copy_rows(const KeyCodes& codes, const RowsView& keys, siz
       for (size_t s = 0; s < some; ++s) {
         cpu::copy_row(*kernels_, keys, first + i + s, element_, strip + s * row_bytes);
       }
-      transpose_rows(strip, row_bytes, some, out + i * element_bytes());
+      transpose_rows(strip, dim_, some, out + i * element_bytes());
     }
     return;
   }
@@ -82,8 +84,8 @@ void ComponentBlocks::copy_rows(const KeyCodes& codes, const RowsView& keys, siz
   for (size_t i = 0; i < n; i += kStrip) {
     const size_t some = std::min(kStrip, n - i);
     codes.encode_rows(keys, first + i, some, strip);
-    transpose<int8_t>(reinterpret_cast<const std::byte*>(strip), codes.stride(), some, dim_,
-                      out + i);
+    transpose<int8_t>(reinterpret_cast<const std::byte*>(strip),
+                      static_cast<ptrdiff_t>(codes.stride()), some, dim_, out + i);
   }
 }
 
@@ -112,13 +114,13 @@ ComponentBlocks::Growth ComponentBlocks::first_rows(KeyCodes codes, const RowsVi
                                                     cpu::Pool* pool,
                                                     const Progress& progress) const {
   Growth growth;
-  growth.count = keys.count;
+  growth.count = keys.tokens;
   growth.codes = std::move(codes);
   // Address space for twice as many rows; memory is taken as it fills.
   growth.chunk =
-      cpu::ReservedBuffer(std::max(2 * blocks_of(keys.count), kFirstBlocks) * block_bytes());
-  growth.chunk.advise_huge(0, blocks_of(keys.count) * block_bytes());
-  copy_blocks(growth.codes, keys, 0, keys.count, growth.chunk.data(), pool, progress);
+      cpu::ReservedBuffer(std::max(2 * blocks_of(keys.tokens), kFirstBlocks) * block_bytes());
+  growth.chunk.advise_huge(0, blocks_of(keys.tokens) * block_bytes());
+  copy_blocks(growth.codes, keys, 0, keys.tokens, growth.chunk.data(), pool, progress);
   return growth;
 }
 
@@ -131,11 +133,11 @@ ComponentBlocks::Growth ComponentBlocks::grow(const RowsView& keys, cpu::Pool* p
   }
   Growth growth;
   growth.first = count_;
-  growth.count = keys.count;
+  growth.count = keys.tokens;
   const size_t first_block = count_ / kRows;
-  const size_t end = blocks_of(keys.count);
+  const size_t end = blocks_of(keys.tokens);
   growth.blocks.resize((end - first_block) * block_bytes());
-  copy_blocks(codes_, keys, count_, keys.count, growth.blocks.data(), pool, progress);
+  copy_blocks(codes_, keys, count_, keys.tokens, growth.blocks.data(), pool, progress);
   if (end > reserved_blocks()) {
     growth.chunk = cpu::ReservedBuffer(std::max(end, reserved_blocks()) * block_bytes());
   }
@@ -203,9 +205,9 @@ void ComponentBlocks::save(Writer& out) const {
 
 void ComponentBlocks::load(Reader& in, const RowsView& keys, cpu::Pool* pool) {
   KeyCodes codes(*kernels_, dim_);
-  if (coded() && keys.count > 0) codes.load_scales(in);
+  if (coded() && keys.tokens > 0) codes.load_scales(in);
   in.finish();
-  if (keys.count == 0) return;
+  if (keys.tokens == 0) return;
   Growth growth = first_rows(std::move(codes), keys, pool, {});
   take(growth);
 }

@@ -35,7 +35,7 @@ class ComponentBlocks {
     cpu::ReservedBuffer chunk;  ///< a further chunk, or empty
     KeyCodes codes;             ///< of the first rows
   };
-  /// Copies rows [count(), keys.count), at least one. Changes nothing, and may run while others score. Codes get
+  /// Copies rows [count(), keys.tokens), at least one. Changes nothing, and may run while others score. Codes get
   /// their centre and scales from the first rows that come to an empty copy.
   [[nodiscard]] Growth grow(const RowsView& keys, cpu::Pool* pool, const Progress& progress) const;
   void take(Growth& growth) noexcept;
@@ -90,7 +90,7 @@ class ComponentBlocks {
   [[nodiscard]] Growth first_rows(KeyCodes codes, const RowsView& keys, cpu::Pool* pool,
                                   const Progress& progress) const;
   /// Copies rows that are not coded to where the first of them lies in its block.
-  void transpose_rows(const std::byte* rows, size_t stride, size_t n, std::byte* out) const;
+  void transpose_rows(const std::byte* rows, ptrdiff_t stride, size_t n, std::byte* out) const;
   /// Copies rows [first, end), all of one block, to their places in the block at `out`.
   void copy_rows(const KeyCodes& codes, const RowsView& keys, size_t first, size_t end,
                  std::byte* out) const;

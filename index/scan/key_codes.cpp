@@ -20,7 +20,7 @@ void KeyCodes::learn(const RowsView& keys) {
   std::vector<float> low(dim_, std::numeric_limits<float>::infinity());
   std::vector<float> high(dim_, kMinusInf);
   float row[kMaxHeadDim];
-  for (size_t i = 0; i < keys.count; ++i) {
+  for (size_t i = 0; i < keys.tokens; ++i) {
     cpu::read_row(*kernels_, keys, i, row);
     for (uint32_t j = 0; j < dim_; ++j) {
       sum[j] += row[j];
@@ -30,8 +30,8 @@ void KeyCodes::learn(const RowsView& keys) {
   }
   center_.assign(dim_, 0.0F);
   scales_.assign(dim_, 1.0F);
-  for (uint32_t j = 0; j < dim_ && keys.count > 0; ++j) {
-    center_[j] = static_cast<float>(sum[j] / static_cast<double>(keys.count));
+  for (uint32_t j = 0; j < dim_ && keys.tokens > 0; ++j) {
+    center_[j] = static_cast<float>(sum[j] / static_cast<double>(keys.tokens));
     // Halves, so that the width of the widest floats does not overflow.
     const float widest = std::max(high[j] / 2 - center_[j] / 2, center_[j] / 2 - low[j] / 2);
     const float scale = widest / 127.0F * 2.0F;
@@ -48,9 +48,9 @@ void KeyCodes::learn_from(const KeyCodes& other) {
 
 void KeyCodes::build(const RowsView& keys, size_t capacity) {
   learn(keys);
-  codes_ = cpu::ReservedBuffer(std::max(capacity, keys.count) * stride() + kReadAhead);
-  encode_rows(keys, 0, keys.count, reinterpret_cast<int8_t*>(codes_.data()));
-  count_ = keys.count;
+  codes_ = cpu::ReservedBuffer(std::max(capacity, keys.tokens) * stride() + kReadAhead);
+  encode_rows(keys, 0, keys.tokens, reinterpret_cast<int8_t*>(codes_.data()));
+  count_ = keys.tokens;
 }
 
 void KeyCodes::encode_rows(const RowsView& keys, size_t first, size_t n, int8_t* out) const {
@@ -65,8 +65,8 @@ void KeyCodes::encode_rows(const RowsView& keys, size_t first, size_t n, int8_t*
 }
 
 std::vector<int8_t> KeyCodes::encode(const RowsView& keys, size_t first) const {
-  std::vector<int8_t> codes((keys.count - first) * stride());
-  encode_rows(keys, first, keys.count - first, codes.data());
+  std::vector<int8_t> codes((keys.tokens - first) * stride());
+  encode_rows(keys, first, keys.tokens - first, codes.data());
   return codes;
 }
 
@@ -144,9 +144,9 @@ void KeyCodes::load_scales(Reader& in) {
 
 void KeyCodes::load(Reader& in, const RowsView& keys) {
   load_scales(in);
-  codes_ = cpu::ReservedBuffer(2 * keys.count * stride() + kReadAhead);
-  encode_rows(keys, 0, keys.count, reinterpret_cast<int8_t*>(codes_.data()));
-  count_ = keys.count;
+  codes_ = cpu::ReservedBuffer(2 * keys.tokens * stride() + kReadAhead);
+  encode_rows(keys, 0, keys.tokens, reinterpret_cast<int8_t*>(codes_.data()));
+  count_ = keys.tokens;
 }
 
 }  // namespace keyhole::index

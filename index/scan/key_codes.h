@@ -38,7 +38,7 @@ class KeyCodes {
   /// Encodes n rows from `first` on, `[n, stride()]`, for callers that keep codes themselves.
   void encode_rows(const RowsView& keys, size_t first, size_t n, int8_t* out) const;
 
-  /// Encodes rows [count(), keys.count) without taking them in.
+  /// Encodes rows [count(), keys.tokens) without taking them in.
   [[nodiscard]] std::vector<int8_t> encode(const RowsView& keys, size_t first) const;
   /// Takes in the codes of rows [count(), ...). Elements beyond the range that build() saw are saturated.
   void append(const std::vector<int8_t>& codes);

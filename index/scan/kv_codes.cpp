@@ -35,7 +35,7 @@ CodeRun KvCodes::run(size_t i) const {
 
 void KvCodes::extend(const cpu::Kernels& kernels, const KvView& kv) {
   const size_t begin = blocks();
-  const size_t end = std::max(begin, kv.keys.count / kCodeBlock);
+  const size_t end = std::max(begin, kv.keys.tokens / kCodeBlock);
   std::vector<std::byte> more((end - begin) * shape_.block_bytes());
   for (size_t b = begin; b < end; ++b) {
     encode_block(shape_, balance_, kernels, kv, b * kCodeBlock,

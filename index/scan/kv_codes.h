@@ -49,7 +49,7 @@ class KvCodes {
     append(blocks);
   }
 
-  /// Encodes the complete blocks of rows [count(), kv.keys.count).
+  /// Encodes the complete blocks of rows [count(), kv.keys.tokens).
   void extend(const cpu::Kernels& kernels, const KvView& kv);
   /// Takes in whole blocks that encode_block() has made from the rows from count() on. On an exception (no memory)
   /// nothing has changed.

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cpu/attention_state.h"
+#include "cpu/row_access.h"
 #include "index/grow.h"
 
 namespace keyhole::index {
@@ -95,15 +96,10 @@ void ListChoice::rank(uint32_t part) {
     const size_t first = lists_->first_list(c);
     const size_t from = std::max(begin, first), to = std::min(end, lists_->first_list(c + 1));
     if (from >= to) continue;
-    kernels_->score[kHalf]({.queries = rows_.data(),
-                            .group = group_,
-                            .dim = dim,
-                            .keys = lists_->key_means(c) + (from - first) * dim * 2,
-                            .key_stride = size_t{dim} * 2,
-                            .ids = nullptr,
-                            .count = to - from,
-                            .scores = scores_.data() + from,
-                            .score_stride = stride_});
+    const RowsView means =
+        dense_rows(lists_->key_means(c) + (from - first) * dim * 2, to - from, dim, DType::f16);
+    cpu::score_rows(*kernels_, means, rows_.data(), group_, nullptr, to - from,
+                    scores_.data() + from, stride_);
     weigh(lists_->chunk(c), first, from, to, part);
   }
 }

@@ -6,7 +6,7 @@ void Rerank::finish(const cpu::Kernels& kernels, const RowsView& keys, const Sea
                     SearchCost& cost) {
   cost.exact = false;
   if (collector_->logging()) return;
-  const auto rows = shortlist_.unite(keys.count, keys.count);
+  const auto rows = shortlist_.unite(keys.tokens, keys.tokens);
   for (size_t first = 0; first < rows.size(); first += kRowsAtOnce) {
     const size_t n = std::min(kRowsAtOnce, rows.size() - first);
     score_ids(kernels, keys, args, rows.data() + first, n, scores_.data(), n);

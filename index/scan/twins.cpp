@@ -58,7 +58,7 @@ class KeyOrder {
     for (uint32_t j = 0; j < keys_.dim; ++j) key[j] += 0.0F;  // -0 becomes 0
   }
   [[nodiscard]] int compare(uint32_t a, uint32_t b) const {
-    const size_t row_bytes = keys_.dim * dtype_size(keys_.dtype);
+    const size_t row_bytes = keys_.row_bytes();
     const bool is_scaled = keys_.dtype == DType::i8;
     if (!is_scaled && std::memcmp(keys_.row(a), keys_.row(b), row_bytes) == 0) return 0;
     float x[kMaxHeadDim];
@@ -93,10 +93,10 @@ void keep_suspects(std::vector<HashedRow>& rows) {
 
 Twins Twins::grown(const cpu::Kernels& kernels, const RowsView& keys) const {
   const KeyOrder order(kernels, keys);
-  std::vector<uint32_t> representative = representatives(keys.count);
+  std::vector<uint32_t> representative = representatives(keys.tokens);
   std::vector<HashedRow> rows;
-  rows.reserve(keys.count - size());
-  for (uint32_t row = 0; row < keys.count; ++row) {
+  rows.reserve(keys.tokens - size());
+  for (uint32_t row = 0; row < keys.tokens; ++row) {
     if (representative[row] == row) rows.push_back(order.hashed(row));
   }
   keep_suspects(rows);

@@ -168,9 +168,7 @@ TailSegment summarise(const cpu::Kernels& kernels, const KvView& kv, size_t begi
         std::max(0.0, sums.square_keys / sums.count - square_mean) / static_cast<double>(dim);
     level.sizes.push_back(static_cast<float>(sums.count));
     level.variances.push_back(static_cast<float>(std::min(variance, 1e30)));
-    codes.encode_rows(
-        {reinterpret_cast<const std::byte*>(key), dim * sizeof(float), 1, dim, DType::f32}, 0, 1,
-        code.data());
+    codes.encode_rows(dense_rows(key, 1, dim, DType::f32), 0, 1, code.data());
     level.keys.insert(level.keys.end(), code.begin(), code.end());
     kernels.from_f32[static_cast<size_t>(dtype)](value, mean_value.data(), dim);
     level.values.insert(level.values.end(), mean_value.begin(), mean_value.end());

@@ -1,6 +1,7 @@
 // How the rows of a segment are clustered into partitions, and how the means of partitions are computed.
 #pragma once
 
+#include "cpu/tensor_view.h"
 #include "index/tail/tail_tree.h"
 
 namespace keyhole::index {

@@ -26,7 +26,6 @@ void TailEstimate::state(const RowsView& values, StateView out) {
   const uint32_t dim = tree_->dim();
   const uint32_t group = query_.group;
   const auto type = static_cast<size_t>(tree_->dtype());
-  const size_t row_bytes = dim * dtype_size(tree_->dtype());
   // What next_rows() opened was taken off sum by sum; without it the sums are those of begin().
   if (is_marked_) add_up();
   std::fill_n(out.o, size_t{group} * dim, 0.0F);
@@ -51,16 +50,15 @@ void TailEstimate::state(const RowsView& values, StateView out) {
       ids_[kept++] = static_cast<uint32_t>(id);
     }
     if (kept == 0) return;
+    const RowsView means = dense_rows(level.values.data(), level.sizes.size(), dim, tree_->dtype());
     kernels_->weighted_sum[type]({.weights = kept_weights_.data(),
                                   .weight_stride = capacity_,
                                   .group = group,
-                                  .dim = dim,
-                                  .values = level.values.data(),
-                                  .value_stride = row_bytes,
+                                  .values = means,
                                   .ids = ids_.data(),
                                   .count = kept,
                                   .o = out.o});
-    bytes_read_ += kept * row_bytes;
+    bytes_read_ += kept * means.row_bytes();
   };
   if (own_means) {
     sum(tree_->coarse(), 0, coarse_);
@@ -80,13 +78,10 @@ void TailEstimate::state(const RowsView& values, StateView out) {
       kernels_->weighted_sum[static_cast<size_t>(values.dtype)]({.weights = read_weights_.data(),
                                                                  .weight_stride = stride,
                                                                  .group = group,
-                                                                 .dim = dim,
-                                                                 .values = values.data,
-                                                                 .value_stride = values.stride,
+                                                                 .values = values,
                                                                  .ids = read_ids_.data(),
                                                                  .count = leaving,
-                                                                 .o = out.o,
-                                                                 .value_scales = values.scales});
+                                                                 .o = out.o});
     }
   }
   for (uint32_t h = 0; h < group; ++h) {

@@ -93,7 +93,7 @@ void TailTree::build(const KvView& kv, const Progress& progress) {
   next.build_seconds_ = build_seconds_;
   {
     const Stopwatch watch(next.build_seconds_);
-    const size_t n = kv.keys.count;
+    const size_t n = kv.keys.tokens;
     if (n != 0 && given_scale_.empty()) next.set_scale(learned_scale(*context_.kernels, kv.keys));
     next.codes_.learn(kv.keys);
     const size_t segments = (n + kSegmentRows - 1) / kSegmentRows;
@@ -113,16 +113,16 @@ void TailTree::build(const KvView& kv, const Progress& progress) {
 std::unique_ptr<TailSegment> TailTree::prepare_append(const KvView& kv,
                                                       const Progress& progress) const {
   if (count() != 0) {
-    return std::make_unique<TailSegment>(cluster(kv, count(), kv.keys.count, progress));
+    return std::make_unique<TailSegment>(cluster(kv, count(), kv.keys.tokens, progress));
   }
   // Nothing is encoded yet: the first rows say what centre and scales are.
   KeyCodes codes(*context_.kernels, dim_);
   codes.learn(kv.keys);
-  const bool has_scale = !key_scale_.empty() || kv.keys.count == 0;
+  const bool has_scale = !key_scale_.empty() || kv.keys.tokens == 0;
   std::vector<float> scale = has_scale ? key_scale_ : learned_scale(*context_.kernels, kv.keys);
   auto segment = std::make_unique<TailSegment>(
       summarise(*context_.kernels, kv, 0,
-                cluster_rows(context_, kv.keys, 0, kv.keys.count, scale, params_, progress), codes,
+                cluster_rows(context_, kv.keys, 0, kv.keys.tokens, scale, params_, progress), codes,
                 scale, dtype_));
   segment->codes = std::move(codes);
   if (!has_scale) segment->key_scale = std::move(scale);

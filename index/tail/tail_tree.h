@@ -68,7 +68,7 @@ class TailTree {
   /// depend on the number of threads. Throws Error(cancelled), and then has changed nothing.
   void build(const KvView& kv, const Progress& progress);
 
-  /// Prepare and take in rows [count(), kv.keys.count) as a segment, like Index::prepare_append() and
+  /// Prepare and take in rows [count(), kv.keys.tokens) as a segment, like Index::prepare_append() and
   /// commit_append(): the first may run while others read the tree.
   [[nodiscard]] std::unique_ptr<TailSegment> prepare_append(const KvView& kv,
                                                             const Progress& progress) const;

@@ -84,14 +84,14 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
   [[nodiscard]] std::vector<float> learn_scale(const BuildInput&) const override { return {}; }
   void do_build(const BuildInput& input, const std::vector<float>&,
                 const Progress& progress) override {
-    const bool has_values = input.values.count != 0;
+    const bool has_values = input.values.tokens != 0;
     if (has_values) check_values({input.keys, input.values});
     cpu::Shared<KvCodes> codes;
     cpu::Shared<CodeLists> lists;
     const KvView kv{input.keys, input.values};
-    if (input.keys.count != 0 && has_lists()) {
+    if (input.keys.tokens != 0 && has_lists()) {
       lists = cpu::Shared(all_lists(kv, input.queries.rows, input.balance, progress));
-    } else if (input.keys.count != 0) {
+    } else if (input.keys.tokens != 0) {
       codes = cpu::Shared(encode_all(kv, input.queries.rows, input.balance, progress));
     }
     codes_ = std::move(codes);
@@ -140,10 +140,10 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
  private:
   void check_values(const KvView& kv) const {
     const RowsView& v = kv.values;
-    if (v.count >= kv.keys.count && v.dim == dim() && v.dtype == kv.keys.dtype) return;
+    if (v.tokens >= kv.keys.tokens && v.dim == dim() && v.dtype == kv.keys.dtype) return;
     throw Error(Status::invalid_argument,
-                "values are [" + std::to_string(v.count) + ", " + std::to_string(v.dim) + "] " +
-                    dtype_name(v.dtype) + ", needed: [" + std::to_string(kv.keys.count) + ", " +
+                "values are [" + std::to_string(v.tokens) + ", " + std::to_string(v.dim) + "] " +
+                    dtype_name(v.dtype) + ", needed: [" + std::to_string(kv.keys.tokens) + ", " +
                     std::to_string(dim()) + "] " + dtype_name(kv.keys.dtype) + " like the keys");
   }
   /// The blocks of rows [first block, all complete ones).
@@ -152,7 +152,7 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
                                               const Progress& progress) const;
   [[nodiscard]] KvCodes encode_all(const KvView& kv, const RowsView& queries,
                                    const Balance* balance, const Progress& progress) const {
-    const CodeShape shape = shape_of(spec(), dim(), kv.values.count != 0);
+    const CodeShape shape = shape_of(spec(), dim(), kv.values.tokens != 0);
     Balance own = balance != nullptr ? *balance : learn_balance(kernels(), kv, queries);
     std::vector<std::byte> blocks = encode(shape, own, kv, 0, progress);
     return {shape, std::move(own), blocks};
@@ -182,7 +182,7 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
                                                          const Progress& progress) const;
   [[nodiscard]] CodeLists all_lists(const KvView& kv, const RowsView& queries,
                                     const Balance* balance, const Progress& progress) const {
-    CodeLists lists(shape_of(spec(), dim(), kv.values.count != 0),
+    CodeLists lists(shape_of(spec(), dim(), kv.values.tokens != 0),
                     balance != nullptr ? *balance : learn_balance(kernels(), kv, queries));
     lists.append(chunks_for(lists, kv, progress));
     return lists;
@@ -198,7 +198,7 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
 std::vector<std::byte> CodesIndex::encode(const CodeShape& shape, const Balance& balance,
                                           const KvView& kv, size_t first,
                                           const Progress& progress) const {
-  const size_t n = kv.keys.count / kCodeBlock - first;
+  const size_t n = kv.keys.tokens / kCodeBlock - first;
   std::vector<std::byte> blocks(n * shape.block_bytes());
   ProgressMeter meter(progress, static_cast<double>(std::max<size_t>(n, 1)));
   for (size_t b = 0; b < n; ++b) {
@@ -212,7 +212,7 @@ std::vector<std::byte> CodesIndex::encode(const CodeShape& shape, const Balance&
 
 std::vector<CodeLists::Chunk> CodesIndex::chunks_for(const CodeLists& lists, const KvView& kv,
                                                      const Progress& progress) const {
-  const size_t rows = kv.keys.count / kCodeBlock * kCodeBlock;
+  const size_t rows = kv.keys.tokens / kCodeBlock * kCodeBlock;
   std::vector<CodeLists::Chunk> chunks;
   if (rows <= lists.count()) {
     ProgressMeter(progress, 1.0).advance(1.0);
@@ -237,17 +237,17 @@ std::vector<CodeLists::Chunk> CodesIndex::chunks_for(const CodeLists& lists, con
 std::unique_ptr<Addition> CodesIndex::do_prepare_kv(const KvView& kv, const std::vector<float>&,
                                                     const Progress& progress) const {
   auto growth = std::make_unique<CodesGrowth>();
-  if (kv.values.count != 0) check_values(kv);
+  if (kv.values.tokens != 0) check_values(kv);
   if (!codes_ && !lists_) {
     if (has_lists()) {
       growth->first_lists = cpu::Shared(all_lists(kv, {}, nullptr, progress));
     } else {
       growth->first = cpu::Shared(encode_all(kv, {}, nullptr, progress));
     }
-    growth->has_values = kv.values.count != 0;
+    growth->has_values = kv.values.tokens != 0;
     return growth;
   }
-  if (has_values_ && kv.values.count == 0) {
+  if (has_values_ && kv.values.tokens == 0) {
     throw Error(Status::invalid_argument,
                 "the index has codes of values: its new rows need values, too");
   }
@@ -367,7 +367,7 @@ void CodesIndex::load_lists(Reader& in, CodeLists& lists, size_t rows) {
 
 void CodesIndex::load_body(Reader& in, const RowsView& keys) {
   const auto kind = in.get<uint32_t>();
-  require_sound(kind <= 2 && (kind != 0 || keys.count == 0), "impossible codes");
+  require_sound(kind <= 2 && (kind != 0 || keys.tokens == 0), "impossible codes");
   if (kind == 0) {
     in.finish();
     codes_ = {};
@@ -387,10 +387,10 @@ void CodesIndex::load_body(Reader& in, const RowsView& keys) {
   cpu::Shared<CodeLists> lists;
   if (has_lists()) {
     lists = cpu::Shared(CodeLists(shape, std::move(balance)));
-    load_lists(in, lists.own(), keys.count);
+    load_lists(in, lists.own(), keys.tokens);
   } else {
     const auto blocks = in.get<uint64_t>();
-    require_sound(blocks == keys.count / kCodeBlock, "codes of other rows");
+    require_sound(blocks == keys.tokens / kCodeBlock, "codes of other rows");
     codes = cpu::Shared(
         KvCodes(shape, std::move(balance), in.get_array<std::byte>(blocks * shape.block_bytes())));
     for (size_t b = 0; b < blocks; ++b) {

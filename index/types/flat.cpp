@@ -80,7 +80,7 @@ class FlatIndex final : public TypedIndex<FlatScratch> {
   }
   void load_body(Reader& in, const RowsView& keys) override {
     KeyCodes codes(kernels(), dim());
-    if (coded() && keys.count > 0) codes.load(in, keys);
+    if (coded() && keys.tokens > 0) codes.load(in, keys);
     in.finish();
     codes_ = cpu::Shared(std::move(codes));
   }
@@ -90,7 +90,7 @@ class FlatIndex final : public TypedIndex<FlatScratch> {
   [[nodiscard]] KeyCodes encode_all(const RowsView& keys, const Progress& progress) const {
     ProgressMeter(progress, 1.0).advance(1.0);
     KeyCodes codes(kernels(), dim());
-    if (coded()) codes.build(keys, 2 * keys.count);
+    if (coded()) codes.build(keys, 2 * keys.tokens);
     return codes;
   }
 

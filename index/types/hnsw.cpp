@@ -110,7 +110,7 @@ class HnswIndex final : public TypedIndex<HnswScratch> {
   [[nodiscard]] Lift lift_of(const RowsView& keys, const Twins& twins,
                              const std::vector<float>& scale) const {
     if (!lifted()) return {};
-    return Lift::of(kernels(), keys, scale, 1.0, twins.distinct(keys.count));
+    return Lift::of(kernels(), keys, scale, 1.0, twins.distinct(keys.tokens));
   }
   [[nodiscard]] Graph grow(const Graph& graph, const RowsView& keys, const Twins& twins,
                            const Lift& lift, const std::vector<float>& scale,
@@ -139,8 +139,8 @@ void HnswIndex::do_build(const BuildInput& input, const std::vector<float>& scal
   Graph graph(0, 2 * m(), m());
   Twins twins = Twins::among(kernels(), keys);
   Lift lift = lift_of(keys, twins, scale);
-  if (keys.count > 0) {
-    ProgressMeter meter(progress, static_cast<double>(keys.count));
+  if (keys.tokens > 0) {
+    ProgressMeter meter(progress, static_cast<double>(keys.tokens));
     graph = grow(graph, keys, twins, lift, scale, meter);
   }
   cpu::Shared shared_twins(std::move(twins));
@@ -155,7 +155,7 @@ std::unique_ptr<Addition> HnswIndex::do_prepare(const RowsView& keys,
   auto grown = std::make_unique<HnswGrowth>();
   Twins twins = twins_->grown(kernels(), keys);
   grown->lift = count() == 0 ? lift_of(keys, twins, scale) : lift_;
-  ProgressMeter meter(progress, static_cast<double>(keys.count - count()));
+  ProgressMeter meter(progress, static_cast<double>(keys.tokens - count()));
   const Graph nothing(0, 2 * m(), m());
   grown->graph =
       cpu::Shared(grow(count() == 0 ? nothing : *graph_, keys, twins, grown->lift, scale, meter));
@@ -175,7 +175,7 @@ void HnswIndex::do_truncate(size_t new_count) {
   if (!twins_->empty()) twins_.own().truncate(new_count);
   if (!lifted()) return graph.truncate(new_count);
   RowsView rest = keys();
-  rest.count = new_count;
+  rest.tokens = new_count;
   const LiftedKeys lifted_keys(kernels(), rest, lift_, channel_scale());
   remove_rows(graph, lifted_keys);
   connect_all(graph, lifted_keys, *twins_);
@@ -281,7 +281,7 @@ void HnswIndex::save_body(Writer& out) const {
 void HnswIndex::load_body(Reader& in, const RowsView& keys) {
   Lift lift = Lift::load(in, dim());
   require_sound(lifted() || lift.radius == 0.0, "an impossible radius");
-  Graph graph = Graph::load(in, keys.count, 2 * m(), m());
+  Graph graph = Graph::load(in, keys.tokens, 2 * m(), m());
   in.finish();
   Twins twins = Twins::among(kernels(), keys);
   if (take_out(twins, graph) && lifted()) {

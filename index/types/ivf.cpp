@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cpu/row_access.h"
 #include "cpu/shared.h"
 #include "index/partitions/ivf_lists.h"
 #include "index/partitions/undone_scale.h"
@@ -188,7 +189,7 @@ void IvfIndex::do_build(const BuildInput& input, const std::vector<float>& scale
 
 void IvfIndex::build_lists(const RowsView& keys, RopeUndo rope, const std::vector<float>& scale,
                            const Progress& progress) {
-  const size_t n = keys.count;
+  const size_t n = keys.tokens;
   IvfLists next(kernels(), dim(), dtype(), true, coded());
   size_t rows_per_list = kKeysPerList;
   if (n > 0) {
@@ -217,18 +218,18 @@ std::unique_ptr<Addition> IvfIndex::do_prepare(const RowsView& keys,
   }
   // Rows of the tail are few against a segment, and against the trained ones: after a short build, parts
   // double until they have the length of a segment.
-  const size_t waiting = keys.count - trained;
+  const size_t waiting = keys.tokens - trained;
   const auto segment = static_cast<size_t>(spec()[kSegment]);
   if (waiting >= std::min(segment, trained)) {
     const size_t lists = std::min(rounded_share(waiting, rows_per_list_), waiting);
     ProgressMeter meter(progress, part_work(waiting, lists, static_cast<uint32_t>(spec()[kIters])));
     growth->change = lists_->with_parts(train(
-        keys, trained, keys.count, rounded_share(waiting, segment), lists, rope_, scale, meter));
+        keys, trained, keys.tokens, rounded_share(waiting, segment), lists, rope_, scale, meter));
     return growth;
   }
-  ProgressMeter meter(progress, static_cast<double>(keys.count - count()));
+  ProgressMeter meter(progress, static_cast<double>(keys.tokens - count()));
   std::vector<uint32_t> labels = lists_->tail_labels();
-  const std::vector<uint32_t> more = assign(keys, count(), keys.count, meter);
+  const std::vector<uint32_t> more = assign(keys, count(), keys.tokens, meter);
   labels.insert(labels.end(), more.begin(), more.end());
   growth->change = lists_->with_tail(keys, std::move(labels));
   return growth;
@@ -249,16 +250,9 @@ void IvfIndex::find(const SearchArgs& args, ListScratch& scratch, SearchCost& co
   ListRanking& ranking = scratch.ranking;
   const RowsView means = lists_->means();
   const float* queries = rope_.queries(args, count(), scratch.queries.data());
-  kernels().score[static_cast<size_t>(dtype())]({.queries = queries,
-                                                 .group = args.group,
-                                                 .dim = dim(),
-                                                 .keys = means.data,
-                                                 .key_stride = means.stride,
-                                                 .ids = nullptr,
-                                                 .count = means.count,
-                                                 .scores = ranking.scores(),
-                                                 .score_stride = ranking.stride()});
-  cost.bytes_read += means.count * means.stride;
+  cpu::score_rows(kernels(), means, queries, args.group, nullptr, means.tokens, ranking.scores(),
+                  ranking.stride());
+  cost.bytes_read += means.tokens * means.row_bytes();
   const auto is_empty = [this](size_t l) { return lists_->size(l) == 0; };
   // Every part ranks all lists, which is cheap against scanning the best; they deal them out in turn.
   const auto chosen = ranking.best(args.group, lists_->count(), probe(), is_empty);

@@ -116,9 +116,9 @@ void RoarGraphIndex::do_build(const BuildInput& input, const std::vector<float>&
   const size_t most = spec()[kQueries] == 0 ? kMaxRows : static_cast<size_t>(spec()[kQueries]);
   const std::vector<uint32_t> chosen = choose_queries(input.queries, most);
   // A query's exact neighbours cost about as much as a key's place in the graph.
-  ProgressMeter meter(progress, guided_work(keys.count, 2 * chosen.size()));
+  ProgressMeter meter(progress, guided_work(keys.tokens, 2 * chosen.size()));
   Twins twins = Twins::among(kernels(), keys);
-  const std::vector<uint32_t> distinct = twins.distinct(keys.count);
+  const std::vector<uint32_t> distinct = twins.distinct(keys.tokens);
   const Neighbours neighbours =
       nearest_keys(context(), keys, input.first_position, input.queries, chosen,
                    static_cast<uint32_t>(spec()[kNq]), meter, distinct);
@@ -126,7 +126,7 @@ void RoarGraphIndex::do_build(const BuildInput& input, const std::vector<float>&
   const LiftedKeys lifted(kernels(), keys, lift, scale);
   GuidedGraph built = build_guided(context(), lifted, neighbours, config(), meter, twins);
   KeyCodes codes(kernels(), dim());
-  if (coded()) codes.build(keys, 2 * keys.count);
+  if (coded()) codes.build(keys, 2 * keys.tokens);
 
   cpu::Shared shared_graph(std::move(built.graph));
   cpu::Shared shared_twins(std::move(twins));
@@ -148,7 +148,7 @@ std::unique_ptr<Addition> RoarGraphIndex::do_prepare(const RowsView& keys,
     growth->first->do_build(input, scale, progress);
     return growth;
   }
-  ProgressMeter meter(progress, static_cast<double>(keys.count - count()));
+  ProgressMeter meter(progress, static_cast<double>(keys.tokens - count()));
   const LiftedKeys lifted(kernels(), keys, lift_, scale);
   Twins twins = twins_->grown(kernels(), keys);
   growth->edits = connect_rows(*graph_, lifted, guidance_.entries, config(), meter, twins);
@@ -180,7 +180,7 @@ void RoarGraphIndex::do_commit(Addition& addition) {
 
 void RoarGraphIndex::do_truncate(size_t new_count) {
   RowsView rest = keys();
-  rest.count = new_count;
+  rest.tokens = new_count;
   const LiftedKeys lifted(kernels(), rest, lift_, channel_scale());
   Graph& graph = graph_.own();
   if (!twins_->empty()) twins_.own().truncate(new_count);
@@ -292,18 +292,18 @@ void RoarGraphIndex::load_body(Reader& in, const RowsView& keys) {
   require_sound(entries <= kMostEntries, "too many entries");
   guidance.entries = in.get_array<uint32_t>(entries);
   require_sound(std::all_of(guidance.entries.begin(), guidance.entries.end(),
-                            [&](uint32_t row) { return row < keys.count; }),
+                            [&](uint32_t row) { return row < keys.tokens; }),
                 "an entry that does not exist");
-  require_sound((entries == 0) == (keys.count == 0), "rows without an entry");
-  Graph graph = Graph::load(in, keys.count, config().width(), 0);
+  require_sound((entries == 0) == (keys.tokens == 0), "rows without an entry");
+  Graph graph = Graph::load(in, keys.tokens, config().width(), 0);
   KeyCodes codes(kernels(), dim());
-  if (coded() && keys.count > 0) codes.load(in, keys);
+  if (coded() && keys.tokens > 0) codes.load(in, keys);
   in.finish();
   Twins twins = Twins::among(kernels(), keys);
   const bool is_changed = take_out(twins, graph);
-  const std::vector<uint32_t> representative = twins.representatives(keys.count);
+  const std::vector<uint32_t> representative = twins.representatives(keys.tokens);
   for (uint32_t& row : guidance.entries) row = representative[row];
-  if (keys.count > 0) choose_entry(guidance, graph);
+  if (keys.tokens > 0) choose_entry(guidance, graph);
   if (is_changed) {
     connect_all(graph, LiftedKeys(kernels(), keys, lift, channel_scale()), twins);
   }

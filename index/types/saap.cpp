@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "cpu/row_access.h"
 #include "cpu/shared.h"
 #include "index/partitions/ivf_lists.h"
 #include "index/partitions/key_partitions.h"
@@ -163,7 +164,7 @@ SaapIndex::State SaapIndex::build_state(const RowsView& keys, RopeUndo rope,
                                         const Progress& progress) const {
   State state(kernels(), dim(), dtype(), coded());
   state.rope = std::move(rope);
-  const size_t n = keys.count;
+  const size_t n = keys.tokens;
   if (n == 0) return state;
   state.trained = uses_trained();
   const size_t own = own_partitions(spec(), n);
@@ -201,16 +202,16 @@ std::unique_ptr<Addition> SaapIndex::do_prepare(const RowsView& keys,
     growth->first = cpu::Shared(build_state(keys, state_->rope, scale, progress));
     return growth;
   }
-  ProgressMeter meter(progress, static_cast<double>(keys.count - count()));
+  ProgressMeter meter(progress, static_cast<double>(keys.tokens - count()));
   std::vector<uint32_t> labels = lists.tail_labels();
   const std::vector<uint32_t> more = partition_rows(context(), partitions(*state_), keys, count(),
-                                                    keys.count, state_->rope, meter);
+                                                    keys.tokens, state_->rope, meter);
   labels.insert(labels.end(), more.begin(), more.end());
   // After a short build parts double, so that there are never many.
   if (labels.size() >= std::min(kRowsOfPart, trained)) {
     std::vector<Part> parts(1);
     parts[0].begin = trained;
-    parts[0].end = keys.count;
+    parts[0].end = keys.tokens;
     parts[0].lists = KeyLists(kernels(), dtype(), keys, trained, labels, state_->partitions);
     growth->change = lists.with_parts(std::move(parts));
   } else {
@@ -251,15 +252,9 @@ void SaapIndex::rank(const SearchArgs& args, SaapScratch& scratch, SearchCost& c
     cost.bytes_read += classifier.network_bytes();
     return;
   }
-  kernels().score[static_cast<size_t>(dtype())]({.queries = queries,
-                                                 .group = args.group,
-                                                 .dim = dim(),
-                                                 .keys = state_->means.data(),
-                                                 .key_stride = mean_bytes(),
-                                                 .ids = nullptr,
-                                                 .count = state_->partitions,
-                                                 .scores = scratch.ranking.scores(),
-                                                 .score_stride = scratch.ranking.stride()});
+  cpu::score_rows(kernels(), dense_rows(state_->means.data(), state_->partitions, dim(), dtype()),
+                  queries, args.group, nullptr, state_->partitions, scratch.ranking.scores(),
+                  scratch.ranking.stride());
   scratch.ranking.combine(args.group, state_->partitions);
   cost.bytes_read += state_->means.size();
 }
@@ -311,11 +306,11 @@ void SaapIndex::load_body(Reader& in, const RowsView& keys) {
   }
   state.rope = RopeUndo::load(in, dim());
   state.own = KeyPartitions::load(in, dim());
-  require_sound(keys.count == 0 || (state.own.count() == 0) == state.trained,
+  require_sound(keys.tokens == 0 || (state.own.count() == 0) == state.trained,
                 "partitions of two kinds, or none");
-  state.partitions = keys.count == 0 ? 0 : partitions(state).count();
+  state.partitions = keys.tokens == 0 ? 0 : partitions(state).count();
   const auto mean_bytes = in.get<uint64_t>();
-  const bool with_means = keys.count != 0 && (!state.trained || spec()[kClassifier] == kOff);
+  const bool with_means = keys.tokens != 0 && (!state.trained || spec()[kClassifier] == kOff);
   require_sound(mean_bytes == (with_means ? state.partitions * this->mean_bytes() : 0),
                 "an impossible number of mean keys");
   state.means = in.get_array<std::byte>(mean_bytes);

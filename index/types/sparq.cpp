@@ -108,7 +108,7 @@ class SparqIndex final : public TypedIndex<SparqScratch> {
   void do_build(const BuildInput& input, const std::vector<float>&,
                 const Progress& progress) override {
     ComponentBlocks blocks = no_blocks();
-    if (input.keys.count > 0) {
+    if (input.keys.tokens > 0) {
       ComponentBlocks::Growth all = blocks.grow(input.keys, context().pool, progress);
       blocks.take(all);
     }

@@ -31,6 +31,9 @@ static_assert(static_cast<int>(Status::rank_failed) == KEYHOLE_RANK_FAILED);
 static_assert(static_cast<int>(DType::f32) == KEYHOLE_F32);
 static_assert(static_cast<int>(DType::f16) == KEYHOLE_F16);
 static_assert(static_cast<int>(DType::bf16) == KEYHOLE_BF16);
+static_assert(static_cast<int>(Memory::host) == KEYHOLE_HOST);
+static_assert(static_cast<int>(Memory::pinned) == KEYHOLE_PINNED);
+static_assert(static_cast<int>(Memory::device) == KEYHOLE_DEVICE);
 
 // A fixed array: keeping an error text must not itself run out of memory.
 thread_local char last_error[1024] = "";

@@ -12,8 +12,9 @@ using namespace keyhole::runtime;  // NOLINT
 namespace {
 
 bool is_on_device(const ExtendArgs& a) {
-  const bool on_device = a.q.on_device;
-  if (a.k.on_device != on_device || a.v.on_device != on_device || a.out.on_device != on_device) {
+  const bool on_device = a.q.on_device();
+  if (a.k.on_device() != on_device || a.v.on_device() != on_device ||
+      a.out.on_device() != on_device) {
     throw Error(Status::invalid_argument,
                 "q, k, v and out: some lie in device memory, allowed: all of them or none");
   }
@@ -68,7 +69,7 @@ class Batch {
       throw Error(Status::invalid_argument,
                   "sessions[" + std::to_string(i) + "] is of another engine than sessions[0]");
     }
-    for (const RowsIn* rows : {&all.k, &all.v}) {
+    for (const TensorView* rows : {&all.k, &all.v}) {
       if (rows->tokens == all.q.tokens) continue;
       throw Error(Status::invalid_argument, std::string("tensor ") + (rows == &all.k ? "k" : "v") +
                                                 " has " + std::to_string(rows->tokens) +

@@ -46,37 +46,30 @@ struct keyhole_index {
   [[nodiscard]] LayerShape shape() const { return engine->model().of(layer); }
   [[nodiscard]] RowsView view(const std::vector<std::byte>& rows) const {
     const DType dtype = engine->model().kv_dtype;
-    return {rows.data(), shape().row_bytes(dtype), rows.empty() ? 0 : count, shape().head_dim,
-            dtype};
+    return dense_rows(rows.data(), rows.empty() ? 0 : count, shape().head_dim, dtype);
   }
 };
 
 namespace {
 
-RowsIn as_rows(const RowsView& m) {
-  return {m.data, m.stride, 0, static_cast<uint32_t>(m.count), 1, m.dim, m.dtype};
-}
-
 /// Rows of `dim` elements.
-std::vector<std::byte> convert(const Engine& engine, const RowsView& from, uint32_t dim,
+std::vector<std::byte> convert(const Engine& engine, const TensorView& rows, uint32_t dim,
                                const char* name) {
   const DType dtype = engine.model().kv_dtype;
   const size_t row = dim * dtype_size(dtype);
-  const RowsIn rows = as_rows(from);
   check_finite(engine.kernels(), rows, name, 0, rows.tokens, dtype);
-  std::vector<std::byte> to(checked_product({from.count, row}, name));
+  std::vector<std::byte> to(checked_product({rows.tokens, row}, name));
   float scratch[kMaxHeadDim];
-  for (size_t i = 0; i < from.count; ++i) {
+  for (size_t i = 0; i < rows.tokens; ++i) {
     store_row(engine.kernels(), rows, i, 0, to.data() + i * row, dtype, dim, scratch);
   }
   return to;
 }
 
-std::vector<float> convert_queries(const Engine& engine, const RowsView& from, const char* name) {
-  check_finite(engine.kernels(), as_rows(from), name, 0, static_cast<uint32_t>(from.count),
-               DType::f32);
-  std::vector<float> to(from.count * from.dim);
-  for (size_t i = 0; i < from.count; ++i) {
+std::vector<float> convert_queries(const Engine& engine, const TensorView& from, const char* name) {
+  check_finite(engine.kernels(), from, name, 0, from.tokens, DType::f32);
+  std::vector<float> to(from.tokens * from.dim);
+  for (size_t i = 0; i < from.tokens; ++i) {
     engine.kernels().to_f32[static_cast<int>(from.dtype)](from.row(i), to.data() + i * from.dim,
                                                           from.dim);
   }
@@ -100,15 +93,15 @@ Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
   keyhole_search_options_init(&defaults);
   const auto o = options == nullptr ? defaults : read_struct(options, defaults, "options");
   const LayerShape m = ix.shape();
-  const RowsView q = check_matrix(queries, "queries", m.head_dim);
-  if (q.count < 1 || q.count > kMaxGroup) {
-    throw Error(Status::invalid_argument, "queries holds " + std::to_string(q.count) +
+  const TensorView q = check_matrix(queries, "queries", m.head_dim);
+  if (q.tokens < 1 || q.tokens > kMaxGroup) {
+    throw Error(Status::invalid_argument, "queries holds " + std::to_string(q.tokens) +
                                               " rows, allowed: 1.." + std::to_string(kMaxGroup));
   }
   Budget budget = check_embedded_budget(o.budget);
   if (attends) budget = completed(budget, ix.spec);
   Call call;
-  call.group = static_cast<uint32_t>(q.count);
+  call.group = static_cast<uint32_t>(q.tokens);
   call.asked_k = budget.top_k;
   call.params = {.k = static_cast<uint32_t>(std::min<size_t>(budget.top_k, ix.count)),
                  .attend = budget.attend,
@@ -145,7 +138,7 @@ Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
     ix.tail_o.resize(size_t{call.group} * m.head_dim);
     ix.tail_lse.resize(call.group);
   }
-  check_finite(ix.engine->kernels(), as_rows(q), "queries", 0, call.group, DType::f32);
+  check_finite(ix.engine->kernels(), q, "queries", 0, call.group, DType::f32);
   ix.queries.resize(size_t{call.group} * m.head_dim);
   for (uint32_t h = 0; h < call.group; ++h) {
     ix.engine->kernels().to_f32[static_cast<int>(q.dtype)](
@@ -279,13 +272,13 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
     const Engine& engine = *ix->engine;
     const LayerShape m = ix->shape();
     const bool values_in_keys = engine.model().values_in_keys;
-    const RowsView k = check_matrix(keys, "keys", m.head_dim);
-    if (k.count == 0)
+    const TensorView k = check_matrix(keys, "keys", m.head_dim);
+    if (k.tokens == 0)
       throw Error(Status::invalid_argument, "keys holds 0 rows, allowed: at least 1");
     ix->index.reset();
     ix->tail.reset();
     ix->reserved_group = 0;
-    ix->count = k.count;
+    ix->count = k.tokens;
     ix->keys = convert(engine, k, m.head_dim, "keys");
     ix->values.clear();
     if (values_in_keys && values != nullptr) {
@@ -293,12 +286,12 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
                   "values is given, but the engine was made with values_in_keys; allowed: NULL");
     }
     if (values_in_keys || values != nullptr) {
-      RowsView v = values_in_keys ? k : check_matrix(values, "values", m.value_dim);
+      TensorView v = values_in_keys ? k : check_matrix(values, "values", m.value_dim);
       v.dim = m.value_dim;
-      if (v.count != k.count) {
-        throw Error(Status::invalid_argument, "values holds " + std::to_string(v.count) +
+      if (v.tokens != k.tokens) {
+        throw Error(Status::invalid_argument, "values holds " + std::to_string(v.tokens) +
                                                   " rows, needed: as many as keys, " +
-                                                  std::to_string(k.count));
+                                                  std::to_string(k.tokens));
       }
       ix->values = convert(engine, v, m.head_dim, "values");
     }
@@ -309,10 +302,9 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
     input.rope = &engine.rope(ix->layer);
     std::vector<float> queries;
     if (training_queries != nullptr) {
-      const RowsView q = check_matrix(training_queries, "training_queries", m.head_dim);
+      const TensorView q = check_matrix(training_queries, "training_queries", m.head_dim);
       queries = convert_queries(engine, q, "training_queries");
-      input.queries.rows = {reinterpret_cast<const std::byte*>(queries.data()),
-                            m.head_dim * sizeof(float), q.count, m.head_dim, DType::f32};
+      input.queries.rows = dense_rows(queries.data(), q.tokens, m.head_dim, DType::f32);
       input.queries.positions = training_positions;
     }
     // With the queries, which a tail that is built later does not see.

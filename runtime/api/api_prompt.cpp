@@ -44,26 +44,19 @@ struct keyhole_prompt {
 
 namespace {
 
-gpu::DeviceTokens tokens_of(const std::byte* data, size_t token_stride, size_t head_stride,
-                            DType dtype) {
-  const size_t element = dtype_size(dtype);
-  return {const_cast<std::byte*>(data), token_stride / element, head_stride / element, dtype};
-}
-
 /// Rows where the engine's device is.
-RowsIn check_prompt_rows(const Engine& engine, const keyhole_tensor* t, const char* name,
-                         uint32_t heads, uint32_t dim) {
+TensorView check_prompt_rows(const Engine& engine, const keyhole_tensor* t, const char* name,
+                             uint32_t heads, uint32_t dim) {
   const bool device = engine.has_streams();
-  RowsIn rows = check_rows(t, name, heads, dim, false, device);
-  if (device && !rows.on_device) {
+  TensorView rows = check_rows(t, name, heads, dim, false, device);
+  if (device && !rows.on_device()) {
     throw Error(Status::unsupported, std::string("tensor ") + name +
                                          " lies in host memory; a prompt's attention on " +
                                          engine.device_name() + " takes device memory");
   }
-  // An axis of length 1 has any stride.
-  const size_t row = dim * dtype_size(rows.dtype);
-  if (rows.head_stride == 0) rows.head_stride = row;
-  if (rows.token_stride == 0) rows.token_stride = row * heads;
+  // The stride of an axis of length 1 is that of rows without gaps: kernels take one pair of strides for K and V.
+  if (rows.heads <= 1) rows.head_stride = dim;
+  if (rows.tokens <= 1) rows.token_stride = ptrdiff_t{dim} * heads;
   return rows;
 }
 
@@ -130,13 +123,13 @@ keyhole_status keyhole_prompt_attend(keyhole_prompt* prompt, uint32_t layer,
     }
     const LayerShape m = model.of(layer);
     const Engine& engine = *prompt->engine;
-    const RowsIn rq = check_prompt_rows(engine, q, "q", m.q_heads, m.head_dim);
-    const RowsIn rk = check_prompt_rows(engine, k, "k", m.kv_heads, m.head_dim);
-    const RowsIn rv = model.values_in_keys
-                          ? check_values(v, model, layer, rk, false, engine.has_streams())
-                          : check_prompt_rows(engine, v, "v", m.kv_heads, m.head_dim);
+    const TensorView rq = check_prompt_rows(engine, q, "q", m.q_heads, m.head_dim);
+    const TensorView rk = check_prompt_rows(engine, k, "k", m.kv_heads, m.head_dim);
+    const TensorView rv = model.values_in_keys
+                              ? check_values(v, model, layer, rk, false, engine.has_streams())
+                              : check_prompt_rows(engine, v, "v", m.kv_heads, m.head_dim);
     (void)check_prompt_rows(engine, out, "out", m.q_heads, m.head_dim);
-    const RowsOut ro =
+    const TensorOut ro =
         check_many_out(out, "out", rq.tokens, m.q_heads, m.head_dim, engine.has_streams());
     if (rv.tokens != rk.tokens) {
       throw Error(Status::invalid_argument, "tensor v has " + std::to_string(rv.tokens) +
@@ -144,10 +137,10 @@ keyhole_status keyhole_prompt_attend(keyhole_prompt* prompt, uint32_t layer,
                                                 std::to_string(rk.tokens));
     }
     gpu::PromptStretch s;
-    s.q = tokens_of(rq.data, rq.token_stride, rq.head_stride, rq.dtype);
-    s.k = tokens_of(rk.data, rk.token_stride, rk.head_stride, rk.dtype);
-    s.v = tokens_of(rv.data, rv.token_stride, rv.head_stride, rv.dtype);
-    s.out = tokens_of(ro.data, ro.token_stride, ro.head_stride, ro.dtype);
+    s.q = rq;
+    s.k = rk;
+    s.v = rv;
+    s.out = ro;
     s.lse = lse;
     s.n = rq.tokens;
     s.rows = rk.tokens;

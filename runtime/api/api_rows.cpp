@@ -24,7 +24,7 @@ keyhole_status keyhole_session_get_rows(keyhole_session* session, uint32_t layer
     }
     const uint32_t n = k != nullptr ? check_rows(k, "k", m.kv_heads, m.head_dim, false).tokens
                                     : check_rows(v, "v", m.kv_heads, m.value_dim, false).tokens;
-    std::optional<RowsOut> keys, values;
+    std::optional<TensorOut> keys, values;
     if (k != nullptr) keys = check_many_out(k, "k", n, m.kv_heads, m.head_dim);
     if (v != nullptr) values = check_many_out(v, "v", n, m.kv_heads, m.value_dim);
     s.read_rows(layer, first, n, keys ? &*keys : nullptr, values ? &*values : nullptr);

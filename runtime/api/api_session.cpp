@@ -17,11 +17,11 @@ namespace {
 
 /// The tensors of a step, checked.
 struct StepTensors {
-  RowsIn q, k, v;
+  TensorView q, k, v;
   bool appends = false;
   bool on_device = false;
-  [[nodiscard]] const RowsIn* keys() const { return appends ? &k : nullptr; }
-  [[nodiscard]] const RowsIn* values() const { return appends ? &v : nullptr; }
+  [[nodiscard]] const TensorView* keys() const { return appends ? &k : nullptr; }
+  [[nodiscard]] const TensorView* values() const { return appends ? &v : nullptr; }
 };
 
 StepTensors check_step(const SessionInterface& s, uint32_t layer, const keyhole_tensor* q,
@@ -32,7 +32,7 @@ StepTensors check_step(const SessionInterface& s, uint32_t layer, const keyhole_
   const bool device = takes_device(s);
   StepTensors t;
   t.q = check_rows(q, "q", m.q_heads, m.head_dim, true, device);
-  t.on_device = t.q.on_device;
+  t.on_device = t.q.on_device();
   if ((k == nullptr) != (v == nullptr) && (!model.values_in_keys || k == nullptr)) {
     throw Error(Status::invalid_argument, "k and v: one is NULL, allowed: both or none");
   }
@@ -40,18 +40,18 @@ StepTensors check_step(const SessionInterface& s, uint32_t layer, const keyhole_
   if (!t.appends) return t;
   t.k = check_rows(k, "k", m.kv_heads, m.head_dim, true, device);
   t.v = check_values(v, model, layer, t.k, true, device);
-  if (t.k.on_device != t.on_device || t.v.on_device != t.on_device) {
+  if (t.k.on_device() != t.on_device || t.v.on_device() != t.on_device) {
     throw Error(Status::invalid_argument,
                 "q, k and v: some lie in device memory, allowed: all of them or none");
   }
   return t;
 }
 
-RowsOut check_step_out(const SessionInterface& s, uint32_t layer, const keyhole_tensor* out,
-                       bool on_device) {
+TensorOut check_step_out(const SessionInterface& s, uint32_t layer, const keyhole_tensor* out,
+                         bool on_device) {
   const LayerShape m = s.engine().model().of(layer);
-  const RowsOut rows = check_out(out, "out", m.q_heads, m.value_dim, s.engine().has_streams());
-  if (rows.on_device != on_device) {
+  const TensorOut rows = check_out(out, "out", m.q_heads, m.value_dim, s.engine().has_streams());
+  if (rows.on_device() != on_device) {
     throw Error(Status::invalid_argument, std::string("out lies in ") +
                                               (on_device ? "host" : "device") +
                                               " memory and q does not, allowed: both in the same");
@@ -60,7 +60,7 @@ RowsOut check_step_out(const SessionInterface& s, uint32_t layer, const keyhole_
 }
 
 /// The query of a call that takes host memory alone.
-RowsIn check_host_q(const SessionInterface& s, uint32_t layer, const keyhole_tensor* q) {
+TensorView check_host_q(const SessionInterface& s, uint32_t layer, const keyhole_tensor* q) {
   check_layer(s.engine().model(), layer);
   const LayerShape m = s.engine().model().of(layer);
   return check_rows(q, "q", m.q_heads, m.head_dim, true, false);
@@ -68,8 +68,8 @@ RowsIn check_host_q(const SessionInterface& s, uint32_t layer, const keyhole_ten
 
 /// Of a call whose query and output lie in either memory.
 struct StateTensors {
-  RowsIn q;
-  RowsOut out;
+  TensorView q;
+  TensorOut out;
 };
 StateTensors check_state(const SessionInterface& s, uint32_t layer, const keyhole_tensor* q,
                          const keyhole_tensor* out) {
@@ -164,11 +164,11 @@ keyhole_status keyhole_session_append(keyhole_session* session, uint32_t layer,
     check_layer(s.engine().model(), layer);
     const LayerShape m = s.engine().model().of(layer);
     const bool device = takes_device(s);
-    const RowsIn rk = check_rows(k, "k", m.kv_heads, m.head_dim, false, device);
-    const RowsIn rv = check_values(v, s.engine().model(), layer, rk, false, device);
-    RowsIn rq;
+    const TensorView rk = check_rows(k, "k", m.kv_heads, m.head_dim, false, device);
+    const TensorView rv = check_values(v, s.engine().model(), layer, rk, false, device);
+    TensorView rq;
     if (q != nullptr) rq = check_rows(q, "q", m.q_heads, m.head_dim, false, device);
-    const RowsIn* queries = q == nullptr ? nullptr : &rq;
+    const TensorView* queries = q == nullptr ? nullptr : &rq;
     tell_dtype(*session, rk);
     tell_dtype(*session, rv);
     s.prefill(layer, rk, rv, queries);
@@ -188,7 +188,7 @@ keyhole_status keyhole_session_attend(keyhole_session* session, uint32_t layer,
   return with_session(session, Needs::stream, [&](SessionInterface& s) {
     // All checked first: after begin the token is there.
     const StepTensors t = check_step(s, layer, q, k, v);
-    const RowsOut rows = check_step_out(s, layer, out, t.on_device);
+    const TensorOut rows = check_step_out(s, layer, out, t.on_device);
     if (t.appends) tell_dtype(*session, t.k);
     s.attend(layer, t.q, t.keys(), t.values(), rows, lse);
   });
@@ -247,7 +247,7 @@ keyhole_status keyhole_session_search_tokens(keyhole_session* session, uint32_t 
                                              float* scores, uint32_t* counts) {
   return with_session(session, Needs::no_step, [&](SessionInterface& s) {
     s.check_takes("keyhole_session_search_tokens");
-    const RowsIn queries = check_host_q(s, layer, q);
+    const TensorView queries = check_host_q(s, layer, q);
     require(ids, "ids");
     require(counts, "counts");
     if (top_k == 0 || top_k > s.params().max_tokens) {

@@ -32,7 +32,7 @@ keyhole_status with_session(const keyhole_session* handle, Needs needs, F&& body
 
 /// Logs once per session that K or V come in another 16-bit dtype than they are stored in: f16
 /// refuses what bf16 has beyond 65504, bf16 drops three bits of f16.
-inline void tell_dtype(keyhole_session& handle, const RowsIn& rows) {
+inline void tell_dtype(keyhole_session& handle, const TensorView& rows) {
   const DType stored = handle.session->engine().model().kv_dtype;
   if (handle.told_dtype || rows.dtype == stored || rows.dtype == DType::f32 ||
       stored == DType::f32) {

@@ -47,7 +47,7 @@ bool AuditTruth::compute(const HeadRecord& record, const cpu::Kernels& kernels,
                          AuditResult& result) {
   const auto start = std::chrono::steady_clock::now();
   const RowsView& keys = record.kv.keys;
-  const size_t rows = keys.count;
+  const size_t rows = keys.tokens;
   group_ = record.group;
   dim_ = static_cast<uint32_t>(record.queries.size() / group_);
   std::fill(sum_o_.begin(), sum_o_.end(), 0.0);
@@ -66,7 +66,7 @@ bool AuditTruth::compute(const HeadRecord& record, const cpu::Kernels& kernels,
   for (size_t at = 0; at < rows; at += kRows) {
     if (cancel.load(std::memory_order_relaxed)) return false;
     const size_t n = std::min(kRows, rows - at);
-    const KvView chunk = {keys.slice(at, n), record.kv.values.slice(at, n)};
+    const KvView chunk = record.kv.slice(at, n);
     cpu::score_rows(kernels, chunk.keys, record.queries.data(), group_, nullptr, n, scores_.data(),
                     kRows);
     const StateView state = {chunk_o_.data(), chunk_lse_.data()};

@@ -112,7 +112,7 @@ void Auditor::finish_due(uint32_t layer, uint64_t step) {
 void Auditor::finish_reading(uint32_t layer, size_t rows) {
   for (uint64_t i = submitted_by_step_; i > taken_in_; --i) {
     const HeadRecord& r = slot(i - 1).record;
-    if (r.layer != layer || r.kv.keys.count <= rows) continue;
+    if (r.layer != layer || r.kv.keys.tokens <= rows) continue;
     complete(i, false);
     break;
   }

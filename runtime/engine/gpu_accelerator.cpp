@@ -97,8 +97,8 @@ void GpuAccelerator::failed(const char* what, bool for_good) {
 
 bool GpuAccelerator::nearest_keys(const index::NearestTask& task,
                                   const index::NearestLists& lists) {
-  const double products = static_cast<double>(task.keys.count) *
-                          static_cast<double>(task.queries.count) * task.keys.dim;
+  const double products = static_cast<double>(task.keys.tokens) *
+                          static_cast<double>(task.queries.tokens) * task.keys.dim;
   if (task.most > gpu::kMostNeighbours || products < kLeastProducts) return false;
   gpu::NeighbourTask wanted;
   wanted.keys = task.keys;

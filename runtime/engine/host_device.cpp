@@ -101,9 +101,7 @@ void HostDevice::attend_begin(uint32_t layer, const float* q, gpu::Codes* /*it h
   step_q_ = q;
 }
 
-gpu::ResidentRows HostDevice::host_rows(uint32_t layer, uint32_t kv_head) {
-  return {{contiguous_rows(layer, kv_head)}, 1};
-}
+KvPieces HostDevice::host_rows(uint32_t layer) { return {{all_rows(layer)}, 1}; }
 
 void HostDevice::run_host_task(uint32_t kv_head) {
   const LayerShape& layer = layers_[step_layer_].shape;
@@ -113,11 +111,20 @@ void HostDevice::run_host_task(uint32_t kv_head) {
 }
 
 KvView HostDevice::contiguous_rows(uint32_t layer, uint32_t kv_head) const {
+  return all_rows(layer).head(kv_head);
+}
+
+KvView HostDevice::all_rows(uint32_t layer) const {
   const Layer& l = layers_[layer];
   // A window is begun only after the sink is full, so both are one range.
   const auto rows = [&](uint32_t which) {
-    return RowsView{base(layer, kv_head, which), l.row_bytes, size_t{l.sink} + l.window,
-                    l.shape.head_dim, shape_.dtype};
+    return RowsView{{.data = base(layer, 0, which),
+                     .token_stride = l.shape.head_dim,
+                     .head_stride = static_cast<ptrdiff_t>(2 * slots() * l.shape.head_dim),
+                     .tokens = size_t{l.sink} + l.window,
+                     .heads = l.shape.kv_heads,
+                     .dim = l.shape.head_dim,
+                     .dtype = shape_.dtype}};
   };
   return {rows(0), rows(1)};
 }

@@ -37,7 +37,7 @@ class HostDevice final : public gpu::Resident {
   void attend_end(StateView out) override;
   [[nodiscard]] KvView contiguous_rows(uint32_t layer, uint32_t kv_head) const override;
   void read(uint32_t layer, std::byte* k, std::byte* v) const override;
-  [[nodiscard]] gpu::ResidentRows host_rows(uint32_t layer, uint32_t kv_head) override;
+  [[nodiscard]] KvPieces host_rows(uint32_t layer) override;
 
  private:
   struct Layer {
@@ -49,6 +49,8 @@ class HostDevice final : public gpu::Resident {
     [[nodiscard]] size_t token_bytes() const { return shape.kv_heads * row_bytes; }
   };
 
+  /// The tokens of all heads.
+  [[nodiscard]] KvView all_rows(uint32_t layer) const;
   [[nodiscard]] size_t slots() const { return shape_.sink + shape_.window_capacity; }
   /// The layers, without memory; how much they need.
   [[nodiscard]] size_t lay_out(std::span<const LayerShape> layers);

@@ -17,7 +17,7 @@ std::string shape_text(const keyhole_tensor& t) {
 
 [[noreturn]] void bad(const std::string& text) { throw Error(Status::invalid_argument, text); }
 
-// Everything but the shape; returns the bytes of one element.
+// Everything but the shape; returns the dtype.
 DType check_common(const keyhole_tensor* t, const char* name, bool device = false) {
   const std::string who = std::string("tensor ") + name;
   if (t == nullptr) bad(who + " is NULL");
@@ -59,15 +59,27 @@ DType check_common(const keyhole_tensor* t, const char* name, bool device = fals
   return static_cast<DType>(t->dtype);
 }
 
-size_t stride_bytes(const keyhole_tensor& t, int32_t axis, DType dtype) {
-  if (t.shape[axis] <= 1) return 0;
-  return static_cast<size_t>(t.strides[axis]) * dtype_size(dtype);
+/// The stride of an axis of length 1, which may be anything, becomes 0.
+ptrdiff_t stride_of(const keyhole_tensor& t, int32_t axis) {
+  return t.shape[axis] <= 1 ? 0 : static_cast<ptrdiff_t>(t.strides[axis]);
+}
+
+/// What check_rows() has seen of `t` for reading.
+TensorOut writable(const keyhole_tensor& t, const TensorView& seen) {
+  return {static_cast<std::byte*>(t.data),
+          seen.token_stride,
+          seen.head_stride,
+          seen.tokens,
+          seen.heads,
+          seen.dim,
+          seen.dtype,
+          seen.memory};
 }
 
 }  // namespace
 
-RowsIn check_rows(const keyhole_tensor* t, const char* name, uint32_t heads, uint32_t dim,
-                  bool one_token, bool device) {
+TensorView check_rows(const keyhole_tensor* t, const char* name, uint32_t heads, uint32_t dim,
+                      bool one_token, bool device) {
   const DType dtype = check_common(t, name, device);
   const bool with_tokens = t->rank == 3;
   const int32_t head_axis = with_tokens ? 1 : 0;
@@ -79,20 +91,18 @@ RowsIn check_rows(const keyhole_tensor* t, const char* name, uint32_t heads, uin
     bad(std::string("tensor ") + name + " has shape " + shape_text(*t) +
         ", needed: " + (one_token ? "[" : "[n, ") + hd);
   }
-  RowsIn rows;
-  rows.data = static_cast<const std::byte*>(t->data);
-  rows.token_stride = with_tokens ? stride_bytes(*t, 0, dtype) : 0;
-  rows.head_stride = stride_bytes(*t, head_axis, dtype);
-  rows.tokens = with_tokens ? static_cast<uint32_t>(t->shape[0]) : 1;
-  rows.heads = heads;
-  rows.dim = dim;
-  rows.dtype = dtype;
-  rows.on_device = t->memory == KEYHOLE_DEVICE;
-  return rows;
+  return {.data = static_cast<const std::byte*>(t->data),
+          .token_stride = with_tokens ? stride_of(*t, 0) : 0,
+          .head_stride = stride_of(*t, head_axis),
+          .tokens = with_tokens ? static_cast<size_t>(t->shape[0]) : 1,
+          .heads = heads,
+          .dim = dim,
+          .dtype = dtype,
+          .memory = static_cast<Memory>(t->memory)};
 }
 
-RowsIn check_values(const keyhole_tensor* v, const ModelShape& model, uint32_t layer,
-                    const RowsIn& k, bool one_token, bool device) {
+TensorView check_values(const keyhole_tensor* v, const ModelShape& model, uint32_t layer,
+                        const TensorView& k, bool one_token, bool device) {
   const LayerShape shape = model.of(layer);
   if (!model.values_in_keys) {
     return check_rows(v, "v", shape.kv_heads, shape.value_dim, one_token, device);
@@ -100,68 +110,58 @@ RowsIn check_values(const keyhole_tensor* v, const ModelShape& model, uint32_t l
   if (v != nullptr) {
     bad("tensor v is given, but the engine was made with values_in_keys; allowed: NULL");
   }
-  RowsIn rows = k;
+  TensorView rows = k;
   rows.dim = shape.value_dim;
   return rows;
 }
 
-RowsOut check_out(const keyhole_tensor* t, const char* name, uint32_t heads, uint32_t dim,
-                  bool device) {
-  const RowsIn rows = check_rows(t, name, heads, dim, true, device);
-  const size_t row_bytes = dim * dtype_size(rows.dtype);
-  if (heads > 1 && rows.head_stride < row_bytes) {
-    bad(std::string("tensor ") + name + ": stride of " +
-        std::to_string(rows.head_stride / dtype_size(rows.dtype)) +
+TensorOut check_out(const keyhole_tensor* t, const char* name, uint32_t heads, uint32_t dim,
+                    bool device) {
+  const TensorView rows = check_rows(t, name, heads, dim, true, device);
+  if (heads > 1 && rows.head_stride >= 0 && rows.head_stride < ptrdiff_t{dim}) {
+    bad(std::string("tensor ") + name + ": stride of " + std::to_string(rows.head_stride) +
         " elements makes rows overlap, allowed: at least " + std::to_string(dim));
   }
-  return {static_cast<std::byte*>(t->data), rows.head_stride, rows.dtype, rows.on_device};
+  return writable(*t, rows);
 }
 
-RowsOut check_many_out(const keyhole_tensor* t, const char* name, uint32_t tokens, uint32_t heads,
-                       uint32_t dim, bool device) {
-  const RowsIn rows = check_rows(t, name, heads, dim, false, device);
+TensorOut check_many_out(const keyhole_tensor* t, const char* name, uint32_t tokens, uint32_t heads,
+                         uint32_t dim, bool device) {
+  const TensorView rows = check_rows(t, name, heads, dim, false, device);
   const std::string who = std::string("tensor ") + name;
   if (rows.tokens != tokens) {
     bad(who + " has " + std::to_string(rows.tokens) + " tokens, needed: " + std::to_string(tokens));
   }
   // Rows lie token by token, or head by head; a stride of an axis of length 1 counts for nothing.
-  const size_t row_bytes = dim * dtype_size(rows.dtype);
-  const auto apart = [&](size_t inner, uint32_t n, size_t outer, uint32_t m) {
-    const size_t reach = n > 1 ? size_t{n - 1} * inner + row_bytes : row_bytes;
-    return (n == 1 || inner >= row_bytes) && (m == 1 || outer >= reach) &&
-           inner <= INT64_MAX / (uint64_t{n} + 1);
+  const auto apart = [&](ptrdiff_t inner, uint32_t n, ptrdiff_t outer, uint32_t m) {
+    const ptrdiff_t most =
+        INT64_MAX / (int64_t{n} + 1) / static_cast<int64_t>(dtype_size(rows.dtype));
+    if (inner < 0 || inner > most) return false;
+    const ptrdiff_t reach = n > 1 ? ptrdiff_t{n - 1} * inner + dim : ptrdiff_t{dim};
+    return (n == 1 || inner >= ptrdiff_t{dim}) && (m == 1 || outer < 0 || outer >= reach);
   };
   if (tokens != 0 && !apart(rows.head_stride, heads, rows.token_stride, tokens) &&
       !apart(rows.token_stride, tokens, rows.head_stride, heads)) {
-    bad(who + ": strides of " + std::to_string(rows.token_stride / dtype_size(rows.dtype)) +
-        " and " + std::to_string(rows.head_stride / dtype_size(rows.dtype)) +
+    bad(who + ": strides of " + std::to_string(rows.token_stride) + " and " +
+        std::to_string(rows.head_stride) +
         " elements make rows overlap, or run backwards; allowed: rows of " + std::to_string(dim) +
         " elements side by side, token by token or head by head");
   }
-  return {static_cast<std::byte*>(t->data), rows.head_stride, rows.dtype, rows.on_device,
-          rows.token_stride};
+  return writable(*t, rows);
 }
 
-RowsIn slice(const RowsIn& rows, uint32_t begin, uint32_t n) {
-  RowsIn part = rows;
-  part.data = rows.row(begin, 0);
-  part.tokens = n;
-  return part;
-}
-
-RowsView check_matrix(const keyhole_tensor* t, const char* name, uint32_t dim) {
+TensorView check_matrix(const keyhole_tensor* t, const char* name, uint32_t dim) {
   const DType dtype = check_common(t, name);
   if (t->rank != 2 || t->shape[1] != dim || t->shape[0] > INT32_MAX) {
     bad(std::string("tensor ") + name + " has shape " + shape_text(*t) + ", needed: [n, " +
         std::to_string(dim) + "] with n < 2^31");
   }
-  RowsView v;
-  v.data = static_cast<const std::byte*>(t->data);
-  v.stride = stride_bytes(*t, 0, dtype);
-  v.count = static_cast<size_t>(t->shape[0]);
-  v.dim = dim;
-  v.dtype = dtype;
-  return v;
+  return {.data = static_cast<const std::byte*>(t->data),
+          .token_stride = stride_of(*t, 0),
+          .tokens = static_cast<size_t>(t->shape[0]),
+          .dim = dim,
+          .dtype = dtype,
+          .memory = static_cast<Memory>(t->memory)};
 }
 
 void convert_row(const cpu::Kernels& kernels, const std::byte* src, DType from, std::byte* dst,
@@ -175,7 +175,7 @@ void convert_row(const cpu::Kernels& kernels, const std::byte* src, DType from, 
   kernels.from_f32[static_cast<int>(to)](scratch, dst, dim);
 }
 
-void store_row(const cpu::Kernels& kernels, const RowsIn& rows, size_t token, size_t head,
+void store_row(const cpu::Kernels& kernels, const TensorView& rows, size_t token, size_t head,
                std::byte* dst, DType to, uint32_t dim, float* scratch) {
   convert_row(kernels, rows.row(token, head), rows.dtype, dst, to, rows.dim, scratch);
   const size_t size = dtype_size(to);
@@ -189,8 +189,8 @@ void check_answer(const cpu::Kernels& kernels, const std::byte* o, DType dtype, 
               "is beyond what fp32 holds (3.4e38)");
 }
 
-void check_finite(const cpu::Kernels& kernels, const RowsIn& rows, const char* name, uint32_t begin,
-                  uint32_t end, DType to) {
+void check_finite(const cpu::Kernels& kernels, const TensorView& rows, const char* name,
+                  uint32_t begin, uint32_t end, DType to, const TokenSample& sample) {
   float scratch[kMaxHeadDim];
   std::byte converted[kMaxHeadDim * sizeof(float)];
   for (uint32_t t = begin; t < end; ++t) {
@@ -199,17 +199,16 @@ void check_finite(const cpu::Kernels& kernels, const RowsIn& rows, const char* n
       if (!kernels.all_finite[static_cast<int>(rows.dtype)](src, rows.dim)) {
         throw Error(Status::not_finite,
                     std::string("tensor ") + name + " holds NaN or Inf at token " +
-                        std::to_string(rows.token_of(t)) + ", head " + std::to_string(h));
+                        std::to_string(sample.token(t)) + ", head " + std::to_string(h));
       }
       // Rounding to 16 bits can turn a finite number into Inf.
       if (to == DType::f32 || to == rows.dtype) continue;
       convert_row(kernels, src, rows.dtype, converted, to, rows.dim, scratch);
       if (!kernels.all_finite[static_cast<int>(to)](converted, rows.dim)) {
-        throw Error(Status::not_finite, std::string("tensor ") + name + " at token " +
-                                            std::to_string(rows.token_of(t)) + ", head " +
-                                            std::to_string(h) + " overflows kv_dtype " +
-                                            dtype_name(to) +
-                                            (to == DType::f16 ? " (largest value 65504)" : ""));
+        throw Error(Status::not_finite,
+                    std::string("tensor ") + name + " at token " + std::to_string(sample.token(t)) +
+                        ", head " + std::to_string(h) + " overflows kv_dtype " + dtype_name(to) +
+                        (to == DType::f16 ? " (largest value 65504)" : ""));
       }
     }
   }

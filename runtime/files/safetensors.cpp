@@ -201,9 +201,9 @@ auto of_file(const std::string& path, const Body& body) {
 
 }  // namespace
 
-size_t TensorView::elements() const { return bytes.size() / element_size(type); }
+size_t StoredTensor::elements() const { return bytes.size() / element_size(type); }
 
-std::vector<float> TensorView::to_f32() const {
+std::vector<float> StoredTensor::to_f32() const {
   std::vector<float> out(elements());
   elements_to_f32(type, bytes, out);
   return out;
@@ -220,7 +220,7 @@ struct SafetensorsFile::Impl {
   }
   MappedFile file;
   std::string path_text;
-  std::map<std::string, TensorView> tensors;
+  std::map<std::string, StoredTensor> tensors;
   std::map<std::string, std::string> metadata;
 };
 
@@ -232,7 +232,7 @@ bool SafetensorsFile::contains(const std::string& name) const {
   return impl_->tensors.count(name) != 0;
 }
 
-const TensorView& SafetensorsFile::tensor(const std::string& name) const {
+const StoredTensor& SafetensorsFile::tensor(const std::string& name) const {
   const auto found = impl_->tensors.find(name);
   if (found != impl_->tensors.end()) return found->second;
   constexpr size_t kListed = 5;
@@ -248,7 +248,9 @@ const TensorView& SafetensorsFile::tensor(const std::string& name) const {
        (total > kListed ? " and " + std::to_string(total - kListed) + " more" : ""));
 }
 
-const std::map<std::string, TensorView>& SafetensorsFile::tensors() const { return impl_->tensors; }
+const std::map<std::string, StoredTensor>& SafetensorsFile::tensors() const {
+  return impl_->tensors;
+}
 const std::map<std::string, std::string>& SafetensorsFile::metadata() const {
   return impl_->metadata;
 }

@@ -18,7 +18,7 @@ enum class ElementType { f32, f16, bf16, i32, u32, i64, u8, i8 };
 [[nodiscard]] const char* element_name(ElementType type);  ///< "F32", "F16", "BF16", ...
 
 /// A tensor of an open file: a view into its mapping, row-major.
-struct TensorView {
+struct StoredTensor {
   ElementType type = ElementType::f32;
   std::vector<size_t> shape;
   std::span<const std::byte> bytes;
@@ -41,8 +41,8 @@ class SafetensorsFile {
 
   [[nodiscard]] bool contains(const std::string& name) const;
   /// The tensor of that name. Throws if it is absent (the text lists a few that are there).
-  [[nodiscard]] const TensorView& tensor(const std::string& name) const;
-  [[nodiscard]] const std::map<std::string, TensorView>& tensors() const;
+  [[nodiscard]] const StoredTensor& tensor(const std::string& name) const;
+  [[nodiscard]] const std::map<std::string, StoredTensor>& tensors() const;
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const;  ///< __metadata__
 
  private:

@@ -98,7 +98,7 @@ void FullBuild::build_head(const Job& job, const index::Progress& progress) {
   const KvView kv = sequence_->view(job.layer, job.kv_head);
   if (hd.index == nullptr) {
     hd.take(heads_->build(job.layer, job.kv_head, kv, hd.balance, false, progress));
-  } else if (hd.indexed() < kv.keys.count) {
+  } else if (hd.indexed() < kv.keys.tokens) {
     hd.index->append_kv(kv, progress);
   }
   // Partitions take a tenth of the time of an index, come last and report no progress.
@@ -108,7 +108,7 @@ void FullBuild::build_head(const Job& job, const index::Progress& progress) {
         heads_->make_tail(job.layer, job.kv_head, heads_->fix_balance(job.layer, job.kv_head, kv));
     tail.build(kv, {});
     hd.tail = cpu::Shared(std::move(tail));
-  } else if (hd.tail->count() < kv.keys.count) {
+  } else if (hd.tail->count() < kv.keys.tokens) {
     const auto segment = hd.tail->prepare_append(kv, {});
     hd.tail.own().commit_append(*segment);
   }

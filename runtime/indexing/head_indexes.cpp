@@ -211,7 +211,7 @@ void HeadIndexes::load_sample(uint32_t layer, uint32_t kv_head, const KvView& kv
     index::Balance balance;
     balance.key_scale = in.array<float>(engine_->model().of(layer).head_dim, "balance");
     balance.value_scale = in.value<float>("balance");
-    if (balanced != 1 || kv.keys.count == 0 || !balance.is_sound()) {
+    if (balanced != 1 || kv.keys.tokens == 0 || !balance.is_sound()) {
       corrupt(layer, "an impossible balance of channels");
     }
     at(layer, kv_head).balance = std::move(balance);
@@ -233,9 +233,9 @@ void HeadIndexes::load(uint32_t layer, std::span<const KvView> kv, uint32_t toke
     size("index");
     tail_rows[h] = in.value<uint64_t>("tail");
     size("tail");
-    if (sizes.back() != 0 && tail_rows[h] > kv[h].keys.count) {
+    if (sizes.back() != 0 && tail_rows[h] > kv[h].keys.tokens) {
       corrupt(layer, "a tail of " + std::to_string(tail_rows[h]) + " keys over " +
-                         std::to_string(kv[h].keys.count) + " rows");
+                         std::to_string(kv[h].keys.tokens) + " rows");
     }
   }
   // Not a vector, which would write zeros first, on one thread.
@@ -263,9 +263,9 @@ void HeadIndexes::load_index(uint32_t layer, uint32_t kv_head, const KvView& kv,
   MemoryBuffer buffer(bytes);
   std::istream in(&buffer);
   index->load(in, kv.keys);
-  if (index->count() > kv.keys.count) {
+  if (index->count() > kv.keys.tokens) {
     corrupt(layer, "an index of " + std::to_string(index->count()) + " keys over " +
-                       std::to_string(kv.keys.count) + " rows");
+                       std::to_string(kv.keys.tokens) + " rows");
   }
   hd.index = std::move(index);
 }

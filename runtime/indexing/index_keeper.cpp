@@ -34,11 +34,12 @@ uint32_t IndexKeeper::indexed(uint32_t layer) const {
   return dense ? 0 : indexed;
 }
 
-void IndexKeeper::sample_queries(uint32_t layer, const RowsIn& q, uint32_t position) {
+void IndexKeeper::sample_queries(uint32_t layer, const TensorView& q, const TokenSample& of,
+                                 uint32_t position) {
   const LayerShape m = engine_->model().of(layer);
   const auto grows = [&](uint32_t h) {
     for (uint32_t t = 0; t < q.tokens; ++t) {
-      if (head(layer, h).queries.wanted_head(position + q.token_of(t)) >= 0) return true;
+      if (head(layer, h).queries.wanted_head(position + of.token(t)) >= 0) return true;
     }
     return false;
   };
@@ -49,7 +50,7 @@ void IndexKeeper::sample_queries(uint32_t layer, const RowsIn& q, uint32_t posit
   for (uint32_t h = 0; h < m.kv_heads; ++h) {
     QuerySample& sample = head(layer, h).queries;
     for (uint32_t t = 0; t < q.tokens; ++t) {
-      const uint32_t at = position + q.token_of(t);
+      const uint32_t at = position + of.token(t);
       const int wanted = sample.wanted_head(at);
       if (wanted < 0) continue;
       const std::byte* src = q.row(t, size_t{h} * m.group() + static_cast<size_t>(wanted));

@@ -40,9 +40,10 @@ class IndexKeeper {
   /// rows where the device has codes.
   [[nodiscard]] uint32_t indexed(uint32_t layer) const;
 
-  /// Takes a sample of a prompt's queries `[tokens, q_heads, dim]`; token 0 is the one at `position`. A first index
-  /// under way is begun anew.
-  void sample_queries(uint32_t layer, const RowsIn& q, uint32_t position);
+  /// Takes a sample of a prompt's queries `[tokens, q_heads, dim]`, which are those of the prompt's tokens that `of` says;
+  /// token 0 of the prompt is the one at `position`. A first index under way is begun anew.
+  void sample_queries(uint32_t layer, const TensorView& q, const TokenSample& of,
+                      uint32_t position);
   /// The stride of the sample: only positions that are multiples of it are wanted.
   [[nodiscard]] uint32_t query_stride(uint32_t layer) const;
   /// Forgets the sampled queries of tokens from `position` on.

@@ -58,9 +58,7 @@ void QuerySample::truncate(uint32_t position) noexcept {
 }
 
 index::TrainingQueries QuerySample::view() const {
-  RowsView view{reinterpret_cast<const std::byte*>(rows().data()), dim_ * sizeof(float), size_,
-                dim_, DType::f32};
-  return {view, positions().data()};
+  return {dense_rows(rows().data(), size_, dim_, DType::f32), positions().data()};
 }
 
 void QuerySample::restore(uint32_t stride, std::vector<uint32_t> positions,

@@ -20,7 +20,7 @@ std::optional<uint64_t> FullLayer::more_bytes(uint32_t n) const {
   return store().bytes_of(layer_, std::max(n, all_->flush_block));
 }
 
-void FullLayer::append(const RowsIn& k, const RowsIn& v) {
+void FullLayer::append(const TensorView& k, const TensorView& v) {
   const uint32_t n = k.tokens;
   uint32_t at = 0;
   while (at < n && sink() < all_->sink) {
@@ -109,7 +109,8 @@ void FullLayer::write_blocks(uint32_t n, const Read& read) {
   });
 }
 
-void FullLayer::offload_from_input(const RowsIn& k, const RowsIn& v, uint32_t begin, uint32_t n) {
+void FullLayer::offload_from_input(const TensorView& k, const TensorView& v, uint32_t begin,
+                                   uint32_t n) {
   if (n == 0) return;
   const uint32_t row = store().rows(layer_);
   const uint32_t per_head = (n + kRowsPerTask - 1) / kRowsPerTask;
@@ -118,7 +119,7 @@ void FullLayer::offload_from_input(const RowsIn& k, const RowsIn& v, uint32_t be
   if (store().dtype() == DType::i8) {
     // By way of the model's dtype, like the tokens that come through the window.
     write_blocks(n, [&](uint32_t which, uint32_t t, uint32_t h, float* to) {
-      const RowsIn& rows = which == 0 ? k : v;
+      const TensorView& rows = which == 0 ? k : v;
       std::byte stored[kMaxHeadDim * sizeof(float)];
       store_row(kernels(), rows, begin + t, h, stored, dtype(), of.head_dim, to);
       read_stored(stored, of.head_dim, to);
@@ -165,7 +166,7 @@ void FullLayer::read(std::span<const uint32_t> tokens, std::byte* k, std::byte* 
     const size_t at = (token < first_row ? token : token - rows()) * token_bytes();
     for (uint32_t h = 0; h < of.kv_heads; ++h, k += row_bytes, v += row_bytes) {
       if (offloaded) {
-        const KvView kv = store().view(layer_, h);
+        const KvView kv = store().view(layer_).head(h);
         cpu::copy_row(kernels(), kv.keys, token - first_row, dtype(), k);
         cpu::copy_row(kernels(), kv.values, token - first_row, dtype(), v);
       } else {
@@ -201,7 +202,7 @@ void FullLayer::truncate(uint32_t tokens) {
 void FullLayer::return_to_window(uint32_t row, uint32_t n) {
   const LayerShape of = shape();
   for (uint32_t h = 0; h < of.kv_heads; ++h) {
-    const KvView kv = store().view(layer_, h);
+    const KvView kv = store().view(layer_).head(h);
     for (uint32_t t = 0; t < n; ++t) {
       const size_t at = (size_t{t} * of.kv_heads + h) * of.row_bytes(dtype());
       cpu::copy_row(kernels(), kv.keys, row + t, dtype(), staged_k() + at);
@@ -238,7 +239,7 @@ void FullLayer::save(ChecksumWriter& out) const {
   out.bytes(v.data(), v.size());
   std::vector<std::span<const std::byte>> rows;
   for (uint32_t h = 0; h < shape().kv_heads; ++h) {
-    const KvView kv = store().view(layer_, h);
+    const KvView kv = store().view(layer_).head(h);
     rows.emplace_back(kv.keys.data, counts.rows * store().row_bytes(layer_));
     rows.emplace_back(kv.values.data, counts.rows * store().row_bytes(layer_));
   }

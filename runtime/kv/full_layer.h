@@ -39,7 +39,7 @@ class FullLayer final : public KvLayer {
   uint32_t reach() const override { return 0; }
 
   std::optional<uint64_t> more_bytes(uint32_t n) const override;
-  void append(const RowsIn& k, const RowsIn& v) override;
+  void append(const TensorView& k, const TensorView& v) override;
   void drop_newest() override;
   uint32_t oldest() const override { return 0; }
   void read(std::span<const uint32_t> tokens, std::byte* k, std::byte* v) const override;
@@ -77,7 +77,7 @@ class FullLayer final : public KvLayer {
   [[nodiscard]] std::byte* staged_k() { return all_->staging->k(); }
   [[nodiscard]] std::byte* staged_v() { return all_->staging->v(); }
   /// Converts n tokens of the input to K and V's dtype.
-  void stage(const RowsIn& rows, uint32_t begin, uint32_t n, std::byte* to) {
+  void stage(const TensorView& rows, uint32_t begin, uint32_t n, std::byte* to) {
     all_->staging->stage(layer_, rows, begin, n, to);
   }
   /// The window's share of n tokens more than it has slots for, in whole blocks.
@@ -92,7 +92,7 @@ class FullLayer final : public KvLayer {
   void read_stored(const std::byte* row, uint32_t dim, float* to) const;
   /// Copies n offloaded rows to the window, which is empty.
   void return_to_window(uint32_t row, uint32_t n);
-  void offload_from_input(const RowsIn& k, const RowsIn& v, uint32_t begin, uint32_t n);
+  void offload_from_input(const TensorView& k, const TensorView& v, uint32_t begin, uint32_t n);
   [[nodiscard]] Split read_counts(ChecksumReader& in);
   void read_rows(ChecksumReader& in, uint32_t rows);
   /// Throws Error(corrupt) where one of n elements of the layer is an infinity or a NaN.

@@ -35,7 +35,7 @@ class KvLayer {
   /// Host memory that n tokens more will take; nothing where they come to memory that the sequence has from the beginning.
   [[nodiscard]] virtual std::optional<uint64_t> more_bytes(uint32_t n) const = 0;
   /// Appends the tokens of k and v, which hold equally many, all finite, and no more than max_tokens allows.
-  virtual void append(const RowsIn& k, const RowsIn& v) = 0;
+  virtual void append(const TensorView& k, const TensorView& v) = 0;
   /// Takes the newest token away, which is resident: the one that a failed step has appended.
   virtual void drop_newest() = 0;
   /// The oldest token that can be read: 0, or where the layer's window begins.

@@ -60,13 +60,24 @@ OffloadStore::OffloadStore(std::span<const LayerShape> shapes, DType dtype, size
   }
 }
 
-KvView OffloadStore::view(uint32_t layer, uint32_t kv_head) const {
+KvView OffloadStore::view(uint32_t layer) const {
   const Layer& l = layers_[layer];
   const auto rows = [&](uint32_t which) {
-    RowsView view{l.kind->arrays.at(l.place, array(kv_head, which)), row_bytes(layer), l.rows,
-                  l.kind->head_dim, dtype_};
+    const auto first_of = [&](uint32_t other) {
+      return l.kind->arrays.at(l.place, array(0, other));
+    };
+    // Arrays are equally far apart: K of a head, V of the head, K of the next.
+    const ptrdiff_t apart = 2 * (first_of(1) - first_of(0));
+    RowsView view{{.data = first_of(which),
+                   .token_stride = l.kind->head_dim,
+                   .head_stride = apart / static_cast<ptrdiff_t>(dtype_size(dtype_)),
+                   .tokens = l.rows,
+                   .heads = l.kind->kv_heads,
+                   .dim = l.kind->head_dim,
+                   .dtype = dtype_}};
     if (dtype_ == DType::i8) {
-      view.scales = {scales_at(layer, kv_head, which, 0), scale_stride(layer), 0};
+      view.scales = {scales_at(layer, 0, which, 0), scale_stride(layer), 0,
+                     ptrdiff_t{2} * l.kind->head_dim};
     }
     return view;
   };

@@ -15,6 +15,7 @@
 #include "cpu/layer_shape.h"
 #include "cpu/quantise.h"
 #include "cpu/shared_arrays.h"
+#include "cpu/tensor_view.h"
 #include "cpu/types.h"
 
 namespace keyhole::cpu {
@@ -49,8 +50,8 @@ class OffloadStore {
            scale_bytes(layer, rows);
   }
 
-  /// Rows [0, rows(layer)) of one head.
-  [[nodiscard]] KvView view(uint32_t layer, uint32_t kv_head) const;
+  /// Rows [0, rows(layer)) of all heads, which lie without gaps in each.
+  [[nodiscard]] KvView view(uint32_t layer) const;
 
   /// Adding n rows: prepare(), write them through key() and value(), or write_block(), for every head, then grow().
   /// prepare() throws Error(out_of_memory), and then the rows are what they were.

@@ -21,7 +21,7 @@ ResidentTruth::ResidentTruth(const Engine& engine, gpu::StreamSteps& steps)
 
 StateView ResidentTruth::state(uint32_t layer, uint32_t kv_head, const float* queries) {
   const LayerShape m = engine_->model().of(layer);
-  const gpu::ResidentRows rows = steps_->host_copy(layer, kv_head);
+  const KvPieces rows = steps_->host_copy(layer).head(kv_head);
   std::array<StateView, 3> states;
   for (uint32_t i = 0; i < rows.count; ++i) {
     states[i] = pieces_[i].view();

@@ -45,7 +45,9 @@ class Sequence {
   [[nodiscard]] Split split(uint32_t layer, uint32_t tokens) const {
     return layers_[layer]->split(tokens);
   }
-  void append(uint32_t layer, const RowsIn& k, const RowsIn& v) { layers_[layer]->append(k, v); }
+  void append(uint32_t layer, const TensorView& k, const TensorView& v) {
+    layers_[layer]->append(k, v);
+  }
   void drop_newest(uint32_t layer) { layers_[layer]->drop_newest(); }
   void read(uint32_t layer, std::span<const uint32_t> tokens, std::byte* k, std::byte* v) const {
     layers_[layer]->read(tokens, k, v);
@@ -55,11 +57,10 @@ class Sequence {
   // Offloaded rows, of full layers.
   /// Offloaded rows are a multiple of it: 1, or those of a block of codes.
   [[nodiscard]] uint32_t row_block() const { return all_full_.row_block; }
-  /// Rows of a head that there can be at most.
-  [[nodiscard]] size_t row_capacity() const { return store_.capacity(); }
-  /// K and V of the offloaded rows; they stay where they are while rows are added.
+  /// K and V of the offloaded rows, of all heads or of one; they stay where they are while rows are added.
+  [[nodiscard]] KvView view(uint32_t layer) const { return store_.view(layer); }
   [[nodiscard]] KvView view(uint32_t layer, uint32_t kv_head) const {
-    return store_.view(layer, kv_head);
+    return store_.view(layer).head(kv_head);
   }
   /// Of rows in int8: `[blocks, kv_heads, 2, head_dim]`; else null. See OffloadStore.
   [[nodiscard]] const uint16_t* scales(uint32_t layer) const { return store_.scales(layer); }

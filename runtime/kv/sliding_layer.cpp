@@ -5,11 +5,12 @@
 
 namespace keyhole::runtime {
 
-void SlidingLayer::append(const RowsIn& k, const RowsIn& v) {
-  uint32_t at = rings_->first_kept(layer_, k.tokens);
+void SlidingLayer::append(const TensorView& k, const TensorView& v) {
+  const auto n = static_cast<uint32_t>(k.tokens);
+  uint32_t at = rings_->first_kept(layer_, n);
   rings_->skip(layer_, at);
-  while (at < k.tokens) {
-    const uint32_t piece = std::min(k.tokens - at, most_staged_);
+  while (at < n) {
+    const uint32_t piece = std::min(n - at, most_staged_);
     staging_->stage(layer_, k, at, piece, staging_->k());
     staging_->stage(layer_, v, at, piece, staging_->v());
     rings_->append_window(layer_, staging_->k(), staging_->v(), piece);

@@ -29,7 +29,7 @@ class SlidingLayer final : public KvLayer {
   std::optional<uint64_t> more_bytes(uint32_t n) const override {
     return rings_->more_bytes(layer_, n);
   }
-  void append(const RowsIn& k, const RowsIn& v) override;
+  void append(const TensorView& k, const TensorView& v) override;
   void drop_newest() override { rings_->truncate_to(layer_, tokens() - 1); }
   uint32_t oldest() const override { return rings_->oldest(layer_); }
   void read(std::span<const uint32_t> tokens, std::byte* k, std::byte* v) const override;

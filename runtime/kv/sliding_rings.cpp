@@ -150,8 +150,7 @@ void SlidingRings::run_host_task(uint32_t kv_head) {
   const uint32_t straight = std::min(n, ring.slots - first);
   const auto attend = [&](uint32_t from, uint32_t count, StateView out) {
     const auto rows = [&](uint32_t which) {
-      return RowsView{slot(ring, kv_head, which, from), ring.row_bytes, count, dim,
-                      engine_->model().kv_dtype};
+      return dense_rows(slot(ring, kv_head, which, from), count, dim, engine_->model().kv_dtype);
     };
     cpu::attend_range(engine_->kernels(), {rows(0), rows(1)}, step_q_ + head * dim, group,
                       engine_->model().logits_of(step_layer_), out);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cpu/memory.h"
+#include "cpu/tensor_view.h"
 #include "gpu/device.h"
 #include "runtime/engine/engine.h"
 #include "runtime/kv/stream_windows.h"
@@ -57,10 +58,10 @@ class SlidingRings final : public gpu::Resident, public StreamWindows {
   [[nodiscard]] bool can_lie_on_device() const {
     return engine_->device_has(gpu::DevicePart::windows);
   }
-  /// Appends n tokens, all finite, of k and v `[n, kv_heads, head_dim]` in device memory; waits for the stream. No step of the
-  /// layer is under way. Throws as move_to_device().
-  void append_on_device(uint32_t layer, uint32_t n, const gpu::DeviceTokens& k,
-                        const gpu::DeviceTokens& v, gpu::Stream stream);
+  /// Appends the tokens of k and v `[n, kv_heads, head_dim]` in device memory, all finite; waits for the stream. No step of
+  /// the layer is under way. Throws as move_to_device().
+  void append_on_device(uint32_t layer, const TensorView& k, const TensorView& v,
+                        gpu::Stream stream);
   /// Device memory: what was taken; what it will be once steps have been there.
   [[nodiscard]] uint64_t device_bytes() const {
     return windows_ == nullptr ? 0 : windows_->bytes();

@@ -84,21 +84,17 @@ void SlidingRings::move_to_host(uint32_t layer) {
   append(ring, kept.k.data(), kept.v.data(), kept.tokens - ring.oldest);
 }
 
-void SlidingRings::append_on_device(uint32_t layer, uint32_t n, const gpu::DeviceTokens& k,
-                                    const gpu::DeviceTokens& v, gpu::Stream stream) {
+void SlidingRings::append_on_device(uint32_t layer, const TensorView& k, const TensorView& v,
+                                    gpu::Stream stream) {
   Ring& ring = at(layer);
+  const auto n = static_cast<uint32_t>(k.tokens);
   const uint32_t passed = first_kept(layer, n), coming = n - passed;
   const bool all_leave = coming == ring.slots;
   if (!all_leave) move_to_device(layer);
-  const auto behind = [&](gpu::DeviceTokens rows) {
-    const size_t bytes = passed * rows.token_stride * dtype_size(rows.dtype);
-    rows.data = static_cast<std::byte*>(rows.data) + bytes;
-    return rows;
-  };
   const uint32_t kept =
       all_leave ? coming : std::min(ring.tokens - ring.oldest + coming, ring.slots);
-  on_device(layer).append(place_of(ring), ring.tokens + passed, coming, kept, behind(k), behind(v),
-                          stream);
+  on_device(layer).append(place_of(ring), ring.tokens + passed, kept, k.slice(passed, coming),
+                          v.slice(passed, coming), stream);
   ring.on_device = true;
   note_appended(layer, n);
 }

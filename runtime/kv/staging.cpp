@@ -16,7 +16,7 @@ Staging::Staging(const Engine& engine, uint64_t tokens)
       k_(checked_product({tokens, largest_token(engine.model())}, "staged tokens"), false),
       v_(k_.bytes(), false) {}
 
-void Staging::stage(uint32_t layer, const RowsIn& rows, uint32_t begin, uint32_t n,
+void Staging::stage(uint32_t layer, const TensorView& rows, uint32_t begin, uint32_t n,
                     std::byte* to) const {
   float scratch[kMaxHeadDim];
   const DType dtype = engine_->model().kv_dtype;

@@ -18,7 +18,8 @@ class Staging {
   [[nodiscard]] std::byte* k() { return k_.data(); }
   [[nodiscard]] std::byte* v() { return v_.data(); }
   /// Converts tokens [begin, begin + n) of the input to the layer's K or V.
-  void stage(uint32_t layer, const RowsIn& rows, uint32_t begin, uint32_t n, std::byte* to) const;
+  void stage(uint32_t layer, const TensorView& rows, uint32_t begin, uint32_t n,
+             std::byte* to) const;
   [[nodiscard]] uint64_t bytes() const { return k_.bytes() + v_.bytes(); }
 
  private:

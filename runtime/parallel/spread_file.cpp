@@ -155,19 +155,6 @@ void take_rows(const Session& from, const LayerShares& old, const LayerShares& m
   }
 }
 
-RowsIn rows_in(const std::vector<std::byte>& bytes, const ModelShape& model, const LayerShape& m,
-               uint32_t tokens, uint32_t dim) {
-  RowsIn rows;
-  rows.data = bytes.data();
-  rows.head_stride = m.row_bytes(model.kv_dtype);
-  rows.token_stride = m.token_bytes(model.kv_dtype);
-  rows.tokens = tokens;
-  rows.heads = m.kv_heads;
-  rows.dim = dim;
-  rows.dtype = model.kv_dtype;
-  return rows;
-}
-
 /// A session with the settings, sliding layers and identity of the file of rank 0, and this rank's share of all other tokens, none of
 /// which is indexed.
 std::unique_ptr<Session> load_redivided(const std::shared_ptr<const Engine>& engine,
@@ -210,8 +197,12 @@ std::unique_ptr<Session> load_redivided(const std::shared_ptr<const Engine>& eng
     const uint32_t n = mine.is_whole(layer) ? 0 : mine.of(layer, names.tokens[layer]);
     if (n == 0) continue;
     const LayerShape m = model.of(layer);
-    own->prefill(layer, rows_in(rows[layer].k, model, m, n, m.head_dim),
-                 rows_in(rows[layer].v, model, m, n, m.value_dim), nullptr);
+    const auto view = [&](const std::vector<std::byte>& of) {
+      return dense_tensor(of.data(), n, m.kv_heads, m.head_dim, model.kv_dtype);
+    };
+    TensorView v = view(rows[layer].v);
+    v.dim = m.value_dim;  // zeros lie behind them
+    own->prefill(layer, view(rows[layer].k), v, nullptr);
     rows[layer] = {};
   }
   return own;

@@ -23,7 +23,7 @@ struct SpreadGraphStep {
   uint32_t layer = 0;
   bool appends = false;  ///< on the rank that the token is of
   RankPart part;
-  RowsOut out;
+  TensorOut out;
   float* lse = nullptr;
 };
 

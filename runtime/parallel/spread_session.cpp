@@ -124,22 +124,22 @@ Session& SpreadSession::batch_member() { refuse_call("keyhole_session_extend_bat
 void SpreadSession::check_takes(const char* call) const { refuse_call(call); }
 
 void SpreadSession::read_rows(uint32_t /*layer*/, uint32_t /*first*/, uint32_t /*n*/,
-                              const RowsOut* /*k*/, const RowsOut* /*v*/) {
+                              const TensorOut* /*k*/, const TensorOut* /*v*/) {
   refuse_call("keyhole_session_get_rows");
 }
 
-void SpreadSession::attend_offloaded(uint32_t /*layer*/, const RowsIn& /*q*/,
-                                     const RowsOut& /*out*/, float* /*lse*/) {
+void SpreadSession::attend_offloaded(uint32_t /*layer*/, const TensorView& /*q*/,
+                                     const TensorOut& /*out*/, float* /*lse*/) {
   refuse_call("keyhole_session_attend_offloaded");
 }
 
-void SpreadSession::attend_tokens(uint32_t /*layer*/, const RowsIn& /*q*/,
-                                  const TokenChoice& /*choice*/, const RowsOut& /*out*/,
+void SpreadSession::attend_tokens(uint32_t /*layer*/, const TensorView& /*q*/,
+                                  const TokenChoice& /*choice*/, const TensorOut& /*out*/,
                                   float* /*lse*/) {
   refuse_call("keyhole_session_attend_tokens");
 }
 
-void SpreadSession::search_tokens(uint32_t /*layer*/, const RowsIn& /*q*/,
+void SpreadSession::search_tokens(uint32_t /*layer*/, const TensorView& /*q*/,
                                   const TokenSearch::Found& /*found*/) {
   refuse_call("keyhole_session_search_tokens");
 }
@@ -168,7 +168,7 @@ Communicator::Call SpreadSession::call(const char* what, uint32_t layer, Wait wa
 
 // ---- Tokens come and go --------------------------------------------------------------------------
 
-void SpreadSession::check_room(uint32_t layer, const RowsIn& k, const RowsIn& v) const {
+void SpreadSession::check_room(uint32_t layer, const TensorView& k, const TensorView& v) const {
   if (k.tokens != v.tokens) {
     refuse("tensor v has " + std::to_string(v.tokens) + " tokens, needed: as many as k, " +
            std::to_string(k.tokens));
@@ -181,13 +181,13 @@ void SpreadSession::check_room(uint32_t layer, const RowsIn& k, const RowsIn& v)
   }
 }
 
-void SpreadSession::check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const {
+void SpreadSession::check_append(uint32_t layer, const TensorView& k, const TensorView& v) const {
   check_room(layer, k, v);
   const Engine& engine = own_->engine();
   const DType stored = engine.model().kv_dtype;
   // What lies on the device is looked at by the rank that takes it.
-  if (!k.on_device) check_finite(engine.kernels(), k, "k", 0, k.tokens, stored);
-  if (!v.on_device) check_finite(engine.kernels(), v, "v", 0, v.tokens, stored);
+  if (!k.on_device()) check_finite(engine.kernels(), k, "k", 0, k.tokens, stored);
+  if (!v.on_device()) check_finite(engine.kernels(), v, "v", 0, v.tokens, stored);
 }
 
 void SpreadSession::check_holds(uint32_t layer, uint32_t tokens) {
@@ -205,19 +205,21 @@ void SpreadSession::take_back() noexcept {
   }
 }
 
-void SpreadSession::append_own(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q) {
+void SpreadSession::append_own(uint32_t layer, const TensorView& k, const TensorView& v,
+                               const TensorView* q) {
   for (uint32_t t = 0; t < k.tokens;) {
     const uint32_t n = shares_.blocks().run(tokens_[layer] + t, k.tokens - t);
     if (shares_.is_own(tokens_[layer] + t)) {
-      RowsIn queries;
-      if (q != nullptr) queries = slice(*q, t, n);
-      own_->prefill(layer, slice(k, t, n), slice(v, t, n), q == nullptr ? nullptr : &queries);
+      TensorView queries;
+      if (q != nullptr) queries = q->slice(t, n);
+      own_->prefill(layer, k.slice(t, n), v.slice(t, n), q == nullptr ? nullptr : &queries);
     }
     t += n;
   }
 }
 
-void SpreadSession::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q) {
+void SpreadSession::prefill(uint32_t layer, const TensorView& k, const TensorView& v,
+                            const TensorView* q) {
   settle();
   check_append(layer, k, v);
   if (q != nullptr && q->tokens != k.tokens) {
@@ -335,16 +337,11 @@ void SpreadSession::set_index(const std::string& spec) {
 
 // ---- Answers -------------------------------------------------------------------------------------
 
-RowsOut SpreadSession::own_rows(uint32_t layer, uint32_t n) {
+TensorOut SpreadSession::own_rows(uint32_t layer, uint32_t n) {
   const LayerShape m = own_->engine().model().of(layer);
-  const size_t row = m.value_dim * sizeof(float);
   states_.resize(size_t{n} * m.q_heads * (m.value_dim + 1));
-  RowsOut rows;
-  rows.data = reinterpret_cast<std::byte*>(states_.data());
-  rows.head_stride = row;
-  rows.dtype = DType::f32;
-  rows.token_stride = row * m.q_heads;
-  return rows;
+  return dense_tensor(reinterpret_cast<std::byte*>(states_.data()), n, m.q_heads, m.value_dim,
+                      DType::f32);
 }
 
 float* SpreadSession::own_lse(uint32_t layer, uint32_t n) {
@@ -353,7 +350,7 @@ float* SpreadSession::own_lse(uint32_t layer, uint32_t n) {
 }
 
 void SpreadSession::merge(const Communicator::Call& call, uint32_t layer, uint32_t n,
-                          const std::exception_ptr& error, const RowsOut& out, float* lse) {
+                          const std::exception_ptr& error, const TensorOut& out, float* lse) {
   const LayerShape m = own_->engine().model().of(layer);
   const size_t heads = size_t{n} * m.q_heads;
   const auto all = ranks_->exchange(call, std::as_bytes(std::span(states_)), error);
@@ -373,16 +370,16 @@ void SpreadSession::merge(const Communicator::Call& call, uint32_t layer, uint32
   if (lse != nullptr) std::copy_n(to.lse, heads, lse);
 }
 
-void SpreadSession::attend(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
-                           const RowsOut& out, float* lse) {
-  if (q.on_device) return enqueue(layer, q, k, v, &out, lse);
+void SpreadSession::attend(uint32_t layer, const TensorView& q, const TensorView* k,
+                           const TensorView* v, const TensorOut& out, float* lse) {
+  if (q.on_device()) return enqueue(layer, q, k, v, &out, lse);
   begin_on_host(layer, q, k, v);
   end_on_host(out, lse);
 }
 
-void SpreadSession::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k,
-                                 const RowsIn* v) {
-  if (q.on_device) return enqueue(layer, q, k, v, nullptr, nullptr);
+void SpreadSession::attend_begin(uint32_t layer, const TensorView& q, const TensorView* k,
+                                 const TensorView* v) {
+  if (q.on_device()) return enqueue(layer, q, k, v, nullptr, nullptr);
   begin_on_host(layer, q, k, v);
 }
 
@@ -391,12 +388,12 @@ std::optional<SessionInterface::OpenStep> SpreadSession::open_step() const {
   return OpenStep{step_.layer, step_.on_device};
 }
 
-void SpreadSession::attend_end(const RowsOut& out, float* lse) {
+void SpreadSession::attend_end(const TensorOut& out, float* lse) {
   step_.on_device ? enqueue_end(out, lse) : end_on_host(out, lse);
 }
 
-void SpreadSession::begin_on_host(uint32_t layer, const RowsIn& q, const RowsIn* k,
-                                  const RowsIn* v) {
+void SpreadSession::begin_on_host(uint32_t layer, const TensorView& q, const TensorView* k,
+                                  const TensorView* v) {
   settle();
   if (k != nullptr) check_append(layer, *k, *v);
   if (k == nullptr) check_holds(layer, tokens_[layer]);
@@ -419,7 +416,7 @@ void SpreadSession::begin_on_host(uint32_t layer, const RowsIn& q, const RowsIn*
   }
 }
 
-void SpreadSession::end_on_host(const RowsOut& out, float* lse) {
+void SpreadSession::end_on_host(const TensorOut& out, float* lse) {
   const Step step = std::exchange(step_, {});
   if (shares_.is_whole(step.layer)) {
     own_->host().end(out, lse);
@@ -427,7 +424,7 @@ void SpreadSession::end_on_host(const RowsOut& out, float* lse) {
     return;
   }
   std::exception_ptr error = step.error;
-  const RowsOut rows = own_rows(step.layer, 1);
+  const TensorOut rows = own_rows(step.layer, 1);
   float* const sums = own_lse(step.layer, 1);
   try {
     if (step.part.asks) {
@@ -452,7 +449,7 @@ void SpreadSession::end_on_host(const RowsOut& out, float* lse) {
 
 void SpreadSession::extend_in_block(uint32_t layer, const ExtendArgs& args) {
   const uint32_t n = args.q.tokens;
-  const RowsOut rows = own_rows(layer, n);
+  const TensorOut rows = own_rows(layer, n);
   float* const sums = own_lse(layer, n);
   std::exception_ptr error;
   try {
@@ -482,7 +479,7 @@ void SpreadSession::extend(uint32_t layer, const ExtendArgs& args) {
   if (args.mask != nullptr) {
     throw Error(Status::unsupported, "a mask over several ranks, allowed: NULL, causal");
   }
-  if (!args.q.on_device) return extend_rows(layer, args);
+  if (!args.q.on_device()) return extend_rows(layer, args);
   check_room(layer, args.k, args.v);
   extend_from_device(layer, args);
 }

@@ -60,7 +60,8 @@ class SpreadSession final : public SessionInterface {
 
   // Collective.
   void set_index(const std::string& spec) override;
-  void prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q) override;
+  void prefill(uint32_t layer, const TensorView& k, const TensorView& v,
+               const TensorView* q) override;
   void build(const BuildProgress& progress) override;
   void extend(uint32_t layer, const ExtendArgs& args) override;
   std::unique_ptr<SessionInterface> fork() override;
@@ -76,11 +77,12 @@ class SpreadSession final : public SessionInterface {
   // rank's step, the gather of all ranks' states and their merge, on the session's stream. The first waits for all ranks, the
   // others for none. Where this rank's part fails, all ranks' answers are NaN from then on, and the next call that waits for
   // all of them throws the error on all.
-  void attend(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v, const RowsOut& out,
-              float* lse) override;
-  void attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v) override;
+  void attend(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+              const TensorOut& out, float* lse) override;
+  void attend_begin(uint32_t layer, const TensorView& q, const TensorView* k,
+                    const TensorView* v) override;
   std::optional<OpenStep> open_step() const override;
-  void attend_end(const RowsOut& out, float* lse) override;
+  void attend_end(const TensorOut& out, float* lse) override;
   /// Announces one launch of the graph that was captured last on the stream. Throws Error(invalid_argument) where nothing was
   /// captured or this rank has to capture again, and then has done nothing: the other ranks' streams wait for it. Where
   /// this rank cannot make the graph's steps, it enqueues what enqueue() would in their place, and throws why.
@@ -97,12 +99,13 @@ class SpreadSession final : public SessionInterface {
   gpu::PromptBlocks extend_blocks() const override { return own_->extend_blocks(); }
   Session& batch_member() override;
   void check_takes(const char* call) const override;
-  void read_rows(uint32_t layer, uint32_t first, uint32_t n, const RowsOut* k,
-                 const RowsOut* v) override;
-  void attend_offloaded(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse) override;
-  void attend_tokens(uint32_t layer, const RowsIn& q, const TokenChoice& choice, const RowsOut& out,
-                     float* lse) override;
-  void search_tokens(uint32_t layer, const RowsIn& q, const TokenSearch::Found& found) override;
+  void read_rows(uint32_t layer, uint32_t first, uint32_t n, const TensorOut* k,
+                 const TensorOut* v) override;
+  void attend_offloaded(uint32_t layer, const TensorView& q, const TensorOut& out,
+                        float* lse) override;
+  void attend_tokens(uint32_t layer, const TensorView& q, const TokenChoice& choice,
+                     const TensorOut& out, float* lse) override;
+  void search_tokens(uint32_t layer, const TensorView& q, const TokenSearch::Found& found) override;
 
   /// Collective. Before other calls: all steps that were enqueued are done on all ranks, where any was since all ranks met last;
   /// throws what has ended the session's steps.
@@ -139,9 +142,9 @@ class SpreadSession final : public SessionInterface {
   [[nodiscard]] RankPart part_of(uint32_t layer, uint32_t held, bool appends) const;
   /// Names the call's layer and how many tokens this rank believes it to hold.
   [[nodiscard]] Communicator::Call call(const char* what, uint32_t layer, Wait wait) const;
-  void check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const;
+  void check_append(uint32_t layer, const TensorView& k, const TensorView& v) const;
   /// The same but for their values.
-  void check_room(uint32_t layer, const RowsIn& k, const RowsIn& v) const;
+  void check_room(uint32_t layer, const TensorView& k, const TensorView& v) const;
   static void check_holds(uint32_t layer, uint32_t tokens);
   /// Runs `part` on all ranks; throws what it threw on any, or why one of them takes no more steps.
   void together(const Communicator::Call& call, const std::function<void()>& part);
@@ -149,35 +152,36 @@ class SpreadSession final : public SessionInterface {
   void shorten(const std::vector<uint32_t>& left);
   /// The own session gives back what it has beyond its share of tokens_.
   void take_back() noexcept;
-  void append_own(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
+  void append_own(uint32_t layer, const TensorView& k, const TensorView& v, const TensorView* q);
   /// Of tensors in host memory.
   void extend_rows(uint32_t layer, const ExtendArgs& args);
   void extend_from_device(uint32_t layer, const ExtendArgs& args);
   void extend_in_block(uint32_t layer, const ExtendArgs& args);
   /// Merges the ranks' states of n tokens, that of this rank in states_, and writes the result.
   void merge(const Communicator::Call& call, uint32_t layer, uint32_t n,
-             const std::exception_ptr& error, const RowsOut& out, float* lse);
-  [[nodiscard]] RowsOut own_rows(uint32_t layer, uint32_t n);
+             const std::exception_ptr& error, const TensorOut& out, float* lse);
+  [[nodiscard]] TensorOut own_rows(uint32_t layer, uint32_t n);
   [[nodiscard]] float* own_lse(uint32_t layer, uint32_t n);
 
   /// attend_begin() and attend_end() with tensors in host memory.
-  void begin_on_host(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v);
-  void end_on_host(const RowsOut& out, float* lse);
+  void begin_on_host(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v);
+  void end_on_host(const TensorOut& out, float* lse);
 
   // spread_steps.cpp
   /// A whole step, or with out null its first half.
-  void enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
-               const RowsOut* out, float* lse);
-  void enqueue_end(const RowsOut& out, float* lse);
+  void enqueue(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+               const TensorOut* out, float* lse);
+  void enqueue_end(const TensorOut& out, float* lse);
   /// Throws Error where nothing can be enqueued; the first time takes the memory, on all ranks together, but in a capture.
-  void open_device(uint32_t layer, const RowsOut* out, bool is_captured);
+  void open_device(uint32_t layer, const TensorOut* out, bool is_captured);
   /// Runs a step's launches, or its first half's; what they throw is kept in step_.
-  void launch(const RowsIn& q, const RowsIn* k, const RowsIn* v, const RowsOut* out, float* lse);
+  void launch(const TensorView& q, const TensorView* k, const TensorView* v, const TensorOut* out,
+              float* lse);
   /// Where this rank's state of a layer's step goes: o, and its lse.
-  [[nodiscard]] RowsOut own_state(const LayerShape& shape) const;
+  [[nodiscard]] TensorOut own_state(const LayerShape& shape) const;
   [[nodiscard]] float* own_sums(const LayerShape& shape) const;
   /// Ends the step under way. is_half: its first half was enqueued before.
-  void finish_step(bool is_half, const RowsOut& out, float* lse);
+  void finish_step(bool is_half, const TensorOut& out, float* lse);
   // spread_graph.cpp. Throw Error(invalid_argument):
   /// as all ranks do: the graph's tokens have no place in the text.
   void check_graph_room() const;
@@ -186,9 +190,9 @@ class SpreadSession final : public SessionInterface {
   /// announce() of this rank; where the graph is to be captured again, the session is made ready for that.
   void announce_own();
   /// Gathers and merges on the stream; own state is NaN where this rank's step has failed.
-  void merge_on_stream(uint32_t layer, bool failed, const RowsOut& out, float* lse);
+  void merge_on_stream(uint32_t layer, bool failed, const TensorOut& out, float* lse);
   /// The same by way of host memory, for transports that gather nothing else; throws the errors of all ranks.
-  void merge_by_host(const Step& step, const RowsOut& out, float* lse);
+  void merge_by_host(const Step& step, const TensorOut& out, float* lse);
   [[nodiscard]] DeviceRowsReader& device_rows();
 
   std::unique_ptr<Session> own_;

@@ -14,8 +14,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-size_t row_bytes(const RowsOut& out, uint32_t dim) { return size_t{dim} * dtype_size(out.dtype); }
-
 }  // namespace
 
 DeviceRowsReader& SpreadSession::device_rows() {
@@ -84,25 +82,21 @@ RankPart SpreadSession::part_of(uint32_t layer, uint32_t held, bool appends) con
   return {owner, takes, takes || shares_.of(layer, held) != 0};
 }
 
-RowsOut SpreadSession::own_state(const LayerShape& shape) const {
-  RowsOut state;
-  state.data = reinterpret_cast<std::byte*>(on_device_->own());
-  state.head_stride = shape.value_dim * sizeof(float);
-  state.dtype = DType::f32;
-  state.on_device = true;
-  return state;
+TensorOut SpreadSession::own_state(const LayerShape& shape) const {
+  return dense_tensor(reinterpret_cast<std::byte*>(on_device_->own()), 1, shape.q_heads,
+                      shape.value_dim, DType::f32, Memory::device);
 }
 
 float* SpreadSession::own_sums(const LayerShape& shape) const {
   return on_device_->own() + size_t{shape.q_heads} * shape.value_dim;
 }
 
-void SpreadSession::open_device(uint32_t layer, const RowsOut* out, bool is_captured) {
+void SpreadSession::open_device(uint32_t layer, const TensorOut* out, bool is_captured) {
   if (has_ended_) std::rethrow_exception(failure_);
   if (is_captured) check_failure();
   const Engine& engine = own_->engine();
   const LayerShape m = engine.model().of(layer);
-  if (out != nullptr && m.q_heads > 1 && out->head_stride != row_bytes(*out, m.value_dim)) {
+  if (out != nullptr && m.q_heads > 1 && out->head_stride != ptrdiff_t{m.value_dim}) {
     throw Error(Status::unsupported,
                 "out has gaps between heads; over several ranks allowed: heads without gaps");
   }
@@ -135,20 +129,20 @@ void SpreadSession::open_device(uint32_t layer, const RowsOut* out, bool is_capt
   on_device_ = std::move(made);
 }
 
-void SpreadSession::launch(const RowsIn& q, const RowsIn* k, const RowsIn* v, const RowsOut* out,
-                           float* lse) {
+void SpreadSession::launch(const TensorView& q, const TensorView* k, const TensorView* v,
+                           const TensorOut* out, float* lse) {
   const uint32_t layer = step_.layer;
   const bool whole = shares_.is_whole(layer);
   try {
     // Taking a block in waits for the stream, on which a gather may be that never ends.
     if (!whole && step_.capture == 0 && own_->append_will_be_due(layer)) wait_for_stream();
-    const RowsIn* const keys = step_.part.takes ? k : nullptr;
-    const RowsIn* const values = step_.part.takes ? v : nullptr;
+    const TensorView* const keys = step_.part.takes ? k : nullptr;
+    const TensorView* const values = step_.part.takes ? v : nullptr;
     if (out == nullptr || whole) {
       own_->stream().enqueue(layer, q, keys, values, out, lse);
     } else {
       const LayerShape m = own_->engine().model().of(layer);
-      const RowsOut state = own_state(m);
+      const TensorOut state = own_state(m);
       own_->stream().enqueue(layer, q, keys, values, &state, own_sums(m));
     }
   } catch (...) {
@@ -156,8 +150,8 @@ void SpreadSession::launch(const RowsIn& q, const RowsIn* k, const RowsIn* v, co
   }
 }
 
-void SpreadSession::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
-                            const RowsOut* out, float* lse) {
+void SpreadSession::enqueue(uint32_t layer, const TensorView& q, const TensorView* k,
+                            const TensorView* v, const TensorOut* out, float* lse) {
   const uint64_t capture = own_->stream().capture_of_step();
   uint32_t held = tokens_[layer];
   if (capture != 0) {
@@ -181,7 +175,7 @@ void SpreadSession::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, co
   if (out != nullptr) finish_step(false, *out, lse);
 }
 
-void SpreadSession::enqueue_end(const RowsOut& out, float* lse) {
+void SpreadSession::enqueue_end(const TensorOut& out, float* lse) {
   const uint64_t capture = own_->stream().capture_id();
   if (capture != step_.capture) {
     if (step_.capture == 0) {
@@ -199,7 +193,7 @@ void SpreadSession::enqueue_end(const RowsOut& out, float* lse) {
   finish_step(true, out, lse);
 }
 
-void SpreadSession::finish_step(bool is_half, const RowsOut& out, float* lse) {
+void SpreadSession::finish_step(bool is_half, const TensorOut& out, float* lse) {
   Step step = std::exchange(step_, {});
   const LayerShape m = own_->engine().model().of(step.layer);
   const bool whole = shares_.is_whole(step.layer);
@@ -237,7 +231,7 @@ void SpreadSession::finish_step(bool is_half, const RowsOut& out, float* lse) {
   std::rethrow_exception(step.error);
 }
 
-void SpreadSession::merge_on_stream(uint32_t layer, bool failed, const RowsOut& out, float* lse) {
+void SpreadSession::merge_on_stream(uint32_t layer, bool failed, const TensorOut& out, float* lse) {
   const LayerShape m = own_->engine().model().of(layer);
   if (failed) on_device_->fill(gpu::RankStates::Nothing::failed, m.q_heads, m.value_dim, stream_);
   const size_t bytes = size_t{m.q_heads} * (m.value_dim + 1) * sizeof(float);
@@ -245,25 +239,19 @@ void SpreadSession::merge_on_stream(uint32_t layer, bool failed, const RowsOut& 
   on_device_->merge(m.q_heads, m.value_dim, out.data, out.dtype, lse, stream_);
 }
 
-void SpreadSession::merge_by_host(const Step& step, const RowsOut& out, float* lse) {
+void SpreadSession::merge_by_host(const Step& step, const TensorOut& out, float* lse) {
   const LayerShape m = own_->engine().model().of(step.layer);
   std::exception_ptr error = step.error;
   (void)own_rows(step.layer, 1);
-  RowsOut merged = out;
-  merged.on_device = false;
-  merged.head_stride = row_bytes(out, m.value_dim);
-  merged.data = rows_[3].room(m.q_heads * merged.head_stride);
+  const TensorOut merged = dense_tensor(rows_[3].room(m.q_heads * out.row_bytes()), 1, m.q_heads,
+                                        m.value_dim, out.dtype);
   std::vector<float> sums(m.q_heads);
   try {
     if (error == nullptr) {
-      RowsIn state;
-      state.data = reinterpret_cast<const std::byte*>(on_device_->own());
-      state.tokens = state.heads = 1;
-      state.dim = static_cast<uint32_t>(states_.size());
-      state.head_stride = state.token_stride = states_.size() * sizeof(float);
-      state.dtype = DType::f32;
-      state.on_device = true;
-      const RowsIn read = device_rows().read(state, "state", stream_, rows_[0]);
+      const TensorView state =
+          dense_tensor(reinterpret_cast<const std::byte*>(on_device_->own()), 1, 1,
+                       static_cast<uint32_t>(states_.size()), DType::f32, Memory::device);
+      const TensorView read = device_rows().read(state, "state", stream_, rows_[0]);
       std::copy_n(read.data, states_.size() * sizeof(float),
                   reinterpret_cast<std::byte*>(states_.data()));
       own_->stream().wait_idle();
@@ -282,12 +270,8 @@ void SpreadSession::merge_by_host(const Step& step, const RowsOut& out, float* l
     ++tokens_[step.layer];
     extended_[step.layer] = {};
   }
-  device_rows().write(merged.data, merged.head_stride, m.q_heads, out, stream_);
-  if (lse == nullptr) return;
-  RowsOut to;
-  to.data = reinterpret_cast<std::byte*>(lse);
-  device_rows().write(reinterpret_cast<const std::byte*>(sums.data()), m.q_heads * sizeof(float), 1,
-                      to, stream_);
+  device_rows().write(merged.data, out, stream_);
+  if (lse != nullptr) device_rows().write(sums.data(), sums.size(), lse, stream_);
 }
 
 // ---- Several tokens ------------------------------------------------------------------------------
@@ -297,32 +281,25 @@ void SpreadSession::extend_from_device(uint32_t layer, const ExtendArgs& args) {
   const LayerShape m = own_->engine().model().of(layer);
   ExtendArgs on_host = args;
   std::vector<float> sums(size_t{n} * m.q_heads);
-  const size_t row = row_bytes(args.out, m.value_dim);
   together(call("extend", layer, Wait::step), [&] {
     on_host.q = device_rows().read(args.q, "q", stream_, rows_[0]);
     on_host.k = device_rows().read(args.k, "k", stream_, rows_[1]);
     on_host.v = device_rows().read(args.v, "v", stream_, rows_[2]);
-    on_host.out.data = rows_[3].room(size_t{n} * m.q_heads * row);
-    on_host.out.head_stride = row;
-    on_host.out.token_stride = m.q_heads * row;
-    on_host.out.on_device = false;
+    on_host.out = dense_tensor(rows_[3].room(size_t{n} * m.q_heads * args.out.row_bytes()), n,
+                               m.q_heads, m.value_dim, args.out.dtype);
   });
   on_host.lse = sums.data();
   extend_rows(layer, on_host);
   try {
-    const bool gapless =
-        args.out.head_stride == row && args.out.token_stride == on_host.out.token_stride;
-    RowsOut to = args.out;
+    const bool gapless = args.out.head_stride == on_host.out.head_stride &&
+                         args.out.token_stride == on_host.out.token_stride;
+    TensorOut to = args.out;
+    if (gapless) to.heads *= n;  // one copy takes all
     for (uint32_t t = 0; t < n; t += gapless ? n : 1) {
-      to.data = args.out.row(t, 0);
-      device_rows().write(on_host.out.row(t, 0), row, gapless ? n * m.q_heads : m.q_heads, to,
-                          stream_);
+      to.data = args.out.row(t);
+      device_rows().write(on_host.out.row(t), to, stream_);
     }
-    if (args.lse != nullptr) {
-      to.data = reinterpret_cast<std::byte*>(args.lse);
-      device_rows().write(reinterpret_cast<const std::byte*>(sums.data()),
-                          sums.size() * sizeof(float), 1, to, stream_);
-    }
+    if (args.lse != nullptr) device_rows().write(sums.data(), sums.size(), args.lse, stream_);
   } catch (...) {
     // The tokens are there on all ranks, the answers are not on this one.
     extended_[layer] = {before, n};

@@ -16,12 +16,6 @@ constexpr uint32_t kMostLines = 16384;
   throw Error(Status::invalid_argument, "attention of a prompt: " + text);
 }
 
-cpu::TokenRows rows_of(const gpu::DeviceTokens& t) {
-  const size_t element = dtype_size(t.dtype);
-  return {static_cast<std::byte*>(t.data), t.token_stride * element, t.head_stride * element,
-          t.dtype};
-}
-
 uint32_t blocks_of(uint32_t rows) {
   return rows / cpu::kPromptRows + (rows % cpu::kPromptRows != 0 ? 1 : 0);
 }
@@ -92,10 +86,10 @@ HostPrompt::HostPrompt(const gpu::PromptShape& shape, const cpu::Kernels& kernel
 
 cpu::PromptPiece HostPrompt::piece_of(const gpu::PromptStretch& s) const {
   cpu::PromptPiece p;
-  p.q = rows_of(s.q);
-  p.k = rows_of(s.k);
-  p.v = rows_of(s.v);
-  p.out = rows_of(s.out);
+  p.q = s.q;
+  p.k = RowsView{s.k};
+  p.v = RowsView{s.v};
+  p.out = s.out;
   p.lse = s.lse;
   p.sinks = s.sinks;
   p.n = s.n;
@@ -110,8 +104,8 @@ cpu::PromptPiece HostPrompt::piece_of(const gpu::PromptStretch& s) const {
 
 void HostPrompt::attend(const gpu::PromptStretch& s, std::span<const gpu::PromptPattern> patterns,
                         gpu::Stream) {
-  for (const gpu::DeviceTokens* t : {&s.q, &s.k, &s.v, &s.out}) {
-    if (t->dtype == DType::i8) refuse("numbers in i8, allowed: f32, f16, bf16");
+  for (const DType dtype : {s.q.dtype, s.k.dtype, s.v.dtype, s.out.dtype}) {
+    if (dtype == DType::i8) refuse("numbers in i8, allowed: f32, f16, bf16");
   }
   attend(piece_of(s), patterns);
 }
@@ -217,8 +211,8 @@ void HostPrompt::attend_slice(cpu::PromptPiece p, uint32_t begin, uint32_t n,
                               std::span<const Heads> groups) {
   p.rows = p.position(begin) + n;
   p.n = n;
-  p.q.data = p.q.row(begin, 0);
-  p.out.data = p.out.row(begin, 0);
+  p.q = p.q.slice(begin, n);
+  p.out = p.out.slice(begin, n);
   if (p.lse != nullptr) p.lse += size_t{begin} * p.q_heads;
   counts_.resize(size_t{p.q_heads} * p.tiles());
   lists_.resize(counts_.size() * p.blocks());

@@ -105,16 +105,10 @@ void Acceptance::accept_on_host(const Extended& e, uint32_t m, const uint32_t* p
     if (prefix < e.tokens) tokens_->truncate_layer(layer, e.before + prefix);
     if (n == 0) continue;
     const LayerShape shape = model.of(layer);
-    RowsIn k{.data = kept[layer].k.data(),
-             .token_stride = shape.token_bytes(model.kv_dtype),
-             .head_stride = shape.row_bytes(model.kv_dtype),
-             .tokens = n,
-             .heads = shape.kv_heads,
-             .dim = shape.head_dim,
-             .dtype = model.kv_dtype};
-    RowsIn v = k;
-    v.data = kept[layer].v.data();
-    sequence_->append(layer, k, v);
+    const auto rows = [&](const std::vector<std::byte>& of) {
+      return dense_tensor(of.data(), n, shape.kv_heads, shape.head_dim, model.kv_dtype);
+    };
+    sequence_->append(layer, rows(kept[layer].k), rows(kept[layer].v));
     stream_->pin_codes(layer);
   }
 }

@@ -46,30 +46,13 @@ void DeviceBlocks::release_listed(uint32_t layer) {
   if (parts.listed != nullptr) parts.listed->release();
 }
 
-std::array<gpu::KvRows, 2> DeviceBlocks::offloaded_rows(uint32_t layer) const {
-  const LayerShape m = engine_->model().of(layer);
-  const KvView first = sequence_->view(layer, 0);
-  gpu::KvRows pinned;
-  pinned.keys = first.keys.data;
-  pinned.values = first.values.data;
-  pinned.head_stride =
-      m.kv_heads == 1 ? 0
-                      : static_cast<size_t>(sequence_->view(layer, 1).keys.data - first.keys.data);
-  pinned.dtype = first.keys.dtype;
-  pinned.scales = sequence_->scales(layer);
+std::array<KvView, 2> DeviceBlocks::offloaded_rows(uint32_t layer) const {
+  const KvView all = sequence_->view(layer);
   // What has codes is pinned; what comes behind it may be in part.
-  pinned.pinned = true;
-  pinned.count = codes_->pinned_rows(layer);
-  gpu::KvRows others = pinned;
-  const size_t skip = pinned.count * m.row_bytes(pinned.dtype);
-  others.keys += skip;
-  others.values += skip;
-  if (others.scales != nullptr) {
-    others.scales += size_t{pinned.count / kScaleRows} * m.kv_heads * 2 * m.head_dim;
-  }
-  others.count = sequence_->rows(layer) - pinned.count;
-  others.pinned = false;
-  return {pinned, others};
+  const size_t count = codes_->pinned_rows(layer);
+  KvView pinned = all.slice(0, count);
+  pinned.keys.memory = pinned.values.memory = Memory::pinned;
+  return {pinned, all.slice(count, all.keys.tokens - count)};
 }
 
 size_t DeviceBlocks::bytes() const {

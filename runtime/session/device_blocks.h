@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "cpu/tensor_view.h"
 #include "gpu/blocked.h"
 #include "gpu/listed.h"
 #include "runtime/engine/engine.h"
@@ -35,7 +36,7 @@ class DeviceBlocks {
   void release_listed(uint32_t layer);
 
   /// The offloaded rows of a layer: those that are pinned, and all behind them.
-  [[nodiscard]] std::array<gpu::KvRows, 2> offloaded_rows(uint32_t layer) const;
+  [[nodiscard]] std::array<KvView, 2> offloaded_rows(uint32_t layer) const;
   /// Bytes of device memory.
   [[nodiscard]] size_t bytes() const;
 

@@ -142,16 +142,16 @@ void DeviceExtender::extend_by_steps(uint32_t layer, const ExtendArgs& args,
 
 uint32_t DeviceExtender::enqueue_some(uint32_t layer, const ExtendArgs& args, uint32_t first,
                                       gpu::StepGroup* group) {
-  const uint32_t n = std::min(args.k.tokens - first, parts_.stream.runner().most_tokens(layer));
+  const auto n = static_cast<uint32_t>(
+      std::min<size_t>(args.k.tokens - first, parts_.stream.runner().most_tokens(layer)));
   if (n > 1 || args.mask != nullptr) {
     const ExtendArgs some = slice(args, first, n);
     gpu::ManyTokens t;
-    t.q = device_tokens(some.q);
-    t.k = device_tokens(some.k);
-    t.v = device_tokens(some.v);
-    t.out = device_tokens(some.out);
+    t.q = some.q;
+    t.k = some.k;
+    t.v = some.v;
+    t.out = some.out;
     t.lse = some.lse;
-    t.tokens = n;
     if (first + n == args.k.tokens) t.group = group;
     t.drafts = args.mask == nullptr ? n : first + n;
     for (uint32_t i = 0; i < n; ++i) {
@@ -176,18 +176,16 @@ void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args, bool
   const gpu::Stream stream = parts_.stream.runner().stream();
   const ModelShape& m = parts_.engine.model();
   gpu::BlockedAttention& blocked = parts_.blocks.blocked(layer);
-  blocked.begin(device_tokens(args.q), args.q.tokens, {m.logits_of(layer), m.sinks_of(layer)},
-                stream);
+  blocked.begin(args.q, {m.logits_of(layer), m.sinks_of(layer)}, stream);
   if (parts_.params.mode != KEYHOLE_MODE_RESIDENT && parts_.sequence.rows(layer) != 0) {
-    for (const gpu::KvRows& rows : parts_.blocks.offloaded_rows(layer)) {
-      if (rows.count != 0) blocked.attend(rows, stream);
+    for (const KvView& rows : parts_.blocks.offloaded_rows(layer)) {
+      if (rows.keys.tokens != 0) blocked.attend(rows, stream);
     }
   }
-  const gpu::ResidentPieces resident =
-      parts_.sequence.resident().stream_steps()->device_rows(layer);
+  const KvPieces resident = parts_.sequence.resident().stream_steps()->device_rows(layer);
   for (uint32_t i = 0; i < resident.count; ++i) blocked.attend(resident.pieces[i], stream);
-  blocked.attend_new(device_tokens(args.k), device_tokens(args.v), args.mask, stream);
-  blocked.finish(device_tokens(args.out), args.lse, stream);
+  blocked.attend_new(args.k, args.v, args.mask, stream);
+  blocked.finish(args.out, args.lse, stream);
   if (blocked.saw_bad_queries(stream)) {
     throw Error(Status::not_finite, "tensor q has a NaN or an infinity");
   }

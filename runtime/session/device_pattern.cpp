@@ -10,19 +10,11 @@ namespace keyhole::runtime {
 namespace {
 
 /// Answers are written two numbers at a time.
-bool is_aligned(const RowsOut& out) {
+bool is_aligned(const TensorOut& out) {
   constexpr size_t kBytes = 8;
-  return reinterpret_cast<uintptr_t>(out.data) % kBytes == 0 && out.token_stride % kBytes == 0 &&
-         out.head_stride % kBytes == 0;
-}
-
-/// Rows [begin, end) of a place in device memory.
-gpu::KvRows part_of(const gpu::KvRows& rows, size_t begin, size_t end, size_t row_bytes) {
-  gpu::KvRows part = rows;
-  part.keys += begin * row_bytes;
-  part.values += begin * row_bytes;
-  part.count = static_cast<uint32_t>(end - begin);
-  return part;
+  const size_t elements = kBytes / dtype_size(out.dtype);
+  return reinterpret_cast<uintptr_t>(out.data) % kBytes == 0 && out.token_stride % elements == 0 &&
+         out.head_stride % elements == 0;
 }
 
 }  // namespace
@@ -44,32 +36,30 @@ void DeviceExtender::extend_listed(uint32_t layer, const ExtendArgs& args) {
   const gpu::Stream stream = parts_.stream.runner().stream();
   const ModelShape& m = parts_.engine.model();
   gpu::ListedAttention& listed = parts_.blocks.listed(layer);
-  const size_t row_bytes = m.of(layer).row_bytes(m.kv_dtype);
   // The sink comes before offloaded tokens, the window behind them; where it begins a place may hold both.
-  const gpu::ResidentPieces resident =
-      parts_.sequence.resident().stream_steps()->device_rows(layer);
-  std::vector<gpu::KvRows> before;
+  const KvPieces resident = parts_.sequence.resident().stream_steps()->device_rows(layer);
+  std::vector<KvView> before;
   const auto add_resident = [&](size_t begin, size_t end) {
     size_t at = 0;
     for (uint32_t i = 0; i < resident.count; ++i) {
-      const gpu::KvRows& piece = resident.pieces[i];
-      const size_t from = std::max(begin, at), to = std::min(end, at + piece.count);
-      if (from < to) before.push_back(part_of(piece, from - at, to - at, row_bytes));
-      at += piece.count;
+      const KvView& piece = resident.pieces[i];
+      const size_t from = std::max(begin, at), to = std::min(end, at + piece.keys.tokens);
+      if (from < to) before.push_back(piece.slice(from - at, to - from));
+      at += piece.keys.tokens;
     }
   };
   const size_t sink = parts_.sequence.sink(layer);
   add_resident(0, sink);
-  for (const gpu::KvRows& rows : parts_.blocks.offloaded_rows(layer)) {
-    if (rows.count != 0) before.push_back(rows);
+  for (const KvView& rows : parts_.blocks.offloaded_rows(layer)) {
+    if (rows.keys.tokens != 0) before.push_back(rows);
   }
   add_resident(sink, sink + parts_.sequence.window(layer));
 
   gpu::ListedTurn turn;
-  turn.q = device_tokens(args.q);
-  turn.k = device_tokens(args.k);
-  turn.v = device_tokens(args.v);
-  turn.out = device_tokens(args.out);
+  turn.q = args.q;
+  turn.k = args.k;
+  turn.v = args.v;
+  turn.out = args.out;
   turn.lse = args.lse;
   turn.n = args.k.tokens;
   turn.layer = {m.logits_of(layer), m.sinks_of(layer)};

@@ -29,12 +29,12 @@ class DevicePrompts {
         extended_(&extended) {}
 
   /// Does what SessionTokens::prefill() does for tensors of which some lie in device memory. Waits for the stream.
-  void prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
+  void prefill(uint32_t layer, const TensorView& k, const TensorView& v, const TensorView* q);
 
  private:
   /// Stores tokens of a sliding layer on the device; false: they are to come by way of host memory, and nothing has changed.
-  [[nodiscard]] bool prefill_window(uint32_t layer, const RowsIn& k, const RowsIn& v,
-                                    const RowsIn* q);
+  [[nodiscard]] bool prefill_window(uint32_t layer, const TensorView& k, const TensorView& v,
+                                    const TensorView* q);
 
   const Engine* engine_;
   const SessionParams* params_;

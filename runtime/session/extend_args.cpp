@@ -23,10 +23,10 @@ void check_mask(const uint64_t* mask, uint32_t n) {
 
 ExtendArgs slice(const ExtendArgs& args, uint32_t begin, uint32_t n) {
   ExtendArgs part = args;
-  part.q = slice(args.q, begin, n);
-  part.k = slice(args.k, begin, n);
-  part.v = slice(args.v, begin, n);
-  part.out.data = args.out.row(begin, 0);
+  part.q = args.q.slice(begin, n);
+  part.k = args.k.slice(begin, n);
+  part.v = args.v.slice(begin, n);
+  part.out = args.out.slice(begin, n);
   if (args.lse != nullptr) part.lse = args.lse + size_t{begin} * args.q.heads;
   return part;
 }

@@ -9,10 +9,10 @@ namespace keyhole::runtime {
 
 /// All in host memory or all on the device; q and out have as many tokens as k.
 struct ExtendArgs {
-  RowsIn q, k, v;
+  TensorView q, k, v;
   /// `[tokens]` words: bit j of word i says that token i sees token j. Null: a token sees all up to itself.
   const uint64_t* mask = nullptr;
-  RowsOut out;
+  TensorOut out;
   float* lse = nullptr;  ///< `[tokens, q_heads]`; null: not wanted
 };
 

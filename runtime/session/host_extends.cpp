@@ -10,7 +10,7 @@ constexpr uint32_t kLeastCommonRows = 1024;
 
 }  // namespace
 
-void HostExtends::answer(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse) {
+void HostExtends::answer(uint32_t layer, const TensorView& q, const TensorOut& out, float* lse) {
   ExtendArgs args;
   args.q = q;
   args.out = out;

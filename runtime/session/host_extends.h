@@ -31,7 +31,7 @@ class HostExtends {
   }
   /// The states of what the layer holds, (0, -inf) for nothing, for tokens that are not appended: q and out `[n, q_heads, ..]`,
   /// lse `[n, q_heads]` or null. Not of a sliding layer.
-  void answer(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse);
+  void answer(uint32_t layer, const TensorView& q, const TensorOut& out, float* lse);
 
   // For a batch.
   [[nodiscard]] std::unique_ptr<HostExtension> begin(uint32_t layer, const ExtendArgs& args) {

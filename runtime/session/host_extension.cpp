@@ -60,7 +60,7 @@ void HostExtension::store_new_rows() {
   rows.resize(2 * bytes);
   std::byte* const to = rows.data();
   const auto store = [&](uint32_t task, uint32_t) {
-    const RowsIn& from = task < shape.kv_heads ? args_.k : args_.v;
+    const TensorView& from = task < shape.kv_heads ? args_.k : args_.v;
     float scratch[kMaxHeadDim];
     for (uint32_t t = 0; t < n; ++t) {
       store_row(engine.kernels(), from, t, task % shape.kv_heads, to + (size_t{task} * n + t) * row,

@@ -6,7 +6,7 @@ namespace keyhole::runtime {
 
 // ---- One step ------------------------------------------------------------------------------------
 
-void HostStepper::prepare(DecodeStep& step, const StepTokens& tokens, const RowsIn& q) {
+void HostStepper::prepare(DecodeStep& step, const StepTokens& tokens, const TensorView& q) {
   const LayerShape m = parts_.engine.model().of(tokens.layer);
   const auto to_f32 = parts_.engine.kernels().to_f32[static_cast<int>(q.dtype)];
   float* to = step.queries();  // `[kv_heads, count, group, head_dim]`
@@ -36,7 +36,7 @@ void HostStepper::launch(DecodeStep& step, const StepTokens& tokens, const NewTo
   layer.set_ahead(0);
 }
 
-void HostStepper::finish(DecodeStep& step, const StepTokens& tokens, const RowsOut& out,
+void HostStepper::finish(DecodeStep& step, const StepTokens& tokens, const TensorOut& out,
                          float* lse) {
   const LayerShape m = parts_.engine.model().of(tokens.layer);
   StepCost cost;
@@ -68,7 +68,8 @@ void HostStepper::finish(DecodeStep& step, const StepTokens& tokens, const RowsO
 
 // ---- keyhole_session_attend ------------------------------------------------------------------------------
 
-void HostStepper::begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v) {
+void HostStepper::begin(uint32_t layer, const TensorView& q, const TensorView* k,
+                        const TensorView* v) {
   const Stopwatch watch;
   parts_.prompts.release();
   if (k != nullptr) parts_.tokens.check_append(layer, *k, *v);
@@ -98,7 +99,7 @@ void HostStepper::begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const 
   in_step_ = true;
 }
 
-void HostStepper::end(const RowsOut& out, float* lse) {
+void HostStepper::end(const TensorOut& out, float* lse) {
   in_step_ = false;
   try {
     finish(parts_.steps.one(), begun_, out, lse);

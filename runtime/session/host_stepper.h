@@ -48,17 +48,17 @@ class HostStepper {
   // One step: prepare(), launch(), finish(), each of which throws Error, with no audit open then. The step, HostSteps::one() or
   // joint(), is used by nobody else meanwhile.
   /// Gives the step the tokens' queries, of a tensor `[tokens, q_heads, head_dim]`, and says what each KV head does.
-  void prepare(DecodeStep& step, const StepTokens& tokens, const RowsIn& q);
+  void prepare(DecodeStep& step, const StepTokens& tokens, const TensorView& q);
   /// Hands it to the pool. fresh: the new tokens that it attends beside those that the sequence holds; null: none. They stay
   /// valid until finish().
   void launch(DecodeStep& step, const StepTokens& tokens, const NewTokens* fresh);
   /// Waits for it, and writes the tokens' answers to their places in out and lse (null: not wanted).
-  void finish(DecodeStep& step, const StepTokens& tokens, const RowsOut& out, float* lse);
+  void finish(DecodeStep& step, const StepTokens& tokens, const TensorOut& out, float* lse);
 
   // keyhole_session_attend_begin and keyhole_session_attend_end, with tensors in host memory. Where they throw, the
   // token is not there.
-  void begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v);
-  void end(const RowsOut& out, float* lse);
+  void begin(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v);
+  void end(const TensorOut& out, float* lse);
   /// Ends the step without a result, before the session goes.
   void abandon() noexcept;
   [[nodiscard]] bool in_step() const { return in_step_; }

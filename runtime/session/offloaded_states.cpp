@@ -6,7 +6,7 @@
 
 namespace keyhole::runtime {
 
-void OffloadedStates::take_queries(uint32_t layer, const RowsIn& q) {
+void OffloadedStates::take_queries(uint32_t layer, const TensorView& q) {
   const LayerShape m = parts_.engine.model().of(layer);
   if (!parts_.sequence.layer(layer).offloads()) {
     throw Error(Status::unsupported, "layer " + std::to_string(layer) +
@@ -21,52 +21,49 @@ void OffloadedStates::take_queries(uint32_t layer, const RowsIn& q) {
 }
 
 void OffloadedStates::give_state(uint32_t layer, const float* o, const float* lse,
-                                 const RowsOut& out, float* out_lse) const {
+                                 const TensorOut& out, float* out_lse) const {
   const LayerShape m = parts_.engine.model().of(layer);
   check_answer(parts_.engine.kernels(), reinterpret_cast<const std::byte*>(o), DType::f32,
                size_t{m.q_heads} * m.head_dim);
   for (uint32_t h = 0; h < m.q_heads; ++h) {
-    parts_.engine.kernels().from_f32[static_cast<int>(out.dtype)](
-        o + size_t{h} * m.head_dim, out.data + h * out.head_stride, m.value_dim);
+    parts_.engine.kernels().from_f32[static_cast<int>(out.dtype)](o + size_t{h} * m.head_dim,
+                                                                  out.row(0, h), m.value_dim);
   }
   if (out_lse != nullptr) std::copy_n(lse, m.q_heads, out_lse);
 }
 
 template <class Call>
-void OffloadedStates::by_way_of_host(uint32_t layer, const RowsIn& q, const RowsOut& out,
+void OffloadedStates::by_way_of_host(uint32_t layer, const TensorView& q, const TensorOut& out,
                                      float* lse, const Call& call) {
-  if (!q.on_device) return call(q, out, lse);
+  if (!q.on_device()) return call(q, out, lse);
   const LayerShape m = parts_.engine.model().of(layer);
   const gpu::Stream stream = parts_.stream.runner("tensors in device memory").stream();
   DeviceRowsReader& copies = parts_.stream.copies();
   RowBuffer queries;
-  const RowsIn host_q = copies.read(q, "q", stream, queries);
-  const size_t row = m.value_dim * dtype_size(out.dtype);
-  std::vector<std::byte> o(m.q_heads * row);
+  const TensorView host_q = copies.read(q, "q", stream, queries);
+  std::vector<std::byte> o(m.q_heads * out.row_bytes());
   std::vector<float> sums(m.q_heads);
-  call(host_q, RowsOut{o.data(), row, out.dtype}, sums.data());
-  copies.write(o.data(), row, m.q_heads, out, stream);
-  if (lse == nullptr) return;
-  copies.write(reinterpret_cast<const std::byte*>(sums.data()), sums.size() * sizeof(float), 1,
-               RowsOut{reinterpret_cast<std::byte*>(lse)}, stream);
+  call(host_q, dense_tensor(o.data(), 1, m.q_heads, m.value_dim, out.dtype), sums.data());
+  copies.write(o.data(), out, stream);
+  if (lse != nullptr) copies.write(sums.data(), sums.size(), lse, stream);
 }
 
-void OffloadedStates::attend_offloaded(uint32_t layer, const RowsIn& q, const RowsOut& out,
+void OffloadedStates::attend_offloaded(uint32_t layer, const TensorView& q, const TensorOut& out,
                                        float* lse) {
-  by_way_of_host(layer, q, out, lse, [&](const RowsIn& hq, const RowsOut& ho, float* sums) {
+  by_way_of_host(layer, q, out, lse, [&](const TensorView& hq, const TensorOut& ho, float* sums) {
     attend_offloaded_on_host(layer, hq, ho, sums);
   });
 }
 
-void OffloadedStates::attend_tokens(uint32_t layer, const RowsIn& q, const TokenChoice& choice,
-                                    const RowsOut& out, float* lse) {
-  by_way_of_host(layer, q, out, lse, [&](const RowsIn& hq, const RowsOut& ho, float* sums) {
+void OffloadedStates::attend_tokens(uint32_t layer, const TensorView& q, const TokenChoice& choice,
+                                    const TensorOut& out, float* lse) {
+  by_way_of_host(layer, q, out, lse, [&](const TensorView& hq, const TensorOut& ho, float* sums) {
     attend_tokens_on_host(layer, hq, choice, ho, sums);
   });
 }
 
-void OffloadedStates::attend_offloaded_on_host(uint32_t layer, const RowsIn& q, const RowsOut& out,
-                                               float* lse) {
+void OffloadedStates::attend_offloaded_on_host(uint32_t layer, const TensorView& q,
+                                               const TensorOut& out, float* lse) {
   const Stopwatch watch;
   take_queries(layer, q);
   if (parts_.codes.of_step(layer) != nullptr) {
@@ -93,15 +90,17 @@ void OffloadedStates::attend_offloaded_on_host(uint32_t layer, const RowsIn& q, 
   parts_.totals.add_seconds(append_seconds, watch.seconds());
 }
 
-void OffloadedStates::attend_tokens_on_host(uint32_t layer, const RowsIn& q,
-                                            const TokenChoice& choice, const RowsOut& out,
+void OffloadedStates::attend_tokens_on_host(uint32_t layer, const TensorView& q,
+                                            const TokenChoice& choice, const TensorOut& out,
                                             float* lse) {
   const Stopwatch watch;
   take_queries(layer, q);
   const uint32_t kv_heads = parts_.engine.model().of(layer).kv_heads;
+  const KvView offloaded = parts_.sequence.view(layer);
+  const KvPieces resident = parts_.sequence.resident().host_rows(layer);
   std::vector<HeadTokens> heads(kv_heads);
   for (uint32_t h = 0; h < kv_heads; ++h) {
-    heads[h] = {parts_.sequence.view(layer, h), parts_.sequence.resident().host_rows(layer, h)};
+    heads[h] = {offloaded.head(h), resident.head(h)};
   }
   if (chosen_ == nullptr) chosen_ = std::make_unique<ChosenTokens>(parts_.engine);
   ChosenTokens& chosen = *chosen_;
@@ -113,7 +112,7 @@ void OffloadedStates::attend_tokens_on_host(uint32_t layer, const RowsIn& q,
   parts_.totals.add_seconds(0.0, watch.seconds());
 }
 
-void OffloadedStates::search_tokens(uint32_t layer, const RowsIn& q, TokenSearch::Found found) {
+void OffloadedStates::search_tokens(uint32_t layer, const TensorView& q, TokenSearch::Found found) {
   take_queries(layer, q);
   parts_.indexing.advance_append(layer);
   const uint32_t kv_heads = parts_.engine.model().of(layer).kv_heads;

@@ -21,12 +21,12 @@ class OffloadedStates {
 
   // q and out may lie in device memory, both of them and lse with them. All throw Error(unsupported) of a sliding layer.
   /// See keyhole_session_attend_offloaded.
-  void attend_offloaded(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse);
+  void attend_offloaded(uint32_t layer, const TensorView& q, const TensorOut& out, float* lse);
   /// See keyhole_session_attend_tokens.
-  void attend_tokens(uint32_t layer, const RowsIn& q, const TokenChoice& choice, const RowsOut& out,
-                     float* lse);
+  void attend_tokens(uint32_t layer, const TensorView& q, const TokenChoice& choice,
+                     const TensorOut& out, float* lse);
   /// See keyhole_session_search_tokens. q in host memory; found: all but first_token.
-  void search_tokens(uint32_t layer, const RowsIn& q, TokenSearch::Found found);
+  void search_tokens(uint32_t layer, const TensorView& q, TokenSearch::Found found);
 
   /// Host memory.
   [[nodiscard]] size_t bytes() const {
@@ -37,15 +37,16 @@ class OffloadedStates {
  private:
   /// Runs call(q, out, lse) with rows in host memory, between which and the caller's they are copied where these are a device's.
   template <class Call>
-  void by_way_of_host(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse,
+  void by_way_of_host(uint32_t layer, const TensorView& q, const TensorOut& out, float* lse,
                       const Call& call);
-  void attend_offloaded_on_host(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse);
-  void attend_tokens_on_host(uint32_t layer, const RowsIn& q, const TokenChoice& choice,
-                             const RowsOut& out, float* lse);
+  void attend_offloaded_on_host(uint32_t layer, const TensorView& q, const TensorOut& out,
+                                float* lse);
+  void attend_tokens_on_host(uint32_t layer, const TensorView& q, const TokenChoice& choice,
+                             const TensorOut& out, float* lse);
   /// Checks q and puts it where a step reads it. Throws Error(unsupported) of a sliding layer.
-  void take_queries(uint32_t layer, const RowsIn& q);
+  void take_queries(uint32_t layer, const TensorView& q);
   /// Writes o and lse `[q_heads, head_dim]`, `[q_heads]` to the caller's; throws Error(internal) for what is not finite.
-  void give_state(uint32_t layer, const float* o, const float* lse, const RowsOut& out,
+  void give_state(uint32_t layer, const float* o, const float* lse, const TensorOut& out,
                   float* out_lse) const;
 
   HostParts parts_;

@@ -117,8 +117,9 @@ Budget Session::budget(uint32_t layer, uint32_t kv_head) const {
   return settings_.budget(layer, kv_head);
 }
 
-void Session::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q) {
-  if (k.on_device || v.on_device || (q != nullptr && q->on_device)) {
+void Session::prefill(uint32_t layer, const TensorView& k, const TensorView& v,
+                      const TensorView* q) {
+  if (k.on_device() || v.on_device() || (q != nullptr && q->on_device())) {
     prompts_.prefill(layer, k, v, q);
   } else {
     tokens_.prefill(layer, k, v, q);
@@ -143,15 +144,16 @@ void Session::truncate(uint32_t n) {
 
 // ---- Steps ---------------------------------------------------------------------------------------
 
-void Session::attend(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
-                     const RowsOut& out, float* lse) {
-  if (q.on_device) return stream_.enqueue(layer, q, k, v, &out, lse);
+void Session::attend(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+                     const TensorOut& out, float* lse) {
+  if (q.on_device()) return stream_.enqueue(layer, q, k, v, &out, lse);
   attend_begin(layer, q, k, v);
   host_.end(out, lse);
 }
 
-void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v) {
-  if (q.on_device) return stream_.enqueue(layer, q, k, v, nullptr, nullptr);
+void Session::attend_begin(uint32_t layer, const TensorView& q, const TensorView* k,
+                           const TensorView* v) {
+  if (q.on_device()) return stream_.enqueue(layer, q, k, v, nullptr, nullptr);
   // A step with tensors in host memory comes after those on the stream.
   stream_.check_not_capturing();
   stream_.wait_idle();
@@ -165,13 +167,13 @@ std::optional<SessionInterface::OpenStep> Session::open_step() const {
   return std::nullopt;
 }
 
-void Session::attend_end(const RowsOut& out, float* lse) {
+void Session::attend_end(const TensorOut& out, float* lse) {
   if (stream_.in_step()) return stream_.enqueue_end(out, lse);
   host_.end(out, lse);
 }
 
 void Session::extend(uint32_t layer, const ExtendArgs& args) {
-  if (args.q.on_device) return device_extends_.extend(layer, args);
+  if (args.q.on_device()) return device_extends_.extend(layer, args);
   enter(Needs::no_step);
   host_extends_.extend(layer, args);
 }
@@ -181,7 +183,7 @@ void Session::extend_batch(uint32_t layer, std::span<BatchMember> members) {
   const auto takes_part = [](const BatchMember& m) {
     return m.error == nullptr && m.args.k.tokens != 0;
   };
-  if (members[0].args.q.on_device) {
+  if (members[0].args.q.on_device()) {
     std::vector<DeviceMember> on_device;
     for (BatchMember& m : members) {
       if (takes_part(m)) on_device.push_back({&m.session->device_extends_, &m.args, &m.error});
@@ -199,21 +201,22 @@ void Session::set_extend_pattern(const char* pattern, uint32_t tokens) {
   patterns_.set(pattern, tokens);
 }
 
-void Session::read_rows(uint32_t layer, uint32_t first, uint32_t n, const RowsOut* k,
-                        const RowsOut* v) {
+void Session::read_rows(uint32_t layer, uint32_t first, uint32_t n, const TensorOut* k,
+                        const TensorOut* v) {
   runtime::read_rows(*engine_, sequence_, {layer, first, n}, k, v);
 }
 
-void Session::attend_offloaded(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse) {
+void Session::attend_offloaded(uint32_t layer, const TensorView& q, const TensorOut& out,
+                               float* lse) {
   states_.attend_offloaded(layer, q, out, lse);
 }
 
-void Session::attend_tokens(uint32_t layer, const RowsIn& q, const TokenChoice& choice,
-                            const RowsOut& out, float* lse) {
+void Session::attend_tokens(uint32_t layer, const TensorView& q, const TokenChoice& choice,
+                            const TensorOut& out, float* lse) {
   states_.attend_tokens(layer, q, choice, out, lse);
 }
 
-void Session::search_tokens(uint32_t layer, const RowsIn& q, const TokenSearch::Found& found) {
+void Session::search_tokens(uint32_t layer, const TensorView& q, const TokenSearch::Found& found) {
   states_.search_tokens(layer, q, found);
 }
 

@@ -50,26 +50,29 @@ class Session final : public SessionInterface {
   void set_attend(keyhole_attend_mode attend, float min_weight) override;
   void set_budget(uint32_t layer, uint32_t kv_head, const Budget& budget) override;
   Budget budget(uint32_t layer, uint32_t kv_head) const override;
-  void prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q) override;
+  void prefill(uint32_t layer, const TensorView& k, const TensorView& v,
+               const TensorView* q) override;
   void build(const BuildProgress& progress) override;
   void truncate(uint32_t tokens) override;
-  void attend(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v, const RowsOut& out,
-              float* lse) override;
-  void attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v) override;
+  void attend(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+              const TensorOut& out, float* lse) override;
+  void attend_begin(uint32_t layer, const TensorView& q, const TensorView* k,
+                    const TensorView* v) override;
   std::optional<OpenStep> open_step() const override;
-  void attend_end(const RowsOut& out, float* lse) override;
+  void attend_end(const TensorOut& out, float* lse) override;
   void extend(uint32_t layer, const ExtendArgs& args) override;
   void accept(uint32_t m, const uint32_t* path) override { acceptance_.accept(m, path); }
   void set_extend_pattern(const char* pattern, uint32_t tokens) override;
   void set_prompt_chunk(uint32_t tokens) override { patterns_.set_prompt_chunk(tokens); }
   gpu::PromptBlocks extend_blocks() const override { return patterns_.blocks(); }
   Session& batch_member() override { return *this; }
-  void read_rows(uint32_t layer, uint32_t first, uint32_t n, const RowsOut* k,
-                 const RowsOut* v) override;
-  void attend_offloaded(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse) override;
-  void attend_tokens(uint32_t layer, const RowsIn& q, const TokenChoice& choice, const RowsOut& out,
-                     float* lse) override;
-  void search_tokens(uint32_t layer, const RowsIn& q, const TokenSearch::Found& found) override;
+  void read_rows(uint32_t layer, uint32_t first, uint32_t n, const TensorOut* k,
+                 const TensorOut* v) override;
+  void attend_offloaded(uint32_t layer, const TensorView& q, const TensorOut& out,
+                        float* lse) override;
+  void attend_tokens(uint32_t layer, const TensorView& q, const TokenChoice& choice,
+                     const TensorOut& out, float* lse) override;
+  void search_tokens(uint32_t layer, const TensorView& q, const TokenSearch::Found& found) override;
   void set_stream(gpu::Stream stream) override { stream_.set_stream(stream); }
   void announce() override { stream_.announce(); }
   void synchronize() override { stream_.synchronize(); }

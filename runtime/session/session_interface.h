@@ -59,21 +59,23 @@ class SessionInterface {
   [[nodiscard]] virtual Budget budget(uint32_t layer, uint32_t kv_head) const = 0;
 
   // Tokens. Tensors of a call lie in host or device memory.
-  virtual void prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q) = 0;
+  virtual void prefill(uint32_t layer, const TensorView& k, const TensorView& v,
+                       const TensorView* q) = 0;
   virtual void build(const BuildProgress& progress) = 0;
   virtual void truncate(uint32_t tokens) = 0;
 
   // Steps of one token, all of whose tensors lie in the same memory. k and v are null where nothing is appended.
-  virtual void attend(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
-                      const RowsOut& out, float* lse) = 0;
-  virtual void attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v) = 0;
+  virtual void attend(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+                      const TensorOut& out, float* lse) = 0;
+  virtual void attend_begin(uint32_t layer, const TensorView& q, const TensorView* k,
+                            const TensorView* v) = 0;
   /// The step between attend_begin() and attend_end().
   struct OpenStep {
     uint32_t layer = 0;
     bool on_device = false;  ///< where its tensors lie
   };
   [[nodiscard]] virtual std::optional<OpenStep> open_step() const = 0;
-  virtual void attend_end(const RowsOut& out, float* lse) = 0;
+  virtual void attend_end(const TensorOut& out, float* lse) = 0;
 
   // Several tokens.
   virtual void extend(uint32_t layer, const ExtendArgs& args) = 0;
@@ -85,18 +87,19 @@ class SessionInterface {
   [[nodiscard]] virtual Session& batch_member() = 0;
 
   /// Copies n tokens of a layer, from `first` on, to k and v; null: not wanted. See keyhole_session_get_rows.
-  virtual void read_rows(uint32_t layer, uint32_t first, uint32_t n, const RowsOut* k,
-                         const RowsOut* v) = 0;
+  virtual void read_rows(uint32_t layer, uint32_t first, uint32_t n, const TensorOut* k,
+                         const TensorOut* v) = 0;
 
   // States for engines with attention of their own.
   /// Throws Error(unsupported) where the session refuses `call`, one of those below, whatever its arguments are.
   virtual void check_takes([[maybe_unused]] const char* call) const {}
-  virtual void attend_offloaded(uint32_t layer, const RowsIn& q, const RowsOut& out,
+  virtual void attend_offloaded(uint32_t layer, const TensorView& q, const TensorOut& out,
                                 float* lse) = 0;
-  virtual void attend_tokens(uint32_t layer, const RowsIn& q, const TokenChoice& choice,
-                             const RowsOut& out, float* lse) = 0;
+  virtual void attend_tokens(uint32_t layer, const TensorView& q, const TokenChoice& choice,
+                             const TensorOut& out, float* lse) = 0;
   /// found: all but first_token.
-  virtual void search_tokens(uint32_t layer, const RowsIn& q, const TokenSearch::Found& found) = 0;
+  virtual void search_tokens(uint32_t layer, const TensorView& q,
+                             const TokenSearch::Found& found) = 0;
 
   // Streams.
   virtual void set_stream(gpu::Stream stream) = 0;

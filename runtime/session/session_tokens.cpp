@@ -23,14 +23,14 @@ void check_tokens(const Engine& engine, uint32_t tokens, const Check& check) {
 
 }  // namespace
 
-void check_as_many(const RowsIn& q, const RowsIn& k) {
+void check_as_many(const TensorView& q, const TensorView& k) {
   if (q.tokens == k.tokens) return;
   throw Error(Status::invalid_argument, "tensor q has " + std::to_string(q.tokens) +
                                             " tokens, needed: as many as k, " +
                                             std::to_string(k.tokens));
 }
 
-void SessionTokens::check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const {
+void SessionTokens::check_append(uint32_t layer, const TensorView& k, const TensorView& v) const {
   const uint32_t n = k.tokens;
   if (v.tokens != n) {
     throw Error(Status::invalid_argument, "tensor v has " + std::to_string(v.tokens) +
@@ -45,9 +45,9 @@ void SessionTokens::check_append(uint32_t layer, const RowsIn& k, const RowsIn& 
   });
 }
 
-void SessionTokens::check_queries(const RowsIn& q) const {
+void SessionTokens::check_queries(const TensorView& q, const TokenSample& sample) const {
   check_tokens(*engine_, q.tokens, [&](uint32_t begin, uint32_t end) {
-    check_finite(engine_->kernels(), q, "q", begin, end, DType::f32);
+    check_finite(engine_->kernels(), q, "q", begin, end, DType::f32, sample);
   });
 }
 
@@ -62,26 +62,27 @@ void SessionTokens::check_room(uint32_t layer, uint32_t n) const {
   if (more) memory_->check(*more, "appending tokens");
 }
 
-void SessionTokens::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q) {
+void SessionTokens::prefill(uint32_t layer, const TensorView& k, const TensorView& v,
+                            const TensorView* q, const TokenSample& sample) {
   check_append(layer, k, v);
   // The device encodes rows of earlier calls while the host takes these in: behind them it would keep the stream from the
   // next call's copies.
   stream_->encode_pinned(layer);
   if (q != nullptr) {
-    if (q->step == 1) check_as_many(*q, k);
-    check_queries(*q);
+    if (sample.step == 1) check_as_many(*q, k);
+    check_queries(*q, sample);
   }
-  append_prompt(layer, k, v, q);
+  append_prompt(layer, k, v, q, sample);
   extended_->note_change(layer);
   stream_->pin_codes(layer);
 }
 
-void SessionTokens::append_prompt(uint32_t layer, const RowsIn& k, const RowsIn& v,
-                                  const RowsIn* q) {
+void SessionTokens::append_prompt(uint32_t layer, const TensorView& k, const TensorView& v,
+                                  const TensorView* q, const TokenSample& sample) {
   const uint32_t before = sequence_->tokens(layer);
   try {
     if (q != nullptr && sequence_->layer(layer).offloads()) {
-      keeper_->sample_queries(layer, *q, before);
+      keeper_->sample_queries(layer, *q, sample, before);
     }
     sequence_->append(layer, k, v);
   } catch (...) {

@@ -15,7 +15,7 @@
 namespace keyhole::runtime {
 
 /// Throws Error(invalid_argument) unless q holds as many tokens as k.
-void check_as_many(const RowsIn& q, const RowsIn& k);
+void check_as_many(const TensorView& q, const TensorView& k);
 
 class SessionTokens {
  public:
@@ -34,19 +34,21 @@ class SessionTokens {
 
   // Checks of tokens in host memory; those of several tokens run on the engine's threads.
   /// Throws Error where k and v hold different numbers of tokens, what is not finite, or more than there is room for.
-  void check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const;
+  void check_append(uint32_t layer, const TensorView& k, const TensorView& v) const;
   /// Throws Error where max_tokens or host_memory_limit have no room for n tokens more.
   void check_room(uint32_t layer, uint32_t n) const;
   /// Throws Error(not_finite).
-  void check_queries(const RowsIn& q) const;
+  void check_queries(const TensorView& q, const TokenSample& sample = {}) const;
 
-  /// Stores tokens of a prompt, see keyhole_session_append. q: of all tokens, or those of some of them that the index's
-  /// sample may want (RowsIn::step); null: none.
-  void prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
+  /// Stores tokens of a prompt, see keyhole_session_append. q: of all tokens, or of those that `sample` says, which are
+  /// the ones that the index's sample may want; null: none.
+  void prefill(uint32_t layer, const TensorView& k, const TensorView& v, const TensorView* q,
+               const TokenSample& sample = {});
   /// Appends such tokens, which have been checked. Where it throws, they are not there.
-  void append_prompt(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
+  void append_prompt(uint32_t layer, const TensorView& k, const TensorView& v, const TensorView* q,
+                     const TokenSample& sample = {});
   /// Appends the token of a step, which has been checked.
-  void append(uint32_t layer, const RowsIn& k, const RowsIn& v) {
+  void append(uint32_t layer, const TensorView& k, const TensorView& v) {
     sequence_->append(layer, k, v);
     extended_->note_change(layer);
   }

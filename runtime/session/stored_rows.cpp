@@ -22,7 +22,7 @@ void check_held(const KvLayer& layer, const TokenRange& tokens) {
 }
 
 /// Writes row `at` of the tensor from `dim` numbers of `dtype`.
-void write_row(const cpu::Kernels& kernels, const std::byte* from, DType dtype, const RowsOut& to,
+void write_row(const cpu::Kernels& kernels, const std::byte* from, DType dtype, const TensorOut& to,
                uint32_t token, uint32_t head, uint32_t dim) {
   float scratch[kMaxHeadDim];
   std::byte* const row = to.row(token, head);
@@ -36,7 +36,7 @@ void write_row(const cpu::Kernels& kernels, const std::byte* from, DType dtype, 
 }  // namespace
 
 void read_rows(const Engine& engine, const Sequence& sequence, const TokenRange& tokens,
-               const RowsOut* k, const RowsOut* v) {
+               const TensorOut* k, const TensorOut* v) {
   const KvLayer& layer = sequence.layer(tokens.layer);
   check_held(layer, tokens);
   const ModelShape& m = engine.model();
@@ -51,7 +51,7 @@ void read_rows(const Engine& engine, const Sequence& sequence, const TokenRange&
     layer.read(std::span(ids).first(n), keys.data(), values.data());
     for (uint32_t i = 0; i < n * shape.kv_heads; ++i) {
       const uint32_t token = at + i / shape.kv_heads, head = i % shape.kv_heads;
-      const auto write = [&](const std::byte* rows, const RowsOut& to, uint32_t dim) {
+      const auto write = [&](const std::byte* rows, const TensorOut& to, uint32_t dim) {
         write_row(engine.kernels(), rows + i * row_bytes, m.kv_dtype, to, token, head, dim);
       };
       if (k != nullptr) write(keys.data(), *k, shape.head_dim);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cpu/tensor_view.h"
 #include "runtime/kv/sequence.h"
 
 namespace keyhole::runtime {
@@ -16,6 +17,6 @@ struct TokenRange {
 /// components are written as the model has. Throws Error(invalid_argument) for tokens that the layer does not hold,
 /// Error(not_finite) for a number beyond the tensor's dtype, Error(device_error).
 void read_rows(const Engine& engine, const Sequence& sequence, const TokenRange& tokens,
-               const RowsOut* k, const RowsOut* v);
+               const TensorOut* k, const TensorOut* v);
 
 }  // namespace keyhole::runtime

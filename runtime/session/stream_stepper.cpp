@@ -37,15 +37,15 @@ DeviceRowsReader& StreamStepper::copies() {
 
 // ---- Steps ---------------------------------------------------------------------------------------
 
-void StreamStepper::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
-                            const RowsOut* out, float* lse) {
+void StreamStepper::enqueue(uint32_t layer, const TensorView& q, const TensorView* k,
+                            const TensorView* v, const TensorOut* out, float* lse) {
   StreamRunner& stream = runner("tensors in device memory");
   prompts_->release();
   stream.enqueue(layer, q, k, v, out, lse);
   if (k != nullptr) extended_->note_change(layer);
 }
 
-void StreamStepper::enqueue_end(const RowsOut& out, float* lse) {
+void StreamStepper::enqueue_end(const TensorOut& out, float* lse) {
   runner("tensors in device memory").enqueue_end(out, lse);
 }
 

@@ -30,9 +30,9 @@ class StreamStepper {
 
   // Steps, see keyhole_session_attend with tensors in device memory.
   /// With out null the first half of a step, else all of it.
-  void enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
-               const RowsOut* out, float* lse);
-  void enqueue_end(const RowsOut& out, float* lse);
+  void enqueue(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+               const TensorOut* out, float* lse);
+  void enqueue_end(const TensorOut& out, float* lse);
   [[nodiscard]] bool in_step() const { return exists() && runner_->in_step(); }
   void set_stream(gpu::Stream stream) { runner("a stream").set_stream(stream); }
   void announce();

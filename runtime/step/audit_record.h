@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cpu/memory.h"
+#include "cpu/tensor_view.h"
 #include "cpu/types.h"
 
 namespace keyhole::runtime {

@@ -42,10 +42,10 @@ void ChosenTokens::find_rows(uint32_t kv_head, const HeadTokens& tokens, uint32_
   Rows& rows = rows_[kv_head];
   rows.offloaded.clear();
   for (auto& piece : rows.resident) piece.clear();
-  const size_t offloaded = tokens.offloaded.keys.count;
+  const size_t offloaded = tokens.offloaded.keys.tokens;
   size_t total = offloaded;
   for (uint32_t p = 0; p < tokens.resident.count; ++p) {
-    total += tokens.resident.pieces[p].keys.count;
+    total += tokens.resident.pieces[p].keys.tokens;
   }
   const auto refuse = [&](size_t done, const std::string& text) {
     for (size_t i = 0; i < done; ++i) marks[ids[i] / 64] = 0;
@@ -71,8 +71,8 @@ void ChosenTokens::find_rows(uint32_t kv_head, const HeadTokens& tokens, uint32_
     }
     size_t row = id < sink ? id : id - offloaded;
     uint32_t piece = 0;
-    while (row >= tokens.resident.pieces[piece].keys.count) {
-      row -= tokens.resident.pieces[piece++].keys.count;
+    while (row >= tokens.resident.pieces[piece].keys.tokens) {
+      row -= tokens.resident.pieces[piece++].keys.tokens;
     }
     rows.resident[piece].push_back(static_cast<uint32_t>(row));
   }
@@ -124,7 +124,7 @@ StepCost ChosenTokens::attend(uint32_t layer, std::span<const HeadTokens> heads,
     }
     cpu::merge_states(merged_, group_, dim_, results_.slot(h));
     cost.keys_attended += uint64_t{group_} * rows.offloaded.size();
-    cost.bytes_read += 2 * rows.offloaded.size() * heads[h].offloaded.keys.stride;
+    cost.bytes_read += 2 * rows.offloaded.size() * heads[h].offloaded.keys.row_bytes();
   }
   cost.offload_seconds = watch.seconds();
   return cost;

@@ -19,7 +19,7 @@ namespace keyhole::runtime {
 /// offloaded.
 struct HeadTokens {
   KvView offloaded;
-  gpu::ResidentRows resident;
+  KvPieces resident;
 };
 
 /// The caller's choice of tokens, see keyhole_session_attend_tokens.
@@ -45,7 +45,7 @@ class ChosenTokens {
   [[nodiscard]] size_t bytes() const;
 
  private:
-  static constexpr uint32_t kPieces = std::tuple_size_v<decltype(gpu::ResidentRows::pieces)>;
+  static constexpr uint32_t kPieces = std::tuple_size_v<decltype(KvPieces::pieces)>;
   /// The rows of one KV head that are to be attended.
   struct Rows {
     std::vector<uint32_t> offloaded;

@@ -29,7 +29,7 @@ Rows rows_of_part(const HeadWork& work, uint32_t part) {
 
 Rows rows_of_chunk(const HeadWork& work, const HeadPlan& plan, uint32_t chunk) {
   const size_t begin = work.exact_begin + size_t{chunk} * plan.chunk_rows;
-  return {begin, std::min(work.kv.keys.count, begin + plan.chunk_rows)};
+  return {begin, std::min(work.kv.keys.tokens, begin + plan.chunk_rows)};
 }
 
 }  // namespace
@@ -196,7 +196,7 @@ void CommonPass::tell() {
       bytes = rows / kCodeBlock * one.search.codes.shape().block_bytes();
     } else {
       rows = rows_of_chunk(one, first(unit).plan_of(unit.kv_head), unit.number).count();
-      bytes = 2 * rows * one.kv.keys.stride;
+      bytes = 2 * rows * one.kv.keys.row_bytes();
     }
     const uint32_t all = heads(unit);
     // What was read once is divided among those for whom it was; what is left over is the first one's.

@@ -284,10 +284,10 @@ void DecodeStep::run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker) {
   const HeadWork& work = work_[kv_head];
   const uint32_t rows = plan_.head(kv_head).chunk_rows;
   const size_t begin = work.exact_begin + size_t{chunk} * rows;
-  const size_t n = std::min<size_t>(rows, work.kv.keys.count - begin);
+  const size_t n = std::min<size_t>(rows, work.kv.keys.tokens - begin);
   query_of(kv_head).attend_range(begin, n, slots_.chunk(kv_head, chunk));
   worker.cost.keys_attended += uint64_t{group_} * n;
-  worker.cost.bytes_read += 2 * n * work.kv.keys.stride;
+  worker.cost.bytes_read += 2 * n * work.kv.keys.row_bytes();
   worker.cost.offload_seconds += watch.seconds();
 }
 

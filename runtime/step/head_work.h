@@ -10,7 +10,7 @@ namespace keyhole::runtime {
 struct HeadWork {
   const index::Index* index = nullptr;          ///< null: no search
   KvView kv;                                    ///< all offloaded rows
-  uint32_t exact_begin = 0;                     ///< rows [exact_begin, kv.keys.count) exactly
+  uint32_t exact_begin = 0;                     ///< rows [exact_begin, kv.keys.tokens) exactly
   uint32_t position = index::kUnknownPosition;  ///< token position of the queries
   SearchParams search;           ///< its k is at most DecodeStep::capacity_k() in effect
   HeadRecord* record = nullptr;  ///< not null: to be filled in for an audit

@@ -9,7 +9,7 @@ namespace keyhole::runtime {
 KvView NewTokens::rows(uint32_t kv_head, uint32_t begin, uint32_t n) const {
   const size_t row_bytes = head_dim * dtype_size(dtype);
   const size_t at = (size_t{kv_head} * count + begin) * row_bytes;
-  return {{k + at, row_bytes, n, head_dim, dtype}, {v + at, row_bytes, n, head_dim, dtype}};
+  return {dense_rows(k + at, n, head_dim, dtype), dense_rows(v + at, n, head_dim, dtype)};
 }
 
 uint32_t NewTokens::seen_by_first() const {

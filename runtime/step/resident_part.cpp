@@ -59,7 +59,7 @@ void ResidentPart::attend_here(uint32_t kv_head, StateView out) {
     return;
   }
   const KvView rows = resident_->contiguous_rows(layer_, kv_head);
-  if (rows.keys.count == 0) return cpu::clear_state(out, group_, dim_);
+  if (rows.keys.tokens == 0) return cpu::clear_state(out, group_, dim_);
   cpu::attend_range(*fresh_->kernels, rows, q_ + size_t{kv_head} * group_ * dim_, group_,
                     fresh_->logits, out);
 }

@@ -58,7 +58,7 @@ HeadPlan StepPlan::plan(const HeadWork& work) const {
     p.parts = search_parts(work);
     p.merges_hits = p.parts > 1 && work.search.attend == KEYHOLE_ATTEND_TOPK;
   }
-  const auto rows = static_cast<uint32_t>(work.kv.keys.count) - work.exact_begin;
+  const auto rows = static_cast<uint32_t>(work.kv.keys.tokens) - work.exact_begin;
   // In sequences of nearly the same length the chunks have the same rows.
   p.chunk_rows = kMinChunk;
   while (uint64_t{p.chunk_rows} * kMaxChunks < rows) p.chunk_rows *= 2;

@@ -65,7 +65,7 @@ void TokenSearch::search_head(uint32_t kv_head, const Head& head, uint32_t k, co
   const size_t held = group_ * std::max<size_t>(k, kRows);
   if (worker.scores.size() < held) worker.scores.resize(held);
   if (worker.ids.size() < size_t{group_} * k) worker.ids.resize(size_t{group_} * k);
-  worker.best.begin(group_, k, keys.count);
+  worker.best.begin(group_, k, keys.tokens);
 
   const size_t indexed = head.index == nullptr ? 0 : head.index->count();
   if (head.index != nullptr) {
@@ -87,15 +87,15 @@ void TokenSearch::search_head(uint32_t kv_head, const Head& head, uint32_t k, co
     worker.cost.keys_scored += hits.keys_scored;
     worker.cost.bytes_read += hits.bytes_read;
   }
-  for (size_t at = indexed; at < keys.count; at += kRows) {
-    const size_t n = std::min(kRows, keys.count - at);
+  for (size_t at = indexed; at < keys.tokens; at += kRows) {
+    const size_t n = std::min(kRows, keys.tokens - at);
     cpu::score_rows(kernels, keys.slice(at, n), queries, group_, nullptr, n, worker.scores.data(),
                     kRows);
     for (uint32_t h = 0; h < group_; ++h) {
       worker.best.offer(h, worker.scores.data() + h * kRows, static_cast<uint32_t>(at), n);
     }
   }
-  worker.cost.bytes_read += (keys.count - indexed) * keys.stride;
+  worker.cost.bytes_read += (keys.tokens - indexed) * keys.row_bytes();
 
   uint32_t* counts = found.counts + first_head;
   index::Hits best{.ids = worker.ids.data(), .scores = worker.scores.data(), .counts = counts};

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "cpu/tensor_view.h"
 #include "index/scan/topk.h"
 #include "runtime/engine/engine.h"
 #include "runtime/step/cost.h"

@@ -183,12 +183,7 @@ void DeviceCodes::make(CodePlan plan) {
   }
   for (uint32_t layer = 0; layer < model_.layers; ++layer) {
     if (!layer_has(layer)) continue;
-    const KvView first = source_->rows(layer, 0);
-    size_t stride = source_->row_capacity() * row_bytes(layer);
-    if (model_.of(layer).kv_heads > 1) {
-      stride = static_cast<size_t>(source_->rows(layer, 1).keys.data - first.keys.data);
-    }
-    codes_->set_rows(layer, first.keys.data, first.values.data, stride, source_->scales(layer));
+    codes_->set_rows(layer, source_->rows(layer));
   }
   tell(why_not_all);
   if (!why_by_host.empty()) tell_reader(why_by_host);
@@ -289,14 +284,14 @@ void DeviceCodes::drop() {
 // ---- Rows that come and go -----------------------------------------------------------------------
 
 bool DeviceCodes::is_current(uint32_t layer) const {
-  const size_t rows = source_->rows(layer, 0).keys.count;
+  const size_t rows = source_->rows(layer).keys.tokens;
   const bool is_pinned =
       pins_ == nullptr || (layers_[layer].end() >= rows && !layers_[layer].is_copy);
   return is_pinned && size_t{codes_->count(layer)} * kCodeBlock == rows;
 }
 
 void DeviceCodes::pin_beside(uint32_t layer) {
-  const size_t rows = source_->rows(layer, 0).keys.count;
+  const size_t rows = source_->rows(layer).keys.tokens;
   if (!layer_has(layer) || rows == 0) return;
   pin(layer, rows);
   // From the rows that are there now, however soon they are pinned.
@@ -320,7 +315,7 @@ void DeviceCodes::encode_pinned(gpu::Stream stream) {
 
 void DeviceCodes::update(uint32_t layer, gpu::Stream stream) {
   if (is_current(layer)) return;
-  const size_t rows = source_->rows(layer, 0).keys.count;
+  const size_t rows = source_->rows(layer).keys.tokens;
   pin(layer, rows);
   if (!layers_[layer].has_balance) set_balance(layer);
   if (must_be_here() && pins_ != nullptr) pins_->resume();
@@ -357,7 +352,7 @@ std::vector<PinQueue::Range> DeviceCodes::ranges(uint32_t layer, const Piece& pi
   const size_t row_bytes = this->row_bytes(layer);
   std::vector<PinQueue::Range> ranges;
   for (uint32_t h = 0; h < model_.of(layer).kv_heads; ++h) {
-    const KvView kv = source_->rows(layer, h);
+    const KvView kv = source_->rows(layer).head(h);
     for (const std::byte* array : {kv.keys.data, kv.values.data}) {
       const std::byte* const end = array + piece.end * row_bytes;
       for (const std::byte* at = array + piece.begin * row_bytes; at < end; at += kMostOfACall) {
@@ -391,20 +386,20 @@ void DeviceCodes::pin(uint32_t layer, size_t rows) {
 }
 
 size_t DeviceCodes::pinned_rows(uint32_t layer) const {
-  if (pins_ == nullptr) return source_->rows(layer, 0).keys.count;
+  if (pins_ == nullptr) return source_->rows(layer).keys.tokens;
   size_t rows = 0;
   for (const Piece& piece : layers_[layer].pieces) {
     if (!pins_->is_pinned(piece.batch)) break;
     rows = piece.end;
   }
-  return std::min(rows, source_->rows(layer, 0).keys.count);
+  return std::min(rows, source_->rows(layer).keys.tokens);
 }
 
 uint64_t DeviceCodes::last_batch() const {
   uint64_t last = 0;
   for (uint32_t l = 0; l < model_.layers; ++l) {
     if (layers_[l].pieces.empty()) continue;
-    const size_t rows = source_->rows(l, 0).keys.count;
+    const size_t rows = source_->rows(l).keys.tokens;
     for (const Piece& piece : layers_[l].pieces) {
       if (piece.begin < rows) last = std::max(last, piece.batch);
     }

@@ -32,15 +32,13 @@ namespace keyhole::runtime {
 class CodeSource {
  public:
   virtual ~CodeSource() = default;
-  /// All offloaded rows of a head; they stay where they are.
-  [[nodiscard]] virtual KvView rows(uint32_t layer, uint32_t kv_head) const = 0;
+  /// All offloaded rows of all KV heads, without gaps in each; they stay where they are.
+  [[nodiscard]] virtual KvView rows(uint32_t layer) const = 0;
   /// Scales of the layer's rows where these are int8, `[blocks, kv_heads, 2, head_dim]` bf16, on a page's first byte and
   /// within whole pages; they stay where they are, too. Else null.
   [[nodiscard]] virtual const uint16_t* scales(uint32_t layer) const = 0;
   /// Offloaded rows come in multiples of it.
   [[nodiscard]] virtual uint32_t row_block() const = 0;
-  /// Rows of a head that there can be at most.
-  [[nodiscard]] virtual size_t row_capacity() const = 0;
   /// Learns the balanced space of each of the layer's heads that has none, from its rows.
   virtual void learn_balances(uint32_t layer) = 0;
   /// Of a head that has one.

@@ -1,4 +1,4 @@
-// Tensors in device memory: as the device reads them in a step, and by way of host memory.
+// Tensors in device memory, by way of host memory.
 #pragma once
 
 #include <cstddef>
@@ -6,19 +6,9 @@
 
 #include "cpu/pool.h"
 #include "gpu/copy.h"
-#include "gpu/step.h"
 #include "runtime/engine/tensor.h"
 
 namespace keyhole::runtime {
-
-/// One token's rows for a step. A negative stride keeps its sign, in two's complement: the device computes addresses
-/// modulo 2^64, as the host does.
-[[nodiscard]] gpu::DeviceRows device_rows(const RowsIn& rows);
-[[nodiscard]] gpu::DeviceRows device_rows(const RowsOut& rows);
-
-/// The same of all tokens.
-[[nodiscard]] gpu::DeviceTokens device_tokens(const RowsIn& rows);
-[[nodiscard]] gpu::DeviceTokens device_tokens(const RowsOut& rows);
 
 /// Memory that is taken once for the chunks of a prompt. Taken anew for each, and cleared by one thread, it cost chunks of
 /// 8 MiB a third of their time.
@@ -52,14 +42,19 @@ class DeviceRowsReader {
   /// `rows` as they lie in `buffer` afterwards, without gaps; a tensor in host memory as it is. Waits for all that was
   /// enqueued on the stream. Throws Error(invalid_argument) where neither all heads of a token nor all rows of the
   /// tensor are equally far apart, Error(device_error).
-  [[nodiscard]] RowsIn read(const RowsIn& rows, const char* name, gpu::Stream stream,
-                            RowBuffer& buffer);
-  /// `heads` rows of a tensor's width, without gaps at `data`, to one token's rows in device memory; returns when they are
-  /// there. Throws Error(device_error).
-  void write(const std::byte* data, size_t row_bytes, uint32_t heads, const RowsOut& to,
-             gpu::Stream stream) {
-    copies_->write(data, row_bytes, heads, to.data, heads == 1 ? row_bytes : to.head_stride,
-                   stream);
+  [[nodiscard]] TensorView read(const TensorView& rows, const char* name, gpu::Stream stream,
+                                RowBuffer& buffer);
+  /// Copies rows that lie without gaps at `data` to those of one token in device memory; returns when they are there.
+  /// Throws Error(device_error).
+  void write(const std::byte* data, const TensorOut& to, gpu::Stream stream) {
+    const size_t row = to.row_bytes();
+    const size_t pitch = to.heads == 1 ? row : to.head_stride * dtype_size(to.dtype);
+    copies_->write(data, row, to.heads, to.data, pitch, stream);
+  }
+  /// Copies numbers in fp32 that lie without gaps.
+  void write(const float* data, size_t count, float* to, gpu::Stream stream) {
+    const size_t bytes = count * sizeof(float);
+    copies_->write(reinterpret_cast<const std::byte*>(data), bytes, 1, to, bytes, stream);
   }
 
  private:

@@ -132,14 +132,8 @@ void StreamRunner::check_finite_rows(const StreamStep& step,
   const uint32_t tokens = std::max(step.appends, 1U);
   const LayerShape shape = model_.of(step.layer);
   const auto check = [&](const char* name, const void* data, uint32_t heads, DType dtype) {
-    RowsIn rows;
-    rows.data = static_cast<const std::byte*>(data);
-    rows.head_stride = shape.row_bytes(dtype);
-    rows.token_stride = heads * rows.head_stride;
-    rows.tokens = tokens;
-    rows.heads = heads;
-    rows.dim = shape.head_dim;
-    rows.dtype = dtype;
+    const TensorView rows =
+        dense_tensor(static_cast<const std::byte*>(data), tokens, heads, shape.head_dim, dtype);
     // Rows lie one after the other: one look at all of them, and at each only where that finds something.
     if (engine_->kernels().all_finite[static_cast<int>(dtype)](
             rows.data, size_t{tokens} * heads * shape.head_dim)) {
@@ -414,9 +408,10 @@ void StreamRunner::fail_launch(const std::exception_ptr& error) {
 }
 
 bool StreamRunner::enqueue_tokens(uint32_t layer, const gpu::ManyTokens& tokens) {
-  const bool is_captured = open(layer, tokens.tokens) != 0;
+  const auto n = static_cast<uint32_t>(tokens.q.tokens);
+  const bool is_captured = open(layer, n) != 0;
   if (!is_coded(layer)) return false;
-  const StreamStep step{layer, 0, tokens.tokens, true};
+  const StreamStep step{layer, 0, n, true};
   if (is_captured) {
     capture_.add(step);
   } else {
@@ -427,8 +422,9 @@ bool StreamRunner::enqueue_tokens(uint32_t layer, const gpu::ManyTokens& tokens)
   return true;
 }
 
-void StreamRunner::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
-                           const RowsOut* out, float* lse, gpu::StepGroup* group) {
+void StreamRunner::enqueue(uint32_t layer, const TensorView& q, const TensorView* k,
+                           const TensorView* v, const TensorOut* out, float* lse,
+                           gpu::StepGroup* group) {
   if (model_.slides(layer)) return enqueue_window(layer, q, k, v, {}, out, lse);
   const uint32_t appends = k != nullptr ? 1 : 0;
   const uint64_t id = open(layer, appends);
@@ -446,18 +442,10 @@ void StreamRunner::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, con
     submit(step);  // before the launch, so that the host is looking when q comes
   }
   launch(is_captured, [&] {
-    const gpu::DeviceRows rq = device_rows(q);
-    gpu::DeviceRows rk, rv;
-    if (k != nullptr) {
-      rk = device_rows(*k);
-      rv = device_rows(*v);
-    }
-    const gpu::DeviceRows* pk = k != nullptr ? &rk : nullptr;
-    const gpu::DeviceRows* pv = k != nullptr ? &rv : nullptr;
     if (out == nullptr) {
-      steps_->begin(layer, rq, pk, pv, on_device, stream_);
+      steps_->begin(layer, q, k, v, on_device, stream_);
     } else {
-      steps_->step(layer, rq, pk, pv, on_device, device_rows(*out), lse, stream_);
+      steps_->step(layer, q, k, v, on_device, *out, lse, stream_);
     }
   });
   if (out != nullptr) return;
@@ -466,7 +454,7 @@ void StreamRunner::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, con
   open_capture_ = id;
 }
 
-void StreamRunner::enqueue_end(const RowsOut& out, float* lse) {
+void StreamRunner::enqueue_end(const TensorOut& out, float* lse) {
   if (!is_open_) {
     throw Error(Status::invalid_argument,
                 "no step is under way: call keyhole_session_attend_begin first");
@@ -485,9 +473,9 @@ void StreamRunner::enqueue_end(const RowsOut& out, float* lse) {
   launch(id != 0, [&] {
     if (model_.slides(open_layer_)) {
       gpu::Windows& windows = windows_->on_device(open_layer_);
-      return windows.end(windows_->number_on_device(open_layer_), device_rows(out), lse, stream_);
+      return windows.end(windows_->number_on_device(open_layer_), out, lse, stream_);
     }
-    steps_->end(open_layer_, device_rows(out), lse, stream_);
+    steps_->end(open_layer_, out, lse, stream_);
   });
 }
 

@@ -101,11 +101,11 @@ class StreamRunner {
   /// invalid_argument, out_of_memory (host_memory_limit), busy; those of update(); device_error where a launch fails.
   /// group: where the step, if it is a whole one over codes, may wait for those of other sessions (its count() grows); until it is
   /// launched this session enqueues nothing else.
-  void enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
-               const RowsOut* out, float* lse, gpu::StepGroup* group = nullptr);
+  void enqueue(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+               const TensorOut* out, float* lse, gpu::StepGroup* group = nullptr);
   /// The same of a sliding layer, among drafts; of a first half drafts is empty.
-  void enqueue_window(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
-                      const gpu::SeenDrafts& drafts, const RowsOut* out, float* lse);
+  void enqueue_window(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+                      const gpu::SeenDrafts& drafts, const TensorOut* out, float* lse);
   /// Waits for all that enqueue() of so many tokens would wait for, so that steps in a group wait for no other session.
   /// Throws as enqueue().
   void prepare_ahead(uint32_t layer, uint32_t appends);
@@ -128,7 +128,7 @@ class StreamRunner {
   /// Tokens that the graph announced last appends to a layer.
   [[nodiscard]] uint32_t announced_tokens(uint32_t layer) const { return ahead_[layer]; }
   /// The second half.
-  void enqueue_end(const RowsOut& out, float* lse);
+  void enqueue_end(const TensorOut& out, float* lse);
   /// Between enqueue() of a first half and enqueue_end().
   [[nodiscard]] bool in_step() const { return is_open_; }
   [[nodiscard]] uint32_t open_layer() const { return open_layer_; }  ///< of that step

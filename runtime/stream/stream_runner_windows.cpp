@@ -9,8 +9,9 @@
 
 namespace keyhole::runtime {
 
-void StreamRunner::enqueue_window(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
-                                  const gpu::SeenDrafts& drafts, const RowsOut* out, float* lse) {
+void StreamRunner::enqueue_window(uint32_t layer, const TensorView& q, const TensorView* k,
+                                  const TensorView* v, const gpu::SeenDrafts& drafts,
+                                  const TensorOut* out, float* lse) {
   const uint32_t appends = k != nullptr ? 1 : 0;
   check_no_open_step();
   note_window_failure();
@@ -25,19 +26,11 @@ void StreamRunner::enqueue_window(uint32_t layer, const RowsIn& q, const RowsIn*
     windows_->move_to_device(layer);
   }
   launch(id != 0, [&] {
-    const gpu::DeviceRows rq = device_rows(q);
-    gpu::DeviceRows rk, rv;
-    if (k != nullptr) {
-      rk = device_rows(*k);
-      rv = device_rows(*v);
-    }
-    const gpu::DeviceRows* pk = k != nullptr ? &rk : nullptr;
-    const gpu::DeviceRows* pv = k != nullptr ? &rv : nullptr;
     const uint32_t place = windows_->number_on_device(layer);
     if (out == nullptr) {
-      windows.begin(place, rq, pk, pv, stream_);
+      windows.begin(place, q, k, v, stream_);
     } else {
-      windows.step(place, rq, pk, pv, drafts, device_rows(*out), lse, stream_);
+      windows.step(place, q, k, v, drafts, *out, lse, stream_);
     }
   });
   if (id == 0) note_window_step(layer, appends);

@@ -56,8 +56,7 @@ TEST_P(KernelAllocation, KernelsAndMergeAllocateNothing) {
   attend_range(kernels, {k.view, k.view}, queries.data(), 4, {}, a.view());
   attend_ids(kernels, {k.view, k.view}, ids, queries.data(), 4, {}, b.view());
   merge_states(states, 4, dim, a.view());
-  kernels.score[1](
-      {queries.data(), 4, dim, k.view.data, k.view.stride, ids.data(), 100, scores.data(), 300});
+  kernels.score[1]({queries.data(), 4, k.view, ids.data(), 100, scores.data(), 300});
   EXPECT_EQ(allocations.load(), before);
 }
 

@@ -55,15 +55,12 @@ class AttendScored : public EveryLevel {
     kernels.attend_scored[index_of(values.dtype)]({.scores = s.all.data(),
                                                    .score_stride = s.stride,
                                                    .group = s.group,
-                                                   .dim = values.dim,
-                                                   .values = values.data,
-                                                   .value_stride = values.stride,
+                                                   .values = values,
                                                    .ids = ids,
                                                    .count = count,
                                                    .logits = logits,
                                                    .o = out.o.data(),
-                                                   .lse = out.lse.data(),
-                                                   .value_scales = values.scales});
+                                                   .lse = out.lse.data()});
   }
 
   void check_random(Rng& rng, DType dtype, uint32_t dim, uint32_t group, size_t count,

@@ -218,7 +218,7 @@ struct ScatteredRows {
       places.emplace_back(
           borders[i + 1] - begin, heads, dim, from.rows.dtype,
           [&](uint32_t t, uint32_t h, uint32_t j) { return from.row(begin + t, h)[j]; });
-      runs.add(borders[i + 1] - begin, places.back().rows);
+      runs.add(places.back().view());
     }
   }
   std::deque<TestTokens> places;
@@ -302,14 +302,19 @@ TEST_P(BlockAttentionTest, RowsInInt8AreThoseOfTheirScales) {
   const TestTokens whole(c.rows, kHeads, kDim, DType::f32, value);
   Pool pool({.threads = 2});
   BlockAttention attention(kernels, pool);
-  prompt.piece.k = prompt.piece.v = whole.rows;
+  prompt.piece.k = prompt.piece.v = whole.view();
   attention.attend(prompt.piece, {});
   const std::vector<float> lse(prompt.lse.begin(), prompt.lse.end());
   RowRuns runs;
-  runs.add(kFront, front.rows);
-  const TokenRows packed{reinterpret_cast<std::byte*>(numbers.data()), kDim, size_t{kRows} * kDim,
-                         DType::i8};
-  runs.add(kRows, packed, {{scales.data(), size_t{kHeads} * kDim, kFirst}, kDim});
+  runs.add(front.view());
+  runs.add({{.data = reinterpret_cast<const std::byte*>(numbers.data()),
+             .token_stride = kDim,
+             .head_stride = ptrdiff_t{kRows} * kDim,
+             .tokens = kRows,
+             .heads = kHeads,
+             .dim = kDim,
+             .dtype = DType::i8},
+            {scales.data(), size_t{kHeads} * kDim, kFirst, kDim}});
   prompt.piece.k = prompt.piece.v = runs;
   attention.attend(prompt.piece, {});
   EXPECT_EQ(std::vector<float>(prompt.lse.begin(), prompt.lse.end()), lse);

@@ -284,13 +284,10 @@ class WeightedSum : public EveryLevel {
     kernels.weighted_sum[index_of(dtype)]({.weights = weights.data(),
                                            .weight_stride = stride,
                                            .group = group,
-                                           .dim = dim,
-                                           .values = v.view.data,
-                                           .value_stride = v.view.stride,
+                                           .values = v.view,
                                            .ids = contiguous ? nullptr : ids.data(),
                                            .count = count,
-                                           .o = o.data(),
-                                           .value_scales = v.view.scales});
+                                           .o = o.data()});
     for (uint32_t h = 0; h < group; ++h) {
       for (uint32_t j = 0; j < dim; ++j) {
         double sum = before[h * dim + j];
@@ -341,9 +338,7 @@ TEST_P(WeightedSum, OppositeWeightsCancel) {
   kernels.weighted_sum[index_of(DType::f16)]({.weights = weights,
                                               .weight_stride = 2,
                                               .group = 1,
-                                              .dim = 64,
-                                              .values = v.view.data,
-                                              .value_stride = v.view.stride,
+                                              .values = v.view,
                                               .ids = ids,
                                               .count = 2,
                                               .o = o.data()});

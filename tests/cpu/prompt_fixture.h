@@ -13,9 +13,11 @@ class TestTokens {
  public:
   template <class Value>
   TestTokens(uint32_t count, uint32_t heads, uint32_t dim, DType dtype, Value&& value)
-      : heads_(heads), dim_(dim), head_bytes_((dim + 4) * dtype_size(dtype)) {
-    bytes_ = std::make_unique<GuardedBytes>(size_t{count} * heads * head_bytes_);
-    rows = {bytes_->data(), heads * head_bytes_, head_bytes_, dtype};
+      : heads_(heads), dim_(dim) {
+    bytes_ = std::make_unique<GuardedBytes>(size_t{count} * heads * (dim + 4) * dtype_size(dtype));
+    rows = dense_tensor(bytes_->data(), count, heads, dim, dtype);
+    rows.head_stride = dim + 4;
+    rows.token_stride = heads * rows.head_stride;
     exact_.resize(size_t{count} * heads * dim);
     std::vector<float> row(dim);
     const auto encode = kernels_for(Level::scalar)->from_f32[index_of(dtype)];
@@ -33,17 +35,15 @@ class TestTokens {
   [[nodiscard]] const double* row(uint32_t token, uint32_t head) const {
     return exact_.data() + (size_t{token} * heads_ + head) * dim_;
   }
-  [[nodiscard]] TokenRows from(uint32_t token) const {
-    TokenRows r = rows;
-    r.data += token * r.token_stride;
-    return r;
+  [[nodiscard]] TensorOut from(uint32_t token) const {
+    return rows.slice(token, rows.tokens - token);
   }
+  [[nodiscard]] RowsView view() const { return {rows}; }
 
-  TokenRows rows;
+  TensorOut rows;
 
  private:
   uint32_t heads_, dim_;
-  size_t head_bytes_;
   std::unique_ptr<GuardedBytes> bytes_;
   std::vector<double> exact_;
 };
@@ -64,8 +64,8 @@ class TestPrompt {
         out(c.n, c.kv_heads * c.group, c.dim, c.out, [](auto...) { return 7.0; }),
         lse(size_t{c.n} * c.kv_heads * c.group, NAN) {
     piece.q = q.rows;
-    piece.k = k.rows;
-    piece.v = v.rows;
+    piece.k = k.view();
+    piece.v = v.view();
     piece.out = out.rows;
     piece.lse = lse.data();
     piece.n = c.n;
@@ -119,7 +119,7 @@ class TestPrompt {
     return t;
   }
   [[nodiscard]] double output(uint32_t query, uint32_t head, uint32_t j) const {
-    const TokenRows& r = piece.out;
+    const TensorOut& r = piece.out;
     return decode(r.row(query, head) + j * dtype_size(r.dtype), r.dtype);
   }
 

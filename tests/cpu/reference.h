@@ -71,16 +71,19 @@ inline double decode(const std::byte* p, DType dtype) {
 /// Rows of a dtype in guarded memory, and their values in double.
 class TestRows {
  public:
-  /// `value(i, j)` gives the elements; `padding` bytes lie between rows (odd: rows are unaligned). Rows in int8 begin
-  /// somewhere in a block of scales.
+  /// `value(i, j)` gives the elements. Of `padding` bytes, whole elements lie between rows, and the rest behind the last
+  /// row, so that no row is aligned. Rows in int8 begin somewhere in a block of scales.
   template <class Value>
   TestRows(size_t count, uint32_t dim, DType dtype, size_t padding, Value&& value)
-      : stride_(dim * dtype_size(dtype) + padding),
-        bytes_(count > 0 ? count * stride_ - padding : 0),
+      : stride_((dim + padding / dtype_size(dtype)) * dtype_size(dtype)),
+        bytes_(count > 0
+                   ? (count - 1) * stride_ + dim * dtype_size(dtype) + padding % dtype_size(dtype)
+                   : 0),
         first_(dtype == DType::i8 ? (count * 7 + dim) % kScaleRows : 0),
         scales_(dtype == DType::i8 ? (first_ + count + kScaleRows - 1) / kScaleRows * dim : 0),
-        view{bytes_.data(), stride_, count, dim, dtype, {}},
+        view(dense_rows(bytes_.data(), count, dim, dtype)),
         exact(count * dim) {
+    view.token_stride = static_cast<ptrdiff_t>(stride_ / dtype_size(dtype));
     if (dtype == DType::i8) {
       for (size_t i = 0; i < count; ++i) {
         for (uint32_t j = 0; j < dim; ++j) exact[i * dim + j] = static_cast<float>(value(i, j));
@@ -113,7 +116,7 @@ class TestRows {
     for (size_t b = 0; b < blocks; ++b) {
       for (uint32_t j = 0; j < dim; ++j) {
         double most = 0.0;
-        for (size_t i = 0; i < view.count; ++i) {
+        for (size_t i = 0; i < view.tokens; ++i) {
           if (in_block(i, b)) most = std::max(most, std::fabs(exact[i * dim + j]));
         }
         const auto wanted = static_cast<float>(most / 127.0);
@@ -121,7 +124,7 @@ class TestRows {
         kernels_for(Level::scalar)->from_f32[index_of(DType::bf16)](&wanted, bits, 1);
         std::memcpy(&scales_[b * dim + j], bits, 2);
         const double scale = decode(bits, DType::bf16);
-        for (size_t i = 0; i < view.count; ++i) {
+        for (size_t i = 0; i < view.tokens; ++i) {
           if (!in_block(i, b)) continue;
           double& x = exact[i * dim + j];
           const double q = scale > 0.0 ? std::clamp(std::nearbyint(x / scale), -127.0, 127.0) : 0.0;
@@ -132,7 +135,7 @@ class TestRows {
     }
   }
 
-  size_t stride_;
+  size_t stride_;  // bytes
   GuardedBytes bytes_;
   size_t first_;
   GuardedArray<uint16_t> scales_;

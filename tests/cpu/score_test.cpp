@@ -30,14 +30,11 @@ class Score : public EveryLevel {
     const GuardedArray<float> scores(count > 0 ? (group - 1) * stride + count : 0, kCanary);
     kernels.score[index_of(dtype)]({.queries = queries.data(),
                                     .group = group,
-                                    .dim = dim,
-                                    .keys = keys.view.data,
-                                    .key_stride = keys.view.stride,
+                                    .keys = keys.view,
                                     .ids = selection.ids(),
                                     .count = count,
                                     .scores = scores.data(),
-                                    .score_stride = stride,
-                                    .scales = keys.view.scales});
+                                    .score_stride = stride});
     SCOPED_TRACE(testing::Message() << dtype_name(dtype) << " dim " << dim << " group " << group
                                     << " count " << count);
     for (uint32_t h = 0; h < group; ++h) {

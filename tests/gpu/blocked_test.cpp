@@ -92,8 +92,20 @@ class BlockedTest : public testing::TestWithParam<Case> {
     EXPECT_LT(worst_sum, 1e-3);
   }
 
-  DeviceTokens tokens(const std::vector<float>& x, uint32_t heads, DType dtype) {
-    return {upload(as_bytes(x, dtype)), size_t{heads} * shape_.head_dim, shape_.head_dim, dtype};
+  TensorView tokens(const std::vector<float>& x, uint32_t heads, DType dtype) {
+    const std::byte* const data = upload(as_bytes(x, dtype));
+    return dense_tensor(data, x.size() / heads / shape_.head_dim, heads, shape_.head_dim, dtype,
+                        Memory::device);
+  }
+  /// n rows of each head, one head behind the other.
+  [[nodiscard]] KvView head_by_head(const std::byte* k, const std::byte* v, uint32_t n,
+                                    Memory memory) const {
+    TensorView rows = dense_tensor(k, n, shape_.kv_heads, shape_.head_dim, shape_.dtype, memory);
+    rows.token_stride = shape_.head_dim;
+    rows.head_stride = ptrdiff_t{n} * shape_.head_dim;
+    TensorView values = rows;
+    values.data = v;
+    return {{rows}, {values}};
   }
 
   /// The answers of n tokens with queries of `q_dtype` over rows of the host, of the device, and their own.
@@ -110,17 +122,16 @@ class BlockedTest : public testing::TestWithParam<Case> {
     PinnedBuffer pinned(std::max<size_t>(host_k.size() * 2, 1));
     std::copy(host_k.begin(), host_k.end(), pinned.data());
     std::copy(host_v.begin(), host_v.end(), pinned.data() + host_k.size());
-    const size_t row = d * dtype_size(shape_.dtype);
 
-    blocked_->begin(tokens(q, shape_.q_heads, q_dtype), n,
+    blocked_->begin(tokens(q, shape_.q_heads, q_dtype),
                     {logits_, sinks_.empty() ? nullptr : sinks_.data()}, stream_);
-    blocked_->attend({pinned.data(), pinned.data() + host_k.size(), on_host * row, on_host,
-                      shape_.dtype, nullptr, false, on_host % 2 == 0},
+    blocked_->attend(head_by_head(pinned.data(), pinned.data() + host_k.size(), on_host,
+                                  on_host % 2 == 0 ? Memory::pinned : Memory::host),
                      stream_);
     if (on_device != 0) {
       blocked_->attend(
-          {upload(as_bytes(device.k, shape_.dtype)), upload(as_bytes(device.v, shape_.dtype)),
-           on_device * row, on_device, shape_.dtype, nullptr, true},
+          head_by_head(upload(as_bytes(device.k, shape_.dtype)),
+                       upload(as_bytes(device.v, shape_.dtype)), on_device, Memory::device),
           stream_);
     }
     blocked_->attend_new(
@@ -129,7 +140,9 @@ class BlockedTest : public testing::TestWithParam<Case> {
         stream_);
     float* const device_out = upload(std::vector<float>(q.size()));
     float* const device_lse = upload(std::vector<float>(size_t{n} * shape_.q_heads));
-    blocked_->finish({device_out, size_t{shape_.q_heads} * d, d, DType::f32}, device_lse, stream_);
+    blocked_->finish(dense_tensor(reinterpret_cast<std::byte*>(device_out), n, shape_.q_heads, d,
+                                  DType::f32, Memory::device),
+                     device_lse, stream_);
     EXPECT_FALSE(blocked_->saw_bad_queries(stream_));
     const auto out = download(device_out, q.size());
     const auto lse = download(device_lse, size_t{n} * shape_.q_heads);
@@ -203,18 +216,25 @@ TEST_P(BlockedTest, RowsInInt8) {
   }
   const std::vector<float> q = random_floats(rng_, size_t{n} * shape_.q_heads * d);
   const HeadRows own = this->rows(n, shape_.dtype);
-  blocked_->begin(tokens(q, shape_.q_heads, DType::f32), n, {logits_}, stream_);
+  blocked_->begin(tokens(q, shape_.q_heads, DType::f32), {logits_}, stream_);
   // Pageable memory.
-  blocked_->attend(
-      {reinterpret_cast<const std::byte*>(k.data()), reinterpret_cast<const std::byte*>(v.data()),
-       size_t{rows} * d, rows, DType::i8, reinterpret_cast<const uint16_t*>(scales.data()), false},
-      stream_);
+  KvView packed = head_by_head(reinterpret_cast<const std::byte*>(k.data()),
+                               reinterpret_cast<const std::byte*>(v.data()), rows, Memory::host);
+  for (RowsView* part : {&packed.keys, &packed.values}) {
+    const auto* const first = reinterpret_cast<const uint16_t*>(scales.data());
+    part->dtype = DType::i8;
+    part->scales = {part == &packed.keys ? first : first + d, size_t{2} * shape_.kv_heads * d, 0,
+                    ptrdiff_t{2} * d};
+  }
+  blocked_->attend(packed, stream_);
   blocked_->attend_new(tokens(by_token(own.k, shape_.kv_heads, n, d), shape_.kv_heads, DType::f32),
                        tokens(by_token(own.v, shape_.kv_heads, n, d), shape_.kv_heads, DType::f32),
                        nullptr, stream_);
   float* const device_out = upload(std::vector<float>(q.size()));
   float* const device_lse = upload(std::vector<float>(size_t{n} * shape_.q_heads));
-  blocked_->finish({device_out, size_t{shape_.q_heads} * d, d, DType::f32}, device_lse, stream_);
+  blocked_->finish(dense_tensor(reinterpret_cast<std::byte*>(device_out), n, shape_.q_heads, d,
+                                DType::f32, Memory::device),
+                   device_lse, stream_);
   check(cudaStreamSynchronize(stream_), "stream");
   const auto out = download(device_out, q.size());
   const auto lse = download(device_lse, size_t{n} * shape_.q_heads);
@@ -225,10 +245,10 @@ TEST_P(BlockedTest, RowsInInt8) {
 TEST_P(BlockedTest, TellsOfQueriesThatAreNotFinite) {
   std::vector<float> q = random_floats(rng_, size_t{2} * shape_.q_heads * shape_.head_dim);
   q.back() = NAN;
-  blocked_->begin(tokens(q, shape_.q_heads, DType::f32), 2, {logits_}, stream_);
+  blocked_->begin(tokens(q, shape_.q_heads, DType::f32), {logits_}, stream_);
   EXPECT_TRUE(blocked_->saw_bad_queries(stream_));
   q.back() = 1.0F;
-  blocked_->begin(tokens(q, shape_.q_heads, DType::f32), 2, {logits_}, stream_);
+  blocked_->begin(tokens(q, shape_.q_heads, DType::f32), {logits_}, stream_);
   EXPECT_FALSE(blocked_->saw_bad_queries(stream_));
 }
 
@@ -249,17 +269,19 @@ TEST(Blocked, MemoryStaysWithinTheLimit) {
   const auto blocked = make_cuda_blocked(*resident, shape);
   DeviceBuffer q(size_t{200} * 8 * 128 * 4);
   q.clear();
-  const DeviceTokens rows{q.data(), 8 * 128, 128, DType::f32};
+  const auto rows = [&](uint32_t n) {
+    return dense_tensor(q.data(), n, 8, 128, DType::f32, Memory::device);
+  };
   EXPECT_EQ(blocked->bytes(), 0U);
-  blocked->begin(rows, 100, {}, nullptr);
+  blocked->begin(rows(100), {}, nullptr);
   EXPECT_EQ(blocked->bytes(), blocked_bytes(shape, 100));
   try {
-    blocked->begin(rows, 200, {}, nullptr);
+    blocked->begin(rows(200), {}, nullptr);
     ADD_FAILURE() << "no error";
   } catch (const Error& e) {
     EXPECT_EQ(e.status(), Status::out_of_device_memory);
   }
-  blocked->begin(rows, 100, {}, nullptr);
+  blocked->begin(rows(100), {}, nullptr);
   blocked->release();
   EXPECT_EQ(blocked->bytes(), 0U);
 }

@@ -169,7 +169,9 @@ TEST_P(CodesInBatches, WhatIsNotFiniteStaysItsMembers) {
   const std::vector<std::byte> first = batch.layer(0).out(), last = batch.layer(2).out();
   const std::vector<float> nan(batch.layer(1).q_heads() * c.dim, NAN);
   const DeviceVector<float> q(nan);
-  batch.layer(1).step().q = {q.get(), c.dim, DType::f32};
+  batch.layer(1).step().q = dense_tensor(reinterpret_cast<const std::byte*>(q.get()), 1,
+                                         static_cast<uint32_t>(batch.layer(1).q_heads()), c.dim,
+                                         DType::f32, Memory::device);
   batch.run();
   EXPECT_EQ(batch.layer(0).out(), first);
   EXPECT_EQ(batch.layer(2).out(), last);

@@ -56,8 +56,7 @@ class CopiedCodes : public ::testing::TestWithParam<DType> {
     later.blocks_later = true;
     auto codes = std::make_unique<CudaCodes>(later);
     for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
-      codes->set_rows(layer, rows_[layer]->keys(), rows_[layer]->values(),
-                      rows_[layer]->head_stride(), rows_[layer]->scales());
+      codes->set_rows(layer, rows_[layer]->all());
       codes->copy_layer(layer, from);
     }
     codes->complete();

@@ -87,8 +87,8 @@ class OffloadedLayer {
     const uint32_t dim = shape_.code.dim;
     codes_.clear();
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-      const RowsView queries{reinterpret_cast<const std::byte*>(q.data() + size_t{h} * group * dim),
-                             dim * sizeof(float), group, dim, DType::f32};
+      const RowsView queries =
+          dense_rows(q.data() + size_t{h} * group * dim, group, dim, DType::f32);
       codes_.emplace_back(shape_.code, index::learn_balance(kernels(), head(h), queries));
     }
   }
@@ -98,7 +98,7 @@ class OffloadedLayer {
       const index::Balance& balance = codes_[h].balance();
       codes.set_balance(layer, h, balance.key_scale.data(), balance.value_scale);
     }
-    codes.set_rows(layer, keys(), values(), head_stride_, scales());
+    codes.set_rows(layer, all());
   }
   /// Makes the host's codes of all complete blocks.
   void extend() {
@@ -118,12 +118,19 @@ class OffloadedLayer {
   [[nodiscard]] size_t head_stride() const { return head_stride_; }
   [[nodiscard]] uint32_t rows() const { return rows_; }
   [[nodiscard]] const index::KvCodes& codes(uint32_t kv_head) const { return codes_[kv_head]; }
-  [[nodiscard]] KvView head(uint32_t h) const {
+  [[nodiscard]] KvView head(uint32_t h) const { return all().head(h); }
+  [[nodiscard]] KvView all() const {
     const auto view = [&](const Pages& pages, uint32_t which) {
-      RowsView rows{pages.data() + h * head_stride_, row_bytes_, rows_, shape_.code.dim,
-                    shape_.dtype};
+      RowsView rows{{.data = pages.data(),
+                     .token_stride = shape_.code.dim,
+                     .head_stride = static_cast<ptrdiff_t>(head_stride_ / dtype_size(shape_.dtype)),
+                     .tokens = rows_,
+                     .heads = shape_.kv_heads,
+                     .dim = shape_.code.dim,
+                     .dtype = shape_.dtype}};
       if (is_int8()) {
-        rows.scales = {scales() + (2 * h + which) * shape_.code.dim, block_scales(), 0};
+        rows.scales = {scales() + which * shape_.code.dim, block_scales(), 0,
+                       ptrdiff_t{2} * shape_.code.dim};
       }
       return rows;
     };

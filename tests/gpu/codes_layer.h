@@ -166,8 +166,7 @@ class Layer {
       const std::vector<std::byte> bytes = round_to(c.q, heads);
       q.insert(q.end(), bytes.begin(), bytes.end());
       const auto view = [&](const std::vector<float>& x) {
-        return RowsView{reinterpret_cast<const std::byte*>(x.data()), c.dim * sizeof(float),
-                        x.size() / c.dim, c.dim, DType::f32};
+        return dense_rows(x.data(), x.size() / c.dim, c.dim, DType::f32);
       };
       const KvView kv_view{view(k), view(v)};
       const cpu::Kernels& kernels = cpu::select_kernels();
@@ -202,7 +201,8 @@ class Layer {
     step_.key_scale = keep(key_scale);
     if (c.rows == DType::i8) step_.row_scales = keep(row_scales);
     step_.value_scale = keep(value_scale);
-    step_.q = {keep(q), c.dim, c.q};
+    const auto heads = static_cast<uint32_t>(q_heads());
+    step_.q = dense_tensor(keep(q), 1, heads, c.dim, c.q, Memory::device);
     pinned_.push_back(std::make_unique<Pinned>(keys));
     step_.keys = pinned_.back()->get();
     pinned_.push_back(std::make_unique<Pinned>(values));
@@ -212,7 +212,9 @@ class Layer {
       step_.resident_lse = keep(resident_lse_);
     }
     step_.work = keep(std::vector<std::byte>(codes_work_bytes(step_), std::byte{0xFF}));
-    step_.out = {out_.emplace(q_heads() * (c.dim + 8) * 4).get(), c.dim + 8, c.out};
+    step_.out = dense_tensor(out_.emplace(q_heads() * (c.dim + 8) * 4).get(), 1, heads, c.dim,
+                             c.out, Memory::device);
+    step_.out.head_stride = c.dim + 8;
     step_.lse = lse_.emplace(q_heads()).get();
     step_.chosen = chosen_.emplace(size_t{kKvHeads} * kMostDeviceRows).get();
   }

@@ -241,7 +241,8 @@ class CodesSession {
 
   void enqueue_step(uint32_t step, uint32_t layer, StepGroup* group = nullptr) {
     LayerTensors& t = tensors(step, layer);
-    const DeviceRows q = t.q.rows(), k = t.k.rows(), v = t.v.rows(), out = t.out.rows();
+    const TensorView q = t.q.rows(), k = t.k.rows(), v = t.v.rows();
+    const TensorOut out = t.out.rows();
     const OnDevice tokens{codes_.get(), false, group};
     if (set_.way == CodesWay::begin_end) {
       steps().begin(layer, q, &k, &v, tokens, stream_);

@@ -30,8 +30,8 @@ class RowsByHost {
   explicit RowsByHost(Layer& layer, std::chrono::milliseconds delay = {},
                       const RowWaits& waits = {})
       : layer_(&layer),
-        source_{layer.step().keys, layer.step().values, layer.step().kv_head_stride,
-                layer.step().block_capacity * kCodeBlock},
+        source_{rows_of(layer.step(), layer.step().keys),
+                rows_of(layer.step(), layer.step().values)},
         steps_(std::vector<uint32_t>(kKvHeads, 0)),
         exchange_(layer.codes_shape(), steps_.get()) {
     CodesStep& step = layer.step();
@@ -55,8 +55,8 @@ class RowsByHost {
     if (thread_.joinable()) thread_.join();
     CodesStep& step = layer_->step();
     step.host_rows = {};
-    step.keys = source_.keys;
-    step.values = source_.values;
+    step.keys = source_.keys.data;
+    step.values = source_.values.data;
   }
   RowsByHost(const RowsByHost&) = delete;
   RowsByHost& operator=(const RowsByHost&) = delete;
@@ -75,8 +75,18 @@ class RowsByHost {
   static constexpr uint32_t kLayer = 5;
 
  private:
+  static RowsView rows_of(const CodesStep& step, const std::byte* data) {
+    return {{.data = data,
+             .token_stride = step.shape.dim,
+             .head_stride = static_cast<ptrdiff_t>(step.kv_head_stride / dtype_size(step.dtype)),
+             .tokens = size_t{step.block_capacity} * kCodeBlock,
+             .heads = kKvHeads,
+             .dim = step.shape.dim,
+             .dtype = step.dtype}};
+  }
+
   Layer* layer_;
-  RowExchange::Source source_;
+  KvView source_;
   DeviceVector<uint32_t> steps_;
   RowExchange exchange_;
   std::atomic<uint32_t> served_[kKvHeads]{};

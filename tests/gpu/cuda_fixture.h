@@ -285,7 +285,11 @@ class DeviceArray {
     }
     return x;
   }
-  [[nodiscard]] DeviceRows rows() const { return {memory_.data(), stride_, dtype_}; }
+  [[nodiscard]] TensorOut rows() const {
+    TensorOut rows = dense_tensor(memory_.data(), 1, heads_, dim_, dtype_, Memory::device);
+    rows.head_stride = stride_;
+    return rows;
+  }
   [[nodiscard]] float* floats() const { return memory_.as<float>(); }
 
  private:

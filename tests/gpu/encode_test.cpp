@@ -347,8 +347,7 @@ TEST(CodesOfSomeLayers, TakeTheMemoryOfThese) {
     }
   }
   EXPECT_EQ(codes->count(0), 0U);
-  EXPECT_THROW(codes->set_rows(0, first.keys(), first.values(), first.head_stride(), nullptr),
-               Error);
+  EXPECT_THROW(codes->set_rows(0, first.all()), Error);
   EXPECT_THROW(codes->encode(0, 0, 1, stream), Error);
   EXPECT_THROW(codes->truncate(0, 0, stream), Error);
   EXPECT_THROW((void)codes->count(5), Error);
@@ -389,11 +388,24 @@ TEST(CodesMemory, BalancesAndRowsAreChecked) {
   scale[63] = INFINITY;
   EXPECT_THROW(codes->set_balance(0, 0, scale.data(), 1.0F), Error);
   const Pages pages(4096);
-  codes->set_rows(0, pages.data(), pages.data(), 64, nullptr);
-  EXPECT_THROW(codes->set_rows(0, pages.data() + 8, pages.data(), 64, nullptr), Error);
-  EXPECT_THROW(codes->set_rows(0, pages.data(), pages.data(), 72, nullptr), Error);
+  // Heads are 64 bytes apart.
+  const RowsView rows{{.data = pages.data(),
+                       .token_stride = 64,
+                       .head_stride = 32,
+                       .heads = 2,
+                       .dim = 64,
+                       .dtype = DType::f16}};
+  codes->set_rows(0, {rows, rows});
+  RowsView other = rows;
+  other.data += 8;
+  EXPECT_THROW(codes->set_rows(0, {other, rows}), Error);
+  other = rows;
+  other.head_stride = 36;
+  EXPECT_THROW(codes->set_rows(0, {other, rows}), Error);
   const uint16_t scales[1] = {};
-  EXPECT_THROW(codes->set_rows(0, pages.data(), pages.data(), 64, scales), Error);  // of int8 alone
+  other = rows;
+  other.scales.data = scales;
+  EXPECT_THROW(codes->set_rows(0, {other, rows}), Error);  // of int8 alone
 }
 
 /// What the device reads at `data`.

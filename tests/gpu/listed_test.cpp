@@ -84,7 +84,7 @@ class ListedTest : public testing::TestWithParam<Case> {
       first += p.tokens;
     }
   }
-  KvRows place_same(const Place& p, uint32_t first) {
+  KvView place_same(const Place& p, uint32_t first) {
     const size_t d = shape_.head_dim, head = p.tokens * d, plane = head * shape_.kv_heads;
     std::vector<float> x(2 * plane);
     for (size_t h = 0; h < shape_.kv_heads; ++h) {
@@ -94,17 +94,12 @@ class ListedTest : public testing::TestWithParam<Case> {
         std::copy_n(v_.begin() + from, d, x.begin() + plane + to);
       }
     }
-    KvRows r;
-    r.dtype = shape_.dtype;
-    r.count = p.tokens;
-    r.head_stride = head * dtype_size(shape_.dtype);
-    r.keys = keep(as_bytes(x, shape_.dtype), p.kind);
-    r.values = r.keys + plane * dtype_size(shape_.dtype);
-    r.on_device = p.kind == Kind::device;
-    r.pinned = p.kind == Kind::pinned;
-    return r;
+    const Memory memory = p.kind == Kind::device   ? Memory::device
+                          : p.kind == Kind::pinned ? Memory::pinned
+                                                   : Memory::host;
+    return head_by_head(keep(as_bytes(x, shape_.dtype), p.kind), p.tokens, shape_.dtype, memory);
   }
-  KvRows place_int8(const Place& p, uint32_t first) {
+  KvView place_int8(const Place& p, uint32_t first) {
     const size_t d = shape_.head_dim, head = p.tokens * d, plane = head * shape_.kv_heads;
     const size_t blocks = (p.tokens + kScaleRows - 1) / kScaleRows;
     std::vector<std::byte> levels(2 * plane);
@@ -124,15 +119,23 @@ class ListedTest : public testing::TestWithParam<Case> {
       }
     }
     const Kind kind = p.kind == Kind::int8 ? Kind::pageable : Kind::pinned;
-    KvRows r;
-    r.dtype = DType::i8;
-    r.count = p.tokens;
-    r.head_stride = head;
-    r.keys = keep(levels, kind);
-    r.values = r.keys + plane;
-    r.scales = reinterpret_cast<const uint16_t*>(keep(as_bytes(scales, DType::bf16), kind));
-    r.pinned = kind == Kind::pinned;
+    KvView r = head_by_head(keep(levels, kind), p.tokens, DType::i8,
+                            kind == Kind::pinned ? Memory::pinned : Memory::host);
+    const auto* const kept =
+        reinterpret_cast<const uint16_t*>(keep(as_bytes(scales, DType::bf16), kind));
+    r.keys.scales = {kept, 2 * token(), 0, static_cast<ptrdiff_t>(2 * d)};
+    r.values.scales = {kept + d, 2 * token(), 0, static_cast<ptrdiff_t>(2 * d)};
     return r;
+  }
+  /// K and V at `data`, `[2, kv_heads, n, head_dim]`.
+  [[nodiscard]] KvView head_by_head(const std::byte* data, uint32_t n, DType dtype,
+                                    Memory memory) const {
+    TensorView rows = dense_tensor(data, n, shape_.kv_heads, shape_.head_dim, dtype, memory);
+    rows.token_stride = shape_.head_dim;
+    rows.head_stride = ptrdiff_t{n} * shape_.head_dim;
+    TensorView values = rows;
+    values.data += shape_.kv_heads * n * rows.row_bytes();
+    return {{rows}, {values}};
   }
   const std::byte* keep(const std::vector<std::byte>& bytes, Kind kind) {
     if (kind == Kind::device) return upload(bytes);
@@ -141,9 +144,9 @@ class ListedTest : public testing::TestWithParam<Case> {
     std::copy(bytes.begin(), bytes.end(), p.data());
     return p.data();
   }
-  [[nodiscard]] DeviceTokens tokens(const std::vector<float>& x, uint32_t heads, DType dtype) {
-    const size_t d = shape_.head_dim;
-    return {upload(as_bytes(x, dtype)), heads * d, d, dtype};
+  [[nodiscard]] TensorOut tokens(const std::vector<float>& x, uint32_t heads, DType dtype) {
+    return dense_tensor(upload(as_bytes(x, dtype)), x.size() / heads / shape_.head_dim, heads,
+                        shape_.head_dim, dtype, Memory::device);
   }
   std::vector<float> newest(const std::vector<float>& x) const {
     return {x.begin() + static_cast<ptrdiff_t>(before_ * token()), x.end()};
@@ -153,7 +156,7 @@ class ListedTest : public testing::TestWithParam<Case> {
     std::vector<float> o, lse;
     bool operator==(const Answer&) const = default;
   };
-  ListedTurn turn(DeviceTokens out, float* lse) {
+  ListedTurn turn(const TensorOut& out, float* lse) {
     ListedTurn t;
     t.q = tokens(q_, shape_.q_heads, q_dtype_);
     t.k = tokens(newest(k_), shape_.kv_heads, DType::f32);
@@ -168,10 +171,11 @@ class ListedTest : public testing::TestWithParam<Case> {
   Answer attend(ListedAttention& listed, std::span<const PromptPattern> patterns) {
     Answer a{std::vector<float>(q_.size(), NAN), std::vector<float>(n_ * shape_.q_heads, NAN)};
     float* const lse = upload(a.lse);
-    const DeviceTokens out = tokens(a.o, shape_.q_heads, DType::f32);
+    const TensorOut out = tokens(a.o, shape_.q_heads, DType::f32);
     listed.attend(turn(out, lse), patterns, stream_);
     EXPECT_FALSE(listed.saw_bad_queries(stream_));
-    return {download(static_cast<const float*>(out.data), a.o.size()), download(lse, a.lse.size())};
+    return {download(reinterpret_cast<const float*>(out.data), a.o.size()),
+            download(lse, a.lse.size())};
   }
   Answer attend(ListedAttention& listed, const PromptPattern& pattern) {
     return attend(listed, std::span(&pattern, 1));
@@ -191,7 +195,7 @@ class ListedTest : public testing::TestWithParam<Case> {
     s.sinks = sinks_.empty() ? nullptr : sinks_.data();
     prompt.attend(s, patterns, stream_);
     check(cudaStreamSynchronize(stream_), "a prompt");
-    return {download(static_cast<const float*>(s.out.data), a.o.size()),
+    return {download(reinterpret_cast<const float*>(s.out.data), a.o.size()),
             download(s.lse, a.lse.size())};
   }
 
@@ -237,7 +241,7 @@ class ListedTest : public testing::TestWithParam<Case> {
   uint32_t n_ = 0, before_ = 0;
   DType q_dtype_ = DType::f32;
   std::vector<float> q_, k_, v_;  // `[n, q_heads, dim]`; `[before + n, kv_heads, dim]`
-  std::vector<KvRows> rows_;
+  std::vector<KvView> rows_;
   Uploads upload;
   std::deque<PinnedBuffer> pinned_;
   std::deque<std::vector<std::byte>> pageable_;
@@ -379,14 +383,13 @@ TEST_P(ListedTest, AnswersMayTakeThePlaceOfQueries) {
     place(places);
     const PromptPattern pattern = pattern_of(PromptChoice::sampled);
     const auto listed = make(lot);
-    const auto read = [&](const DeviceTokens& x) {
-      return download(static_cast<const std::byte*>(x.data), q_.size() * 2);
-    };
+    const auto read = [&](const TensorView& x) { return download(x.data, q_.size() * 2); };
     ListedTurn apart = turn(tokens(q_, shape_.q_heads, shape_.dtype), nullptr);
     listed->attend(apart, std::span(&pattern, 1), stream_);
     EXPECT_FALSE(listed->saw_bad_queries(stream_));
     ListedTurn in_place = apart;
-    in_place.q = in_place.out = tokens(q_, shape_.q_heads, shape_.dtype);
+    in_place.out = tokens(q_, shape_.q_heads, shape_.dtype);
+    in_place.q = in_place.out;
     listed->attend(in_place, std::span(&pattern, 1), stream_);
     EXPECT_FALSE(listed->saw_bad_queries(stream_));
     EXPECT_EQ(read(apart.out), read(in_place.out));
@@ -413,17 +416,15 @@ TEST(Listed, MemoryStaysWithinTheLimit) {
   const size_t own = ListedLayout(shape, kNew, kNew, false).bytes;
   DeviceBuffer rows(size_t{4 * kNew} * 8 * 128 * 2);
   rows.clear();
-  const DeviceTokens q{rows.data(), 8 * 128, 128, DType::f16},
-      k{rows.data(), 2 * 128, 128, DType::f16};
-  const auto out = [&] {
-    return DeviceTokens{rows.as<std::byte>(rows.bytes() / 2), 8 * 128, 128, DType::f16};
+  const auto tokens = [&](size_t at, uint32_t n, uint32_t heads) {
+    return dense_tensor(rows.as<std::byte>(at), n, heads, 128, DType::f16, Memory::device);
   };
   const PromptPattern pattern = pattern_of(PromptChoice::sampled);
   const auto attend = [&](ListedAttention& listed, uint32_t n) {
     ListedTurn t;
-    t.q = q;
-    t.k = t.v = k;
-    t.out = out();
+    t.q = tokens(0, n, 8);
+    t.k = t.v = tokens(0, n, 2);
+    t.out = tokens(rows.bytes() / 2, n, 8);
     t.n = n;
     t.layer.logits.scale = 0.1F;
     listed.attend(t, std::span(&pattern, 1), nullptr);
@@ -463,7 +464,7 @@ TEST(Listed, RefusesWhatItCannotDo) {
   EXPECT_THROW((void)make_cuda_listed(*resident, {8, 2, 128, DType::f32}), Error);
   EXPECT_THROW((void)make_cuda_listed(*resident, {8, 2, 112, DType::f16}), Error);
   const auto listed = make_cuda_listed(*resident, {8, 2, 128, DType::f16});
-  const auto says = [&](uint32_t n, size_t patterns, const KvRows& rows) -> std::string {
+  const auto says = [&](uint32_t n, size_t patterns, const KvView& rows) -> std::string {
     const std::vector<PromptPattern> some(patterns, pattern_of(PromptChoice::sampled));
     ListedTurn t;
     t.n = n;
@@ -476,15 +477,16 @@ TEST(Listed, RefusesWhatItCannotDo) {
     }
     return "";
   };
-  KvRows rows;
+  KvView rows;
   EXPECT_NE(says(0, 1, rows).find("0 tokens"), std::string::npos);
   EXPECT_NE(says(1, 3, rows).find("3 patterns of 8 query heads"), std::string::npos);
-  rows.count = kMostListedRows;
+  rows.keys.dtype = DType::f16;
+  rows.keys.tokens = kMostListedRows;
   EXPECT_NE(says(1, 1, rows).find("allowed: 4194240"), std::string::npos);
-  rows.count = 1;
-  rows.dtype = DType::bf16;
+  rows.keys.tokens = 1;
+  rows.keys.dtype = DType::bf16;
   EXPECT_NE(says(1, 1, rows).find("rows in bf16 of a shape in f16"), std::string::npos);
-  rows.dtype = DType::i8;
+  rows.keys.dtype = DType::i8;
   EXPECT_NE(says(1, 1, rows).find("rows in i8"), std::string::npos);
 }
 

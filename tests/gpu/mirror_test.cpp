@@ -43,17 +43,17 @@ void check_same(const Mirror& mirror, uint32_t layer, const Lists& want) {
   mirror.read(layer, 0, mirror.state(layer).tokens(), k.data(), v.data());
   EXPECT_EQ(k, all);
   EXPECT_EQ(v, negated(all));
-  // The same rows where they lie: 3 elements of two bytes from byte 4 of each row on.
-  const ResidentRows rows = mirror.rows(layer, 4, 3, DType::f16);
+  // The same rows where they lie, as those of 4 heads of 3 elements of two bytes; one of the heads.
+  const KvPieces rows = mirror.rows(layer, 4, 3, DType::f16);
   size_t token = 0;
   for (uint32_t i = 0; i < rows.count; ++i) {
-    const KvView& piece = rows.pieces[i];
+    const KvView piece = rows.pieces[i].head(2);
     EXPECT_EQ(piece.keys.dim, 3U);
-    EXPECT_EQ(piece.keys.count, piece.values.count);
-    EXPECT_NE(piece.keys.count, 0U);
-    for (size_t r = 0; r < piece.keys.count; ++r, ++token) {
-      EXPECT_EQ(std::memcmp(piece.keys.row(r), k.data() + token * kRow + 4, 6), 0) << token;
-      EXPECT_EQ(std::memcmp(piece.values.row(r), v.data() + token * kRow + 4, 6), 0) << token;
+    EXPECT_EQ(piece.keys.tokens, piece.values.tokens);
+    EXPECT_NE(piece.keys.tokens, 0U);
+    for (size_t r = 0; r < piece.keys.tokens; ++r, ++token) {
+      EXPECT_EQ(std::memcmp(piece.keys.row(r), k.data() + token * kRow + 12, 6), 0) << token;
+      EXPECT_EQ(std::memcmp(piece.values.row(r), v.data() + token * kRow + 12, 6), 0) << token;
     }
   }
   EXPECT_EQ(token, want.sink.size() + want.window.size());

@@ -36,7 +36,8 @@ struct Rows {
       kernels.from_f32[static_cast<size_t>(dtype)](from.data() + i * dim, at, dim);
       kernels.to_f32[static_cast<size_t>(dtype)](at, numbers.data() + i * dim, dim);
     }
-    view = {bytes.data(), row + gap, count, dim, dtype};
+    view = dense_rows(bytes.data(), count, dim, dtype);
+    view.token_stride += static_cast<ptrdiff_t>(gap / dtype_size(dtype));
   }
 };
 
@@ -108,11 +109,11 @@ std::vector<double> query_numbers(const Case& c, size_t q) {
 }
 
 void expect_right(const Case& c, const Answer& answer) {
-  const size_t n = c.keys.view.count;
+  const size_t n = c.keys.view.tokens;
   const uint32_t dim = c.keys.view.dim;
   std::vector<double> scores(n);
   std::vector<uint32_t> order(n);
-  for (size_t q = 0; q < c.queries.view.count; ++q) {
+  for (size_t q = 0; q < c.queries.view.tokens; ++q) {
     const size_t sees = c.limits.empty() ? n : std::min<size_t>(n, c.limits[q]);
     const std::vector<double> query = query_numbers(c, q);
     for (size_t i = 0; i < sees; ++i) {
@@ -163,7 +164,7 @@ class Neighbours : public ::testing::Test {
     search_ = make_cuda_neighbours({});
   }
   void run(const Case& c, NeighbourSearch& search) {
-    Answer answer(c.queries.view.count, c.most);
+    Answer answer(c.queries.view.tokens, c.most);
     search.run(c.task(), answer.lists());
     expect_right(c, answer);
   }
@@ -258,7 +259,7 @@ TEST_F(Neighbours, LittleMemoryMeansMoreRounds) {
   run(c, *search);
   EXPECT_LE(search->bytes(), size_t{300} << 20U);
   const auto tiny = make_cuda_neighbours({.memory_limit = 100000});
-  Answer answer(c.queries.view.count, c.most);
+  Answer answer(c.queries.view.tokens, c.most);
   EXPECT_THROW(tiny->run(c.task(), answer.lists()), Error);
 }
 
@@ -416,7 +417,7 @@ TEST_F(Neighbours, Refusals) {
   none.ids = nullptr;
   EXPECT_EQ(status(c.task(), none), Status::invalid_argument);
   task = c.task();
-  task.keys.count = 0;
+  task.keys.tokens = 0;
   EXPECT_EQ(status(task, answer.lists()), Status::ok);
   EXPECT_EQ(answer.counts, std::vector<uint32_t>(3, 0));
   run(c);  // and it still works
@@ -456,7 +457,7 @@ TEST_F(Neighbours, DeviceMemoryAndRepetition) {
         task.key_extra = key_extra.data();
         task.query_extra = query_extra.data();
       }
-      task.keys_in = task.queries_in = Memory::device;
+      task.keys.memory = task.queries.memory = Memory::device;
       for (int i = 0; i < 3; ++i) {
         search_->run(task, {ids.data(), scores.data(), counts.data(), Memory::device});
         device.ids = ids.read();

@@ -31,8 +31,9 @@ class PromptF32Test : public testing::TestWithParam<uint32_t> {
     v_ = random_floats(rng_, k_.size());
   }
   /// A tensor `[n, heads, dim]`.
-  DeviceTokens tensor(const std::vector<float>& x, uint32_t heads) {
-    return {upload(x), size_t{heads} * dim(), dim(), DType::f32};
+  TensorOut tensor(const std::vector<float>& x, uint32_t heads) {
+    return dense_tensor(reinterpret_cast<std::byte*>(upload(x)), x.size() / heads / dim(), heads,
+                        dim(), DType::f32, Memory::device);
   }
   std::vector<float> attend(PromptAttention& prompt, const Shape& s,
                             const PromptPattern& pattern = {}) {
@@ -49,7 +50,7 @@ class PromptF32Test : public testing::TestWithParam<uint32_t> {
     stretch.logits.softcap = s.softcap;
     stretch.window = s.window;
     prompt.attend(stretch, pattern, nullptr);
-    auto out = download(static_cast<const float*>(stretch.out.data), poison.size());
+    auto out = download(reinterpret_cast<const float*>(stretch.out.data), poison.size());
     for (size_t i = q_.size(); i < out.size(); ++i) EXPECT_TRUE(std::isnan(out[i]));
     out.resize(q_.size());
     return out;

@@ -97,14 +97,28 @@ class PromptLayerTest : public testing::TestWithParam<PromptCase> {
   [[nodiscard]] PromptStretch stretch(uint32_t first, uint32_t n, float* out) const {
     const DType dtype = GetParam().dtype;
     PromptStretch s;
-    const size_t at = first * p_.q_token_stride;
     s.n = n;
     s.rows = p_.first + first + n;
-    s.q = {static_cast<std::byte*>(const_cast<void*>(p_.q)) + 2 * at, p_.q_token_stride,
-           p_.q_head_stride, dtype};
-    s.k = {const_cast<void*>(p_.keys), p_.row_stride, p_.head_stride, dtype};
-    s.v = {const_cast<void*>(p_.values), p_.row_stride, p_.head_stride, dtype};
-    s.out = {out + at, p_.q_token_stride, p_.q_head_stride, DType::f32};
+    const auto fill = [&](auto& view, size_t token_stride, size_t head_stride, uint32_t tokens,
+                          uint32_t heads) {
+      view.token_stride = static_cast<ptrdiff_t>(token_stride);
+      view.head_stride = static_cast<ptrdiff_t>(head_stride);
+      view.tokens = tokens;
+      view.heads = heads;
+      view.dim = GetParam().dim;
+      view.memory = Memory::device;
+    };
+    s.q.data = static_cast<const std::byte*>(p_.q);
+    s.k.data = static_cast<const std::byte*>(p_.keys);
+    s.v.data = static_cast<const std::byte*>(p_.values);
+    s.out.data = reinterpret_cast<std::byte*>(out);
+    s.q.dtype = s.k.dtype = s.v.dtype = dtype;
+    fill(s.q, p_.q_token_stride, p_.q_head_stride, p_.n, heads());
+    fill(s.k, p_.row_stride, p_.head_stride, s.rows, GetParam().kv_heads);
+    fill(s.v, p_.row_stride, p_.head_stride, s.rows, GetParam().kv_heads);
+    fill(s.out, p_.q_token_stride, p_.q_head_stride, p_.n, heads());
+    s.q = s.q.slice(first, n);
+    s.out = s.out.slice(first, n);
     s.logits = p_.logits;
     return s;
   }

@@ -273,7 +273,7 @@ TEST(CodesInDoubtOnce, WhatFp16CannotHoldIsRead) {
       t.k.write(std::vector<float>(row, 0.0F));
       t.v.write(std::vector<float>(row, 0.0F));
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-      const DeviceRows k = t.k.rows(), v = t.v.rows();
+      const TensorView k = t.k.rows(), v = t.v.rows();
       StreamSteps& steps = *resident->stream_steps();
       steps.step(0, t.q.rows(), &k, &v, {codes.get()}, t.out.rows(), t.lse.floats(), stream.get());
       steps.synchronize(stream.get());

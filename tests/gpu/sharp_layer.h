@@ -47,10 +47,8 @@ class SharpLayer {
       keys.insert(keys.end(), kv.keys.data, kv.keys.data + bytes);
       values.insert(values.end(), kv.values.data, kv.values.data + bytes);
       const std::vector<float> train = head.queries(64, 1.0);
-      const index::Balance balance =
-          index::learn_balance(cpu::select_kernels(), kv,
-                               {reinterpret_cast<const std::byte*>(train.data()),
-                                dim * sizeof(float), 64, dim, DType::f32});
+      const index::Balance balance = index::learn_balance(
+          cpu::select_kernels(), kv, dense_rows(train.data(), 64, dim, DType::f32));
       key_scale.insert(key_scale.end(), balance.key_scale.begin(), balance.key_scale.end());
       value_scale.push_back(balance.value_scale);
     }
@@ -103,9 +101,13 @@ class SharpLayer {
     q_ = std::make_unique<DeviceVector<float>>(q_size());
     out_ = std::make_unique<DeviceVector<float>>(q_size());
     lse_ = std::make_unique<DeviceVector<float>>(q_size() / dim);
-    const size_t token = q_size() / set.tokens;
-    step_.q = {q_->get(), dim, DType::f32, token};
-    step_.out = {out_->get(), dim, DType::f32, token};
+    const auto tokens = [&](const DeviceVector<float>& of) {
+      return dense_tensor(reinterpret_cast<std::byte*>(of.get()), set.tokens,
+                          static_cast<uint32_t>(q_size() / set.tokens / dim), dim, DType::f32,
+                          Memory::device);
+    };
+    step_.q = tokens(*q_);
+    step_.out = tokens(*out_);
     step_.lse = lse_->get();
   }
 
@@ -132,7 +134,7 @@ class SharpLayer {
   void write_queries() const { q_->write(queries_); }
 
   /// Makes the step write its output in place of its queries.
-  void answer_in_place() { step_.out.data = q_->get(); }
+  void answer_in_place() { step_.out.data = reinterpret_cast<std::byte*>(q_->get()); }
   void ask_doubt(bool asks) { step_.doubt = asks ? doubt_ : CodesDoubt{}; }
   void run() {
     clear();
@@ -146,7 +148,7 @@ class SharpLayer {
     lse_->write(std::vector<float>(q_size() / dim(), NAN));
   }
   [[nodiscard]] std::vector<float> out() const {
-    return step_.out.data == q_->get() ? q_->read() : out_->read();
+    return step_.out.data == step_.q.data ? q_->read() : out_->read();
   }
   [[nodiscard]] std::vector<float> lse() const { return lse_->read(); }
   /// The rows of `all` (out(), lse()) that belong to a KV head.

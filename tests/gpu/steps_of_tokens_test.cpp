@@ -96,7 +96,10 @@ class TokensSession {
       buffers.emplace_back(bytes.size());
       check(cudaMemcpy(buffers.back().data(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice),
             "copy");
-      return DeviceTokens{buffers.back().data(), row + 8, d, dtype};
+      TensorOut rows = dense_tensor(buffers.back().data(), n, static_cast<uint32_t>(row / d), d,
+                                    dtype, Memory::device);
+      rows.token_stride = static_cast<ptrdiff_t>(row + 8);
+      return rows;
     };
     ManyTokens t;
     t.q = tokens(q, q_row, set_.caller);
@@ -105,7 +108,6 @@ class TokensSession {
     t.out = tokens(std::vector<float>(q.size(), NAN), q_row, DType::f32);
     DeviceBuffer lse(size_t{n} * shape_.q_heads * sizeof(float));
     t.lse = lse.as<float>();
-    t.tokens = n;
     t.drafts = before + n;
     for (uint32_t i = 0; i < n; ++i) {
       for (uint32_t j = 0; j <= before + i; ++j) {
@@ -266,9 +268,10 @@ TEST(StepsOfTokens, RefuseTooMany) {
   DeviceBuffer rows(size_t{1} << 20);
   rows.clear();
   ManyTokens t;
-  t.q = t.k = t.v = t.out = {rows.data(), 8 * 128, 128, DType::f16};
+  t.out = dense_tensor(rows.data(), 1, 8, 128, DType::f16, Memory::device);
+  t.q = t.k = t.v = t.out;
   for (const auto& [tokens, drafts] : {std::pair{0U, 0U}, {5U, 5U}, {4U, 3U}, {4U, 65U}}) {
-    t.tokens = tokens;
+    t.q.tokens = tokens;
     t.drafts = drafts;
     EXPECT_THROW(s.steps().step_tokens(0, t, s.codes(), s.stream()), Error)
         << tokens << " " << drafts;

@@ -208,7 +208,7 @@ class AloneWithCodes : public testing::Test {
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
   void step() {
-    const DeviceRows k = t_->k.rows(), v = t_->v.rows();
+    const TensorView k = t_->k.rows(), v = t_->v.rows();
     steps_->step(0, t_->q.rows(), &k, &v, {codes_.get()}, t_->out.rows(), nullptr, stream_.get());
   }
   void take(uint32_t sequence) {

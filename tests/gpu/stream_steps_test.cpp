@@ -150,9 +150,10 @@ void run_steps(const ResidentShape& shape, const Setting& set, uint32_t seed) {
 
   const auto enqueue = [&](uint32_t layer) {
     LayerTensors& t = tensors[layer];
-    const DeviceRows q = t.q.rows(), k = t.k.rows(), v = t.v.rows(), out = t.out.rows();
-    const DeviceRows* new_k = set.appends ? &k : nullptr;
-    const DeviceRows* new_v = set.appends ? &v : nullptr;
+    const TensorView q = t.q.rows(), k = t.k.rows(), v = t.v.rows();
+    const TensorOut out = t.out.rows();
+    const TensorView* new_k = set.appends ? &k : nullptr;
+    const TensorView* new_v = set.appends ? &v : nullptr;
     if (set.way == Way::begin_end) {
       steps.begin(layer, q, new_k, new_v, {}, stream.get());
       steps.end(layer, out, t.lse.floats(), stream.get());
@@ -354,7 +355,7 @@ TEST(CudaStreamSteps, SessionsDoNotHoldUpEachOther) {
       check(cudaDeviceSynchronize(), "filled");
     }
     void step() {
-      const DeviceRows k = t.k.rows(), v = t.v.rows();
+      const TensorView k = t.k.rows(), v = t.v.rows();
       steps.step(0, t.q.rows(), &k, &v, {}, t.out.rows(), t.lse.floats(), stream.get());
     }
     void serve(const ResidentShape& s, uint32_t sequence) {
@@ -404,7 +405,7 @@ class CudaStreamStepsAlone : public testing::Test {
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
   void step(uint32_t layer = 0) {
-    const DeviceRows k = t_->k.rows(), v = t_->v.rows();
+    const TensorView k = t_->k.rows(), v = t_->v.rows();
     steps_->step(layer, t_->q.rows(), &k, &v, {}, t_->out.rows(), t_->lse.floats(), stream_->get());
   }
   void expect_all_nan() {
@@ -495,7 +496,7 @@ TEST_F(CudaStreamStepsAlone, HostLaunchTimesOutOnTheCallersThread) {
   config.signal = Signal::host_launch;
   config.timeout_ms = 50;
   start(config);
-  const DeviceRows k = t_->k.rows(), v = t_->v.rows();
+  const TensorView k = t_->k.rows(), v = t_->v.rows();
   steps_->begin(0, t_->q.rows(), &k, &v, {}, stream_->get());
   try {
     steps_->end(0, t_->out.rows(), nullptr, stream_->get());

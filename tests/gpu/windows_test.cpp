@@ -74,14 +74,17 @@ class CudaWindowsTest : public testing::Test {
     v.write(values);
     check(cudaDeviceSynchronize(), "the tensors");
     const auto rows = [&](const DeviceArray& array) {
-      const DeviceRows r = array.rows();
-      return DeviceTokens{r.data, r.head_stride * shape_.kv_heads, r.head_stride, r.dtype};
+      TensorView r = array.rows();
+      r.heads = shape_.kv_heads;
+      r.tokens = n;
+      r.token_stride = r.head_stride * shape_.kv_heads;
+      return r;
     };
     const auto held = static_cast<uint32_t>(tokens_[layer].size());
     const uint32_t first = first_[layer] + held;
-    ASSERT_TRUE(windows_->are_finite(0, rows(k), n, shape_.kv_heads, shape_.dtype, stream_.get()));
-    windows_->append(layer, first, n, std::min(held + n, shape_.layers[layer].slots), rows(k),
-                     rows(v), stream_.get());
+    ASSERT_TRUE(windows_->are_finite(0, rows(k), shape_.dtype, stream_.get()));
+    windows_->append(layer, first, std::min(held + n, shape_.layers[layer].slots), rows(k), rows(v),
+                     stream_.get());
     for (Token& t : tokens) {
       for (auto* x : {&t.k, &t.v}) {
         for (float& y : *x) y = rounded(rounded(y, dtype), shape_.dtype);
@@ -91,7 +94,7 @@ class CudaWindowsTest : public testing::Test {
     keys[keys.size() / 2] = NAN;
     k.write(keys);
     check(cudaDeviceSynchronize(), "a key that is no number");  // the stream waits for no copy
-    EXPECT_FALSE(windows_->are_finite(0, rows(k), n, shape_.kv_heads, shape_.dtype, stream_.get()));
+    EXPECT_FALSE(windows_->are_finite(0, rows(k), shape_.dtype, stream_.get()));
   }
   /// A step with new tensors, checked.
   void step(uint32_t layer, bool appends, bool halves, DType dtype, uint32_t gap,
@@ -110,8 +113,9 @@ class CudaWindowsTest : public testing::Test {
       }
       take(layer, token);
     }
-    const DeviceRows rq = t.q.rows(), rk = t.k.rows(), rv = t.v.rows(), out = t.out.rows();
-    const DeviceRows *k = appends ? &rk : nullptr, *v = appends ? &rv : nullptr;
+    const TensorView rq = t.q.rows(), rk = t.k.rows(), rv = t.v.rows();
+    const TensorOut out = t.out.rows();
+    const TensorView *k = appends ? &rk : nullptr, *v = appends ? &rv : nullptr;
     check(cudaDeviceSynchronize(), "the tensors");
     if (halves) {
       windows_->begin(layer, rq, k, v, stream_.get());
@@ -216,7 +220,8 @@ TEST_F(CudaWindowsTest, StepsOfATreeSeeTheirBranch) {
     }
   }
   const LayerTensors t(resident_shape_, DType::f32, 0);
-  const DeviceRows q = t.q.rows(), k = t.k.rows(), v = t.v.rows(), out = t.out.rows();
+  const TensorView q = t.q.rows(), k = t.k.rows(), v = t.v.rows();
+  const TensorOut out = t.out.rows();
   for (const SeenDrafts& bad : {SeenDrafts{65, 1}, SeenDrafts{3, 3}, SeenDrafts{2, 7}}) {
     EXPECT_THROW(windows_->step(0, q, &k, &v, bad, out, nullptr, stream_.get()), Error);
   }
@@ -299,7 +304,8 @@ TEST_F(CudaWindowsTest, KeepSomeOfTheNewest) {
 TEST_F(CudaWindowsTest, GraphsGoOnWhereTheLastLaunchEnded) {
   make(128, DType::f16, 4, 2, {{0, 40, 50, {}}}, true);
   LayerTensors t(resident_shape_, DType::f32, 0);
-  const DeviceRows q = t.q.rows(), k = t.k.rows(), v = t.v.rows(), out = t.out.rows();
+  const TensorView q = t.q.rows(), k = t.k.rows(), v = t.v.rows();
+  const TensorOut out = t.out.rows();
   const CapturedGraph graph(stream_.get(), cudaStreamCaptureModeThreadLocal, [&] {
     windows_->step(0, q, &k, &v, {}, out, t.lse.floats(), stream_.get());
     windows_->begin(0, q, nullptr, nullptr, stream_.get());
@@ -340,7 +346,8 @@ TEST_F(CudaWindowsTest, SayWhatIsNotFinite) {
     t.k.write(token.k);
     t.v.write(token.v);
     check(cudaDeviceSynchronize(), "the tensors");
-    const DeviceRows rq = t.q.rows(), k = t.k.rows(), v = t.v.rows(), out = t.out.rows();
+    const TensorView rq = t.q.rows(), k = t.k.rows(), v = t.v.rows();
+    const TensorOut out = t.out.rows();
     windows_->step(0, rq, &k, &v, {}, out, nullptr, stream_.get());
     check(cudaStreamSynchronize(stream_.get()), "a step");
     std::string text;

@@ -25,12 +25,12 @@ class MadeUp final : public Accelerator {
   bool nearest_keys(const NearestTask& task, const NearestLists& lists) override {
     ++neighbour_calls;
     seen = task.keys.dtype;
-    least_keys = std::min(least_keys, task.keys.count);
-    most_keys = std::max(most_keys, task.keys.count);
+    least_keys = std::min(least_keys, task.keys.tokens);
+    most_keys = std::max(most_keys, task.keys.tokens);
     lifted_calls += task.key_extra != nullptr ? 1 : 0;
     if (declines) {
       const size_t width = task.thin != 0 ? task.thin : task.most;
-      std::fill_n(lists.rows, task.queries.count * width, 0xFFFFFFFF);  // must not matter
+      std::fill_n(lists.rows, task.queries.tokens * width, 0xFFFFFFFF);  // must not matter
       return false;
     }
     const cpu::Kernels& kernels = *context().kernels;
@@ -39,10 +39,10 @@ class MadeUp final : public Accelerator {
       kernels.to_f32[static_cast<size_t>(rows.dtype)](rows.row(i), out.data(), rows.dim);
       return out;
     };
-    for (size_t q = 0; q < task.queries.count; ++q) {
+    for (size_t q = 0; q < task.queries.tokens; ++q) {
       const std::vector<float> query = number(task.queries, q);
       std::vector<std::pair<double, uint32_t>> ranks;
-      const size_t sees = task.limits != nullptr ? task.limits[q] : task.keys.count;
+      const size_t sees = task.limits != nullptr ? task.limits[q] : task.keys.tokens;
       for (size_t i = 0; i < sees; ++i) {
         const std::vector<float> key = number(task.keys, i);
         double sum = 0.0;
@@ -107,9 +107,7 @@ struct AcceleratedHead {
     }
   }
   [[nodiscard]] TrainingQueries queries() const {
-    return {{reinterpret_cast<const std::byte*>(training.data()), 64 * sizeof(float), 200, 64,
-             DType::f32},
-            positions.data()};
+    return {dense_rows(training.data(), 200, 64, DType::f32), positions.data()};
   }
   std::unique_ptr<Index> build(const char* spec, Accelerator* accelerator,
                                cpu::Pool* pool = nullptr) const {
@@ -261,12 +259,8 @@ TEST(Accelerator, KeysInInt8ReachItAsWhatTheyStandFor) {
                               scales.data() + first / kScaleRows * 64);
       each([&](const float* row, int8_t* to) { quantiser.write(row, to); });
     }
-    const RowsView keys{reinterpret_cast<const std::byte*>(rows.data()),
-                        64,
-                        700,
-                        64,
-                        DType::i8,
-                        {scales.data(), 64, 0}};
+    RowsView keys = dense_rows(rows.data(), 700, 64, DType::i8);
+    keys.scales = {scales.data(), 64, 0};
     MadeUp made_up;
     Context with = context();
     with.accelerator = &made_up;

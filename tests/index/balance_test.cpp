@@ -39,8 +39,7 @@ struct ScaledHead {
     kv.add(keys, gaussian(kHeadRows, kHeadDim, random));
   }
   [[nodiscard]] RowsView queries() const {
-    return {reinterpret_cast<const std::byte*>(training.data()), kHeadDim * sizeof(float),
-            kHeadTraining, kHeadDim, DType::f32};
+    return dense_rows(training.data(), kHeadTraining, kHeadDim, DType::f32);
   }
   [[nodiscard]] Balance balance() const {
     return learn_balance(*context().kernels, kv.view(), queries());
@@ -201,8 +200,7 @@ TEST(Balanced, OneQueryLeavesTheNextOnesAsLargeAsMany) {
   const std::vector<float> others = gaussian(64, kHeadDim, random);
   const auto size_of_others = [&](size_t queries) {
     const std::vector<float> known = gaussian(queries, kHeadDim, random);
-    const RowsView view{reinterpret_cast<const std::byte*>(known.data()), kHeadDim * sizeof(float),
-                        queries, kHeadDim, DType::f32};
+    const RowsView view = dense_rows(known.data(), queries, kHeadDim, DType::f32);
     const Balance b = learn_balance(*context().kernels, kv.view(), view);
     double squares = 0.0;
     for (size_t i = 0; i < others.size(); ++i) {

@@ -389,7 +389,7 @@ TEST(CodeLists, TheOrderOfPartsChangesNoBit) {
 /// Every row below count() is in one list, and each list's codes are those of its rows.
 void expect_sound(const CodeLists& lists, const KvView& kv) {
   std::vector<uint32_t> seen(lists.count(), 0);
-  ASSERT_LE(lists.count(), kv.keys.count);
+  ASSERT_LE(lists.count(), kv.keys.tokens);
   ASSERT_EQ(lists.first_list(lists.chunks()), lists.lists());
   for (size_t l = 0; l < lists.lists(); ++l) {
     const CodeRun run = lists.run(l);

@@ -33,8 +33,7 @@ struct ScannedHead {
     for (float& x : queries) x = normal(rng);
   }
   [[nodiscard]] RowsView view(const std::vector<float>& x) const {
-    return {reinterpret_cast<const std::byte*>(x.data()), dim * sizeof(float), x.size() / dim, dim,
-            DType::f32};
+    return dense_rows(x.data(), x.size() / dim, dim, DType::f32);
   }
   [[nodiscard]] KvView kv() const { return {view(keys), view(values)}; }
   [[nodiscard]] KvCodes codes(uint32_t key_bits, uint32_t value_bits) const {
@@ -174,7 +173,8 @@ TEST(CodeScan, EveryLevelGivesTheReferencesScores) {
           const cpu::Kernels& kernels = *cpu::kernels_for(level);
           for (const uint32_t parts : {1U, 2U}) {
             const CodeQueries& of = parts == 1 ? rounded : q;
-            kernels.score[1]({of.rows.data(), group, dim, codes.block(0) + shape.key_mean_at(), 0,
+            kernels.score[1]({of.rows.data(), group,
+                              dense_rows(codes.block(0) + shape.key_mean_at(), 1, dim, DType::f16),
                               nullptr, 1, offsets.data(), 1});
             kernels.score_codes({shape.key_bits,
                                  shape.key_words(),

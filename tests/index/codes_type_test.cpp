@@ -99,13 +99,13 @@ TEST(CodesType, WithoutValuesThereIsNoTail) {
   const auto index = built("codes", head.keys);
   EXPECT_EQ(index->codes(), nullptr);
   BuildInput input = head.input();
-  input.keys.count = 590;
+  input.keys.tokens = 590;
   index->build(input, {});
   ASSERT_NE(index->codes(), nullptr);
   EXPECT_EQ(index->codes()->count(), 512U);
   EXPECT_THROW(index->append(head.keys.view(), {}), Error);
-  input.keys.count = 600;
-  input.values.count = 599;
+  input.keys.tokens = 600;
+  input.values.tokens = 599;
   EXPECT_THROW(index->build(input, {}), Error);
   input.values = Keys(600, 80, DType::f16).view(600);
   EXPECT_THROW(index->build(input, {}), Error);
@@ -136,8 +136,7 @@ TEST(CodesType, TrainingQueriesBalanceTheChannels) {
   std::vector<float> queries = gaussian(64, 64, head.random);
   for (size_t i = 0; i < 64; ++i) queries[i * 64 + 9] *= 16.0F;
   BuildInput input = head.input();
-  input.queries.rows = {reinterpret_cast<const std::byte*>(queries.data()), 64 * sizeof(float), 64,
-                        64, DType::f32};
+  input.queries.rows = dense_rows(queries.data(), 64, 64, DType::f32);
   const auto index = make_index("codes", 64, DType::f32, context());
   index->build(input, {});
   const auto& scale = index->codes()->balance().key_scale;

@@ -169,7 +169,8 @@ TEST(Exact, StridedRowsAreReadInPlace) {
     SCOPED_TRACE(spec);
     const auto index = make_index(spec, 64, DType::f32, context());
     BuildInput input;
-    input.keys = {reinterpret_cast<const std::byte*>(memory.data()), 400, n, 64, DType::f32};
+    input.keys = dense_rows(memory.data(), n, 64, DType::f32);
+    input.keys.token_stride = 100;
     index->build(input, {});
     const Answer answer = search(*index, queries, 64, 40);
     for (uint32_t h = 0; h < 4; ++h) {

@@ -57,7 +57,7 @@ TEST_P(Explore, PreparedAppendIsTheAppend) {
   keys.put(0, attention_keys(600, 64, random));
   const auto queries = attention_queries(2, 64, keys, random);
   RowsView some = keys.view();
-  some.count = 400;
+  some.tokens = 400;
   const auto make = [&] {
     auto index = make_index(GetParam(), 64, DType::f16, context());
     BuildInput input;
@@ -89,7 +89,7 @@ TEST_P(Explore, AnAppendForAnotherStateIsRefused) {
   auto index = make_index(GetParam(), 64, DType::f16, context());
   BuildInput input;
   input.keys = keys.view();
-  input.keys.count = 200;
+  input.keys.tokens = 200;
   index->build(input, {});
   auto addition = index->prepare_append(keys.view(), {});
   index->truncate(150);

@@ -52,7 +52,7 @@ class Keys {
 
   [[nodiscard]] RowsView view() const { return view(count_); }
   [[nodiscard]] RowsView view(size_t count) const {
-    return {bytes_.data(), row_bytes(), count, dim_, dtype_};
+    return dense_rows(bytes_.data(), count, dim_, dtype_);
   }
   [[nodiscard]] size_t count() const { return count_; }
   [[nodiscard]] uint32_t dim() const { return dim_; }

@@ -47,8 +47,7 @@ struct CodedHead {
     }
   }
   [[nodiscard]] static RowsView view(const std::vector<float>& x, uint32_t d) {
-    return {reinterpret_cast<const std::byte*>(x.data()), d * sizeof(float), x.size() / d, d,
-            DType::f32};
+    return dense_rows(x.data(), x.size() / d, d, DType::f32);
   }
   [[nodiscard]] KvView kv() const { return {view(keys, dim), view(values, dim)}; }
   [[nodiscard]] KvView kv(size_t n) const {
@@ -472,7 +471,7 @@ TEST(KvCodes, LevelsOfTheMachineGiveTheSameBits) {
     std::vector<std::byte> k(256 * 128 * 2), v(k.size());
     kernels().from_f32[static_cast<size_t>(dtype)](head.keys.data(), k.data(), 256 * 128);
     kernels().from_f32[static_cast<size_t>(dtype)](head.values.data(), v.data(), 256 * 128);
-    const KvView kv{{k.data(), 256, 256, 128, dtype}, {v.data(), 256, 256, 128, dtype}};
+    const KvView kv{dense_rows(k.data(), 256, 128, dtype), dense_rows(v.data(), 256, 128, dtype)};
     const CodeShape shape{128, 2, 2};
     std::vector<std::byte> first(shape.block_bytes()), other(shape.block_bytes());
     encode_block(shape, balance, kernels(), kv, 0, first.data());

@@ -24,9 +24,7 @@ struct TrainedHead {
     training = attention_queries(queries, dim, keys, random);
   }
   [[nodiscard]] TrainingQueries queries() const {
-    const size_t row = keys.dim() * sizeof(float);
-    return {{reinterpret_cast<const std::byte*>(training.data()), row, training.size() / keys.dim(),
-             keys.dim(), DType::f32},
+    return {dense_rows(training.data(), training.size() / keys.dim(), keys.dim(), DType::f32),
             positions.empty() ? nullptr : positions.data()};
   }
   [[nodiscard]] std::unique_ptr<Index> build(const std::string& spec, size_t count,

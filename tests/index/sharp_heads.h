@@ -101,7 +101,7 @@ class SharpHead {
  private:
   float draw() { return normal_(random_); }
   [[nodiscard]] RowsView view(const std::vector<std::byte>& bytes) const {
-    return {bytes.data(), size_t{shape_.dim} * 2, shape_.rows, shape_.dim, DType::f16};
+    return dense_rows(bytes.data(), shape_.rows, shape_.dim, DType::f16);
   }
   static void store(const std::vector<float>& from, std::vector<std::byte>& bytes,
                     std::vector<float>& back) {

@@ -28,8 +28,7 @@ std::unique_ptr<Index> coded(SharpHead& head, uint32_t bits, const std::string& 
   BuildInput input;
   input.keys = head.kv().keys;
   input.values = head.kv().values;
-  input.queries.rows = {reinterpret_cast<const std::byte*>(train.data()),
-                        head.dim() * sizeof(float), 64, head.dim(), DType::f32};
+  input.queries.rows = dense_rows(train.data(), 64, head.dim(), DType::f32);
   index->build(input, {});
   return index;
 }

@@ -64,7 +64,7 @@ void expect_means(const TailTree& tree, const TailLevel& level, const CodeScales
 /// All that a tree promises about the rows of `kv`.
 void expect_sound_tree(const TailTree& tree, const KvView& kv) {
   const uint32_t dim = tree.dim();
-  const size_t n = kv.keys.count;
+  const size_t n = kv.keys.tokens;
   ASSERT_EQ(tree.count(), n);
   const size_t coarse = tree.coarse().count();
   const size_t fine = tree.fine().count();

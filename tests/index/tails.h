@@ -42,7 +42,7 @@ inline std::vector<double> decoded(const RowsView& rows, size_t i) {
 /// A view of rows `[count, dim]` of a dtype, one after the other.
 inline RowsView packed_rows(const std::vector<std::byte>& bytes, uint32_t dim, DType dtype) {
   const size_t stride = dim * dtype_size(dtype);
-  return {bytes.data(), stride, bytes.size() / stride, dim, dtype};
+  return dense_rows(bytes.data(), bytes.size() / stride, dim, dtype);
 }
 
 /// The largest relative error of rounding to a dtype.

@@ -43,9 +43,8 @@ struct Alike {
     auto index = make_index(spec, kTwinDim, keys.dtype(), context());
     BuildInput input;
     input.keys = keys.view(count);
-    input.queries.rows = {reinterpret_cast<const std::byte*>(training.data()),
-                          kTwinDim * sizeof(float), training.size() / kTwinDim, kTwinDim,
-                          DType::f32};
+    input.queries.rows =
+        dense_rows(training.data(), training.size() / kTwinDim, kTwinDim, DType::f32);
     index->build(input, {});
     return index;
   }
@@ -287,8 +286,7 @@ TEST(TwinGraph, TrainingQueriesHaveDifferentNeighbours) {
   const std::vector<uint32_t> distinct = twins.distinct(700);
   std::vector<uint32_t> positions;
   for (size_t q = 0; q < 600; ++q) positions.push_back(static_cast<uint32_t>(alike.random() % 800));
-  const TrainingQueries queries{{reinterpret_cast<const std::byte*>(alike.training.data()),
-                                 kTwinDim * sizeof(float), 600, kTwinDim, DType::f32},
+  const TrainingQueries queries{dense_rows(alike.training.data(), 600, kTwinDim, DType::f32),
                                 positions.data()};
   const std::vector<uint32_t> chosen = choose_queries(queries, 50);
   const Progress none;

@@ -110,12 +110,8 @@ TEST(Twins, Int8RowsAreComparedAsWhatTheyStandFor) {
                        (i / kScaleRows == 1 ? 0.5F : 1.0F));
     }
   }
-  const RowsView keys{reinterpret_cast<const std::byte*>(codes.data()),
-                      kRowDim,
-                      kRows,
-                      kRowDim,
-                      DType::i8,
-                      {scales.data(), kRowDim, 0}};
+  RowsView keys = dense_rows(codes.data(), kRows, kRowDim, DType::i8);
+  keys.scales = {scales.data(), kRowDim, 0};
   const auto expected = twins_by_hand(values, kRows);
   ASSERT_GT(expected.size(), 30U) << "of the second block";
   expect_twins(Twins::among(*context().kernels, keys), expected, kRows);

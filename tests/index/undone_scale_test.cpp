@@ -48,8 +48,7 @@ struct TurnedHead {
   [[nodiscard]] BuildInput input() const {
     BuildInput in;
     in.keys = keys.view();
-    in.queries.rows = {reinterpret_cast<const std::byte*>(training.data()),
-                       kHeadDim * sizeof(float), kHeadTraining, kHeadDim, DType::f32};
+    in.queries.rows = dense_rows(training.data(), kHeadTraining, kHeadDim, DType::f32);
     in.queries.positions = positions.data();
     in.rope = &kRope;
     return in;

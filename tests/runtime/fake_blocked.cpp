@@ -12,8 +12,8 @@
 
 namespace keyhole::test {
 
-void FakeBlocked::begin(const gpu::DeviceTokens& q, uint32_t n, const gpu::BlockedLayer& layer,
-                        gpu::Stream) {
+void FakeBlocked::begin(const TensorView& q, const gpu::BlockedLayer& layer, gpu::Stream) {
+  const auto n = static_cast<uint32_t>(q.tokens);
   if (n > capacity_) {
     on_call(true);
     capacity_ = n;
@@ -26,32 +26,32 @@ void FakeBlocked::begin(const gpu::DeviceTokens& q, uint32_t n, const gpu::Block
   if (layer.sinks != nullptr) state->sinks.assign(layer.sinks, layer.sinks + shape_.q_heads);
   state_ = state;
   push_([this, state, q, n] {
-    state->q = read(q, n, shape_.q_heads);
+    state->q = read(q);
     state->logits.resize(size_t{n} * shape_.q_heads);
     state->values.resize(state->logits.size());
   });
 }
 
-void FakeBlocked::attend(const gpu::KvRows& rows, gpu::Stream) {
+void FakeBlocked::attend(const KvView& rows, gpu::Stream) {
   on_call(false);
   push_([this, state = state_, rows, n = n_] {
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-      for (uint32_t i = 0; i < rows.count; ++i) {
-        const std::vector<float> k = row(rows, rows.keys, h, i, 0);
-        state->rows.push_back(row(rows, rows.values, h, i, 1));
+      for (uint32_t i = 0; i < rows.keys.tokens; ++i) {
+        const std::vector<float> k = row(rows.keys, h, i);
+        state->rows.push_back(row(rows.values, h, i));
         for (uint32_t t = 0; t < n; ++t) take(*state, t, h, k, state->rows.back().data());
       }
     }
   });
 }
 
-void FakeBlocked::attend_new(const gpu::DeviceTokens& k, const gpu::DeviceTokens& v,
-                             const uint64_t* mask, gpu::Stream) {
+void FakeBlocked::attend_new(const TensorView& k, const TensorView& v, const uint64_t* mask,
+                             gpu::Stream) {
   on_call(false);
   std::vector<uint64_t> words;
   if (mask != nullptr) words.assign(mask, mask + n_);
   push_([this, state = state_, k, v, words, n = n_] {
-    std::vector<float> keys = read(k, n, shape_.kv_heads), values = read(v, n, shape_.kv_heads);
+    std::vector<float> keys = read(k), values = read(v);
     for (auto* all : {&keys, &values}) {
       for (float& x : *all) x = rounded(x);
     }
@@ -71,7 +71,7 @@ void FakeBlocked::attend_new(const gpu::DeviceTokens& k, const gpu::DeviceTokens
   });
 }
 
-void FakeBlocked::finish(const gpu::DeviceTokens& out, float* lse, gpu::Stream) {
+void FakeBlocked::finish(const TensorOut& out, float* lse, gpu::Stream) {
   on_call(false);
   push_([this, state = state_, out, lse, n = n_] {
     const uint32_t d = shape_.head_dim;
@@ -90,8 +90,7 @@ void FakeBlocked::finish(const gpu::DeviceTokens& out, float* lse, gpu::Stream) 
           add_weighted(o.data(), w, values[i], d);
         }
         for (uint32_t j = 0; j < d; ++j) {
-          write(out, t * out.token_stride + h * out.head_stride + j,
-                static_cast<float>(o[j] / sum));
+          write(out.row(t, h), out.dtype, j, static_cast<float>(o[j] / sum));
         }
         if (lse != nullptr)
           lse[size_t{t} * shape_.q_heads + h] = static_cast<float>(top + std::log(sum));
@@ -123,11 +122,11 @@ float FakeBlocked::element(const void* data, DType dtype, size_t at) {
   }
 }
 
-void FakeBlocked::write(const gpu::DeviceTokens& out, size_t at, float x) {
-  switch (out.dtype) {
-    case DType::f16: static_cast<uint16_t*>(out.data)[at] = cpu::f32_to_f16(x); break;
-    case DType::bf16: static_cast<uint16_t*>(out.data)[at] = cpu::f32_to_bf16(x); break;
-    default: static_cast<float*>(out.data)[at] = x;
+void FakeBlocked::write(std::byte* row, DType dtype, size_t at, float x) {
+  switch (dtype) {
+    case DType::f16: reinterpret_cast<uint16_t*>(row)[at] = cpu::f32_to_f16(x); break;
+    case DType::bf16: reinterpret_cast<uint16_t*>(row)[at] = cpu::f32_to_bf16(x); break;
+    default: reinterpret_cast<float*>(row)[at] = x;
   }
 }
 
@@ -136,31 +135,23 @@ float FakeBlocked::rounded(float x) const {
                                     : cpu::bf16_to_f32(cpu::f32_to_bf16(x));
 }
 
-std::vector<float> FakeBlocked::read(const gpu::DeviceTokens& rows, uint32_t n,
-                                     uint32_t heads) const {
+std::vector<float> FakeBlocked::read(const TensorView& rows) const {
   std::vector<float> x;
-  for (uint32_t t = 0; t < n; ++t) {
-    for (uint32_t h = 0; h < heads; ++h) {
+  for (uint32_t t = 0; t < rows.tokens; ++t) {
+    for (uint32_t h = 0; h < rows.heads; ++h) {
       for (uint32_t j = 0; j < shape_.head_dim; ++j) {
-        x.push_back(
-            element(rows.data, rows.dtype, t * rows.token_stride + h * rows.head_stride + j));
+        x.push_back(element(rows.row(t, h), rows.dtype, j));
       }
     }
   }
   return x;
 }
 
-std::vector<float> FakeBlocked::row(const gpu::KvRows& rows, const std::byte* data, uint32_t head,
-                                    uint32_t i, uint32_t which) const {
-  const uint32_t d = shape_.head_dim;
-  const std::byte* const at =
-      data + head * rows.head_stride + size_t{i} * d * dtype_size(rows.dtype);
-  std::vector<float> x(d);
-  for (uint32_t j = 0; j < d; ++j) {
-    x[j] = element(at, rows.dtype, j);
-    if (rows.dtype != DType::i8) continue;
-    const size_t block = (size_t{i / kScaleRows} * shape_.kv_heads + head) * 2 + which;
-    x[j] *= cpu::bf16_to_f32(rows.scales[block * d + j]);
+std::vector<float> FakeBlocked::row(const RowsView& rows, uint32_t head, uint32_t i) const {
+  std::vector<float> x(shape_.head_dim);
+  for (uint32_t j = 0; j < shape_.head_dim; ++j) {
+    x[j] = element(rows.row(i, head), rows.dtype, j);
+    if (rows.dtype == DType::i8) x[j] *= cpu::bf16_to_f32(rows.scales.row(i, head)[j]);
   }
   return x;
 }

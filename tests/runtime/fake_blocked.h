@@ -27,12 +27,11 @@ class FakeBlocked final : public gpu::BlockedAttention {
   std::function<void(bool memory)> on_call = [](bool) {};
   std::atomic<uint64_t>* calls = nullptr;
 
-  void begin(const gpu::DeviceTokens& q, uint32_t n, const gpu::BlockedLayer& layer,
-             gpu::Stream) override;
-  void attend(const gpu::KvRows& rows, gpu::Stream) override;
-  void attend_new(const gpu::DeviceTokens& k, const gpu::DeviceTokens& v, const uint64_t* mask,
+  void begin(const TensorView& q, const gpu::BlockedLayer& layer, gpu::Stream) override;
+  void attend(const KvView& rows, gpu::Stream) override;
+  void attend_new(const TensorView& k, const TensorView& v, const uint64_t* mask,
                   gpu::Stream) override;
-  void finish(const gpu::DeviceTokens& out, float* lse, gpu::Stream) override;
+  void finish(const TensorOut& out, float* lse, gpu::Stream) override;
   bool saw_bad_queries(gpu::Stream) override;
   size_t bytes() const override;
   void release() override;
@@ -47,12 +46,10 @@ class FakeBlocked final : public gpu::BlockedAttention {
   };
 
   static float element(const void* data, DType dtype, size_t at);
-  static void write(const gpu::DeviceTokens& out, size_t at, float x);
+  static void write(std::byte* row, DType dtype, size_t at, float x);
   [[nodiscard]] float rounded(float x) const;
-  [[nodiscard]] std::vector<float> read(const gpu::DeviceTokens& rows, uint32_t n,
-                                        uint32_t heads) const;
-  [[nodiscard]] std::vector<float> row(const gpu::KvRows& rows, const std::byte* data,
-                                       uint32_t head, uint32_t i, uint32_t which) const;
+  [[nodiscard]] std::vector<float> read(const TensorView& rows) const;
+  [[nodiscard]] std::vector<float> row(const RowsView& rows, uint32_t head, uint32_t i) const;
   void take(State& state, uint32_t token, uint32_t kv_head, const std::vector<float>& k,
             const float* v) const;
 

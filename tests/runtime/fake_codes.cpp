@@ -108,11 +108,11 @@ uint32_t FakeCodes::serve_rows(uint32_t kv_head) {
   if (step == r.served) return step;
   if (wrong_request) throw Error(Status::invalid_argument, "planted: no such layer");
   if (answer_pause != 0) std::this_thread::sleep_for(std::chrono::microseconds(answer_pause));
-  const Head& own = head(r.layer, kv_head);
+  const KvView& own = layers_[r.layer].rows;
   const size_t bytes = shape_.code.dim * dtype_size(shape_.dtype);
   for (size_t i = 0; i < r.rows.size(); ++i) {
-    std::memcpy(r.bytes.data() + 2 * i * bytes, own.keys + r.rows[i] * bytes, bytes);
-    std::memcpy(r.bytes.data() + (2 * i + 1) * bytes, own.values + r.rows[i] * bytes, bytes);
+    std::memcpy(r.bytes.data() + 2 * i * bytes, own.keys.row(r.rows[i], kv_head), bytes);
+    std::memcpy(r.bytes.data() + (2 * i + 1) * bytes, own.values.row(r.rows[i], kv_head), bytes);
   }
   rows_served += static_cast<uint32_t>(r.rows.size());
   r.served = step;
@@ -133,22 +133,13 @@ void FakeCodes::set_balance(uint32_t layer, uint32_t kv_head, const float* key_s
   balance.value_scale = value_scale;
 }
 
-void FakeCodes::set_rows(uint32_t layer, const std::byte* keys, const std::byte* values,
-                         size_t head_stride, const uint16_t* scales) {
+void FakeCodes::set_rows(uint32_t layer, const KvView& rows) {
   on_call();
-  if ((scales != nullptr) != (shape_.dtype == DType::i8)) {
+  if ((rows.keys.scales.data != nullptr) != (shape_.dtype == DType::i8)) {
     throw Error(Status::invalid_argument, "planted: scales of rows that have none, or none");
   }
   name(layer);
-  const size_t dim = shape_.code.dim;
-  for (uint32_t h = 0; h < shape_.kv_heads && scales != nullptr; ++h) {
-    head(layer, h).key_scales = {scales + 2 * h * dim, 2 * shape_.kv_heads * dim, 0};
-    head(layer, h).value_scales = {scales + (2 * h + 1) * dim, 2 * shape_.kv_heads * dim, 0};
-  }
-  for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-    head(layer, h).keys = keys + h * head_stride;
-    head(layer, h).values = values + h * head_stride;
-  }
+  layers_[layer].rows = rows;
 }
 
 void FakeCodes::copy_layer(uint32_t layer, gpu::Codes& from) {
@@ -190,8 +181,8 @@ void FakeCodes::encode(uint32_t layer, uint32_t first, uint32_t count, gpu::Stre
       own.blocks.resize(size_t{first + count} * bytes);
       for (uint32_t b = first; b < first + count; ++b) {
         index::encode_block(shape_.code, own.balance, *kernels_,
-                            rows(own, size_t{first + count} * kCodeBlock), size_t{b} * kCodeBlock,
-                            own.blocks.data() + b * bytes);
+                            rows(layer, h, size_t{first + count} * kCodeBlock),
+                            size_t{b} * kCodeBlock, own.blocks.data() + b * bytes);
       }
     }
     layers_[layer].count = first + count;
@@ -217,7 +208,6 @@ const index::Balance& FakeCodes::balance(uint32_t layer, uint32_t kv_head) const
 
 void FakeCodes::run(uint32_t layer, uint32_t kv_head, const float* q, uint32_t group, StateView out,
                     bool asks) {
-  const Head& own = heads_[size_t{layer} * shape_.kv_heads + kv_head];
   const size_t n = rests_ ? 0 : size_t{layers_[layer].count} * kCodeBlock;
   check_pinned(layer, 0, layers_[layer].count);
   const uint32_t d = shape_.code.dim;
@@ -228,13 +218,13 @@ void FakeCodes::run(uint32_t layer, uint32_t kv_head, const float* q, uint32_t g
     return;
   }
   const size_t row_bytes = d * dtype_size(shape_.dtype);
-  const KvView kv = rows(own, n);
+  const KvView kv = rows(layer, kv_head, n);
   const auto read = [&](const RowsView& from, size_t i, float* to) {
     const auto at = asked.find(i);
     if (at == asked.end()) return cpu::read_row(*kernels_, from, i, to);
     RowsView one = from.slice(i, 1);
     one.data = requests_[kv_head]->bytes.data() + 2 * at->second * row_bytes +
-               (from.data == own.keys ? 0 : row_bytes);
+               (from.data == kv.keys.data ? 0 : row_bytes);
     cpu::read_row(*kernels_, one, 0, to);
   };
   const std::vector<float> queries(q, q + size_t{group} * d);
@@ -305,11 +295,12 @@ void FakeCodes::check_pinned(uint32_t layer, uint32_t first, uint32_t count) {
   if (shape_.rows_by_host) return;
   const size_t block = kCodeBlock * shape_.code.dim * dtype_size(shape_.dtype);
   for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-    for (const std::byte* rows : {head(layer, h).keys, head(layer, h).values}) {
-      if (!pinned_->is_pinned(rows + first * block, count * block)) unpinned = true;
+    const KvView rows = layers_[layer].rows.head(h);
+    for (const std::byte* data : {rows.keys.data, rows.values.data}) {
+      if (!pinned_->is_pinned(data + first * block, count * block)) unpinned = true;
     }
   }
-  const RowScales& scales = head(layer, 0).key_scales;
+  const RowScales& scales = layers_[layer].rows.keys.scales;
   if (scales.data == nullptr) return;
   const auto* at = reinterpret_cast<const std::byte*>(scales.data + first * scales.stride);
   if (!pinned_->is_pinned(at, count * scales.stride * sizeof(uint16_t))) unpinned = true;
@@ -327,10 +318,8 @@ FakeCodes::Head& FakeCodes::head(uint32_t layer, uint32_t kv_head) {
   return heads_[size_t{layer} * shape_.kv_heads + kv_head];
 }
 
-KvView FakeCodes::rows(const Head& head, size_t n) const {
-  const size_t bytes = shape_.code.dim * dtype_size(shape_.dtype);
-  return {{head.keys, bytes, n, shape_.code.dim, shape_.dtype, head.key_scales},
-          {head.values, bytes, n, shape_.code.dim, shape_.dtype, head.value_scales}};
+KvView FakeCodes::rows(uint32_t layer, uint32_t kv_head, size_t n) const {
+  return layers_[layer].rows.head(kv_head).slice(0, n);
 }
 
 }  // namespace keyhole::test

@@ -80,8 +80,7 @@ class FakeCodes final : public gpu::Codes {
 
   void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
                    float value_scale) override;
-  void set_rows(uint32_t layer, const std::byte* keys, const std::byte* values, size_t head_stride,
-                const uint16_t* scales) override;
+  void set_rows(uint32_t layer, const KvView& rows) override;
   void copy_layer(uint32_t layer, gpu::Codes& from) override;
   void complete() override;
   /// Number of blocks of a KV head that copy_layer() has copied, over all layers.
@@ -121,17 +120,16 @@ class FakeCodes final : public gpu::Codes {
     uint32_t wanted = 0;  // after all that was enqueued
     uint32_t count = 0;   // the stream's
     bool is_named = false;
+    KvView rows;
   };
   void check_pinned(uint32_t layer, uint32_t first, uint32_t count);
   void name(uint32_t layer);
   struct Head {
     index::Balance balance;
-    const std::byte *keys = nullptr, *values = nullptr;
-    RowScales key_scales{}, value_scales{};
     std::vector<std::byte> blocks;
   };
   Head& head(uint32_t layer, uint32_t kv_head);
-  KvView rows(const Head& head, size_t n) const;
+  KvView rows(uint32_t layer, uint32_t kv_head, size_t n) const;
   std::vector<float> sinks_;  // [layers, q_heads]; empty: none
   gpu::CodesShape shape_;
   const cpu::Kernels* kernels_;

@@ -38,10 +38,7 @@ class FakeListed final : public gpu::ListedAttention {
   void release() override;
 
  private:
-  static cpu::TokenRows rows_of(const gpu::DeviceTokens& t);
-  [[nodiscard]] std::vector<float> read(const gpu::DeviceTokens& t, uint32_t n,
-                                        uint32_t heads) const;
-  void add(cpu::RowRuns& runs, const gpu::KvRows& r, bool is_value) const;
+  [[nodiscard]] std::vector<float> read(const TensorView& t) const;
   [[nodiscard]] float rounded(float x) const;
 
   gpu::BlockedShape shape_;

@@ -45,9 +45,10 @@ void FakeWindows::read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k,
   }
 }
 
-void FakeWindows::append(uint32_t layer, uint32_t first, uint32_t n, uint32_t kept,
-                         const gpu::DeviceTokens& k, const gpu::DeviceTokens& v, gpu::Stream) {
+void FakeWindows::append(uint32_t layer, uint32_t first, uint32_t kept, const TensorView& k,
+                         const TensorView& v, gpu::Stream) {
   on_call();
+  const auto n = static_cast<uint32_t>(k.tokens);
   Layer& l = layers_[layer];
   if (n > kept || kept > shape_.layers[layer].slots ||
       (n != kept && first != l.first + l.tokens.size())) {
@@ -56,7 +57,7 @@ void FakeWindows::append(uint32_t layer, uint32_t first, uint32_t n, uint32_t ke
   push_([this, &l, k, v, first, n, kept] {
     if (n == kept) l.tokens.clear();
     for (uint32_t i = 0; i < n; ++i) {
-      l.tokens.push_back({stored(row_of(k, i), "k"), stored(row_of(v, i), "v")});
+      l.tokens.push_back({stored(k.slice(i, 1), "k"), stored(v.slice(i, 1), "v")});
     }
     while (l.tokens.size() > kept) l.tokens.pop_front();
     l.first = first + n - kept;
@@ -64,12 +65,11 @@ void FakeWindows::append(uint32_t layer, uint32_t first, uint32_t n, uint32_t ke
   wait_();
 }
 
-bool FakeWindows::are_finite(uint32_t /*layer*/, const gpu::DeviceTokens& rows, uint32_t n,
-                             uint32_t heads, DType as, gpu::Stream) {
+bool FakeWindows::are_finite(uint32_t /*layer*/, const TensorView& rows, DType as, gpu::Stream) {
   on_call();
   wait_();
-  for (uint32_t i = 0; i < n; ++i) {
-    std::vector<float> x = read_rows(row_of(rows, i), heads);
+  for (uint32_t i = 0; i < rows.tokens; ++i) {
+    std::vector<float> x = read_rows(rows.slice(i, 1));
     std::vector<std::byte> bytes(x.size() * dtype_size(as));
     kernels_->from_f32[static_cast<int>(as)](x.data(), bytes.data(), x.size());
     kernels_->to_f32[static_cast<int>(as)](bytes.data(), x.data(), x.size());
@@ -78,36 +78,33 @@ bool FakeWindows::are_finite(uint32_t /*layer*/, const gpu::DeviceTokens& rows, 
   return true;
 }
 
-void FakeWindows::step(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-                       const gpu::DeviceRows* v, const gpu::SeenDrafts& drafts,
-                       const gpu::DeviceRows& out, float* lse, gpu::Stream stream) {
+void FakeWindows::step(uint32_t layer, const TensorView& q, const TensorView* k,
+                       const TensorView* v, const gpu::SeenDrafts& drafts, const TensorOut& out,
+                       float* lse, gpu::Stream stream) {
   begin_among(layer, q, k, v, drafts);
   end(layer, out, lse, stream);
 }
 
-void FakeWindows::begin(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-                        const gpu::DeviceRows* v, gpu::Stream) {
+void FakeWindows::begin(uint32_t layer, const TensorView& q, const TensorView* k,
+                        const TensorView* v, gpu::Stream) {
   begin_among(layer, q, k, v, {});
 }
 
-void FakeWindows::begin_among(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-                              const gpu::DeviceRows* v, const gpu::SeenDrafts& drafts) {
+void FakeWindows::begin_among(uint32_t layer, const TensorView& q, const TensorView* k,
+                              const TensorView* v, const gpu::SeenDrafts& drafts) {
   launch();
   const bool appends = k != nullptr;
-  const gpu::DeviceRows rk = appends ? *k : gpu::DeviceRows{},
-                        rv = appends ? *v : gpu::DeviceRows{};
+  const TensorView rk = appends ? *k : TensorView{}, rv = appends ? *v : TensorView{};
   push_([this, layer, q, rk, rv, drafts, appends] { run(layer, q, rk, rv, drafts, appends); });
 }
 
-void FakeWindows::end(uint32_t layer, const gpu::DeviceRows& out, float* lse, gpu::Stream) {
+void FakeWindows::end(uint32_t layer, const TensorOut& out, float* lse, gpu::Stream) {
   launch();
   push_([this, layer, out, lse] {
     const Layer& l = layers_[layer];
     for (uint32_t h = 0; h < shape_.q_heads; ++h) {
-      auto* row = static_cast<std::byte*>(out.data) +
-                  static_cast<ptrdiff_t>(h * out.head_stride * dtype_size(out.dtype));
-      kernels_->from_f32[static_cast<int>(out.dtype)](l.o.data() + size_t{h} * shape_.head_dim, row,
-                                                      shape_.head_dim);
+      kernels_->from_f32[static_cast<int>(out.dtype)](l.o.data() + size_t{h} * shape_.head_dim,
+                                                      out.row(0, h), shape_.head_dim);
     }
     if (lse != nullptr) std::copy(l.lse.begin(), l.lse.end(), lse);
   });
@@ -151,25 +148,17 @@ void FakeWindows::check_holds(const Layer& l, uint32_t first, uint32_t n) {
                                     ".." + std::to_string(l.first + l.tokens.size()));
 }
 
-gpu::DeviceRows FakeWindows::row_of(const gpu::DeviceTokens& rows, uint32_t token) {
-  auto* const data =
-      static_cast<std::byte*>(rows.data) + token * rows.token_stride * dtype_size(rows.dtype);
-  return {data, rows.head_stride, rows.dtype};
-}
-
-std::vector<float> FakeWindows::read_rows(const gpu::DeviceRows& rows, uint32_t heads) const {
-  std::vector<float> x(size_t{heads} * shape_.head_dim);
-  for (uint32_t h = 0; h < heads; ++h) {
-    const auto* row = static_cast<const std::byte*>(rows.data) +
-                      static_cast<ptrdiff_t>(h * rows.head_stride * dtype_size(rows.dtype));
-    kernels_->to_f32[static_cast<int>(rows.dtype)](row, x.data() + size_t{h} * shape_.head_dim,
-                                                   shape_.head_dim);
+std::vector<float> FakeWindows::read_rows(const TensorView& rows) const {
+  std::vector<float> x(size_t{rows.heads} * shape_.head_dim);
+  for (uint32_t h = 0; h < rows.heads; ++h) {
+    kernels_->to_f32[static_cast<int>(rows.dtype)](
+        rows.row(0, h), x.data() + size_t{h} * shape_.head_dim, shape_.head_dim);
   }
   return x;
 }
 
-std::vector<std::byte> FakeWindows::stored(const gpu::DeviceRows& rows, const char* name) {
-  const std::vector<float> x = read_rows(rows, shape_.kv_heads);
+std::vector<std::byte> FakeWindows::stored(const TensorView& rows, const char* name) {
+  const std::vector<float> x = read_rows(rows);
   std::vector<std::byte> bytes(token_bytes());
   kernels_->from_f32[static_cast<int>(shape_.dtype)](x.data(), bytes.data(), x.size());
   check_finite(numbers(bytes), name);
@@ -188,8 +177,8 @@ void FakeWindows::check_finite(const std::vector<float>& x, const char* name) {
   failure_text_ = std::string("tensor ") + name + " of a sliding layer's step: a NaN";
 }
 
-void FakeWindows::run(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows& k,
-                      const gpu::DeviceRows& v, const gpu::SeenDrafts& drafts, bool appends) {
+void FakeWindows::run(uint32_t layer, const TensorView& q, const TensorView& k, const TensorView& v,
+                      const gpu::SeenDrafts& drafts, bool appends) {
   Layer& l = layers_[layer];
   const gpu::WindowsShape::Layer& own = shape_.layers[layer];
   if (appends) {
@@ -199,7 +188,7 @@ void FakeWindows::run(uint32_t layer, const gpu::DeviceRows& q, const gpu::Devic
     }
     l.tokens.push_back({stored(k, "k"), stored(v, "v")});
   }
-  const std::vector<float> queries = read_rows(q, shape_.q_heads);
+  const std::vector<float> queries = read_rows(q);
   check_finite(queries, "q");
   const uint32_t d = shape_.head_dim, group = shape_.q_heads / shape_.kv_heads;
   l.o.assign(queries.size(), 0.0F);

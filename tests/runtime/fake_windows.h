@@ -36,19 +36,18 @@ class FakeWindows final : public gpu::Windows {
   void keep(uint32_t layer, uint32_t first, uint32_t n) override;
   void read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k, std::byte* v) const override;
 
-  void append(uint32_t layer, uint32_t first, uint32_t n, uint32_t kept, const gpu::DeviceTokens& k,
-              const gpu::DeviceTokens& v, gpu::Stream) override;
-  bool are_finite(uint32_t /*layer*/, const gpu::DeviceTokens& rows, uint32_t n, uint32_t heads,
-                  DType as, gpu::Stream) override;
+  void append(uint32_t layer, uint32_t first, uint32_t kept, const TensorView& k,
+              const TensorView& v, gpu::Stream) override;
+  bool are_finite(uint32_t /*layer*/, const TensorView& rows, DType as, gpu::Stream) override;
 
-  void step(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-            const gpu::DeviceRows* v, const gpu::SeenDrafts& drafts, const gpu::DeviceRows& out,
-            float* lse, gpu::Stream stream) override;
-  void begin(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-             const gpu::DeviceRows* v, gpu::Stream) override;
-  void begin_among(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-                   const gpu::DeviceRows* v, const gpu::SeenDrafts& drafts);
-  void end(uint32_t layer, const gpu::DeviceRows& out, float* lse, gpu::Stream) override;
+  void step(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+            const gpu::SeenDrafts& drafts, const TensorOut& out, float* lse,
+            gpu::Stream stream) override;
+  void begin(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+             gpu::Stream) override;
+  void begin_among(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+                   const gpu::SeenDrafts& drafts);
+  void end(uint32_t layer, const TensorOut& out, float* lse, gpu::Stream) override;
   void keep_newest(std::span<const uint32_t> layers, uint32_t of, std::span<const uint32_t> kept,
                    gpu::Stream) override;
 
@@ -68,14 +67,14 @@ class FakeWindows final : public gpu::Windows {
   [[nodiscard]] size_t token_bytes() const;
   void launch() const;
   static void check_holds(const Layer& l, uint32_t first, uint32_t n);
-  static gpu::DeviceRows row_of(const gpu::DeviceTokens& rows, uint32_t token);
-  [[nodiscard]] std::vector<float> read_rows(const gpu::DeviceRows& rows, uint32_t heads) const;
-  std::vector<std::byte> stored(const gpu::DeviceRows& rows, const char* name);
+  /// The rows of a view's first token.
+  [[nodiscard]] std::vector<float> read_rows(const TensorView& rows) const;
+  std::vector<std::byte> stored(const TensorView& rows, const char* name);
   [[nodiscard]] std::vector<float> numbers(const std::vector<std::byte>& bytes) const;
   void check_finite(const std::vector<float>& x, const char* name);
 
-  void run(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows& k,
-           const gpu::DeviceRows& v, const gpu::SeenDrafts& drafts, bool appends);
+  void run(uint32_t layer, const TensorView& q, const TensorView& k, const TensorView& v,
+           const gpu::SeenDrafts& drafts, bool appends);
 
   gpu::WindowsShape shape_;
   const cpu::Kernels* kernels_;

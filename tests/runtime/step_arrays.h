@@ -66,8 +66,7 @@ class StepRows {
  private:
   [[nodiscard]] RowsView view_of(const std::vector<float>& rows) const {
     const uint32_t dim = engine_->model().head_dim;
-    return {reinterpret_cast<const std::byte*>(rows.data()), dim * sizeof(float), count_, dim,
-            DType::f32};
+    return dense_rows(rows.data(), count_, dim, DType::f32);
   }
 
   const runtime::Engine* engine_;

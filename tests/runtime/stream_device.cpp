@@ -111,8 +111,8 @@ void FakeDevice::attend_end(StateView out) {
   }
 }
 
-void FakeDevice::begin(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-                       const gpu::DeviceRows* v, const gpu::OnDevice& tokens, gpu::Stream) {
+void FakeDevice::begin(uint32_t layer, const TensorView& q, const TensorView* k,
+                       const TensorView* v, const gpu::OnDevice& tokens, gpu::Stream) {
   count_begun();
   Launch launch{
       layer, q, {}, {}, k != nullptr, static_cast<FakeCodes*>(tokens.codes), tokens.keeps_answer};
@@ -127,15 +127,15 @@ void FakeDevice::begin(uint32_t layer, const gpu::DeviceRows& q, const gpu::Devi
   stream_->push([this, launch] { run_first_half(launch); });
 }
 
-void FakeDevice::end(uint32_t layer, const gpu::DeviceRows& out, float* lse, gpu::Stream) {
+void FakeDevice::end(uint32_t layer, const TensorOut& out, float* lse, gpu::Stream) {
   command();
   if (faults_->fails_to_end) throw Error(Status::device_error, "planted: a launch failed");
   stream_->push([this, layer, out, lse] { run_second_half(layer, out, lse); });
 }
 
-void FakeDevice::step(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-                      const gpu::DeviceRows* v, const gpu::OnDevice& tokens,
-                      const gpu::DeviceRows& out, float* lse, gpu::Stream stream) {
+void FakeDevice::step(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+                      const gpu::OnDevice& tokens, const TensorOut& out, float* lse,
+                      gpu::Stream stream) {
   if (tokens.group != nullptr && tokens.codes != nullptr && !tokens.keeps_answer) {
     count_begun();
     const Launch launch{layer,
@@ -224,25 +224,24 @@ bool FakeDevice::answer(uint32_t layer, uint32_t kv_head, uint32_t sequence, Sta
   return true;
 }
 
-gpu::ResidentRows FakeDevice::host_copy(uint32_t layer, uint32_t kv_head) {
+KvPieces FakeDevice::host_copy(uint32_t layer) {
   // In two pieces, as if a ring's.
   const uint32_t n = host_.sink_count(layer) + host_.window_count(layer);
   copy_k_.resize(n * token_bytes());
   copy_v_.resize(copy_k_.size());
   host_.read(layer, copy_k_.data(), copy_v_.data());
-  const size_t row = shape_.head_dim * dtype_size(shape_.dtype);
-  gpu::ResidentRows rows;
-  const auto add = [&](uint32_t first, uint32_t count) {
-    if (count == 0) return;
-    const auto view = [&](const std::vector<std::byte>& all) {
-      return RowsView{all.data() + first * token_bytes() + kv_head * row, token_bytes(), count,
-                      shape_.head_dim, shape_.dtype};
-    };
-    rows.pieces[rows.count++] = {view(copy_k_), view(copy_v_)};
+  const auto rows = [&](const std::vector<std::byte>& all) {
+    return RowsView{dense_tensor(all.data(), n, shape_.kv_heads, shape_.head_dim, shape_.dtype)};
   };
-  add(0, n / 3);
-  add(n / 3, n - n / 3);
-  return rows;
+  return in_two_pieces({rows(copy_k_), rows(copy_v_)});
+}
+
+KvPieces FakeDevice::in_two_pieces(const KvView& rows) {
+  KvPieces all;
+  const size_t n = rows.keys.tokens;
+  if (n >= 3) all.pieces[all.count++] = rows.slice(0, n / 3);
+  if (n != 0) all.pieces[all.count++] = rows.slice(n / 3, n - n / 3);
+  return all;
 }
 
 uint32_t FakeDevice::update_host_copy(uint32_t layer, const gpu::Published& p, std::byte* k,
@@ -250,7 +249,7 @@ uint32_t FakeDevice::update_host_copy(uint32_t layer, const gpu::Published& p, s
   return take_in(host_, layer, p.k, p.v, k, v);
 }
 
-gpu::ResidentPieces FakeDevice::device_rows(uint32_t layer) {
+KvPieces FakeDevice::device_rows(uint32_t layer) {
   // In two pieces, as if a ring's; `[kv_heads][n, head_dim]` of both K and V.
   const uint32_t n = device_.sink_count(layer) + device_.window_count(layer);
   std::vector<std::byte> k(n * token_bytes()), v(k.size());
@@ -264,15 +263,17 @@ gpu::ResidentPieces FakeDevice::device_rows(uint32_t layer) {
       std::copy_n(v.data() + from, row, pieces_.data() + k.size() + to);
     }
   }
-  gpu::ResidentPieces all;
-  const auto add = [&](uint32_t first, uint32_t count) {
-    if (count == 0) return;
-    const std::byte* const at = pieces_.data() + first * row;
-    all.pieces[all.count++] = {at, at + k.size(), n * row, count, shape_.dtype, nullptr, true};
+  const auto rows = [&](size_t at) {
+    return RowsView{{.data = pieces_.data() + at,
+                     .token_stride = shape_.head_dim,
+                     .head_stride = ptrdiff_t{n} * shape_.head_dim,
+                     .tokens = n,
+                     .heads = shape_.kv_heads,
+                     .dim = shape_.head_dim,
+                     .dtype = shape_.dtype,
+                     .memory = Memory::device}};
   };
-  add(0, n / 3);
-  add(n / 3, n - n / 3);
-  return all;
+  return in_two_pieces({rows(0), rows(k.size())});
 }
 
 void FakeDevice::synchronize(gpu::Stream) {

@@ -92,12 +92,12 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   gpu::StreamSteps* stream_steps() override { return this; }
 
   // StreamSteps:
-  void begin(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-             const gpu::DeviceRows* v, const gpu::OnDevice& tokens, gpu::Stream) override;
-  void end(uint32_t layer, const gpu::DeviceRows& out, float* lse, gpu::Stream) override;
-  void step(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-            const gpu::DeviceRows* v, const gpu::OnDevice& tokens, const gpu::DeviceRows& out,
-            float* lse, gpu::Stream stream) override;
+  void begin(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+             const gpu::OnDevice& tokens, gpu::Stream) override;
+  void end(uint32_t layer, const TensorOut& out, float* lse, gpu::Stream) override;
+  void step(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+            const gpu::OnDevice& tokens, const TensorOut& out, float* lse,
+            gpu::Stream stream) override;
   std::unique_ptr<gpu::StepGroup> make_group(uint32_t) override;
   void step_tokens(uint32_t layer, const gpu::ManyTokens& tokens, gpu::Codes& codes,
                    gpu::Stream) override;
@@ -112,10 +112,10 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   void deliver(uint32_t layer, uint32_t kv_head, uint32_t sequence) override;
   void give_up(uint32_t layer, uint32_t sequence) override;
   bool answer(uint32_t layer, uint32_t kv_head, uint32_t sequence, StateView& out) override;
-  gpu::ResidentRows host_copy(uint32_t layer, uint32_t kv_head) override;
+  KvPieces host_copy(uint32_t layer) override;
   uint32_t update_host_copy(uint32_t layer, const gpu::Published& p, std::byte* k,
                             std::byte* v) override;
-  gpu::ResidentPieces device_rows(uint32_t layer) override;
+  KvPieces device_rows(uint32_t layer) override;
   void synchronize(gpu::Stream) override;
   Status failure(std::string& text) override;
   uint64_t wait_nanoseconds() const override { return 0; }
@@ -146,13 +146,14 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   };
   struct Launch {
     uint32_t layer;
-    gpu::DeviceRows q, k, v;
+    TensorView q, k, v;
     bool appends;
     FakeCodes* codes;
     bool keeps_answer;
   };
 
   [[nodiscard]] size_t token_bytes() const;
+  static KvPieces in_two_pieces(const KvView& rows);
   void command() const { faults_->on_call(DeviceCall::command); }
   /// Counts a step that is about to be enqueued, or cannot be.
   void count_begun();
@@ -164,7 +165,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   void keep(runtime::HostDevice& device, uint32_t layer, uint32_t of,
             std::span<const uint32_t> kept) const;
   /// Reads the heads of a token in fp32, without gaps.
-  void read_token(const gpu::DeviceTokens& from, uint32_t token, uint32_t heads, float* to) const;
+  void read_token(const TensorView& from, uint32_t token, float* to) const;
   void run_tokens(uint32_t layer, const gpu::ManyTokens& t, FakeCodes& codes);
   void run_first_half(const Launch& launch);
   /// Waits until the layer's newest published step no longer reads K and V.
@@ -172,7 +173,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   /// Waits until the host has acknowledged the layer's last step.
   bool await_host(const Layer& l);
   void note_timeout();
-  void run_second_half(uint32_t layer, const gpu::DeviceRows& out, float* lse);
+  void run_second_half(uint32_t layer, const TensorOut& out, float* lse);
 
   gpu::ResidentShape shape_;
   const cpu::Kernels* kernels_;

@@ -12,14 +12,10 @@
 
 namespace keyhole::test {
 
-void FakeDevice::read_token(const gpu::DeviceTokens& from, uint32_t token, uint32_t heads,
-                            float* to) const {
-  const size_t d = shape_.head_dim, element = dtype_size(from.dtype);
-  for (uint32_t h = 0; h < heads; ++h) {
-    const auto* row =
-        static_cast<const std::byte*>(from.data) +
-        static_cast<ptrdiff_t>((token * from.token_stride + h * from.head_stride) * element);
-    kernels_->to_f32[static_cast<int>(from.dtype)](row, to + h * d, d);
+void FakeDevice::read_token(const TensorView& from, uint32_t token, float* to) const {
+  const size_t d = shape_.head_dim;
+  for (uint32_t h = 0; h < from.heads; ++h) {
+    kernels_->to_f32[static_cast<int>(from.dtype)](from.row(token, h), to + h * d, d);
   }
 }
 
@@ -31,11 +27,11 @@ void FakeDevice::run_tokens(uint32_t layer, const gpu::ManyTokens& t, FakeCodes&
   const size_t d = shape_.head_dim, q_size = l.o.size();
   const size_t kv_size = size_t{shape_.kv_heads} * d;
   std::vector<float> scratch(kv_size);
-  for (uint32_t i = 0; i < t.tokens; ++i) {
-    read_token(t.q, i, shape_.q_heads, rows.q.data() + i * q_size);
+  for (uint32_t i = 0; i < t.q.tokens; ++i) {
+    read_token(t.q, i, rows.q.data() + i * q_size);
     for (const bool is_key : {true, false}) {
       std::byte* const to = (is_key ? rows.k : rows.v).data() + i * token_bytes();
-      read_token(is_key ? t.k : t.v, i, shape_.kv_heads, scratch.data());
+      read_token(is_key ? t.k : t.v, i, scratch.data());
       kernels_->from_f32[static_cast<int>(shape_.dtype)](scratch.data(), to, kv_size);
     }
     std::vector<std::byte> k(token_bytes() * shape_.window_capacity), v(k.size());
@@ -53,7 +49,7 @@ void FakeDevice::run_tokens(uint32_t layer, const gpu::ManyTokens& t, FakeCodes&
   kernels_->to_f32[static_cast<int>(shape_.dtype)](stored_k.data(), k.data(), k.size());
   kernels_->to_f32[static_cast<int>(shape_.dtype)](stored_v.data(), v.data(), v.size());
   const uint32_t group = shape_.q_heads / shape_.kv_heads;
-  for (uint32_t i = 0; i < t.tokens; ++i) {
+  for (uint32_t i = 0; i < t.q.tokens; ++i) {
     const float* const q = rows.q.data() + i * q_size;
     std::vector<float> o(q_size), lse(shape_.q_heads), coded(q_size), coded_lse(shape_.q_heads);
     for (uint32_t h = 0; h < shape_.q_heads; ++h) {
@@ -91,10 +87,7 @@ void FakeDevice::run_tokens(uint32_t layer, const gpu::ManyTokens& t, FakeCodes&
     std::vector<float> all(q_size), all_lse(shape_.q_heads);
     cpu::merge_states(states, shape_.q_heads, shape_.head_dim, {all.data(), all_lse.data()});
     for (uint32_t h = 0; h < shape_.q_heads; ++h) {
-      auto* row = static_cast<std::byte*>(t.out.data) +
-                  static_cast<ptrdiff_t>((i * t.out.token_stride + h * t.out.head_stride) *
-                                         dtype_size(t.out.dtype));
-      kernels_->from_f32[static_cast<int>(t.out.dtype)](all.data() + h * d, row, d);
+      kernels_->from_f32[static_cast<int>(t.out.dtype)](all.data() + h * d, t.out.row(i, h), d);
     }
     if (t.lse != nullptr) std::copy(all_lse.begin(), all_lse.end(), t.lse + i * shape_.q_heads);
   }
@@ -109,17 +102,11 @@ void FakeDevice::run_first_half(const Launch& launch) {
   if (launch.codes != nullptr && !await_host(l)) note_timeout();
   Rows& rows = l.rows[(l.sequence + 1) % 2];
   const uint32_t d = shape_.head_dim;
-  for (uint32_t h = 0; h < shape_.q_heads; ++h) {
-    const auto* row = static_cast<const std::byte*>(launch.q.data) +
-                      static_cast<ptrdiff_t>(h * launch.q.head_stride * dtype_size(launch.q.dtype));
-    kernels_->to_f32[static_cast<int>(launch.q.dtype)](row, rows.q.data() + size_t{h} * d, d);
-  }
+  read_token(launch.q, 0, rows.q.data());
   std::vector<float> scratch(d);
-  const auto round = [&](const gpu::DeviceRows& from, std::byte* to) {
+  const auto round = [&](const TensorView& from, std::byte* to) {
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-      const auto* row = static_cast<const std::byte*>(from.data) +
-                        static_cast<ptrdiff_t>(h * from.head_stride * dtype_size(from.dtype));
-      kernels_->to_f32[static_cast<int>(from.dtype)](row, scratch.data(), d);
+      kernels_->to_f32[static_cast<int>(from.dtype)](from.row(0, h), scratch.data(), d);
       kernels_->from_f32[static_cast<int>(shape_.dtype)](
           scratch.data(), to + size_t{h} * d * dtype_size(shape_.dtype), d);
     }
@@ -174,7 +161,7 @@ void FakeDevice::note_timeout() {
   failure_text_ = "the host did not answer";
 }
 
-void FakeDevice::run_second_half(uint32_t layer, const gpu::DeviceRows& out, float* lse) {
+void FakeDevice::run_second_half(uint32_t layer, const TensorOut& out, float* lse) {
   Layer& l = layers_[layer];
   const uint32_t group = shape_.q_heads / shape_.kv_heads;
   const uint32_t d = shape_.head_dim;
@@ -206,9 +193,7 @@ void FakeDevice::run_second_half(uint32_t layer, const gpu::DeviceRows& out, flo
     l.answered.store(l.sequence, std::memory_order_release);
   }
   for (uint32_t h = 0; h < shape_.q_heads; ++h) {
-    auto* row = static_cast<std::byte*>(out.data) +
-                static_cast<ptrdiff_t>(h * out.head_stride * dtype_size(out.dtype));
-    kernels_->from_f32[static_cast<int>(out.dtype)](o.data() + size_t{h} * d, row, d);
+    kernels_->from_f32[static_cast<int>(out.dtype)](o.data() + size_t{h} * d, out.row(0, h), d);
   }
   if (lse != nullptr) std::copy(sums.begin(), sums.end(), lse);
   merges_.fetch_add(1);

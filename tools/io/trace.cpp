@@ -18,9 +18,9 @@ std::string shape_text(const std::vector<size_t>& shape) {
 }
 
 // A floating-point tensor of the file with exactly this shape.
-const TensorView& expect(const SafetensorsFile& file, const std::string& name,
-                         const std::vector<size_t>& shape) {
-  const TensorView& view = file.tensor(name);
+const StoredTensor& expect(const SafetensorsFile& file, const std::string& name,
+                           const std::vector<size_t>& shape) {
+  const StoredTensor& view = file.tensor(name);
   if (view.shape != shape) {
     throw std::runtime_error("tensor \"" + name + "\" has the shape " + shape_text(view.shape) +
                              "; the metadata and positions demand " + shape_text(shape));
@@ -33,7 +33,7 @@ const TensorView& expect(const SafetensorsFile& file, const std::string& name,
 }
 
 std::vector<uint32_t> read_positions(const SafetensorsFile& file, const std::string& name) {
-  const TensorView& view = file.tensor(name);
+  const StoredTensor& view = file.tensor(name);
   if (view.type != ElementType::u32 || view.shape.size() != 1) {
     throw std::runtime_error("tensor \"" + name + "\" is " + element_name(view.type) + " " +
                              shape_text(view.shape) + "; needed is U32 of one axis");
@@ -43,7 +43,7 @@ std::vector<uint32_t> read_positions(const SafetensorsFile& file, const std::str
   return out;
 }
 
-TensorView view_of(const std::vector<float>& data, std::vector<size_t> shape) {
+StoredTensor view_of(const std::vector<float>& data, std::vector<size_t> shape) {
   return {ElementType::f32, std::move(shape), std::as_bytes(std::span(data))};
 }
 

@@ -63,10 +63,10 @@ struct TraceInfo {
 struct TraceHead {
   uint32_t layer = 0;
   uint32_t kv_head = 0;
-  TensorView keys;                             ///< `[n, d]`
-  std::optional<TensorView> values;            ///< `[n, d]`; absent in sets of vectors
-  TensorView queries;                          ///< `[m, g, d]`
-  std::optional<TensorView> training_queries;  ///< `[t, g, d]`
+  StoredTensor keys;                             ///< `[n, d]`
+  std::optional<StoredTensor> values;            ///< `[n, d]`; absent in sets of vectors
+  StoredTensor queries;                          ///< `[m, g, d]`
+  std::optional<StoredTensor> training_queries;  ///< `[t, g, d]`
 };
 
 /// An open trace, checked: every tensor is there with the shape that the metadata promise,

@@ -37,13 +37,13 @@ Checkpoint::Checkpoint(const fs::path& folder) : folder_(folder) {
   }
 }
 
-const TensorView& Checkpoint::take(const std::string& name, const std::vector<size_t>& shape) {
+const StoredTensor& Checkpoint::take(const std::string& name, const std::vector<size_t>& shape) {
   const auto home = home_.find(name);
   if (home == home_.end()) {
     throw std::runtime_error(folder_.string() + ": tensor " + name +
                              " is missing; needed: " + shape_text(shape));
   }
-  const TensorView& tensor = files_.at(home->second)->tensor(name);
+  const StoredTensor& tensor = files_.at(home->second)->tensor(name);
   const std::string where = (folder_ / home->second).string() + ": tensor " + name;
   if (tensor.shape != shape) {
     throw std::runtime_error(where + " has shape " + shape_text(tensor.shape) +

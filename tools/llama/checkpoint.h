@@ -24,7 +24,7 @@ class Checkpoint {
 
   /// Takes a tensor, which lives as long as this object. Throws std::runtime_error where it is missing, has another
   /// shape than `shape`, or is not of F32, F16 or BF16.
-  const TensorView& take(const std::string& name, const std::vector<size_t>& shape);
+  const StoredTensor& take(const std::string& name, const std::vector<size_t>& shape);
 
   /// Throws where a tensor was not taken, because ignored weights would silently give wrong text. `harmless` says by
   /// name which may be ignored.

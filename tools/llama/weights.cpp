@@ -23,7 +23,7 @@ class Loader {
     Matrix matrix;
     matrix.cols = cols;
     for (const auto& [name, rows] : names_and_rows) {
-      const TensorView& tensor = checkpoint_.take(name, {rows, cols});
+      const StoredTensor& tensor = checkpoint_.take(name, {rows, cols});
       matrix.parts.push_back({rows, tensor.type, aligned(tensor)});
       matrix.rows += rows;
     }
@@ -31,7 +31,7 @@ class Loader {
   }
 
  private:
-  const std::byte* aligned(const TensorView& tensor) {
+  const std::byte* aligned(const StoredTensor& tensor) {
     const std::byte* const data = tensor.bytes.data();
     if (reinterpret_cast<uintptr_t>(data) % element_size(tensor.type) == 0) return data;
     model_.aligned.push_back(

@@ -18,10 +18,10 @@
 #include <span>
 
 #include "cpu/code_layout.h"
+#include "cpu/tensor_view.h"
 #include "cpu/types.h"
 #include "gpu/codes.h"
 #include "gpu/cuda/codes/host_rows.h"
-#include "gpu/cuda/common/rows.h"
 #include "gpu/cuda/exchange/step_params.h"
 
 namespace keyhole::gpu {
@@ -83,7 +83,7 @@ struct CodesStep {
   size_t head_stride = 0;            ///< bytes
   const float* key_scale = nullptr;  ///< `[kv_heads, dim]` of the balanced space
   const float* value_scale = nullptr;  ///< `[kv_heads]`
-  InputRows q;                         ///< `[tokens, kv_heads * group / tokens, dim]`
+  TensorView q;                        ///< `[tokens, kv_heads * group / tokens, dim]`
 
   /// The `exact_rows` (0..kMostDeviceRows) rows of a KV head with the largest weight in any head of its group are
   /// read from `keys` and `values` and attended exactly, in place of their codes. The memory is pinned host memory or
@@ -118,7 +118,7 @@ struct CodesStep {
   /// share it.
   std::byte* work = nullptr;
 
-  OutputRows out;        ///< as q
+  TensorOut out;         ///< as q
   float* lse = nullptr;  ///< `[tokens, kv_heads * group / tokens]`, natural log; null: not wanted
   uint32_t* chosen =
       nullptr;  ///< `[kv_heads, exact_rows]`, the rows read exactly, in no order; null: not wanted

@@ -40,10 +40,7 @@ inline constexpr uint32_t kNoSlot = ~0U;
 
 struct CudaCodes::Impl {
   struct Layer {
-    const std::byte* keys = nullptr;
-    const std::byte* values = nullptr;
-    const uint16_t* scales = nullptr;  ///< of rows in int8
-    size_t rows_stride = 0;
+    KvView rows;              ///< see Codes::set_rows()
     uint32_t count = 0;       ///< blocks, after all that was enqueued
     uint32_t slot = kNoSlot;  ///< its place among the layers that there is memory for
     /// The same pointer in all copies that have the first `shared` blocks in common; null: there are no such copies.
@@ -151,7 +148,11 @@ struct CudaCodes::Impl {
   [[nodiscard]] DoubtLayout doubt_layout() const {
     return {shape.kv_heads, size_t{group()} * most_step_tokens(group()), shape.code.dim};
   }
-  [[nodiscard]] CodesStep step(uint32_t layer, const InputRows& q, uint32_t tokens) const {
+  /// Bytes from the rows of a head to those of the next: kernels and copies move rows as bytes.
+  [[nodiscard]] size_t head_bytes(uint32_t layer) const {
+    return layers[layer].rows.keys.head_stride * dtype_size(shape.dtype);
+  }
+  [[nodiscard]] CodesStep step(uint32_t layer, const TensorView& q, uint32_t tokens) const {
     (void)layer_at(layer);
     CodesStep s = variants.of(tokens);
     s.block_count = device_count(layer);
@@ -161,9 +162,9 @@ struct CudaCodes::Impl {
     s.key_scale = key_scales(layer);
     s.value_scale = value_scales(layer);
     s.q = q;
-    s.keys = layers[layer].keys;
-    s.values = layers[layer].values;
-    s.kv_head_stride = layers[layer].rows_stride;
+    s.keys = layers[layer].rows.keys.data;
+    s.values = layers[layer].rows.values.data;
+    s.kv_head_stride = head_bytes(layer);
     s.row_scales = row_scales(layer);
     s.logits = shape.logits_of(layer);
     if (shape.sinks != nullptr) {

@@ -58,23 +58,19 @@ void CudaCodes::set_balance(uint32_t layer, uint32_t kv_head, const float* key_s
   m.own->wait("copying the balance of codes to the device");
 }
 
-void CudaCodes::set_rows(uint32_t layer, const std::byte* keys, const std::byte* values,
-                         size_t head_stride, const uint16_t* scales) {
+void CudaCodes::set_rows(uint32_t layer, const KvView& rows) {
   constexpr size_t kAlignment = 16;
   const auto is_aligned = [](size_t x) { return x % kAlignment == 0; };
-  if (!is_aligned(reinterpret_cast<uintptr_t>(keys)) ||
-      !is_aligned(reinterpret_cast<uintptr_t>(values)) || !is_aligned(head_stride)) {
-    refuse_codes("rows whose addresses, or whose distance of " + std::to_string(head_stride) +
+  const size_t apart = rows.keys.head_stride * dtype_size(impl_->shape.dtype);
+  if (!is_aligned(reinterpret_cast<uintptr_t>(rows.keys.data)) ||
+      !is_aligned(reinterpret_cast<uintptr_t>(rows.values.data)) || !is_aligned(apart)) {
+    refuse_codes("rows whose addresses, or whose distance of " + std::to_string(apart) +
                  " bytes from head to head, are no multiples of 16");
   }
-  if ((scales != nullptr) != (impl_->shape.dtype == DType::i8)) {
+  if ((rows.keys.scales.data != nullptr) != (impl_->shape.dtype == DType::i8)) {
     refuse_codes("scales of rows come with those of dtype i8, and with no others");
   }
-  Impl::Layer& l = impl_->name_layer(layer);
-  l.scales = scales;
-  l.keys = keys;
-  l.values = values;
-  l.rows_stride = head_stride;
+  impl_->name_layer(layer).rows = rows;
 }
 
 void CudaCodes::encode(uint32_t layer, uint32_t first, uint32_t count, Stream stream) {
@@ -85,8 +81,10 @@ void CudaCodes::encode(uint32_t layer, uint32_t first, uint32_t count, Stream st
                  std::to_string(uint64_t{first} + count) + " of a layer that has " +
                  std::to_string(l.count) + " and room for " + std::to_string(m.shape.blocks));
   }
-  if (count != 0 && (l.keys == nullptr || l.values == nullptr))
+  const RowsView &keys = l.rows.keys, &values = l.rows.values;
+  if (count != 0 && (keys.data == nullptr || values.data == nullptr)) {
     refuse_codes("rows that were not set");
+  }
   const DeviceScope scope(m.ordinal);
   const size_t begin = l.slot * m.layout.layer_stride + first * m.layout.block_stride;
   const size_t end = begin + count * m.layout.block_stride;
@@ -104,10 +102,10 @@ void CudaCodes::encode(uint32_t layer, uint32_t first, uint32_t count, Stream st
   p.kv_heads = m.shape.kv_heads;
   p.first = first;
   p.count = count;
-  p.keys = l.keys;
-  p.values = l.values;
-  p.rows_stride = l.rows_stride;
-  p.row_scales = l.scales;
+  p.keys = keys.data;
+  p.values = values.data;
+  p.rows_stride = m.head_bytes(layer);
+  p.row_scales = keys.scales.data;
   p.row_scales_out = m.row_scales(layer);
   p.key_scale = m.key_scales(layer);
   p.value_scale = m.value_scales(layer);
@@ -213,9 +211,8 @@ uint32_t CudaCodes::serve_rows(uint32_t kv_head) {
   Impl& m = *impl_;
   m.check_head(kv_head);
   if (m.exchange == nullptr) return 0;
-  return m.exchange->serve(kv_head, [&](uint32_t layer) -> RowExchange::Source {
-    const Impl::Layer& l = m.layer_at(layer);
-    return {l.keys, l.values, l.rows_stride, m.shape.blocks * kCodeBlock};
+  return m.exchange->serve(kv_head, [&](uint32_t layer) {
+    return m.layer_at(layer).rows.slice(0, size_t{m.shape.blocks} * kCodeBlock);
   });
 }
 
@@ -253,7 +250,7 @@ CodesDoubts CudaCodes::doubts() const {
   return {board.doubted, board.given_up, board.rows};
 }
 
-CodesStep CudaCodes::describe(uint32_t layer, const InputRows& q, uint32_t tokens) const {
+CodesStep CudaCodes::describe(uint32_t layer, const TensorView& q, uint32_t tokens) const {
   return impl_->step(layer, q, tokens);
 }
 

@@ -8,7 +8,6 @@
 
 #include "gpu/codes.h"
 #include "gpu/cuda/codes/host_rows.h"
-#include "gpu/cuda/common/rows.h"
 #include "gpu/resident.h"
 
 namespace keyhole::gpu {
@@ -26,8 +25,7 @@ class CudaCodes final : public Codes {
 
   void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
                    float value_scale) override;
-  void set_rows(uint32_t layer, const std::byte* keys, const std::byte* values, size_t head_stride,
-                const uint16_t* scales) override;
+  void set_rows(uint32_t layer, const KvView& rows) override;
   void encode(uint32_t layer, uint32_t first, uint32_t count, Stream stream) override;
   void truncate(uint32_t layer, uint32_t blocks, Stream stream) override;
   [[nodiscard]] uint32_t count(uint32_t layer) const override;
@@ -54,7 +52,7 @@ class CudaCodes final : public Codes {
   /// What kernels of a step of the layer are told of its codes and rows, with the step's queries, `[tokens, q_heads,
   /// head_dim]`: who enqueues it adds the resident tokens, or their state, and where the answer goes (codes_kernels.h).
   /// tokens: 1..most_tokens().
-  [[nodiscard]] CodesStep describe(uint32_t layer, const InputRows& q, uint32_t tokens = 1) const;
+  [[nodiscard]] CodesStep describe(uint32_t layer, const TensorView& q, uint32_t tokens = 1) const;
   /// Whether these kernels are set up before those in front of them on the stream have ended, see attend_codes().
   [[nodiscard]] bool launches_ahead() const;
 

@@ -17,7 +17,7 @@ __device__ inline void copy_new_token(const StepParams& p, uint32_t token, uint3
                                       DType dtype, void* to_k, void* to_v) {
   constexpr uint32_t kQuads = kDim / 4;
   for (uint32_t i = threadIdx.x; i < 2 * kQuads; i += blockDim.x) {
-    const InputRows& rows = i < kQuads ? p.k : p.v;
+    const TensorView& rows = i < kQuads ? p.k : p.v;
     const uint32_t at = i % kQuads * 4;
     float x[4];
     const size_t from = token * rows.token_stride + head * rows.head_stride + at;

@@ -143,7 +143,7 @@ class ResidentShare {
 #pragma unroll 1
     for (uint32_t i = threadIdx.x % 32; i < kDim / 2; i += 32) {
       const bool value = i >= kDim / 4;
-      const InputRows& rows = value ? p.v : p.k;
+      const TensorView& rows = value ? p.v : p.k;
       const uint32_t at = (value ? i - kDim / 4 : i) * 4;
       float x[4];
       const size_t from = (next_ + row - stored_) * rows.token_stride + kv_head_ * rows.head_stride;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "cpu/tensor_view.h"
 #include "gpu/codes_layout.h"
 #include "gpu/cuda/codes/host_rows.h"
 #include "gpu/cuda/common/memory.h"
@@ -14,14 +15,6 @@ namespace keyhole::gpu {
 
 class RowExchange {
  public:
-  /// Where a layer's rows lie in host memory: row i of KV head h at h * head_stride + i * row_bytes, `rows` of them.
-  struct Source {
-    const std::byte* keys = nullptr;
-    const std::byte* values = nullptr;
-    size_t head_stride = 0;
-    uint32_t rows = 0;
-  };
-
   /// Memory for a shape with rows_by_host. steps: device memory, `[kv_heads]`, zero, which lives as long as the
   /// exchange is used.
   RowExchange(const CodesShape& shape, uint32_t* steps)
@@ -46,7 +39,7 @@ class RowExchange {
     return p;
   }
 
-  /// Does Codes::serve_rows(). source(layer) gives a Source.
+  /// Does Codes::serve_rows(). source(layer) gives the layer's rows in host memory, without gaps in each head.
   template <class F>
   uint32_t serve(uint32_t kv_head, F&& source) {
     const uint64_t* words =
@@ -81,13 +74,12 @@ class RowExchange {
     return memory_.as<DeliveredLine>(layout_.answers) + kv_head;
   }
   /// Copies the rows. They lie anywhere in memory, so all of them are prefetched before the first is copied.
-  void gather(uint32_t kv_head, const uint32_t* rows, const Source& from) {
+  void gather(uint32_t kv_head, const uint32_t* rows, const KvView& from) {
     constexpr size_t kCacheLine = 64;
     const size_t bytes = layout_.row_bytes;
-    const std::byte* const arrays[2] = {from.keys + kv_head * from.head_stride,
-                                        from.values + kv_head * from.head_stride};
+    const std::byte* const arrays[2] = {from.keys.row(0, kv_head), from.values.row(0, kv_head)};
     for (uint32_t i = 0; i < exact_rows_; ++i) {
-      if (rows[i] >= from.rows) continue;
+      if (rows[i] >= from.keys.tokens) continue;
       for (const std::byte* array : arrays) {
         for (size_t at = 0; at < bytes; at += kCacheLine) {
           __builtin_prefetch(array + rows[i] * bytes + at);
@@ -97,7 +89,7 @@ class RowExchange {
     std::byte* to = memory_.data() + layout_.rows + size_t{kv_head} * exact_rows_ * 2 * bytes;
     for (uint32_t i = 0; i < exact_rows_; ++i) {
       for (const std::byte* array : arrays) {
-        if (rows[i] < from.rows) std::memcpy(to, array + rows[i] * bytes, bytes);
+        if (rows[i] < from.keys.tokens) std::memcpy(to, array + rows[i] * bytes, bytes);
         to += bytes;
       }
     }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "cpu/tensor_view.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/common/stream.h"
 
@@ -18,19 +19,19 @@ class Staging {
  public:
   explicit Staging(size_t pieces) : pieces_(pieces) {}
 
-  /// Enqueues the copy of `rows` rows of `row_bytes`, `stride` apart in host memory, to `to`, where they are packed.
-  /// The host memory may change when it returns.
-  void send(const std::byte* from, size_t stride, size_t rows, size_t row_bytes, std::byte* to,
-            cudaStream_t stream) {
+  /// Enqueues the copy of rows of one head in host memory to `to`, where they are packed. The host memory may change when
+  /// it returns.
+  void send(const TensorView& rows, std::byte* to, cudaStream_t stream) {
+    const size_t row_bytes = rows.row_bytes();
     const size_t most = std::max<size_t>(kPieceBytes / row_bytes, 1);
-    for (size_t first = 0; first < rows; first += most) {
-      const size_t n = std::min(most, rows - first);
+    for (size_t first = 0; first < rows.tokens; first += most) {
+      const size_t n = std::min(most, rows.tokens - first);
       Piece& piece = next(n * row_bytes);
-      if (stride == row_bytes) {
-        std::memcpy(piece.memory.data(), from + first * stride, n * row_bytes);
+      if (rows.token_stride == ptrdiff_t{rows.dim}) {
+        std::memcpy(piece.memory.data(), rows.row(first), n * row_bytes);
       } else {
         for (size_t i = 0; i < n; ++i) {
-          std::memcpy(piece.memory.data() + i * row_bytes, from + (first + i) * stride, row_bytes);
+          std::memcpy(piece.memory.data() + i * row_bytes, rows.row(first + i), row_bytes);
         }
       }
       check(cudaMemcpyAsync(to + first * row_bytes, piece.memory.data(), n * row_bytes,

@@ -8,6 +8,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cpu/tensor_view.h"
 #include "gpu/cuda/exchange/step_params.h"
 
 namespace keyhole::gpu {
@@ -16,7 +17,7 @@ struct AnswerParams {
   const float* o = nullptr;           ///< `[q_heads, head_dim]`
   const float* lse = nullptr;         ///< `[q_heads]`
   const uint32_t* numbers = nullptr;  ///< of the layer, per KV head: steps that were published
-  OutputRows out;
+  TensorOut out;
   float* out_lse = nullptr;           ///< `[q_heads]`; null: not asked for
   std::byte* answers = nullptr;       ///< of the layer, even steps; pinned memory
   size_t answer_bytes = 0;            ///< to those of odd ones

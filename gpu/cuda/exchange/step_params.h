@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "gpu/cuda/common/rows.h"
+#include "cpu/tensor_view.h"
 #include "gpu/resident_layout.h"
 #include "gpu/ring.h"
 #include "gpu/step.h"
@@ -16,7 +16,7 @@ struct AttentionState;  // gpu/cuda/common/state.cuh
 
 /// The wait for the host's state, and the merge with it.
 struct MergeParams {
-  OutputRows out;
+  TensorOut out;
   float* lse = nullptr;                 ///< `[q_heads]`; null: not asked for
   const float* resident_o = nullptr;    ///< `[q_heads, head_dim]`
   const float* resident_lse = nullptr;  ///< `[q_heads]`
@@ -47,7 +47,7 @@ struct StepParams {
   std::byte* kv = nullptr;      ///< of the layer: per KV head K `[slots, head_dim]`, then V
   DType dtype = DType::f16;     ///< of those, and of k and v as they are published
   RingState* states = nullptr;  ///< of the layer, per KV head
-  InputRows q, k, v;
+  TensorView q, k, v;
   /// Of steps over codes: the tokens that k and v hold, each of which sees those before it, and of the newest `drafts`
   /// tokens, its own among them, those whose bit `sees` has: bit j is the j-th of them. Of steps of sliding layers
   /// likewise, of their one token; drafts 0: it sees all.

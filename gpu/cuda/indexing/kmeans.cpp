@@ -127,10 +127,8 @@ class CudaKMeans final : public KMeans {
 
   /// Points [first, first + n) to place `at` of points_.
   void load(const float* from, size_t n, uint32_t dim, size_t at) {
-    staging_.send(reinterpret_cast<const std::byte*>(from), dim * sizeof(float), n,
-                  dim * sizeof(float), raw_.as<std::byte>(), stream_.get());
-    check(launch_convert(raw_.as<std::byte>(), dim * sizeof(float), DType::f32,
-                         static_cast<uint32_t>(n), dim, DType::f32,
+    staging_.send(dense_rows(from, n, dim, DType::f32), raw_.as<std::byte>(), stream_.get());
+    check(launch_convert(dense_rows(raw_.as<std::byte>(), n, dim, DType::f32), DType::f32,
                          points_.as<uint16_t>() + at * dim * 3, nullptr, nullptr, stream_.get()),
           "converting points");
   }
@@ -144,8 +142,7 @@ class CudaKMeans final : public KMeans {
     check(cudaMemcpyAsync(offsets_.reserve_of<float>(n), offsets, n * sizeof(float),
                           cudaMemcpyHostToDevice, stream_.get()),
           "copying centroids");
-    check(launch_convert(reinterpret_cast<const std::byte*>(to), dim * sizeof(float), DType::f32,
-                         static_cast<uint32_t>(n), dim, DType::f32, planes, nullptr, nullptr,
+    check(launch_convert(dense_rows(to, n, dim, DType::f32), DType::f32, planes, nullptr, nullptr,
                          stream_.get()),
           "converting centroids");
   }

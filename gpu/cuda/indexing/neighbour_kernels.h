@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cpu/types.h"
+#include "cpu/tensor_view.h"
 
 namespace keyhole::gpu {
 
@@ -120,8 +120,7 @@ cudaError_t launch_unpack(const Rank* best, const uint32_t* best_sizes, const fl
 /// To f16, bf16: `[rows, dim]`. Where `scales` is not null, rows of another dtype are scaled by a power of two to less
 /// than 1; scales gets the factors that undo it, and extra (in place) is scaled alike.
 /// To f32: three bf16 planes whose sum is the number, per 16 elements: `[rows, dim / 16, 3, 16]`.
-cudaError_t launch_convert(const std::byte* from, size_t stride, DType from_type, uint32_t rows,
-                           uint32_t dim, DType to_type, uint16_t* to, float* scales, float* extra,
-                           cudaStream_t stream);
+cudaError_t launch_convert(const TensorView& from, DType to_type, uint16_t* to, float* scales,
+                           float* extra, cudaStream_t stream);
 
 }  // namespace keyhole::gpu

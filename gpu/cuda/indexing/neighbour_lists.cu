@@ -197,12 +197,13 @@ cudaError_t launch_unpack(const Rank* best, const uint32_t* best_sizes, const fl
   return cudaGetLastError();
 }
 
-cudaError_t launch_convert(const std::byte* from, size_t stride, DType from_type, uint32_t rows,
-                           uint32_t dim, DType to_type, uint16_t* to, float* scales, float* extra,
-                           cudaStream_t stream) {
-  if (rows == 0) return cudaSuccess;
-  convert_rows<<<blocks_of_warps(rows), kThreads, 0, stream>>>(from, stride, from_type, rows, dim,
-                                                               to_type, to, scales, extra);
+cudaError_t launch_convert(const TensorView& from, DType to_type, uint16_t* to, float* scales,
+                           float* extra, cudaStream_t stream) {
+  if (from.tokens == 0) return cudaSuccess;
+  const auto rows = static_cast<uint32_t>(from.tokens);
+  convert_rows<<<blocks_of_warps(rows), kThreads, 0, stream>>>(
+      from.data, from.token_stride * dtype_size(from.dtype), from.dtype, rows, from.dim, to_type,
+      to, scales, extra);
   return cudaGetLastError();
 }
 

@@ -35,20 +35,20 @@ void check_task(const NeighbourTask& task, const NeighbourLists& lists) {
     if (type == DType::i8) refuse("dtype i8, allowed: f32, f16, bf16");
   }
   constexpr size_t kMostRows = 0xFFFFFFFF - kMostBlockKeys;
-  if (task.keys.count > kMostRows || task.queries.count > kMostRows) {
+  if (task.keys.tokens > kMostRows || task.queries.tokens > kMostRows) {
     refuse("more than 2^32 - 2^17 - 1 rows");
   }
   if (task.thin > task.most || (task.thin != 0 && lists.scores != nullptr) ||
-      (task.thin != 0 && task.queries.count != task.keys.count)) {
+      (task.thin != 0 && task.queries.tokens != task.keys.tokens)) {
     refuse("thin is " + std::to_string(task.thin) +
            ", allowed: 0, or 1..most where the queries are the keys and no scores are asked for");
   }
   if ((task.key_extra == nullptr) != (task.query_extra == nullptr)) {
     refuse("an extra coordinate of keys or of queries alone");
   }
-  const bool no_data = (task.queries.count != 0 && task.queries.data == nullptr) ||
-                       (task.keys.count != 0 && task.keys.data == nullptr);
-  if (no_data || (task.queries.count != 0 && (lists.ids == nullptr || lists.counts == nullptr))) {
+  const bool no_data = (task.queries.tokens != 0 && task.queries.data == nullptr) ||
+                       (task.keys.tokens != 0 && task.keys.data == nullptr);
+  if (no_data || (task.queries.tokens != 0 && (lists.ids == nullptr || lists.counts == nullptr))) {
     refuse("a null pointer for keys, queries, ids or counts");
   }
 }
@@ -89,14 +89,14 @@ size_t NeighbourPlan::bytes_of(const NeighbourTask& task, const NeighbourSizes& 
   const size_t lists = most_lists(s.batch, task.limits != nullptr);
   const size_t raw = type == DType::f32 || task.queries.dtype != type ? 4 * task.keys.dim : 0;
   return s.held * (row + task.most * sizeof(Rank) + 28) + 2 * s.block * (row + 4) +
-         std::max(s.held, s.block) * raw + (task.thin != 0 ? task.keys.count * (row + 4) : 0) +
+         std::max(s.held, s.block) * raw + (task.thin != 0 ? task.keys.tokens * (row + 4) : 0) +
          lists * (kListCapacity * sizeof(Rank) + 4) +
          s.batch * (kMostGroups * sizeof(float) + 16 * size_t{task.most});
 }
 
 NeighbourSizes NeighbourPlan::sizes_of(const NeighbourTask& task) const {
-  NeighbourSizes s = {std::min(task.queries.count, kHeld), std::min(task.queries.count, kBatch),
-                      std::min(round_up(std::max<size_t>(task.keys.count, 1), 1024), block_keys_)};
+  NeighbourSizes s = {std::min(task.queries.tokens, kHeld), std::min(task.queries.tokens, kBatch),
+                      std::min(round_up(std::max<size_t>(task.keys.tokens, 1), 1024), block_keys_)};
   while (bytes_of(task, s) > memory_limit_) {
     if (s.batch > 2048) {
       s.batch /= 2;

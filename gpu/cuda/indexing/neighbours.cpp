@@ -25,7 +25,7 @@ class CudaNeighbours final : public NeighbourSearch {
   void run(const NeighbourTask& task, const NeighbourLists& lists) override {
     check_task(task, lists);
     figures_ = {};
-    if (task.queries.count == 0) return;
+    if (task.queries.tokens == 0) return;
     const DeviceScope use(ordinal_);
     try {
       search(task, lists);
@@ -84,8 +84,13 @@ class CudaNeighbours final : public NeighbourSearch {
   /// Thinning reads any key at any time: brings all of them to the device, packed.
   void load_whole(NeighbourTask& task);
   [[nodiscard]] static bool in_place(const NeighbourTask& task) {
-    return task.keys_in == Memory::device && task.keys.dtype != DType::f32 &&
-           reinterpret_cast<uintptr_t>(task.keys.data) % 16 == 0 && task.keys.stride % 16 == 0;
+    return task.keys.on_device() && task.keys.dtype != DType::f32 &&
+           reinterpret_cast<uintptr_t>(task.keys.data) % 16 == 0 &&
+           stride_bytes(task.keys) % 16 == 0;
+  }
+  /// Kernels and copies move rows as bytes.
+  [[nodiscard]] static size_t stride_bytes(const TensorView& rows) {
+    return rows.token_stride * dtype_size(rows.dtype);
   }
   void load_queries(const NeighbourTask& task, size_t first, size_t n);
   /// Enqueues what brings the block's keys into place, on the copy stream.
@@ -122,27 +127,24 @@ class CudaNeighbours final : public NeighbourSearch {
 };
 
 void CudaNeighbours::load_whole(NeighbourTask& task) {
-  const RowsView rows = task.keys;
-  const size_t row_bytes = operand_bytes(task);
-  std::byte* to = whole_.reserve(rows.count * row_bytes);
-  if (task.keys_in == Memory::host) {
-    staging_.send(rows.data, rows.stride, rows.count, row_bytes, to, copies_.get());
+  const TensorView rows = task.keys;
+  std::byte* to = whole_.reserve(rows.tokens * operand_bytes(task));
+  if (!rows.on_device()) {
+    staging_.send(rows, to, copies_.get());
     if (task.key_extra != nullptr) {
-      float* extra = whole_extra_.reserve_of<float>(rows.count);
-      check(cudaMemcpyAsync(extra, task.key_extra, rows.count * sizeof(float),
+      float* extra = whole_extra_.reserve_of<float>(rows.tokens);
+      check(cudaMemcpyAsync(extra, task.key_extra, rows.tokens * sizeof(float),
                             cudaMemcpyHostToDevice, copies_.get()),
             "copying to the device");
       task.key_extra = extra;
     }
   } else {
-    check(launch_convert(rows.data, rows.stride, rows.dtype, static_cast<uint32_t>(rows.count),
-                         rows.dim, rows.dtype, reinterpret_cast<uint16_t*>(to), nullptr, nullptr,
+    check(launch_convert(rows, rows.dtype, reinterpret_cast<uint16_t*>(to), nullptr, nullptr,
                          copies_.get()),
           "copying keys");
   }
-  task.keys.data = to;
-  task.keys.stride = row_bytes;
-  task.keys_in = Memory::device;
+  task.keys =
+      dense_tensor<const std::byte>(to, rows.tokens, 1, rows.dim, rows.dtype, Memory::device);
 }
 
 void CudaNeighbours::search(NeighbourTask task, const NeighbourLists& lists) {
@@ -163,17 +165,17 @@ void CudaNeighbours::search(NeighbourTask task, const NeighbourLists& lists) {
   check(cudaMemsetAsync(counters, 0, 2 * sizeof(unsigned long long), stream_.get()),
         "clearing counters");
 
-  for (size_t held = 0; held < task.queries.count; held += sizes.held) {
-    const size_t n = std::min(sizes.held, task.queries.count - held);
+  for (size_t held = 0; held < task.queries.tokens; held += sizes.held) {
+    const size_t n = std::min(sizes.held, task.queries.tokens - held);
     load_queries(task, held, n);
-    const size_t blocks = (task.keys.count + sizes.block - 1) / sizes.block;
+    const size_t blocks = (task.keys.tokens + sizes.block - 1) / sizes.block;
     for (size_t b = 0; b < blocks; ++b) {
       Block& block = blocks_[b % 2];
       if (b >= 2) copies_.wait_for(block.done.get());
       TileArgs args;
       args.first_key = static_cast<uint32_t>(b * sizes.block);
       args.key_count =
-          static_cast<uint32_t>(std::min(sizes.block, task.keys.count - b * sizes.block));
+          static_cast<uint32_t>(std::min(sizes.block, task.keys.tokens - b * sizes.block));
       args.dim = task.keys.dim;
       args.most = most;
       load_keys(task, block, args);
@@ -205,9 +207,9 @@ void CudaNeighbours::search(NeighbourTask task, const NeighbourLists& lists) {
 }
 
 void CudaNeighbours::load_queries(const NeighbourTask& task, size_t first, size_t n) {
-  const RowsView rows = task.queries.slice(first, n);
-  const auto kind =
-      task.queries_in == Memory::host ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToDevice;
+  TensorView rows = task.queries.slice(first, n);
+  const bool on_host = !rows.on_device();
+  const auto kind = on_host ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToDevice;
   const auto copy_numbers = [&](const auto* from, ScratchBuffer& to) {
     check(cudaMemcpyAsync(to.reserve(n * sizeof *from), from + first, n * sizeof *from, kind,
                           copies_.get()),
@@ -218,34 +220,29 @@ void CudaNeighbours::load_queries(const NeighbourTask& task, size_t first, size_
   const bool rounds = type_ != DType::f32 && rows.dtype != type_;
   if (rounds) scales_.reserve_of<float>(n);
 
-  const size_t row_bytes = rows.dim * dtype_size(rows.dtype);
-  const std::byte* from = rows.data;
-  size_t stride = rows.stride;
-  if (task.queries_in == Memory::host) {
-    std::byte* raw = rows.dtype == type_ && type_ != DType::f32 ? queries_.as<std::byte>()
-                                                                : raw_.reserve(n * row_bytes);
-    staging_.send(rows.data, rows.stride, n, row_bytes, raw, copies_.get());
-    from = raw;
-    stride = row_bytes;
+  if (on_host) {
+    std::byte* raw = rows.dtype == type_ && type_ != DType::f32
+                         ? queries_.as<std::byte>()
+                         : raw_.reserve(n * rows.row_bytes());
+    staging_.send(rows, raw, copies_.get());
+    rows = dense_rows(raw, n, rows.dim, rows.dtype);
   }
-  if (from != queries_.as<std::byte>()) {
-    check(launch_convert(from, stride, rows.dtype, static_cast<uint32_t>(n), rows.dim, type_,
-                         queries_.as<uint16_t>(), rounds ? scales_.as<float>() : nullptr,
-                         task.query_extra != nullptr ? query_extra_.as<float>() : nullptr,
-                         copies_.get()),
+  if (rows.data != queries_.as<std::byte>()) {
+    check(launch_convert(
+              rows, type_, queries_.as<uint16_t>(), rounds ? scales_.as<float>() : nullptr,
+              task.query_extra != nullptr ? query_extra_.as<float>() : nullptr, copies_.get()),
           "converting queries");
   }
 }
 
 void CudaNeighbours::load_keys(const NeighbourTask& task, Block& block, TileArgs& args) {
-  const RowsView rows = task.keys.slice(args.first_key, args.key_count);
-  const size_t row_bytes = rows.dim * dtype_size(rows.dtype);
-  const bool on_host = task.keys_in == Memory::host;
+  TensorView rows = task.keys.slice(args.first_key, args.key_count);
+  const bool on_host = !rows.on_device();
   if (task.key_extra != nullptr) {
     const float* extra = task.key_extra + args.first_key;
     if (on_host) {
-      float* to = block.extra.reserve_of<float>(rows.count);
-      check(cudaMemcpyAsync(to, extra, rows.count * sizeof(float), cudaMemcpyHostToDevice,
+      float* to = block.extra.reserve_of<float>(rows.tokens);
+      check(cudaMemcpyAsync(to, extra, rows.tokens * sizeof(float), cudaMemcpyHostToDevice,
                             copies_.get()),
             "copying to the device");
       extra = to;
@@ -255,24 +252,21 @@ void CudaNeighbours::load_keys(const NeighbourTask& task, Block& block, TileArgs
   const bool as_they_are = type_ != DType::f32;
   if (in_place(task)) {
     args.keys = rows.data;
-    args.key_stride = rows.stride;
+    args.key_stride = stride_bytes(rows);
     return;
   }
   args.key_stride = operand_bytes(task);
-  std::byte* to = block.keys.reserve(rows.count * args.key_stride);
+  std::byte* to = block.keys.reserve(rows.tokens * args.key_stride);
   args.keys = to;
-  const std::byte* from = rows.data;
-  size_t stride = rows.stride;
   if (on_host) {
-    std::byte* raw = as_they_are ? to : raw_.reserve(rows.count * row_bytes);
-    staging_.send(rows.data, rows.stride, rows.count, row_bytes, raw, copies_.get());
+    std::byte* raw = as_they_are ? to : raw_.reserve(rows.tokens * rows.row_bytes());
+    staging_.send(rows, raw, copies_.get());
     if (as_they_are) return;
-    from = raw;
-    stride = row_bytes;
+    rows = dense_rows(raw, rows.tokens, rows.dim, rows.dtype);
   }
-  check(launch_convert(from, stride, rows.dtype, args.key_count, rows.dim, type_,
-                       reinterpret_cast<uint16_t*>(to), nullptr, nullptr, copies_.get()),
-        "converting keys");
+  check(
+      launch_convert(rows, type_, reinterpret_cast<uint16_t*>(to), nullptr, nullptr, copies_.get()),
+      "converting keys");
 }
 
 void CudaNeighbours::search_batch(const NeighbourTask& task, TileArgs args, size_t first,
@@ -361,7 +355,7 @@ void CudaNeighbours::answer(const NeighbourTask& task, const NeighbourLists& lis
   if (task.thin != 0 && type_ != DType::f32) {
     ThinArgs thin;
     thin.keys = task.keys.data;
-    thin.key_stride = task.keys.stride;
+    thin.key_stride = stride_bytes(task.keys);
     thin.key_extra = task.key_extra;
     thin.dim = task.keys.dim;
     thin.dtype = type_;

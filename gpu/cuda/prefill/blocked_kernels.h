@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/tensor_view.h"
 #include "gpu/blocked.h"
 
 namespace keyhole::gpu {
@@ -89,15 +90,15 @@ void launch_blocked(const BlockedParams& params, DType dtype, uint32_t head_dim,
 
 /// Splits rows `[n, heads, dim]` into two parts without gaps, the second where `low` is not null. bad: set to 1 where an element is
 /// not finite; null: not wanted.
-void launch_split_rows(const DeviceTokens& from, uint32_t n, uint32_t heads, uint32_t dim, DType to,
-                       void* high, void* low, uint32_t* bad, cudaStream_t stream);
+void launch_split_rows(const TensorView& from, DType to, void* high, void* low, uint32_t* bad,
+                       cudaStream_t stream);
 /// Copies `heads` times `bytes` bytes, a multiple of 16, `stride` bytes apart in pinned host memory, to `to` without
 /// gaps. A kernel does it, because a copy must not pass from one separately pinned range to the next.
 void launch_fetch(const std::byte* from, size_t stride, uint32_t heads, size_t bytes, std::byte* to,
                   cudaStream_t stream);
-/// Copies new rows `[n, heads, dim]` to `[heads][n, dim]` of dtype `to`, with heads head_stride elements apart.
-void launch_gather_rows(const DeviceTokens& from, uint32_t n, uint32_t heads, uint32_t dim,
-                        DType to, void* rows, size_t head_stride, cudaStream_t stream);
+/// Copies `from`, new rows `[n, heads, dim]`, to `[heads][n, dim]` of dtype `to`, with heads head_stride elements apart.
+void launch_gather_rows(const TensorView& from, DType to, void* rows, size_t head_stride,
+                        cudaStream_t stream);
 /// Multiplies rows in int8 `[heads][rows, dim]` by their scales. which: 0 for keys, 1 for values. `scales` begins
 /// with the first row's block and the first of these heads, of `scale_heads` that a block has.
 void launch_unpack_rows(const std::byte* from, const uint16_t* scales, uint32_t which,
@@ -106,7 +107,7 @@ void launch_unpack_rows(const std::byte* from, const uint16_t* scales, uint32_t 
 /// Writes o / sum to out, and lse. unit: the factor that makes a logit of `largest`. sinks: learned, `[heads]` in
 /// natural log, or null.
 void launch_finish_blocked(const float* o, const float2* sums, uint32_t n, uint32_t heads,
-                           uint32_t dim, float unit, const float* sinks, const DeviceTokens& out,
+                           uint32_t dim, float unit, const float* sinks, const TensorOut& out,
                            float* lse, cudaStream_t stream);
 
 }  // namespace keyhole::gpu

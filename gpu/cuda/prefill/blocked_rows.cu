@@ -23,14 +23,14 @@ struct Place {
   }
 };
 
-__device__ inline void load_quad(const DeviceTokens& from, const Place& p, float (&x)[4]) {
+__device__ inline void load_quad(const TensorView& from, const Place& p, float (&x)[4]) {
   convert(load_raw(from.data, from.dtype,
                    p.token * from.token_stride + p.head * from.head_stride + p.at),
           from.dtype, x);
 }
 
-__global__ void split_kernel(DeviceTokens from, size_t quads, uint32_t heads, uint32_t dim,
-                             DType to, void* high, void* low, uint32_t* bad) {
+__global__ void split_kernel(TensorView from, size_t quads, uint32_t heads, uint32_t dim, DType to,
+                             void* high, void* low, uint32_t* bad) {
   const size_t i = size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= quads) return;
   float x[4], y[4];
@@ -49,8 +49,8 @@ __global__ void split_kernel(DeviceTokens from, size_t quads, uint32_t heads, ui
   store_elements(low, to, i * 4, y);
 }
 
-__global__ void gather_kernel(DeviceTokens from, size_t quads, uint32_t heads, uint32_t dim,
-                              DType to, void* rows, size_t head_stride) {
+__global__ void gather_kernel(TensorView from, size_t quads, uint32_t heads, uint32_t dim, DType to,
+                              void* rows, size_t head_stride) {
   const size_t i = size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= quads) return;
   const Place p(i, heads, dim);
@@ -76,7 +76,7 @@ __global__ void unpack_kernel(const int8_t* from, const uint16_t* scales, uint32
 }
 
 __global__ void finish_kernel(const float* o, const float2* sums, size_t quads, uint32_t heads,
-                              uint32_t dim, float unit, const float* sinks, DeviceTokens out,
+                              uint32_t dim, float unit, const float* sinks, TensorOut out,
                               float* lse) {
   const size_t i = size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= quads) return;
@@ -122,19 +122,19 @@ void launch_fetch(const std::byte* from, size_t stride, uint32_t heads, size_t b
   check_launch("fetching rows from the host");
 }
 
-void launch_split_rows(const DeviceTokens& from, uint32_t n, uint32_t heads, uint32_t dim, DType to,
-                       void* high, void* low, uint32_t* bad, cudaStream_t stream) {
-  const size_t quads = size_t{n} * heads * dim / 4;
-  split_kernel<<<blocks_for(quads), kThreads, 0, stream>>>(from, quads, heads, dim, to, high, low,
-                                                           bad);
+void launch_split_rows(const TensorView& from, DType to, void* high, void* low, uint32_t* bad,
+                       cudaStream_t stream) {
+  const size_t quads = from.tokens * from.heads * from.dim / 4;
+  split_kernel<<<blocks_for(quads), kThreads, 0, stream>>>(from, quads, from.heads, from.dim, to,
+                                                           high, low, bad);
   check_launch("splitting rows of blocked attention");
 }
 
-void launch_gather_rows(const DeviceTokens& from, uint32_t n, uint32_t heads, uint32_t dim,
-                        DType to, void* rows, size_t head_stride, cudaStream_t stream) {
-  const size_t quads = size_t{n} * heads * dim / 4;
-  gather_kernel<<<blocks_for(quads), kThreads, 0, stream>>>(from, quads, heads, dim, to, rows,
-                                                            head_stride);
+void launch_gather_rows(const TensorView& from, DType to, void* rows, size_t head_stride,
+                        cudaStream_t stream) {
+  const size_t quads = from.tokens * from.heads * from.dim / 4;
+  gather_kernel<<<blocks_for(quads), kThreads, 0, stream>>>(from, quads, from.heads, from.dim, to,
+                                                            rows, head_stride);
   check_launch("new rows of blocked attention");
 }
 
@@ -148,7 +148,7 @@ void launch_unpack_rows(const std::byte* from, const uint16_t* scales, uint32_t 
 }
 
 void launch_finish_blocked(const float* o, const float2* sums, uint32_t n, uint32_t heads,
-                           uint32_t dim, float unit, const float* sinks, const DeviceTokens& out,
+                           uint32_t dim, float unit, const float* sinks, const TensorOut& out,
                            float* lse, cudaStream_t stream) {
   const size_t quads = size_t{n} * heads * dim / 4;
   finish_kernel<<<blocks_for(quads), kThreads, 0, stream>>>(o, sums, quads, heads, dim, unit, sinks,

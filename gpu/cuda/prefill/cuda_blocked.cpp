@@ -43,7 +43,8 @@ class CudaBlocked final : public BlockedAttention {
   CudaBlocked(const CudaBlocked&) = delete;
   CudaBlocked& operator=(const CudaBlocked&) = delete;
 
-  void begin(const DeviceTokens& q, uint32_t n, const BlockedLayer& layer, Stream stream) override {
+  void begin(const TensorView& q, const BlockedLayer& layer, Stream stream) override {
+    const auto n = static_cast<uint32_t>(q.tokens);
     if (n == 0 || n > kMostBlockedTokens) {
       refuse(std::to_string(n) + " tokens at once, allowed: 1.." +
              std::to_string(kMostBlockedTokens));
@@ -63,28 +64,32 @@ class CudaBlocked final : public BlockedAttention {
     }
     check(cudaMemsetAsync(at<uint32_t>(layout_.bad), 0, sizeof(uint32_t), stream_of(stream)),
           "queries of blocked attention");
-    launch_split_rows(q, n, shape_.q_heads, shape_.head_dim, shape_.dtype, at(layout_.q),
-                      at(layout_.q_low), at<uint32_t>(layout_.bad), stream_of(stream));
+    launch_split_rows(q, shape_.dtype, at(layout_.q), at(layout_.q_low), at<uint32_t>(layout_.bad),
+                      stream_of(stream));
   }
 
-  void attend(const KvRows& rows, Stream stream) override {
+  void attend(const KvView& rows, Stream stream) override {
     if (n_ == 0) refuse("rows before begin()");
-    if (rows.count == 0) return;
-    const bool packed = rows.dtype == DType::i8;
-    if (packed ? rows.on_device || !shape_.rows_in_int8 || rows.scales == nullptr
-               : rows.dtype != shape_.dtype) {
-      refuse(std::string("rows in ") + dtype_name(rows.dtype) + " of a shape in " +
+    const auto count = static_cast<uint32_t>(rows.keys.tokens);
+    if (count == 0) return;
+    const DType dtype = rows.keys.dtype;
+    const bool on_device = rows.keys.on_device();
+    if (dtype == DType::i8 ? on_device || !shape_.rows_in_int8 || rows.keys.scales.data == nullptr
+                           : dtype != shape_.dtype) {
+      refuse(std::string("rows in ") + dtype_name(dtype) + " of a shape in " +
              dtype_name(shape_.dtype) +
              (shape_.rows_in_int8 ? ", or of the host in int8 with scales" : ""));
     }
     const DeviceScope device(ordinal());
-    if (rows.on_device) return launch(rows.keys, rows.values, rows.head_stride, rows.count, stream);
-    for (uint32_t first = 0; first < rows.count; first += layout_.piece_rows) {
-      attend_piece(rows, first, std::min(layout_.piece_rows, rows.count - first), stream);
+    if (on_device) {
+      return launch(rows.keys.data, rows.values.data, rows.keys.head_stride, count, stream);
+    }
+    for (uint32_t first = 0; first < count; first += layout_.piece_rows) {
+      attend_piece(rows.slice(first, std::min(layout_.piece_rows, count - first)), stream);
     }
   }
 
-  void attend_new(const DeviceTokens& k, const DeviceTokens& v, const uint64_t* mask,
+  void attend_new(const TensorView& k, const TensorView& v, const uint64_t* mask,
                   Stream stream) override {
     if (n_ == 0) refuse("new tokens before begin()");
     constexpr uint32_t kMostMasked = 64;
@@ -95,10 +100,8 @@ class CudaBlocked final : public BlockedAttention {
     const DeviceScope device(ordinal());
     auto* const s = stream_of(stream);
     const size_t head = size_t{n_} * shape_.head_dim;
-    launch_gather_rows(k, n_, shape_.kv_heads, shape_.head_dim, shape_.dtype, at(layout_.keys),
-                       head, s);
-    launch_gather_rows(v, n_, shape_.kv_heads, shape_.head_dim, shape_.dtype, at(layout_.values),
-                       head, s);
+    launch_gather_rows(k, shape_.dtype, at(layout_.keys), head, s);
+    launch_gather_rows(v, shape_.dtype, at(layout_.values), head, s);
     if (mask != nullptr) {
       // Pageable: it has been read when the call returns.
       check(cudaMemcpyAsync(at(layout_.mask), mask, n_ * sizeof *mask, cudaMemcpyHostToDevice, s),
@@ -115,7 +118,7 @@ class CudaBlocked final : public BlockedAttention {
     launch(p, s);
   }
 
-  void finish(const DeviceTokens& out, float* lse, Stream stream) override {
+  void finish(const TensorOut& out, float* lse, Stream stream) override {
     if (is_first_) refuse("an end without rows");
     const DeviceScope device(ordinal());
     launch_finish_blocked(at<float>(layout_.o), at<float2>(layout_.sums), n_, shape_.q_heads,
@@ -200,39 +203,38 @@ class CudaBlocked final : public BlockedAttention {
     launch_blocked(p, shape_.dtype, shape_.head_dim, hopper, stream);
     is_first_ = false;
   }
-  /// head_stride: bytes.
+  /// head_stride: elements.
   void launch(const std::byte* keys, const std::byte* values, size_t head_stride, uint32_t rows,
               Stream stream) {
     BlockedParams p = params();
     p.keys = keys;
     p.values = values;
-    p.head_stride = head_stride / dtype_size(shape_.dtype);
+    p.head_stride = head_stride;
     p.row_stride = shape_.head_dim;
     p.rows = rows;
     launch(p, stream_of(stream));
   }
 
-  /// Rows [first, first + n) of the host's by way of a buffer.
-  void attend_piece(const KvRows& rows, uint32_t first, uint32_t n, Stream stream) {
+  /// Rows of the host's by way of a buffer.
+  void attend_piece(const KvView& rows, Stream stream) {
     const uint32_t number = next_++ % 2;
     const Piece& piece = pieces_[number];
-    const bool packed = rows.dtype == DType::i8;
-    const size_t row = shape_.head_dim * dtype_size(rows.dtype);
-    const size_t head = size_t{n} * row, plane = head * shape_.kv_heads;
+    const RowsView &k = rows.keys, &v = rows.values;
+    const auto n = static_cast<uint32_t>(k.tokens);
+    const bool packed = k.dtype == DType::i8;
+    const size_t head = n * k.row_bytes(), plane = head * shape_.kv_heads;
     std::byte* const keys = at(layout_.pieces + number * layout_.piece_bytes);
     std::byte* const scales = at(layout_.scales + number * layout_.scale_bytes);
     const size_t block = size_t{2} * shape_.kv_heads * shape_.head_dim;
     const size_t scale_bytes =
         packed ? (n + kScaleRows - 1) / kScaleRows * block * sizeof(uint16_t) : 0;
-    const auto* const first_scales =
-        packed ? reinterpret_cast<const std::byte*>(rows.scales + first / kScaleRows * block)
-               : nullptr;
+    // Pieces are whole blocks of scales, and the scales of V lie between those of K.
+    const auto* const first_scales = reinterpret_cast<const std::byte*>(k.scales.data);
     copies_->wait_for(piece.used->get());
-    if (rows.pinned) {
-      launch_fetch(rows.keys + first * row, rows.head_stride, shape_.kv_heads, head, keys,
-                   copies_->get());
-      launch_fetch(rows.values + first * row, rows.head_stride, shape_.kv_heads, head, keys + plane,
-                   copies_->get());
+    if (k.memory == Memory::pinned) {
+      const size_t apart = k.head_stride * dtype_size(k.dtype);
+      launch_fetch(k.data, apart, shape_.kv_heads, head, keys, copies_->get());
+      launch_fetch(v.data, apart, shape_.kv_heads, head, keys + plane, copies_->get());
       if (packed) launch_fetch(first_scales, 0, 1, scale_bytes, scales, copies_->get());
     } else {
       // Such memory could be copied as pageable memory is, but a copy must not pass from pinned memory to memory that
@@ -245,9 +247,8 @@ class CudaBlocked final : public BlockedAttention {
       std::byte* const staged =
           staging_.data() + number * (layout_.piece_bytes + layout_.scale_bytes);
       for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-        const size_t from = h * rows.head_stride + first * row;
-        std::memcpy(staged + h * head, rows.keys + from, head);
-        std::memcpy(staged + plane + h * head, rows.values + from, head);
+        std::memcpy(staged + h * head, k.row(0, h), head);
+        std::memcpy(staged + plane + h * head, v.row(0, h), head);
       }
       if (packed) std::memcpy(staged + layout_.piece_bytes, first_scales, scale_bytes);
       copy(keys, staged, 2 * plane);
@@ -258,16 +259,16 @@ class CudaBlocked final : public BlockedAttention {
     check(cudaStreamWaitEvent(s, piece.filled->get()), "rows of blocked attention");
     if (packed) {
       const auto* const read = reinterpret_cast<const uint16_t*>(scales);
-      const size_t unpacked = size_t{n} * shape_.head_dim * dtype_size(shape_.dtype);
+      const size_t unpacked = size_t{n} * shape_.head_dim;
       std::byte* const to = at(layout_.unpacked);
-      std::byte* const to_values = to + unpacked * shape_.kv_heads;
+      std::byte* const to_values = to + unpacked * shape_.kv_heads * dtype_size(shape_.dtype);
       launch_unpack_rows(keys, read, 0, shape_.kv_heads, n, shape_.kv_heads, shape_.head_dim,
                          shape_.dtype, to, s);
       launch_unpack_rows(keys + plane, read, 1, shape_.kv_heads, n, shape_.kv_heads,
                          shape_.head_dim, shape_.dtype, to_values, s);
       launch(to, to_values, unpacked, n, stream);
     } else {
-      launch(keys, keys + plane, head, n, stream);
+      launch(keys, keys + plane, size_t{n} * shape_.head_dim, n, stream);
     }
     piece.used->record(s);
   }

@@ -36,14 +36,6 @@ bool all_dense(std::span<const PromptPattern> patterns, uint32_t rows) {
                      [&](const PromptPattern& p) { return p.dense || rows <= p.dense_rows; });
 }
 
-/// Heads from `first` on.
-DeviceTokens heads_of(const DeviceTokens& tokens, uint32_t first) {
-  DeviceTokens some = tokens;
-  some.data =
-      static_cast<std::byte*>(tokens.data) + first * tokens.head_stride * dtype_size(tokens.dtype);
-  return some;
-}
-
 class CudaListed final : public ListedAttention {
  public:
   CudaListed(const ResidentPlace& place, const BlockedShape& shape, size_t lot_bytes)
@@ -88,9 +80,9 @@ class CudaListed final : public ListedAttention {
     started_->record(s);
     copies_->wait_for(started_->get());
     const Call call{turn, patterns, rows, has_low, all_dense(patterns, rows)};
-    const bool waits_for_host =
-        std::any_of(turn.before.begin(), turn.before.end(),
-                    [](const KvRows& r) { return !r.on_device && !r.pinned && r.count != 0; });
+    const bool waits_for_host = std::any_of(
+        turn.before.begin(), turn.before.end(),
+        [](const KvView& r) { return r.keys.memory == Memory::host && r.keys.tokens != 0; });
     fetch_scales(turn);
     fetch(call, 0);
     const uint32_t lots = shape_.kv_heads / layout_.heads;
@@ -171,13 +163,15 @@ class CudaListed final : public ListedAttention {
              " places, allowed: " + std::to_string(kMostListedPlaces));
     }
     uint64_t rows = turn.n;
-    for (const KvRows& r : turn.before) {
-      rows += r.count;
-      const bool packed = r.dtype == DType::i8;
-      const bool is_right = packed ? !r.on_device && shape_.rows_in_int8 && r.scales != nullptr
-                                   : r.dtype == shape_.dtype;
-      if (is_right || r.count == 0) continue;
-      refuse(std::string("rows in ") + dtype_name(r.dtype) + " of a shape in " +
+    for (const KvView& r : turn.before) {
+      const RowsView& k = r.keys;
+      rows += k.tokens;
+      const bool packed = k.dtype == DType::i8;
+      const bool is_right = packed
+                                ? !k.on_device() && shape_.rows_in_int8 && k.scales.data != nullptr
+                                : k.dtype == shape_.dtype;
+      if (is_right || k.tokens == 0) continue;
+      refuse(std::string("rows in ") + dtype_name(k.dtype) + " of a shape in " +
              dtype_name(shape_.dtype) +
              (shape_.rows_in_int8 ? ", or of the host in int8 with scales" : ""));
     }
@@ -225,11 +219,11 @@ class CudaListed final : public ListedAttention {
   /// Fetches the scales of all rows in int8, one place after the other.
   void fetch_scales(const ListedTurn& turn) {
     std::byte* to = at(layout_.scales);
-    for (const KvRows& r : turn.before) {
-      const size_t bytes = scale_bytes(r);
+    for (const KvView& r : turn.before) {
+      const size_t bytes = scale_bytes(r.keys);
       if (bytes == 0) continue;
-      const auto* const from = reinterpret_cast<const std::byte*>(r.scales);
-      if (r.pinned) {
+      const auto* const from = reinterpret_cast<const std::byte*>(r.keys.scales.data);
+      if (r.keys.memory == Memory::pinned) {
         launch_fetch(from, 0, 1, bytes, to, copies_->get());
       } else {
         copy_staged(from, bytes, layout_.piece_bytes,
@@ -240,9 +234,10 @@ class CudaListed final : public ListedAttention {
       to += bytes;
     }
   }
-  [[nodiscard]] size_t scale_bytes(const KvRows& r) const {
-    if (r.dtype != DType::i8) return 0;
-    return size_t{(r.count + kScaleRows - 1) / kScaleRows} * shape_.kv_heads * 2 * shape_.head_dim *
+  /// Of keys and values together.
+  [[nodiscard]] size_t scale_bytes(const RowsView& keys) const {
+    if (keys.dtype != DType::i8) return 0;
+    return (keys.tokens + kScaleRows - 1) / kScaleRows * shape_.kv_heads * 2 * shape_.head_dim *
            sizeof(uint16_t);
   }
 
@@ -255,37 +250,37 @@ class CudaListed final : public ListedAttention {
       for (uint32_t i = 0; i < layout_.heads; ++i) {
         std::byte* to = at(layout_.head_at(number, which, i));
         const std::byte* scales = at(layout_.scales);
-        for (const KvRows& r : call.turn.before) {
-          fetch_rows(r, which, lot * layout_.heads + i, scales, to);
-          to += r.count * row;
-          scales += scale_bytes(r);
+        for (const KvView& r : call.turn.before) {
+          fetch_rows(which == 0 ? r.keys : r.values, which, lot * layout_.heads + i, scales, to);
+          to += r.keys.tokens * row;
+          scales += scale_bytes(r.keys);
         }
       }
       const size_t before = call.rows - call.turn.n;
-      launch_gather_rows(heads_of(which == 0 ? call.turn.k : call.turn.v, lot * layout_.heads),
-                         call.turn.n, layout_.heads, shape_.head_dim, shape_.dtype,
+      const TensorView& fresh = which == 0 ? call.turn.k : call.turn.v;
+      launch_gather_rows(fresh.some_heads(lot * layout_.heads, layout_.heads), shape_.dtype,
                          at(layout_.head_at(number, which, 0) + before * row),
                          layout_.head_bytes / dtype_size(shape_.dtype), copies_->get());
     }
     filled_[number]->record(copies_->get());
   }
   /// Fetches the rows of one head. scales: those of the place, on the device.
-  void fetch_rows(const KvRows& r, uint32_t which, uint32_t head, const std::byte* scales,
+  void fetch_rows(const RowsView& r, uint32_t which, uint32_t head, const std::byte* scales,
                   std::byte* to) {
-    const std::byte* const from = (which == 0 ? r.keys : r.values) + head * r.head_stride;
-    const bool packed = r.dtype == DType::i8;
+    const std::byte* const from = r.row(0, head);
+    const bool packed = r.dtype == DType::i8, pinned = r.memory == Memory::pinned;
     const size_t row = shape_.head_dim * dtype_size(r.dtype);
     const size_t whole_row = shape_.head_dim * dtype_size(shape_.dtype);
-    if (r.count == 0) return;
-    if (r.on_device) return copy(to, from, r.count * row, cudaMemcpyDeviceToDevice);
-    if (r.pinned && !packed) {
-      return launch_fetch(from, 0, 1, r.count * row, to, copies_->get());
+    if (r.tokens == 0) return;
+    if (r.on_device()) return copy(to, from, r.tokens * row, cudaMemcpyDeviceToDevice);
+    if (pinned && !packed) {
+      return launch_fetch(from, 0, 1, r.tokens * row, to, copies_->get());
     }
     const auto take = [&](const std::byte* source, size_t first, size_t count) {
       const size_t first_row = first / row, rows = count / row;
       std::byte* const at_row = to + first_row * whole_row;
       std::byte* const target = packed ? at(layout_.raw) : at_row;
-      if (r.pinned) {
+      if (pinned) {
         launch_fetch(source, 0, 1, count, target, copies_->get());
       } else {
         copy(target, source, count, cudaMemcpyHostToDevice);
@@ -299,9 +294,9 @@ class CudaListed final : public ListedAttention {
                          shape_.head_dim, shape_.dtype, at_row, copies_->get());
     };
     const size_t piece = layout_.piece_rows * row;
-    if (!r.pinned) return copy_staged(from, r.count * row, piece, take);
-    for (size_t first = 0; first < r.count * row; first += piece) {
-      take(from + first, first, std::min(piece, r.count * row - first));
+    if (!pinned) return copy_staged(from, r.tokens * row, piece, take);
+    for (size_t first = 0; first < r.tokens * row; first += piece) {
+      take(from + first, first, std::min(piece, r.tokens * row - first));
     }
   }
   /// Pageable memory, piece by piece by way of pinned memory: take(staged, first byte, bytes) enqueues what reads it.
@@ -328,16 +323,24 @@ class CudaListed final : public ListedAttention {
   void attend_lot(const Call& call, uint32_t lot, cudaStream_t stream) {
     const uint32_t number = lot % 2, heads = query_heads(layout_.heads), first = lot * heads;
     const ListedTurn& turn = call.turn;
-    const size_t d = shape_.head_dim, head = layout_.head_bytes / dtype_size(shape_.dtype);
-    launch_split_rows(heads_of(turn.q, first), turn.n, heads, shape_.head_dim, shape_.dtype,
-                      at(layout_.q), call.has_low ? at(layout_.q_low) : nullptr,
-                      at<uint32_t>(layout_.bad), stream);
+    launch_split_rows(turn.q.some_heads(first, heads), shape_.dtype, at(layout_.q),
+                      call.has_low ? at(layout_.q_low) : nullptr, at<uint32_t>(layout_.bad),
+                      stream);
     PromptStretch s;
-    s.q = {at(layout_.q), heads * d, d, shape_.dtype};
+    s.q = dense_tensor(at<const std::byte>(layout_.q), turn.n, heads, shape_.head_dim, shape_.dtype,
+                       Memory::device);
     s.q_low = call.has_low ? at(layout_.q_low) : nullptr;
-    s.k = {at(layout_.head_at(number, 0, 0)), d, head, shape_.dtype};
-    s.v = {at(layout_.head_at(number, 1, 0)), d, head, shape_.dtype};
-    s.out = heads_of(turn.out, first);
+    s.k = {.data = at(layout_.head_at(number, 0, 0)),
+           .token_stride = shape_.head_dim,
+           .head_stride = static_cast<ptrdiff_t>(layout_.head_bytes / dtype_size(shape_.dtype)),
+           .tokens = call.rows,
+           .heads = layout_.heads,
+           .dim = shape_.head_dim,
+           .dtype = shape_.dtype,
+           .memory = Memory::device};
+    s.v = s.k;
+    s.v.data = at(layout_.head_at(number, 1, 0));
+    s.out = turn.out.some_heads(first, heads);
     s.lse = turn.lse == nullptr ? nullptr : at<float>(layout_.lse);
     s.n = turn.n;
     s.rows = call.rows;

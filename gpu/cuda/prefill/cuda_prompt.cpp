@@ -21,8 +21,8 @@ namespace {
 }
 
 /// Rows that kernels read or write 16 bytes at a time.
-void check_aligned(const DeviceTokens& t, const char* name, size_t bytes) {
-  const size_t element = dtype_size(t.dtype);
+void check_aligned(const TensorView& t, const char* name, ptrdiff_t bytes) {
+  const auto element = static_cast<ptrdiff_t>(dtype_size(t.dtype));
   if (reinterpret_cast<uintptr_t>(t.data) % bytes != 0 || t.token_stride * element % bytes != 0 ||
       t.head_stride * element % bytes != 0) {
     refuse(std::string("rows of ") + name + " are not aligned to " + std::to_string(bytes) +
@@ -103,7 +103,7 @@ class CudaPrompt final : public CudaPromptAttention {
     if (s.q.dtype != DType::f32 && s.q.dtype != DType::f16 && s.q.dtype != DType::bf16) {
       refuse(std::string("q in ") + dtype_name(s.q.dtype) + ", allowed: f32, f16, bf16");
     }
-    for (const DeviceTokens* t : {&s.k, &s.v}) {
+    for (const TensorView* t : {&s.k, &s.v}) {
       if (t->dtype == s.q.dtype) continue;
       refuse(std::string(t == &s.k ? "k" : "v") + " in " + dtype_name(t->dtype) +
              ", needed: as q, " + dtype_name(s.q.dtype));
@@ -122,7 +122,7 @@ class CudaPrompt final : public CudaPromptAttention {
              std::to_string(HeadSet::kMost));
     }
     for (const PromptPattern& pattern : patterns) check(pattern);
-    constexpr size_t kRowBytes = 16, kOutBytes = 8;
+    constexpr ptrdiff_t kRowBytes = 16, kOutBytes = 8;
     check_aligned(s.q, "q", kRowBytes);
     check_aligned(s.k, "k", kRowBytes);
     check_aligned(s.v, "v", kRowBytes);
@@ -191,12 +191,16 @@ class CudaPrompt final : public CudaPromptAttention {
     p.first = s.rows - s.n;
     p.window = s.window;
     p.is_first = true;
-    p.final = {s.out.data, s.out.token_stride, s.out.head_stride, s.out.dtype, s.lse, nullptr};
+    p.final.data = s.out.data;
+    p.final.token_stride = s.out.token_stride;
+    p.final.head_stride = s.out.head_stride;
+    p.final.dtype = s.out.dtype;
+    p.final.lse = s.lse;
     return p;
   }
 
-  /// The stretch, whose numbers are f32, with sums of two fp16 in their place, and with single ones of K and V where it is not
-  /// dense.
+  /// The stretch, whose numbers are f32, with sums of two fp16 in their place, and with single
+  /// ones of K and V where it is not dense.
   PromptStretch split(PromptStretch s, bool dense, cudaStream_t stream) {
     const size_t dim = shape_.head_dim, parts = dense ? 2 : 1;
     const size_t queries = size_t{s.n} * shape_.q_heads * dim;
@@ -208,12 +212,13 @@ class CudaPrompt final : public CudaPromptAttention {
       (void)halves_.reserve(bytes);
     }
     auto* next = halves_.as<uint16_t>();
-    const auto split_rows = [&](DeviceTokens& t, uint32_t n, uint32_t heads, bool is_sum) {
+    const auto split_rows = [&](TensorView& t, uint32_t n, uint32_t heads, bool is_sum) {
       const size_t size = size_t{n} * heads * dim;
       uint16_t* const high = std::exchange(next, next + size);
       uint16_t* const low = is_sum ? std::exchange(next, next + size) : nullptr;
-      launch_split_rows(t, n, heads, shape_.head_dim, DType::f16, high, low, nullptr, stream);
-      t = {high, heads * dim, dim, DType::f16};
+      launch_split_rows(t.slice(0, n), DType::f16, high, low, nullptr, stream);
+      t = dense_tensor(reinterpret_cast<const std::byte*>(high), n, heads, shape_.head_dim,
+                       DType::f16, Memory::device);
       return low;
     };
     s.q_low = split_rows(s.q, s.n, shape_.q_heads, true);
@@ -247,15 +252,14 @@ class CudaPrompt final : public CudaPromptAttention {
   }
   void attend_slice(BlockedParams p, const PromptStretch& s, uint32_t begin, uint32_t n,
                     cudaStream_t stream) {
-    const size_t element = dtype_size(s.q.dtype);
-    const size_t offset = begin * s.q.token_stride * element;
-    p.q = static_cast<const std::byte*>(s.q.data) + offset;
-    if (s.q_low != nullptr) p.q_low = static_cast<const std::byte*>(s.q_low) + offset;
+    p.q = s.q.row(begin);
+    if (s.q_low != nullptr) {
+      p.q_low = static_cast<const std::byte*>(s.q_low) + (s.q.row(begin) - s.q.data);
+    }
     p.n = n;
     p.first += begin;
     p.rows = p.first + n;
-    p.final.data =
-        static_cast<std::byte*>(s.out.data) + begin * s.out.token_stride * dtype_size(s.out.dtype);
+    p.final.data = s.out.row(begin);
     if (s.lse != nullptr) p.final.lse = s.lse + size_t{begin} * shape_.q_heads;
     const std::optional<BlockedParams> second = lists_->choose(p, stream);
     launch(p, s.q.dtype, stream);

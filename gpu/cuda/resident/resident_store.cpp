@@ -168,25 +168,24 @@ void ResidentStore::keep_newest(std::span<const uint32_t> layers, uint32_t of,
   launch_keep_newest(p, stream);
 }
 
-ResidentRows ResidentStore::host_copy(uint32_t layer, uint32_t kv_head) {
-  const size_t offset = kv_head * (row_bytes_ / shape_.kv_heads);
-  return mirror_.rows(layer, offset, shape_.head_dim, shape_.dtype);
+KvPieces ResidentStore::host_copy(uint32_t layer) {
+  return mirror_.rows(layer, shape_.kv_heads, shape_.head_dim, shape_.dtype);
 }
 
-ResidentPieces ResidentStore::device_rows(uint32_t layer) {
+KvPieces ResidentStore::device_rows(uint32_t layer) {
   finish_own_work();
   const size_t row = row_bytes_ / shape_.kv_heads;
   const size_t plane = (size_t{shape_.sink} + shape_.window_capacity) * row;
   const std::byte* const base = rows_of(layer);
-  ResidentPieces all;
+  KvPieces all;
   mirror_.for_pieces(layer, [&](uint32_t slot, uint32_t n) {
-    KvRows& piece = all.pieces[all.count++];
-    piece.keys = base + slot * row;
-    piece.values = piece.keys + plane;
-    piece.head_stride = 2 * plane;
-    piece.count = n;
-    piece.dtype = shape_.dtype;
-    piece.on_device = true;
+    TensorView rows = dense_tensor(base + slot * row, n, shape_.kv_heads, shape_.head_dim,
+                                   shape_.dtype, Memory::device);
+    rows.token_stride = shape_.head_dim;
+    rows.head_stride = static_cast<ptrdiff_t>(2 * plane / dtype_size(shape_.dtype));
+    KvView& piece = all.pieces[all.count++];
+    piece.keys = piece.values = {rows};
+    piece.values.data += plane;
   });
   return all;
 }

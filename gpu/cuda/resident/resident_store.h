@@ -47,8 +47,8 @@ class ResidentStore {
                    cudaStream_t stream);
   /// The host's copy.
   [[nodiscard]] Mirror& mirror() { return mirror_; }
-  [[nodiscard]] ResidentRows host_copy(uint32_t layer, uint32_t kv_head);
-  [[nodiscard]] ResidentPieces device_rows(uint32_t layer);
+  [[nodiscard]] KvPieces host_copy(uint32_t layer);
+  [[nodiscard]] KvPieces device_rows(uint32_t layer);
 
   // For what enqueues steps.
   /// Tells a kernel where the layer's ring lies.

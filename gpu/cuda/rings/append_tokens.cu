@@ -18,7 +18,7 @@ uint32_t blocks_for(uint64_t items) {
 }
 
 /// 4 numbers of row `[token, head]`.
-__device__ inline void load_quad(const InputRows& rows, uint32_t token, uint32_t head,
+__device__ inline void load_quad(const TensorView& rows, uint32_t token, uint32_t head,
                                  uint32_t quad, float (&x)[4]) {
   const size_t at = token * rows.token_stride + head * rows.head_stride + quad * 4;
   convert(load_raw(rows.data, rows.dtype, at), rows.dtype, x);
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kCopyThreads)
 }
 
 __global__ void __launch_bounds__(kCopyThreads)
-    find_bad(InputRows rows, uint32_t n, uint32_t heads, uint32_t head_dim, DType as,
+    find_bad(TensorView rows, uint32_t n, uint32_t heads, uint32_t head_dim, DType as,
              uint32_t* bad) {
   const uint32_t quads = head_dim / 4;
   const uint64_t count = uint64_t{n} * heads * quads;
@@ -77,10 +77,10 @@ void launch_append_tokens(const AppendTokensParams& params, cudaStream_t stream)
   check_launch("copying tokens to a sliding window");
 }
 
-void launch_find_bad(const InputRows& rows, uint32_t n, uint32_t heads, uint32_t head_dim, DType as,
-                     uint32_t* bad, cudaStream_t stream) {
-  const uint64_t quads = uint64_t{n} * heads * (head_dim / 4);
-  find_bad<<<blocks_for(quads), kCopyThreads, 0, stream>>>(rows, n, heads, head_dim, as, bad);
+void launch_find_bad(const TensorView& rows, DType as, uint32_t* bad, cudaStream_t stream) {
+  const uint64_t quads = uint64_t{rows.tokens} * rows.heads * (rows.dim / 4);
+  find_bad<<<blocks_for(quads), kCopyThreads, 0, stream>>>(rows, static_cast<uint32_t>(rows.tokens),
+                                                           rows.heads, rows.dim, as, bad);
   check_launch("looking for a NaN");
 }
 

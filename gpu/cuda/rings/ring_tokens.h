@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gpu/cuda/common/rows.h"
+#include "cpu/tensor_view.h"
 #include "gpu/ring.h"
 #include "gpu/step.h"
 
@@ -35,16 +35,16 @@ struct AppendTokensParams {
   RingState* states = nullptr;  ///< of the layer, per KV head
   std::byte* kv = nullptr;      ///< of the layer
   DType dtype = DType::f16;     ///< there
-  InputRows k, v;
+  TensorView k, v;
   uint32_t first = 0;  ///< of the tokens in `after`
   uint32_t n = 0;
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
 };
 void launch_append_tokens(const AppendTokensParams& params, cudaStream_t stream);
-/// Sets *bad, in device memory, where one of `[n, heads, head_dim]` numbers is not finite once it is rounded to `as`.
-void launch_find_bad(const InputRows& rows, uint32_t n, uint32_t heads, uint32_t head_dim, DType as,
-                     uint32_t* bad, cudaStream_t stream);
+/// Sets *bad, in device memory, where a number of `rows` is not finite once it is rounded to `as`; their dim is a multiple
+/// of 4.
+void launch_find_bad(const TensorView& rows, DType as, uint32_t* bad, cudaStream_t stream);
 
 /// See StreamSteps::keep_newest().
 struct KeepParams {

@@ -68,7 +68,7 @@ struct RawPiece {
 };
 /// piece < D * sizeof(T) / 16.
 template <class T>
-__device__ inline RawPiece<T> load_piece(const InputRows& rows, uint32_t head, uint32_t piece) {
+__device__ inline RawPiece<T> load_piece(const TensorView& rows, uint32_t head, uint32_t piece) {
   RawPiece<T> raw;
 #pragma unroll
   for (uint32_t i = 0; i < 4 / sizeof(T); ++i) {
@@ -103,7 +103,7 @@ __device__ inline void take_new_token(const StepParams& p, const Work& w, T* kep
   const uint32_t which = threadIdx.x / 64;
   const uint32_t piece = threadIdx.x % 64;
   if (piece >= kPieces) return;
-  const InputRows& rows = which == 0 ? p.k : p.v;
+  const TensorView& rows = which == 0 ? p.k : p.v;
   const uint4 bytes = rounded_piece<T>(load_piece<T>(rows, w.head, piece), rows.dtype);
   const uint32_t slot = token_slot(p.ring, w.state, w.tokens - 1);
   T* plane = reinterpret_cast<T*>(p.kv) + (size_t{w.head} * 2 + which) * plane_elements<T, D>(p);

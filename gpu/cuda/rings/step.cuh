@@ -30,7 +30,7 @@ __device__ inline uint32_t publish(const StepParams& p, uint32_t head) {
   constexpr uint32_t kPieces = D * sizeof(T) / 16;
   const uint32_t which = threadIdx.x / 64;
   const uint32_t piece = threadIdx.x % 64;
-  const InputRows& kv = which == 0 ? p.k : p.v;
+  const TensorView& kv = which == 0 ? p.k : p.v;
   const bool has_piece = kv.data != nullptr && piece < kPieces;
   const uint32_t sequence = p.numbers[head] + 1;
   RawPiece<T> raw{};

@@ -130,7 +130,11 @@ void CudaStepper::attend_begin(uint32_t layer, const float* q, Codes* codes) {
         "copying q to the device");
 
   StepParams p = step_params(layer, StepQueue::host);
-  p.q = {device_q, shape_.head_dim, DType::f32};
+  const auto heads_of = [&](float* data) {
+    return dense_tensor(reinterpret_cast<std::byte*>(data), 1, shape_.q_heads, shape_.head_dim,
+                        DType::f32, Memory::device);
+  };
+  p.q = heads_of(device_q);
   p.counts = false;
   exchange_->set_result(++ticket_, p);
   host_step_has_codes_ = codes != nullptr;
@@ -140,7 +144,7 @@ void CudaStepper::attend_begin(uint32_t layer, const float* q, Codes* codes) {
     CodesStep s = own_codes.describe(layer, p.q);
     s.has_resident = true;
     s.resident = p;
-    s.out = {p.resident_o, shape_.head_dim, DType::f32};
+    s.out = heads_of(p.resident_o);
     s.lse = p.resident_lse;
     enqueue_codes(s, own_codes.launches_ahead(), own);
   } else {

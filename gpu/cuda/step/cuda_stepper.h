@@ -65,11 +65,11 @@ class CudaStepper final : public Resident, public StreamSteps {
   void attend_end(StateView out) override;
 
   // StreamSteps: what is enqueued.
-  void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
+  void begin(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
              const OnDevice& tokens, Stream stream) override;
-  void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) override;
-  void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-            const OnDevice& tokens, const DeviceRows& out, float* lse, Stream stream) override;
+  void end(uint32_t layer, const TensorOut& out, float* lse, Stream stream) override;
+  void step(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+            const OnDevice& tokens, const TensorOut& out, float* lse, Stream stream) override;
   void step_tokens(uint32_t layer, const ManyTokens& tokens, Codes& codes, Stream stream) override;
   [[nodiscard]] std::unique_ptr<StepGroup> make_group(uint32_t most) override;
   void keep_newest(std::span<const uint32_t> layers, uint32_t of, std::span<const uint32_t> kept,
@@ -100,9 +100,7 @@ class CudaStepper final : public Resident, public StreamSteps {
   [[nodiscard]] uint64_t merges() const override;
 
   // StreamSteps: the rows.
-  [[nodiscard]] ResidentRows host_copy(uint32_t layer, uint32_t kv_head) override {
-    return store_->host_copy(layer, kv_head);
-  }
+  [[nodiscard]] KvPieces host_copy(uint32_t layer) override { return store_->host_copy(layer); }
   uint32_t update_host_copy(uint32_t layer, const Published& published, std::byte* k,
                             std::byte* v) override {
     return store_->mirror().update_host_copy(layer, published.k, published.v, k, v);
@@ -110,9 +108,7 @@ class CudaStepper final : public Resident, public StreamSteps {
   void keep_newest_of_copy(uint32_t layer, uint32_t of, std::span<const uint32_t> kept) override {
     store_->mirror().keep_newest(layer, of, kept);
   }
-  [[nodiscard]] ResidentPieces device_rows(uint32_t layer) override {
-    return store_->device_rows(layer);
-  }
+  [[nodiscard]] KvPieces device_rows(uint32_t layer) override { return store_->device_rows(layer); }
 
  private:
   /// Of the newest step of a layer that was enqueued.
@@ -120,13 +116,13 @@ class CudaStepper final : public Resident, public StreamSteps {
     uint32_t begun =
         0;  ///< steps enqueued in halves, where there are no graphs of them (Signal::host_launch)
     CudaCodes* codes = nullptr;
-    DeviceRows q;  ///< of a step with codes
+    TensorView q;  ///< of a step with codes
     bool keeps_answer = false;
   };
 
   void choose_signal();
-  void check_step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
-                  const DeviceRows* v) const;
+  void check_step(uint32_t layer, const TensorView& q, const TensorView* k,
+                  const TensorView* v) const;
   void check_layer(uint32_t layer) const;
   /// Throws Error(unsupported) where the stream records a graph and steps cannot be recorded.
   void check_capture(Stream stream) const;
@@ -135,20 +131,20 @@ class CudaStepper final : public Resident, public StreamSteps {
 
   /// What kernels of any step of the layer are told, with the counters and partial states of one queue.
   [[nodiscard]] StepParams step_params(uint32_t layer, StepQueue queue) const;
-  [[nodiscard]] MergeParams merge_params(uint32_t layer, const DeviceRows& out, float* lse) const;
+  [[nodiscard]] MergeParams merge_params(uint32_t layer, const TensorOut& out, float* lse) const;
   /// What begins every step on a caller's stream: checks it, and notes what stands on the device for offloaded tokens.
-  [[nodiscard]] StepParams open_step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
-                                     const DeviceRows* v, const OnDevice& tokens, Stream stream);
+  [[nodiscard]] StepParams open_step(uint32_t layer, const TensorView& q, const TensorView* k,
+                                     const TensorView* v, const OnDevice& tokens, Stream stream);
   /// Of a step with codes, which waits for the host to have taken the step before.
   [[nodiscard]] StepParams params_with_codes(uint32_t layer, StepParams p);
   /// Enqueues the second half of a step that ends in a kernel of its own.
-  void write(uint32_t layer, const DeviceRows& out, float* lse, Stream stream);
+  void write(uint32_t layer, const TensorOut& out, float* lse, Stream stream);
 
   // A step that keeps its answer writes it here in place of out and lse, and a kernel more takes it to these and to the
   // host.
-  [[nodiscard]] DeviceRows answer_rows() const;
+  [[nodiscard]] TensorOut answer_rows() const;
   [[nodiscard]] float* answer_lse() const;
-  void hand_answer_over(uint32_t layer, const DeviceRows& out, float* lse, Stream stream);
+  void hand_answer_over(uint32_t layer, const TensorOut& out, float* lse, Stream stream);
 
   /// Of the KV head with the largest: heads wait at the same time, so that the one that waited longest stands for the
   /// step.

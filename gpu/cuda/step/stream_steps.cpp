@@ -12,7 +12,7 @@
 namespace keyhole::gpu {
 namespace {
 
-void check_rows(const DeviceRows& rows, const char* what) {
+void check_rows(const TensorView& rows, const char* what) {
   if (rows.data == nullptr) {
     throw Error(Status::invalid_argument, std::string(what) + " of a step: a null pointer");
   }
@@ -31,8 +31,8 @@ void CudaStepper::check_layer(uint32_t layer) const {
                                             "; the session has " + std::to_string(shape_.layers));
 }
 
-void CudaStepper::check_step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
-                             const DeviceRows* v) const {
+void CudaStepper::check_step(uint32_t layer, const TensorView& q, const TensorView* k,
+                             const TensorView* v) const {
   check_layer(layer);
   check_rows(q, "q");
   if ((k == nullptr) != (v == nullptr)) {
@@ -76,8 +76,8 @@ void CudaStepper::set_keeps_answer(Layer& layer, bool keeps) const {
   layer.keeps_answer = keeps;
 }
 
-StepParams CudaStepper::open_step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
-                                  const DeviceRows* v, const OnDevice& tokens, Stream stream) {
+StepParams CudaStepper::open_step(uint32_t layer, const TensorView& q, const TensorView* k,
+                                  const TensorView* v, const OnDevice& tokens, Stream stream) {
   check_step(layer, q, k, v);
   store_->open_to_streams();
   check_capture(stream);
@@ -86,9 +86,9 @@ StepParams CudaStepper::open_step(uint32_t layer, const DeviceRows& q, const Dev
   l.q = q;
   set_keeps_answer(l, tokens.keeps_answer);
   StepParams p = step_params(layer, StepQueue::stream);
-  p.q = input_of(q);
-  if (k != nullptr) p.k = input_of(*k);
-  if (v != nullptr) p.v = input_of(*v);
+  p.q = q;
+  if (k != nullptr) p.k = *k;
+  if (v != nullptr) p.v = *v;
   return p;
 }
 
@@ -102,10 +102,10 @@ StepParams CudaStepper::params_with_codes(uint32_t layer, StepParams p) {
   return p;
 }
 
-MergeParams CudaStepper::merge_params(uint32_t layer, const DeviceRows& out, float* lse) const {
+MergeParams CudaStepper::merge_params(uint32_t layer, const TensorOut& out, float* lse) const {
   MergeParams m;
   exchange_->set_waiting(layer, m);
-  m.out = output_of(out);
+  m.out = out;
   m.lse = lse;
   m.resident_o = store_->scratch<float>(store_->layout().resident_o(layer));
   m.resident_lse = store_->scratch<float>(store_->layout().resident_lse(layer));
@@ -115,22 +115,21 @@ MergeParams CudaStepper::merge_params(uint32_t layer, const DeviceRows& out, flo
   return m;
 }
 
-void CudaStepper::begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
-                        const DeviceRows* v, const OnDevice& tokens, Stream stream) {
+void CudaStepper::begin(uint32_t layer, const TensorView& q, const TensorView* k,
+                        const TensorView* v, const OnDevice& tokens, Stream stream) {
   const DeviceScope device(config_.ordinal);
   const StepParams p = open_step(layer, q, k, v, tokens, stream);
   Layer& l = layers_[layer];
   if (l.codes != nullptr) {
     launcher_->launch(params_with_codes(layer, p), stream_of(stream));
-    enqueue_codes_pass(l.codes->describe(layer, input_of(q)), l.codes->launches_ahead(),
-                       stream_of(stream));
+    enqueue_codes_pass(l.codes->describe(layer, q), l.codes->launches_ahead(), stream_of(stream));
     return;
   }
   ++l.begun;
   launcher_->launch(p, stream_of(stream));
 }
 
-void CudaStepper::end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) {
+void CudaStepper::end(uint32_t layer, const TensorOut& out, float* lse, Stream stream) {
   check_layer(layer);
   check_rows(out, "out");
   const DeviceScope device(config_.ordinal);
@@ -139,12 +138,12 @@ void CudaStepper::end(uint32_t layer, const DeviceRows& out, float* lse, Stream 
   hand_answer_over(layer, out, lse, stream);
 }
 
-void CudaStepper::write(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) {
+void CudaStepper::write(uint32_t layer, const TensorOut& out, float* lse, Stream stream) {
   if (const Layer& l = layers_[layer]; l.codes != nullptr) {
-    CodesStep s = l.codes->describe(layer, input_of(l.q));
+    CodesStep s = l.codes->describe(layer, l.q);
     s.resident_o = store_->scratch<float>(store_->layout().resident_o(layer));
     s.resident_lse = store_->scratch<float>(store_->layout().resident_lse(layer));
-    s.out = output_of(out);
+    s.out = out;
     s.lse = lse;
     enqueue_codes_rest(s, l.codes->launches_ahead(), stream_of(stream));
     return;
@@ -158,8 +157,8 @@ void CudaStepper::write(uint32_t layer, const DeviceRows& out, float* lse, Strea
                     stream_of(stream));
 }
 
-void CudaStepper::step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
-                       const DeviceRows* v, const OnDevice& tokens, const DeviceRows& out,
+void CudaStepper::step(uint32_t layer, const TensorView& q, const TensorView* k,
+                       const TensorView* v, const OnDevice& tokens, const TensorOut& out,
                        float* lse, Stream stream) {
   const bool keeps = tokens.keeps_answer;
   if (tokens.codes != nullptr) {
@@ -170,7 +169,7 @@ void CudaStepper::step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
     CodesStep s = codes.describe(layer, p.q);
     s.has_resident = true;
     s.resident = p;
-    s.out = output_of(keeps ? answer_rows() : out);
+    s.out = keeps ? answer_rows() : out;
     s.lse = keeps ? answer_lse() : lse;
     // What hands an answer over follows the step at once.
     enqueue_codes(s, codes.launches_ahead(), stream_of(stream), keeps ? nullptr : tokens.group);
@@ -193,14 +192,11 @@ void CudaStepper::step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
 }
 
 void CudaStepper::step_tokens(uint32_t layer, const ManyTokens& t, Codes& codes, Stream stream) {
-  const auto first = [](const DeviceTokens& x) {
-    return DeviceRows{x.data, x.head_stride, x.dtype};
-  };
-  const DeviceRows q = first(t.q), k = first(t.k), v = first(t.v);
-  check_rows(first(t.out), "out");
+  check_rows(t.out, "out");
   const uint32_t most = codes.most_tokens(layer);
-  if (t.tokens == 0 || t.tokens > most || t.drafts < t.tokens || t.drafts > kMostDrafts) {
-    throw Error(Status::invalid_argument, "a step of " + std::to_string(t.tokens) + " tokens and " +
+  const auto tokens = static_cast<uint32_t>(t.q.tokens);
+  if (tokens == 0 || tokens > most || t.drafts < tokens || t.drafts > kMostDrafts) {
+    throw Error(Status::invalid_argument, "a step of " + std::to_string(tokens) + " tokens and " +
                                               std::to_string(t.drafts) +
                                               " drafts; allowed are 1.." + std::to_string(most) +
                                               ", and " + std::to_string(kMostDrafts));
@@ -208,18 +204,15 @@ void CudaStepper::step_tokens(uint32_t layer, const ManyTokens& t, Codes& codes,
   const DeviceScope device(config_.ordinal);
   OnDevice on_device;
   on_device.codes = &codes;
-  StepParams p = params_with_codes(layer, open_step(layer, q, &k, &v, on_device, stream));
-  p.q = input_of(t.q);
-  p.k = input_of(t.k);
-  p.v = input_of(t.v);
-  p.tokens = t.tokens;
+  StepParams p = params_with_codes(layer, open_step(layer, t.q, &t.k, &t.v, on_device, stream));
+  p.tokens = tokens;
   p.drafts = t.drafts;
   std::copy(t.sees.begin(), t.sees.end(), p.sees);
   const CudaCodes& own = *layers_[layer].codes;
   CodesStep s = own.describe(layer, p.q, p.tokens);
   s.has_resident = true;
   s.resident = p;
-  s.out = output_of(t.out);
+  s.out = t.out;
   s.lse = t.lse;
   enqueue_codes(s, own.launches_ahead(), stream_of(stream), t.group);
 }
@@ -240,21 +233,22 @@ void CudaStepper::synchronize(Stream stream) {
 
 // --- answers -----------------------------------------------------------------------------------------
 
-DeviceRows CudaStepper::answer_rows() const {
-  return {store_->scratch<float>(store_->layout().answer_o()), shape_.head_dim, DType::f32};
+TensorOut CudaStepper::answer_rows() const {
+  return dense_tensor(store_->scratch<std::byte>(store_->layout().answer_o()), 1, shape_.q_heads,
+                      shape_.head_dim, DType::f32, Memory::device);
 }
 float* CudaStepper::answer_lse() const {
   return store_->scratch<float>(store_->layout().answer_lse());
 }
 
-void CudaStepper::hand_answer_over(uint32_t layer, const DeviceRows& out, float* lse,
+void CudaStepper::hand_answer_over(uint32_t layer, const TensorOut& out, float* lse,
                                    Stream stream) {
   AnswerParams p;
   exchange_->set_answers(layer, p);
   p.o = store_->scratch<float>(store_->layout().answer_o());
   p.lse = answer_lse();
   p.numbers = store_->scratch<uint32_t>(store_->layout().numbers(layer));
-  p.out = output_of(out);
+  p.out = out;
   p.out_lse = lse;
   p.group = shape_.q_heads / shape_.kv_heads;
   p.head_dim = shape_.head_dim;

@@ -31,13 +31,12 @@ class CudaWindows final : public Windows {
   void read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k, std::byte* v) const override {
     store_.read(layer, first, n, k, v);
   }
-  void append(uint32_t layer, uint32_t first, uint32_t n, uint32_t kept, const DeviceTokens& k,
-              const DeviceTokens& v, Stream stream) override {
-    store_.append(layer, first, n, kept, k, v, stream_of(stream));
+  void append(uint32_t layer, uint32_t first, uint32_t kept, const TensorView& k,
+              const TensorView& v, Stream stream) override {
+    store_.append(layer, first, kept, k, v, stream_of(stream));
   }
-  bool are_finite(uint32_t /*layer*/, const DeviceTokens& rows, uint32_t n, uint32_t heads,
-                  DType as, Stream stream) override {
-    return store_.are_finite(rows, n, heads, as, stream_of(stream));
+  bool are_finite(uint32_t /*layer*/, const TensorView& rows, DType as, Stream stream) override {
+    return store_.are_finite(rows, as, stream_of(stream));
   }
   void keep_newest(std::span<const uint32_t> layers, uint32_t of, std::span<const uint32_t> kept,
                    Stream stream) override {
@@ -45,8 +44,8 @@ class CudaWindows final : public Windows {
   }
   size_t bytes() const override { return store_.bytes(); }
 
-  void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-            const SeenDrafts& drafts, const DeviceRows& out, float* lse, Stream stream) override {
+  void step(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
+            const SeenDrafts& drafts, const TensorOut& out, float* lse, Stream stream) override {
     check_window_rows(out, "out");
     check_drafts(drafts);
     StepParams p = step_params(layer, q, k, v);
@@ -56,22 +55,22 @@ class CudaWindows final : public Windows {
       p.window = drafts.reach(p.window);
     }
     p.merges = true;
-    p.merge.out = output_of(out);
+    p.merge.out = out;
     p.merge.lse = lse;
     const DeviceScope device(store_.ordinal());
     launcher_->launch(p, stream_of(stream));
   }
-  void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
+  void begin(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
              Stream stream) override {
     const StepParams p = step_params(layer, q, k, v);
     const DeviceScope device(store_.ordinal());
     launcher_->launch(p, stream_of(stream));
   }
-  void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) override {
+  void end(uint32_t layer, const TensorOut& out, float* lse, Stream stream) override {
     store_.check_layer(layer);
     check_window_rows(out, "out");
     MergeParams m = merge_params(layer);
-    m.out = output_of(out);
+    m.out = out;
     m.lse = lse;
     const DeviceScope device(store_.ordinal());
     launch_host_merge(m, store_.states(layer), store_.shape().kv_heads, launcher_->ahead(),
@@ -111,8 +110,8 @@ class CudaWindows final : public Windows {
     return m;
   }
 
-  [[nodiscard]] StepParams step_params(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
-                                       const DeviceRows* v) const {
+  [[nodiscard]] StepParams step_params(uint32_t layer, const TensorView& q, const TensorView* k,
+                                       const TensorView* v) const {
     store_.check_layer(layer);
     check_window_rows(q, "q");
     if ((k == nullptr) != (v == nullptr)) refuse_windows("a step takes k and v, or neither");
@@ -122,9 +121,9 @@ class CudaWindows final : public Windows {
     }
     StepParams p;
     store_.set_ring(layer, p);
-    p.q = input_of(q);
-    if (k != nullptr) p.k = input_of(*k);
-    if (v != nullptr) p.v = input_of(*v);
+    p.q = q;
+    if (k != nullptr) p.k = *k;
+    if (v != nullptr) p.v = *v;
     p.merge = merge_params(layer);
     return p;
   }

@@ -12,10 +12,6 @@
 namespace keyhole::gpu {
 namespace {
 
-void check_tokens(const DeviceTokens& rows, const char* what) {
-  check_window_rows({rows.data, rows.head_stride, rows.dtype}, what);
-}
-
 /// A full ring loses its oldest token to the new one.
 RingShape ring_of(uint32_t slots) { return {0, slots, slots - 1}; }
 
@@ -50,7 +46,7 @@ void refuse_windows(const std::string& text) {
   throw Error(Status::invalid_argument, "sliding layers on a CUDA device: " + text);
 }
 
-void check_window_rows(const DeviceRows& rows, const char* what) {
+void check_window_rows(const TensorView& rows, const char* what) {
   if (rows.data == nullptr) refuse_windows(std::string(what) + " of a step: a null pointer");
   if (rows.dtype != DType::f32 && rows.dtype != DType::f16 && rows.dtype != DType::bf16) {
     refuse_windows(std::string(what) + " of a step: dtype " + dtype_name(rows.dtype) +
@@ -174,11 +170,12 @@ void WindowsStore::read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k
   }
 }
 
-void WindowsStore::append(uint32_t layer, uint32_t first, uint32_t n, uint32_t kept,
-                          const DeviceTokens& k, const DeviceTokens& v, cudaStream_t stream) {
+void WindowsStore::append(uint32_t layer, uint32_t first, uint32_t kept, const TensorView& k,
+                          const TensorView& v, cudaStream_t stream) {
   check_layer(layer);
-  check_tokens(k, "k");
-  check_tokens(v, "v");
+  check_window_rows(k, "k");
+  check_window_rows(v, "v");
+  const auto n = static_cast<uint32_t>(k.tokens);
   if (n > kept || kept > shape_.layers[layer].slots) {
     refuse_windows(std::to_string(n) + " new tokens of " + std::to_string(kept) + ", in " +
                    std::to_string(shape_.layers[layer].slots) + " slots");
@@ -191,8 +188,8 @@ void WindowsStore::append(uint32_t layer, uint32_t first, uint32_t n, uint32_t k
   p.states = states(layer);
   p.kv = memory_.data() + layout_.kv(layer);
   p.dtype = shape_.dtype;
-  p.k = input_of(k);
-  p.v = input_of(v);
+  p.k = k;
+  p.v = v;
   p.first = kept - n;
   p.n = n;
   p.kv_heads = shape_.kv_heads;
@@ -201,15 +198,14 @@ void WindowsStore::append(uint32_t layer, uint32_t first, uint32_t n, uint32_t k
   check(cudaStreamSynchronize(stream), "tokens of a prompt");
 }
 
-bool WindowsStore::are_finite(const DeviceTokens& rows, uint32_t n, uint32_t heads, DType as,
-                              cudaStream_t stream) {
-  check_tokens(rows, "rows");
-  if (n == 0) return true;
+bool WindowsStore::are_finite(const TensorView& rows, DType as, cudaStream_t stream) {
+  check_window_rows(rows, "rows");
+  if (rows.tokens == 0) return true;
   const DeviceScope device(session_.ordinal());
   auto* const bad = memory_.as<uint32_t>(layout_.scratch.ready());
   uint32_t found = 0;
   check(cudaMemsetAsync(bad, 0, sizeof found, stream), "looking for a NaN");
-  launch_find_bad(input_of(rows), n, heads, shape_.head_dim, as, bad, stream);
+  launch_find_bad(rows, as, bad, stream);
   check(cudaMemcpyAsync(&found, bad, sizeof found, cudaMemcpyDeviceToHost, stream),
         "looking for a NaN");
   check(cudaStreamSynchronize(stream), "looking for a NaN");

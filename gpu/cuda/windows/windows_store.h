@@ -22,7 +22,7 @@ namespace keyhole::gpu {
 /// Throws Error(invalid_argument), which names sliding layers.
 [[noreturn]] void refuse_windows(const std::string& text);
 /// Throws Error(invalid_argument) for rows that no kernel takes. what: of a step.
-void check_window_rows(const DeviceRows& rows, const char* what);
+void check_window_rows(const TensorView& rows, const char* what);
 
 /// One thread at a time.
 class WindowsStore {
@@ -38,10 +38,9 @@ class WindowsStore {
   void fill(uint32_t layer, uint32_t first, uint32_t n, const std::byte* k, const std::byte* v);
   void keep(uint32_t layer, uint32_t first, uint32_t n);
   void read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k, std::byte* v) const;
-  void append(uint32_t layer, uint32_t first, uint32_t n, uint32_t kept, const DeviceTokens& k,
-              const DeviceTokens& v, cudaStream_t stream);
-  [[nodiscard]] bool are_finite(const DeviceTokens& rows, uint32_t n, uint32_t heads, DType as,
-                                cudaStream_t stream);
+  void append(uint32_t layer, uint32_t first, uint32_t kept, const TensorView& k,
+              const TensorView& v, cudaStream_t stream);
+  [[nodiscard]] bool are_finite(const TensorView& rows, DType as, cudaStream_t stream);
   void keep_newest(std::span<const uint32_t> layers, uint32_t of, std::span<const uint32_t> kept,
                    cudaStream_t stream);
   [[nodiscard]] size_t bytes() const { return layout_.bytes; }

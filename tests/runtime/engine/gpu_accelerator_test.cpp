@@ -55,7 +55,7 @@ class Search final : public gpu::NeighbourSearch {
       busy_ = false;
       throw;
     }
-    for (size_t q = 0; q < task.queries.count; ++q) {
+    for (size_t q = 0; q < task.queries.tokens; ++q) {
       lists.counts[q] = 1;
       lists.ids[q * task.most] = static_cast<uint32_t>(task.limits != nullptr ? task.limits[q] : 7);
     }
@@ -120,8 +120,8 @@ struct Task {
   std::vector<uint32_t> limits = std::vector<uint32_t>(4096, 5);
   index::NearestTask task;
   Task() {
-    task.keys = {nullptr, 256, 65536, 128, DType::f16};
-    task.queries = {nullptr, 512, 4096, 128, DType::f32};
+    task.keys = dense_rows(nullptr, 65536, 128, DType::f16);
+    task.queries = dense_rows(nullptr, 4096, 128, DType::f32);
     task.limits = limits.data();
     task.most = 4;
   }
@@ -164,7 +164,7 @@ TEST(GpuAccelerator, WhatIsSmallOrUnusualIsDeclined) {
   task.task.most = 129;
   EXPECT_FALSE(task.run(accelerator));
   task.task.most = 4;
-  task.task.keys.count = 100;
+  task.task.keys.tokens = 100;
   EXPECT_FALSE(task.run(accelerator));
   float centroid = 0.0F;
   uint32_t label = 0;
@@ -244,8 +244,7 @@ TEST(GpuAccelerator, BuildsOnACudaDevice) {
     auto built = index::make_index(spec, 64, DType::f16, context);
     index::BuildInput input;
     input.keys = keys.view();
-    input.queries.rows = {reinterpret_cast<const std::byte*>(training.data()), 256, 2000, 64,
-                          DType::f32};
+    input.queries.rows = dense_rows(training.data(), 2000, 64, DType::f32);
     built->build(input, {});
     return built;
   };

@@ -29,7 +29,7 @@ TEST(Safetensors, ReadsTensorsInPlace) {
   EXPECT_TRUE(file.contains("w"));
   EXPECT_FALSE(file.contains("__metadata__"));
 
-  const TensorView& w = file.tensor("w");
+  const StoredTensor& w = file.tensor("w");
   EXPECT_EQ(w.type, ElementType::bf16);
   EXPECT_EQ(w.shape, (std::vector<size_t>{2, 3}));
   EXPECT_EQ(w.elements(), 6U);

@@ -36,7 +36,7 @@ TEST(SafetensorsWriter, WritesWhatTheReaderReads) {
   EXPECT_EQ(file.metadata().at("key"), "value");
   size_t offset = 0;
   for (const auto& tensor : layout) {
-    const TensorView& view = file.tensor(tensor.name);
+    const StoredTensor& view = file.tensor(tensor.name);
     EXPECT_EQ(view.type, tensor.type);
     EXPECT_EQ(view.shape, tensor.shape);
     const std::span expected = std::span(data).subspan(offset, view.bytes.size());

@@ -97,15 +97,9 @@ class IndexKeeperTest : public ::testing::TestWithParam<const char*> {
     p.heads[1].budget.min_keys = 16;
     return p;
   }
-  static RowsIn rows(const std::vector<float>& values, uint32_t n, uint32_t heads) {
-    RowsIn r;
-    r.data = reinterpret_cast<const std::byte*>(values.data());
-    r.head_stride = kDim * sizeof(float);
-    r.token_stride = heads * r.head_stride;
-    r.tokens = n;
-    r.heads = heads;
-    r.dim = kDim;
-    return r;
+  static TensorView rows(const std::vector<float>& values, uint32_t n, uint32_t heads) {
+    return dense_tensor(reinterpret_cast<const std::byte*>(values.data()), n, heads, kDim,
+                        DType::f32);
   }
   static void append(Sequence& sequence, uint32_t layer, uint32_t n, Numbers& numbers) {
     const auto k = numbers.many(size_t{n} * kHeads * kDim);
@@ -189,7 +183,7 @@ TEST_P(IndexKeeperTest, IndexesWhatTheRuleSays) {
           const uint32_t n = 1 + numbers.below(800);
           const auto q = numbers.many(size_t{n} * 2 * kHeads * kDim);
           const auto before = newest_samples(*kept, l);
-          kept->keeper.sample_queries(l, rows(q, n, 2 * kHeads), sequence.tokens(l));
+          kept->keeper.sample_queries(l, rows(q, n, 2 * kHeads), {}, sequence.tokens(l));
           append(sequence, l, n, numbers);
           if (newest_samples(*kept, l) != before) rules[l].cancel_first();
           rules[l].rows = sequence.rows(l);
@@ -252,7 +246,7 @@ TEST_P(IndexKeeperTest, ABalanceThatIsFixedEarlyIsThatOfTheIndex) {
   Kept kept(*engine_, p);
   Numbers numbers(3);
   const auto q = numbers.many(size_t{600} * 2 * kHeads * kDim);
-  kept.keeper.sample_queries(0, rows(q, 600, 2 * kHeads), 0);
+  kept.keeper.sample_queries(0, rows(q, 600, 2 * kHeads), {}, 0);
   append(kept.sequence, 0, 600, numbers);
   HeadIndexes heads(*engine_, p);
   heads.at(0, 0).queries = kept.keeper.head(0, 0).queries;
@@ -275,7 +269,7 @@ TEST_P(IndexKeeperTest, TokensThatAreDroppedNowAndThenDoNotStopAFirstIndex) {
   Kept kept(*engine_, p);
   Numbers numbers(2);
   const auto q = numbers.many(size_t{100} * 2 * kHeads * kDim);
-  kept.keeper.sample_queries(0, rows(q, 100, 2 * kHeads), 0);
+  kept.keeper.sample_queries(0, rows(q, 100, 2 * kHeads), {}, 0);
   append(kept.sequence, 0, 100, numbers);
   for (int i = 0; i < 120; ++i) {
     (void)kept.keeper.advance_append(0);

@@ -32,13 +32,8 @@ class KvLayers : public test::LayerConfig {
       for (const uint32_t layer : {kFull, kSliding}) {
         const LayerShape m = engine_->model().of(layer);
         const std::vector<float> row(size_t{m.kv_heads} * m.head_dim, static_cast<float>(next_));
-        RowsIn r;
-        r.data = reinterpret_cast<const std::byte*>(row.data());
-        r.head_stride = m.head_dim * sizeof(float);
-        r.token_stride = m.kv_heads * r.head_stride;
-        r.tokens = 1;
-        r.heads = m.kv_heads;
-        r.dim = m.head_dim;
+        const TensorView r = dense_tensor(reinterpret_cast<const std::byte*>(row.data()), 1,
+                                          m.kv_heads, m.head_dim, DType::f32);
         sequence_->layer(layer).append(r, r);
       }
       ++next_;

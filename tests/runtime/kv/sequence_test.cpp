@@ -80,14 +80,8 @@ class SequenceTest : public ::testing::Test {
       }
     }
     const auto rows = [&](const std::vector<float>& values) {
-      RowsIn r;
-      r.data = reinterpret_cast<const std::byte*>(values.data());
-      r.head_stride = kDim * sizeof(float);
-      r.token_stride = kHeads * r.head_stride;
-      r.tokens = n;
-      r.heads = kHeads;
-      r.dim = kDim;
-      return r;
+      return dense_tensor(reinterpret_cast<const std::byte*>(values.data()), n, kHeads, kDim,
+                          DType::f32);
     };
     sequence.append(layer, rows(k), rows(v));
     places_[layer].append(serial_, n);
@@ -108,7 +102,7 @@ class SequenceTest : public ::testing::Test {
       ASSERT_EQ(place.window.size() == kWindow + kFlush, sequence.window_is_full(l));
       for (uint32_t h = 0; h < kHeads; ++h) {
         const KvView kv = sequence.view(l, h);
-        ASSERT_EQ(place.rows.size(), kv.keys.count);
+        ASSERT_EQ(place.rows.size(), kv.keys.tokens);
         for (size_t r = 0; r < place.rows.size(); ++r) {
           expect_elements(kv.keys.row(r), element(place.rows[r], l, h));
           expect_elements(kv.values.row(r), element(place.rows[r], l, h) + 1.0F);

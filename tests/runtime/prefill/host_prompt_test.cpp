@@ -196,5 +196,41 @@ TEST(HostPrompt, OutMayBeTheQueries) {
             KEYHOLE_INVALID_ARGUMENT);
 }
 
+// A stride of 0 says that all heads have the same rows, a negative one that tokens run backwards.
+TEST(HostPrompt, StridesMayBeZeroOrNegative) {
+  const EnginePtr engine = make_engine(small_engine());
+  Tokens tokens(200, 13);
+  for (auto* x : {&tokens.k, &tokens.v}) {
+    for (size_t t = 0; t < tokens.n; ++t) {
+      const auto row = x->begin() + static_cast<ptrdiff_t>(t * kKvHeads * kDim);
+      std::copy_n(row, kDim, row + kDim);
+    }
+  }
+  const Prompt prompt(engine.get(), "dense");
+  const Output expected = attend(prompt.p, tokens, 200, 200);
+  // The rows of the first head alone, the newest token first.
+  const auto packed = [&](const std::vector<float>& x) {
+    std::vector<float> rows;
+    for (size_t t = tokens.n; t-- > 0;) {
+      const auto row = x.begin() + static_cast<ptrdiff_t>(t * kKvHeads * kDim);
+      rows.insert(rows.end(), row, row + kDim);
+    }
+    return rows;
+  };
+  std::vector<float> k = packed(tokens.k), v = packed(tokens.v);
+  const auto backwards = [&](std::vector<float>& rows) {
+    keyhole_tensor t = tensor_of(rows.data() + (tokens.n - 1) * kDim, tokens.n, kKvHeads, kDim);
+    t.strides[0] = -ptrdiff_t{kDim};
+    t.strides[1] = 0;
+    return t;
+  };
+  Output out{std::vector<float>(expected.o.size(), NAN),
+             std::vector<float>(expected.lse.size(), NAN)};
+  const keyhole_tensor tq = tensor_of(tokens.q.data(), tokens.n, kHeads, kDim), tk = backwards(k),
+                       tv = backwards(v), to = tensor_of(out.o.data(), tokens.n, kHeads, kDim);
+  ASSERT_OK(keyhole_prompt_attend(prompt.p, 0, &tq, &tk, &tv, &to, out.lse.data(), nullptr));
+  EXPECT_EQ(out, expected);
+}
+
 }  // namespace
 }  // namespace keyhole::test

@@ -99,10 +99,11 @@ class CodesSoak : public StreamTest {
   std::vector<std::byte> fresh(uint32_t layer, uint32_t head, size_t b,
                                const index::Balance& balance) const {
     const auto view = [&](const std::vector<float>& x) {
-      const size_t stride = row_size() * sizeof(float);
-      const auto* first = reinterpret_cast<const std::byte*>(x.data() + head * d());
-      return RowsView{first + small_session().sink * stride, stride,
-                      tokens() - small_session().sink, static_cast<uint32_t>(d()), DType::f32};
+      RowsView rows =
+          dense_rows(x.data() + small_session().sink * row_size() + head * d(),
+                     tokens() - small_session().sink, static_cast<uint32_t>(d()), DType::f32);
+      rows.token_stride = static_cast<ptrdiff_t>(row_size());
+      return rows;
     };
     const CodeShape shape{static_cast<uint32_t>(d()), 2, 2};
     std::vector<std::byte> out(shape.block_bytes());

@@ -63,7 +63,7 @@ TEST(Selection, TheUnionHoldsEveryHitOnce) {
     const uint32_t k = 1 + numbers.below(60);
     const auto keys = numbers.many(size_t{n} * 64);
     const auto queries = numbers.many(size_t{group} * 64);
-    const RowsView view{reinterpret_cast<const std::byte*>(keys.data()), 256, n, 64, DType::f32};
+    const RowsView view = dense_rows(keys.data(), n, 64, DType::f32);
     auto index = index::make_index("flat", 64, DType::f32, {&kernels, &pool});
     index::BuildInput input;
     input.keys = view;

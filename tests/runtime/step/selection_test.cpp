@@ -21,8 +21,7 @@ constexpr const char* kSpecs[] = {"flat",
                                   "sparq:r=8"};
 
 RowsView view_of(const std::vector<float>& rows) {
-  return {reinterpret_cast<const std::byte*>(rows.data()), kDim * sizeof(float), rows.size() / kDim,
-          kDim, DType::f32};
+  return dense_rows(rows.data(), rows.size() / kDim, kDim, DType::f32);
 }
 
 /// Scores that a codec would give: off by up to 2 %, and said to be so.

@@ -11,10 +11,9 @@ namespace {
 
 /// No layer has a row yet.
 struct EmptyRows final : CodeSource {
-  KvView rows(uint32_t, uint32_t) const override { return {}; }
+  KvView rows(uint32_t) const override { return {}; }
   const uint16_t* scales(uint32_t) const override { return nullptr; }
   uint32_t row_block() const override { return kCodeBlock; }
-  size_t row_capacity() const override { return 0; }
   void learn_balances(uint32_t) override {}
   const index::Balance& balance(uint32_t, uint32_t) override {
     throw Error(Status::internal, "planted: no rows");

@@ -37,28 +37,25 @@ class FakeCopies final : public gpu::HostCopies {
   }
 };
 
-class DeviceRows : public testing::Test {
+class DeviceTensors : public testing::Test {
  protected:
-  DeviceRows() { std::iota(memory_.begin(), memory_.end(), 0.0F); }
-  /// Strides in elements.
-  [[nodiscard]] RowsIn rows(ptrdiff_t token_stride, ptrdiff_t head_stride, size_t first = 0,
-                            uint32_t tokens = kTokens) const {
-    RowsIn r;
-    r.data = reinterpret_cast<const std::byte*>(memory_.data() + first);
-    r.token_stride = static_cast<size_t>(token_stride) * sizeof(float);
-    r.head_stride = static_cast<size_t>(head_stride) * sizeof(float);
-    r.tokens = tokens;
-    r.heads = kHeads;
-    r.dim = kRowDim;
-    r.dtype = DType::f32;
-    r.on_device = true;
-    return r;
+  DeviceTensors() { std::iota(memory_.begin(), memory_.end(), 0.0F); }
+  [[nodiscard]] TensorView rows(ptrdiff_t token_stride, ptrdiff_t head_stride, size_t first = 0,
+                                uint32_t tokens = kTokens) const {
+    return {reinterpret_cast<const std::byte*>(memory_.data() + first),
+            token_stride,
+            head_stride,
+            tokens,
+            kHeads,
+            kRowDim,
+            DType::f32,
+            Memory::device};
   }
-  /// What is read is what RowsIn::row() says.
-  void expect_read(const RowsIn& from) {
+  /// What is read is what TensorView::row() says.
+  void expect_read(const TensorView& from) {
     RowBuffer buffer;
-    const RowsIn host = reader_.read(from, "k", nullptr, buffer);
-    EXPECT_FALSE(host.on_device);
+    const TensorView host = reader_.read(from, "k", nullptr, buffer);
+    EXPECT_FALSE(host.on_device());
     ASSERT_EQ(host.tokens, from.tokens);
     for (size_t t = 0; t < from.tokens; ++t) {
       for (size_t h = 0; h < kHeads; ++h) {
@@ -67,7 +64,7 @@ class DeviceRows : public testing::Test {
       }
     }
   }
-  void expect_refused(const RowsIn& from) {
+  void expect_refused(const TensorView& from) {
     RowBuffer buffer;
     try {
       (void)reader_.read(from, "k", nullptr, buffer);
@@ -84,7 +81,7 @@ class DeviceRows : public testing::Test {
   DeviceRowsReader reader_{std::make_unique<FakeCopies>(), pool_};
 };
 
-TEST_F(DeviceRows, AreReadWithGapsBetweenTokensOrHeads) {
+TEST_F(DeviceTensors, AreReadWithGapsBetweenTokensOrHeads) {
   expect_read(rows(kHeads * kRowDim, kRowDim));
   expect_read(rows(2 * kHeads * kRowDim, kRowDim));
   expect_read(rows(kHeads * 2 * kRowDim, 2 * kRowDim));
@@ -93,7 +90,7 @@ TEST_F(DeviceRows, AreReadWithGapsBetweenTokensOrHeads) {
   expect_read(rows(kHeads * kRowDim, kRowDim, 0, 0));
 }
 
-TEST_F(DeviceRows, ThatOneCopyCannotReadAreRefused) {
+TEST_F(DeviceTensors, ThatOneCopyCannotReadAreRefused) {
   expect_refused(rows(-ptrdiff_t{kHeads} * kRowDim, kRowDim, 1024));  // tokens run backwards
   expect_refused(rows(kHeads * kRowDim, -ptrdiff_t{kRowDim}, 1024));  // heads run backwards
   expect_refused(rows(-ptrdiff_t{kHeads} * kRowDim, -ptrdiff_t{kRowDim}, 1024));
@@ -103,23 +100,13 @@ TEST_F(DeviceRows, ThatOneCopyCannotReadAreRefused) {
   expect_refused(rows(kRowDim, kTokens * kRowDim));  // heads outermost
 }
 
-TEST_F(DeviceRows, InHostMemoryAreLeftAlone) {
-  RowsIn from = rows(-ptrdiff_t{kHeads} * kRowDim, kRowDim, 1024);
-  from.on_device = false;
+TEST_F(DeviceTensors, InHostMemoryAreLeftAlone) {
+  TensorView from = rows(-ptrdiff_t{kHeads} * kRowDim, kRowDim, 1024);
+  from.memory = Memory::host;
   RowBuffer buffer;
-  const RowsIn host = reader_.read(from, "k", nullptr, buffer);
+  const TensorView host = reader_.read(from, "k", nullptr, buffer);
   EXPECT_EQ(host.data, from.data);
   EXPECT_EQ(host.token_stride, from.token_stride);
-}
-
-TEST_F(DeviceRows, OfAStepKeepTheSignOfTheirStride) {
-  EXPECT_EQ(static_cast<ptrdiff_t>(device_rows(rows(0, -ptrdiff_t{kRowDim})).head_stride),
-            -ptrdiff_t{kRowDim});
-  EXPECT_EQ(device_rows(rows(0, 2 * kRowDim)).head_stride, size_t{2} * kRowDim);
-  RowsOut out;
-  out.head_stride = static_cast<size_t>(-ptrdiff_t{96});
-  out.dtype = DType::f16;
-  EXPECT_EQ(static_cast<ptrdiff_t>(device_rows(out).head_stride), -48);
 }
 
 }  // namespace

@@ -27,9 +27,8 @@ class FakePrompt final : public gpu::PromptAttention {
               gpu::Stream) override {
     last_->assign(patterns.begin(), patterns.end());
     const uint32_t d = shape_.head_dim, group = shape_.q_heads / shape_.kv_heads;
-    const auto at = [](const gpu::DeviceTokens& t, size_t token, size_t head, size_t i) {
-      return double{cpu::f16_to_f32(
-          static_cast<const uint16_t*>(t.data)[token * t.token_stride + head * t.head_stride + i])};
+    const auto at = [](const TensorView& t, size_t token, size_t head, size_t i) {
+      return double{cpu::f16_to_f32(reinterpret_cast<const uint16_t*>(t.row(token, head))[i])};
     };
     for (uint32_t t = 0; t < s.n; ++t) {
       for (uint32_t h = 0; h < shape_.q_heads; ++h) {
@@ -47,8 +46,7 @@ class FakePrompt final : public gpu::PromptAttention {
         if (s.lse != nullptr)
           s.lse[size_t{t} * shape_.q_heads + h] = static_cast<float>(std::log(sum));
         for (uint32_t j = 0; j < d; ++j) {
-          static_cast<float*>(s.out.data)[t * s.out.token_stride + h * s.out.head_stride + j] =
-              static_cast<float>(o[j] / sum);
+          reinterpret_cast<float*>(s.out.row(t, h))[j] = static_cast<float>(o[j] / sum);
         }
       }
     }

@@ -180,7 +180,7 @@ TEST_F(HostRows, ThatCannotBeReadEndTheSteps) {
 class AskedCodes final : public gpu::Codes {
  public:
   void set_balance(uint32_t, uint32_t, const float*, float) override {}
-  void set_rows(uint32_t, const std::byte*, const std::byte*, size_t, const uint16_t*) override {}
+  void set_rows(uint32_t, const KvView&) override {}
   void encode(uint32_t, uint32_t, uint32_t, gpu::Stream) override {}
   void truncate(uint32_t, uint32_t, gpu::Stream) override {}
   uint32_t count(uint32_t) const override { return 0; }

@@ -88,10 +88,9 @@ class CountingClient final : public StreamClient {
 
 /// Offloaded rows that nobody makes codes of.
 struct NoRows final : CodeSource {
-  KvView rows(uint32_t, uint32_t) const override { return {}; }
+  KvView rows(uint32_t) const override { return {}; }
   const uint16_t* scales(uint32_t) const override { return nullptr; }
   uint32_t row_block() const override { return 1; }
-  size_t row_capacity() const override { return 0; }
   void learn_balances(uint32_t) override {}
   const index::Balance& balance(uint32_t, uint32_t) override {
     throw Error(Status::internal, "planted: no codes");
@@ -113,22 +112,14 @@ class StreamRunnerTest : public testing::Test {
     out_.resize(q_.size());
   }
   [[nodiscard]] const ModelShape& model() const { return engine_.model(); }
-  [[nodiscard]] RowsIn rows(const std::vector<float>& of, uint32_t heads) const {
-    RowsIn r;
-    r.data = reinterpret_cast<const std::byte*>(of.data());
-    r.head_stride = model().head_dim * sizeof(float);
-    r.tokens = 1;
-    r.heads = heads;
-    r.dim = model().head_dim;
-    r.on_device = true;
-    return r;
+  [[nodiscard]] TensorView rows(const std::vector<float>& of, uint32_t heads) const {
+    return dense_tensor(reinterpret_cast<const std::byte*>(of.data()), 1, heads, model().head_dim,
+                        DType::f32, Memory::device);
   }
   void step(uint32_t layer, bool appends = true) {
-    const RowsIn q = rows(q_, model().q_heads), k = rows(kv_, model().kv_heads);
-    RowsOut out;
-    out.data = reinterpret_cast<std::byte*>(out_.data());
-    out.head_stride = q.head_stride;
-    out.on_device = true;
+    const TensorView q = rows(q_, model().q_heads), k = rows(kv_, model().kv_heads);
+    const TensorOut out = dense_tensor(reinterpret_cast<std::byte*>(out_.data()), 1, q.heads, q.dim,
+                                       DType::f32, Memory::device);
     runner_->enqueue(layer, q, appends ? &k : nullptr, appends ? &k : nullptr, &out, nullptr);
   }
   void make_runner() {

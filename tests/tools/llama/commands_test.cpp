@@ -97,7 +97,7 @@ TEST(RecordCommand, WritesWhatThePrefillComputes) {
         ASSERT_NEAR(values[t * 64 + i], v[head.layer][at], 1e-4);
       }
     }
-    const auto expect_queries = [&](const TensorView& queries,
+    const auto expect_queries = [&](const StoredTensor& queries,
                                     std::span<const uint32_t> positions) {
       const std::vector<float> rows = queries.to_f32();
       ASSERT_EQ(rows.size(), positions.size() * 3 * 64);

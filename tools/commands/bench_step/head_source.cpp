@@ -55,7 +55,7 @@ class TraceSource final : public HeadSource {
 
   void rows(uint32_t head, Part part, uint64_t first, size_t count, float* out) const override {
     const TraceHead& h = trace_.heads()[head];
-    const TensorView& tensor = part == Part::keys ? h.keys : *h.values;
+    const StoredTensor& tensor = part == Part::keys ? h.keys : *h.values;
     for (size_t at = 0; at < count;) {
       const Run run = run_of(first + at);
       const size_t n = std::min<uint64_t>(count - at, run.tokens);
@@ -70,7 +70,7 @@ class TraceSource final : public HeadSource {
   }
 
   void step_query(uint32_t head, uint32_t step, uint32_t j, float* out) const override {
-    const TensorView& queries = trace_.heads()[head].queries;
+    const StoredTensor& queries = trace_.heads()[head].queries;
     // A group larger than the trace's takes the queries of other steps.
     const uint64_t recorded = queries.shape[0];
     const uint64_t group = queries.shape[1];
@@ -81,7 +81,7 @@ class TraceSource final : public HeadSource {
     return static_cast<uint32_t>(trace_.training_positions().size());
   }
   void training_query(uint32_t head, uint32_t position, uint32_t j, float* out) const override {
-    const TensorView& queries = *trace_.heads()[head].training_queries;
+    const StoredTensor& queries = *trace_.heads()[head].training_queries;
     const uint64_t group = queries.shape[1];
     read(queries, position * group + j % group, 1, out);
   }
@@ -124,7 +124,7 @@ class TraceSource final : public HeadSource {
     return {recorded_ - (context_ - token), context_ - token, false};
   }
 
-  void read(const TensorView& tensor, uint64_t row, size_t count, float* out) const {
+  void read(const StoredTensor& tensor, uint64_t row, size_t count, float* out) const {
     const size_t bytes = dim_ * element_size(tensor.type);
     elements_to_f32(tensor.type, tensor.bytes.subspan(row * bytes, count * bytes),
                     {out, count * dim_});
