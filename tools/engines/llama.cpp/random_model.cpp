@@ -1,10 +1,11 @@
 // Writes a model of random weights, for timings and for checks beside itself: any card computes it as fast as a real one
 // of its shape, and next to nothing has to be brought.
-//   llama-random-model 8b|1b|tiny FILE
+//   llama-random-model 8b|1b|tiny FILE [NATS]
 //   8b    shape of Llama 3 8B, Q4_K and Q6_K where llama.cpp's recipe of Q4_K_M has them
 //   1b    shape of Llama 3.2 1B, the same
 //   tiny  four layers of 512 components, f16
-// It has no vocabulary: tokens are numbers.
+// NATS is the standard deviation of the logits of attention in the first layer (default: 1, as ordinary heads have it). It has
+// no vocabulary: tokens are numbers.
 #include <fcntl.h>
 #include <ggml.h>
 #include <gguf.h>
@@ -135,7 +136,7 @@ struct Weight {
 
 class Model {
  public:
-  explicit Model(const Shape& shape) : shape_(shape) {
+  Model(const Shape& shape, float nats) : shape_(shape), sharpness_(std::sqrt(nats)) {
     context_ = ggml_init({ggml_tensor_overhead() * 4096, nullptr, true});
     file_ = gguf_init_empty();
     text("general.architecture", "llama");
@@ -222,9 +223,8 @@ class Model {
       const uint32_t eighth = s.layers / 8;
       const bool more_bits = i < eighth || i >= 7 * s.layers / 8 || (i - eighth) % 3 == 2;
       add(block + "attn_norm.weight", GGML_TYPE_F32, s.width, 0, 0);
-      // Logits of attention have a standard deviation of 2, so that some keys weigh more than others.
-      add(block + "attn_q.weight", most, s.width, q, 1.4F * wide);
-      add(block + "attn_k.weight", most, s.width, kv, 1.4F * wide);
+      add(block + "attn_q.weight", most, s.width, q, sharpness_ * wide);
+      add(block + "attn_k.weight", most, s.width, kv, sharpness_ * wide);
       add(block + "attn_v.weight", more_bits ? best : most, s.width, kv, wide);
       add(block + "attn_output.weight", most, q, s.width, 1.0F / std::sqrt(static_cast<float>(q)));
       add(block + "ffn_norm.weight", GGML_TYPE_F32, s.width, 0, 0);
@@ -237,6 +237,7 @@ class Model {
   }
 
   const Shape& shape_;
+  float sharpness_;  // of queries, and of keys
   ggml_context* context_ = nullptr;
   gguf_context* file_ = nullptr;
   std::vector<Weight> weights_;
@@ -245,10 +246,12 @@ class Model {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) fail("llama-random-model 8b|1b|tiny FILE");
+  if (argc != 3 && argc != 4) fail("llama-random-model 8b|1b|tiny FILE [NATS]");
+  const float nats = argc == 4 ? std::strtof(argv[3], nullptr) : 1.0F;
+  if (!(nats > 0.0F && nats < 100.0F)) fail("NATS: above 0 and below 100");
   const auto* shape = std::find_if(std::begin(kShapes), std::end(kShapes),
                                    [&](const Shape& s) { return std::string(argv[1]) == s.name; });
   if (shape == std::end(kShapes)) fail(std::string("no shape ") + argv[1]);
-  Model(*shape).write(argv[2]);
+  Model(*shape, nats).write(argv[2]);
   return 0;
 }

@@ -178,6 +178,10 @@ Handle make_handle(keyhole_engine* engine, const Settings& settings, uint32_t ma
     check(
         keyhole_session_set_extend_pattern(session, settings.prompt.c_str(), settings.prompt_from));
   }
+  // Its graph is guided by the prompt's queries, and built when all of them are known.
+  if (settings.index.starts_with("roargraph")) {
+    check(keyhole_session_set_prompt_chunk(session, settings.prompt_from));
+  }
   return handle;
 }
 
@@ -254,11 +258,18 @@ class KeyholeSession final : public Session {
                     static_cast<double>(s.host_bytes + s.device_bytes) / kMiB);
     }
     const auto attends = static_cast<double>(s.attends);
-    std::array<char, 100> steps{};
-    std::snprintf(steps.data(), steps.size(), "%llu steps",
-                  static_cast<unsigned long long>(s.attends));
+    std::array<char, 150> steps{};
+    int length = std::snprintf(steps.data(), steps.size(), "%llu steps",
+                               static_cast<unsigned long long>(s.attends));
+    if (s.codes_doubted > 0 && length > 0) {
+      const auto doubted = static_cast<double>(s.codes_doubted);
+      std::snprintf(steps.data() + length, steps.size() - static_cast<size_t>(length),
+                    ", %.2f heads in doubt in each, %.0f rows read for one",
+                    doubted / static_cast<double>(std::max<uint64_t>(s.attends, 1)),
+                    static_cast<double>(s.keys_opened) / doubted);
+    }
     if (!device_ && s.attends > 0) {
-      // Of a device's steps the host knows neither.
+      // Of a device's steps the host knows no times.
       std::snprintf(steps.data(), steps.size(),
                     "%llu steps of %.0f us a layer, %.2f MiB read in each",
                     static_cast<unsigned long long>(s.attends), s.attend_seconds / attends * 1e6,
