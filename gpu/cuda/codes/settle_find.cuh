@@ -175,7 +175,10 @@ __device__ inline void look_again(const CodesParams& s, uint32_t kv_head, RingSt
     // The rows of a KV head lie in the order of the numbers in its group, as query_head() counts them.
     const uint32_t heads = s.group / s.tokens;
     float* const rows = s.doubt.queries + size_t{kv_head} * (s.group - heads) * s.shape.dim;
-    step.q = {rows, s.shape.dim, DType::f32, size_t{heads} * s.shape.dim};
+    step.q.data = reinterpret_cast<const std::byte*>(rows);
+    step.q.head_stride = s.shape.dim;
+    step.q.token_stride = static_cast<ptrdiff_t>(heads) * s.shape.dim;
+    step.q.dtype = DType::f32;
     step.logits.scale = kLn2;  // the rows have the scale, and log2(e)
     if (ring != nullptr) {
       step.resident.states = ring - kv_head;
