@@ -8,6 +8,7 @@ slot. Prints one JSON object: what was answered in each part, and how many token
   --refuses  the server has no copy of its cache: saved slots and shifted contexts have to be refused, and it has to go on"""
 
 import argparse
+import atexit
 import concurrent.futures
 import json
 import os
@@ -38,6 +39,7 @@ class Server:
         self.process = subprocess.Popen([*command, "--host", "127.0.0.1", "--port", str(self.port), "--slot-save-path", slots],
                                         stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, cwd=slots,
                                         env=dict(os.environ, TMPDIR=str(slots)))
+        atexit.register(self.process.kill)  # also where a part of the conversation fails
         self.client = openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", timeout=300, max_retries=0)
         end = time.time() + 120
         while True:
