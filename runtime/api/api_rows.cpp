@@ -12,6 +12,7 @@ extern "C" {
 keyhole_status keyhole_session_get_rows(keyhole_session* session, uint32_t layer, uint32_t first,
                                         const keyhole_tensor* k, const keyhole_tensor* v) {
   return with_session(session, Needs::copy, [&](SessionInterface& s) {
+    s.check_takes("keyhole_session_get_rows");
     const ModelShape& model = s.engine().model();
     check_layer(model, layer);
     const LayerShape m = model.of(layer);

@@ -1,5 +1,6 @@
 #include "runtime/engine/tensor.h"
 
+#include <cstdlib>
 #include <cstring>
 
 #include "cpu/types.h"
@@ -118,7 +119,7 @@ TensorView check_values(const keyhole_tensor* v, const ModelShape& model, uint32
 TensorOut check_out(const keyhole_tensor* t, const char* name, uint32_t heads, uint32_t dim,
                     bool device) {
   const TensorView rows = check_rows(t, name, heads, dim, true, device);
-  if (heads > 1 && rows.head_stride >= 0 && rows.head_stride < ptrdiff_t{dim}) {
+  if (heads > 1 && std::abs(rows.head_stride) < ptrdiff_t{dim}) {
     bad(std::string("tensor ") + name + ": stride of " + std::to_string(rows.head_stride) +
         " elements makes rows overlap, allowed: at least " + std::to_string(dim));
   }
@@ -138,7 +139,7 @@ TensorOut check_many_out(const keyhole_tensor* t, const char* name, uint32_t tok
         INT64_MAX / (int64_t{n} + 1) / static_cast<int64_t>(dtype_size(rows.dtype));
     if (inner < 0 || inner > most) return false;
     const ptrdiff_t reach = n > 1 ? ptrdiff_t{n - 1} * inner + dim : ptrdiff_t{dim};
-    return (n == 1 || inner >= ptrdiff_t{dim}) && (m == 1 || outer < 0 || outer >= reach);
+    return (n == 1 || inner >= ptrdiff_t{dim}) && (m == 1 || std::abs(outer) >= reach);
   };
   if (tokens != 0 && !apart(rows.head_stride, heads, rows.token_stride, tokens) &&
       !apart(rows.token_stride, tokens, rows.head_stride, heads)) {

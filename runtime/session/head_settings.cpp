@@ -19,13 +19,16 @@ uint32_t largest_top_k(const std::vector<Budget>& budgets) {
 void HeadSettings::set_index(const std::string& wanted) {
   if (wanted != kExactIndex) return set_type(wanted);
   const keyhole_mode before = params_->mode;
-  set_mode(KEYHOLE_MODE_EXACT, 0);
+  params_->mode = KEYHOLE_MODE_EXACT;
   try {
+    steps_->reserve(false);
     set_type(std::string(kExactType));
   } catch (...) {
-    set_mode(before, 0);
+    params_->mode = before;
+    codes_->place_again();
     throw;
   }
+  if (before != KEYHOLE_MODE_EXACT) stream_->invalidate_graphs();
 }
 
 void HeadSettings::set_type(const std::string& wanted) {

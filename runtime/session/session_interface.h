@@ -86,10 +86,6 @@ class SessionInterface {
   /// The session as a member of keyhole_session_extend_batch.
   [[nodiscard]] virtual Session& batch_member() = 0;
 
-  /// Copies n tokens of a layer, from `first` on, to k and v; null: not wanted. See keyhole_session_get_rows.
-  virtual void read_rows(uint32_t layer, uint32_t first, uint32_t n, const TensorOut* k,
-                         const TensorOut* v) = 0;
-
   // States for engines with attention of their own.
   /// Throws Error(unsupported) where the session refuses `call`, one of those below, whatever its arguments are.
   virtual void check_takes([[maybe_unused]] const char* call) const {}
@@ -100,6 +96,9 @@ class SessionInterface {
   /// found: all but first_token.
   virtual void search_tokens(uint32_t layer, const TensorView& q,
                              const TokenSearch::Found& found) = 0;
+  /// Copies n tokens of a layer, from `first` on, to k and v; null: not wanted. See keyhole_session_get_rows.
+  virtual void read_rows(uint32_t layer, uint32_t first, uint32_t n, const TensorOut* k,
+                         const TensorOut* v) = 0;
 
   // Streams.
   virtual void set_stream(gpu::Stream stream) = 0;

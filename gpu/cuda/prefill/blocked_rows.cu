@@ -38,8 +38,9 @@ __global__ void split_kernel(TensorView from, size_t quads, uint32_t heads, uint
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     if (bad != nullptr && !isfinite(x[j])) *bad = 1;
-    // Numbers beyond fp16 become the nearest that it has, and the rest, as far as it goes, the second part.
-    y[j] = to == DType::f16 ? fminf(fmaxf(x[j], -65504.0F), 65504.0F) : x[j];
+    // Numbers beyond fp16 become the nearest that it has, and the rest, as far as it goes, the second part. What is not finite
+    // stays so: fmaxf() would take a NaN for a number.
+    y[j] = to == DType::f16 && isfinite(x[j]) ? fminf(fmaxf(x[j], -65504.0F), 65504.0F) : x[j];
   }
   round_elements(to, y);
   store_elements(high, to, i * 4, y);

@@ -72,7 +72,7 @@ keyhole_session_set_extend_pattern(keyhole_session* session, const char* pattern
  * queries guides the index as that of keyhole_session_append does, and they bring nothing into an index. Their tokens stay
  * pending until keyhole_session_build, or until steps and shorter extends, which end the prompt, index them in rounds.
  *   tokens   1..2^31; KEYHOLE_AUTO, as a session begins: no extend is a prompt's
- * Of tensors in device memory those are sampled whose calls attend all tokens at once (keyhole_session_extend). Copies of
+ * Of tensors in device memory all that holds of calls that attend all tokens at once (keyhole_session_extend). Copies of
  * the session have it, files do not. Errors: INVALID_ARGUMENT, UNSUPPORTED (several ranks), BUSY; then nothing has
  * changed. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status

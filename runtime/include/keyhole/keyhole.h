@@ -250,8 +250,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_attend(
  *         new token j. Bit i must be set, bits above i must not.
  *   out   `[n, Hq, d]`, any dtype, rows that do not overlap; may be q
  *   lse   NULL, or `[n, Hq]` floats: log-sum-exp of the logits of all tokens attended
- * Tokens are appended as by keyhole_session_append, so that n is not bound to the window; no queries are sampled. A
- * sliding layer attends one token after the other, each to the newest `window` tokens that it sees. May allocate.
+ * Tokens are appended as by keyhole_session_append, so that n is not bound to the window; no queries are sampled (but
+ * see keyhole_session_set_prompt_chunk of keyhole/batch.h). A sliding layer attends one token after the other, each to
+ * the newest `window` tokens that it sees. May allocate.
  * With a CUDA device q, k, v, out and lse may all lie in device memory: the work is enqueued on the session's stream.
  * Where that is faster, and not in a capture, all tokens are attended at once and exactly, whatever the budget, and the
  * call waits for the stream. A mask of more tokens than `window`, or in a layer without codes on the device, needs

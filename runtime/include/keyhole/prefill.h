@@ -51,8 +51,9 @@ KEYHOLE_API void keyhole_prompt_destroy(keyhole_prompt* prompt);
  * each tile of 128 queries' own, counted from the first query of a call; columns and diagonals are those of a call's
  * last queries; which heads are dense as they look up single tokens is found for each call anew.
  * Products of fp16 numbers are summed in fp32, softmax weights are rounded to fp16 (two bf16): relative
- * error some 5e-4. Numbers in f32 are sums of two fp16, as softmax weights are then: relative error some 1e-6, in three
- * times the time, with a copy of q, k and v in device memory; k and v are rounded to one fp16 where blocks are chosen.
+ * error some 5e-4. Numbers in f32 are sums of two fp16, as softmax weights are then: relative error some 1e-6, or
+ * 6e-8 of single numbers below 0.06, in three times the time, with a copy of q, k and v in device memory; numbers beyond
+ * 1.3e5 are not held. k and v are rounded to one fp16, up to 65504, where blocks are chosen.
  * Numbers that are not finite give outputs that are not. Device memory for the
  * choice, of 32 query heads some 160 MiB up to 512k tokens and 300 MiB at 1M, is taken when it is needed and kept.
  * Dense patterns of f16 or bf16 without learned sinks can be captured in a graph.

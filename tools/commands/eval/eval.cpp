@@ -249,7 +249,7 @@ void add_eval(CLI::App& keyhole) {
       ->add_option("--index", options->indexes,
                    "Index spec (keyhole compare --help lists the types), or what indexes are "
                    "compared with: " +
-                       ways_help() + "; repeatable; there is no default")
+                       ways_help() + "; repeatable; default: exact and auto")
       ->type_name("SPEC");
   command
       ->add_option("--k", options->ks,

@@ -70,8 +70,7 @@ struct EvalWay {
 
 /// Combines every way to attend with every --k (topk:K has its own), tail and target.
 [[nodiscard]] std::vector<BudgetChoice> all_budgets(const EvalOptions& options);
-/// The spec of --budgets first, because the cache begins with it, then every --index. Throws UsageError where there
-/// is none.
+/// The spec of --budgets first, because the cache begins with it, then every --index; without both exact and auto.
 [[nodiscard]] std::vector<AttendSpec> all_specs(const EvalOptions& options);
 class EvalCaches;
 /// Makes the cache of each way attend in that way, and calls `run` with both.

@@ -32,6 +32,8 @@ class Cells {
     return stamp(stream, token.cell) == token.stamp;
   }
 
+  /// The number of the latest write.
+  [[nodiscard]] uint64_t last() const { return last_; }
   /// How often a cell has changed: what is known of the cells holds as long as this has not risen.
   [[nodiscard]] uint64_t changes() const { return changes_; }
 

@@ -193,4 +193,8 @@ void Sequences::drop(const Sequence* sequence) {
   std::erase_if(sequences_, [&](const auto& s) { return s.get() == sequence; });
 }
 
+void Sequences::drop_current() {
+  std::erase_if(sequences_, [&](const auto& s) { return s->batch == batch_; });
+}
+
 }  // namespace keyhole::llama_cpp

@@ -70,6 +70,8 @@ class Sequences {
 
   /// Forgets a sequence, whose session has failed.
   void drop(const Sequence* sequence);
+  /// Forgets those that take part in the batch under way.
+  void drop_current();
   /// Forgets all: what the cells hold was changed by others.
   void clear() { sequences_.clear(); }
 

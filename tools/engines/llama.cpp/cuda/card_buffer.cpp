@@ -144,8 +144,8 @@ void clear(ggml_backend_buffer_t buffer, uint8_t value) {
   if (value != 0) log(Level::kWarning, "a cache is cleared to another value than 0");
   (void)cudaSetDevice(b.ordinal);
   (void)cudaDeviceSynchronize();
+  b.cache.cleared();      // first: a thread of its own may read the cells
   b.memory.let_go_all();  // what is held next has zeros
-  b.cache.cleared();
 }
 
 }  // namespace

@@ -97,7 +97,9 @@ bool CardCache::takeable() const {
 /// llama.cpp attends from now on, over its cells: nothing of them is in sessions.
 void CardCache::stay(const std::string& why) {
   if (following_.valid()) following_.wait();
-  if (!on_card()) throw std::runtime_error(why + ", which Keyhole cannot follow");
+  if (!on_card() || gone_ != 0) {
+    throw std::runtime_error(why + ", which Keyhole cannot follow");
+  }
   on_card_ = true;
   if (stays_.empty()) log(Level::kInfo, "llama.cpp attends itself: " + why);
   stays_ = why;
@@ -108,6 +110,7 @@ void CardCache::stay(const std::string& why) {
 void CardCache::begin_batch(const ggml_tensor* ids) {
   end_following();
   ++batch_;
+  before_batch_ = cells_->last();
   batch_graph_ = graph_;
   abandoned_ = false;
   mask_ = nullptr;
@@ -222,6 +225,12 @@ std::string CardCache::why_to_leave(const ggml_tensor* node, Layer& layer) {
 
 void CardCache::meet_other(const ggml_tensor* touched, const CacheName& name, bool changes) {
   Layer& layer = layers_.at(name.layer);
+  const bool in_sessions = std::any_of(layers_.begin(), layers_.end(), [](const auto& other) {
+    return other.second.left.empty() && other.second.shape;
+  });
+  if (changes && !copy_ && ((!on_card_ && in_sessions) || gone_ != 0)) {
+    throw std::runtime_error("positions were shifted, for which Keyhole needs copy=on");
+  }
   if (!on_card() && layer.left.empty() && layer.shape) {
     throw std::runtime_error(changes
                                  ? "positions were shifted, for which Keyhole needs copy=on"
@@ -252,9 +261,14 @@ bool CardCache::is_written(const CacheName& name) const {
 void CardCache::failed() {
   abandoned_ = true;
   if (on_card_) return;
-  // Sessions may have the tokens in some layers and not in others.
-  if (sequences_) sequences_->clear();
   parts_.clear();
+  if (!sequences_) return;
+  if (batch_graph_ == graph_) {
+    // Their sessions may have the tokens in some layers and not in others.
+    sequences_->drop_current();
+  } else {
+    sequences_->clear();
+  }
 }
 
 bool CardCache::open_to_read(const CacheName& name, size_t offset, size_t bytes) {
@@ -311,6 +325,7 @@ void CardCache::cleared() {
   abandoned_ = true;
   for (auto& [number, layer] : layers_) layer.rows.let_go(memory_);
   come_back();
+  gone_ = 0;
 }
 
 }  // namespace keyhole::llama_cpp

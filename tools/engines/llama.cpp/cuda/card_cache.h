@@ -117,6 +117,7 @@ class CardCache {
   void hold_batch();
   void plan(const ggml_tensor* node);
   void choose_way();
+  void check_not_gone();
   void follow_on_card(bool ends);
   void end_following();
   [[nodiscard]] bool in_order(const Part& part) const;
@@ -147,13 +148,17 @@ class CardCache {
   std::string stays_;       // why llama.cpp attends, whatever comes
   /// Of tokens in sessions: 1 for each cell, through all streams, that was filled from outside since. Empty: none.
   std::vector<uint8_t> restored_;
+  /// Cells of writes up to this number hold nothing: their tokens were in sessions alone when the cache came back to the
+  /// card. 0: there are none.
+  uint64_t gone_ = 0;
 
   // The batch under way: its number, its cells, whose tokens they are, and who attends.
   uint64_t batch_ = 0;
-  uint64_t graph_ = 0;        // the one that is met
-  uint64_t uid_ = 0;          // its ggml_cgraph::uid
-  uint64_t batch_graph_ = 0;  // the one in which the batch began
-  bool abandoned_ = true;     // the next write begins a batch, whatever layer it is of
+  uint64_t before_batch_ = 0;  // the latest write before its own
+  uint64_t graph_ = 0;         // the one that is met
+  uint64_t uid_ = 0;           // its ggml_cgraph::uid
+  uint64_t batch_graph_ = 0;   // the one in which the batch began
+  bool abandoned_ = true;      // the next write begins a batch, whatever layer it is of
   std::vector<int64_t> ids_;
   const ggml_tensor* mask_ = nullptr;
   BatchKind kind_ = BatchKind::kOther;

@@ -89,7 +89,11 @@ void CardCache::choose_way() {
     }
   }
   const bool prompt = settings_.prompt != "none" && least >= settings_.prompt_from;
-  if (!on_card_ && past == 0 && sequences_->all().size() == count) come_back();
+  if (!on_card_ && past == 0 && sequences_->all().size() == count) {
+    come_back();
+    if (!copy_) gone_ = before_batch_;
+  }
+  if (on_card_) check_not_gone();
   if (on_card_ && too_large_) hand_over();
   // New keys and values that the CUDA backend has computed in a graph before may lie in the cells alone.
   if (on_card_ && takeable() && past >= settings_.card && graph_ == batch_graph_) {
@@ -127,6 +131,25 @@ void CardCache::choose_way() {
   if (!restored_.empty() && std::find(restored_.begin(), restored_.end(), 1) == restored_.end()) {
     restored_.clear();
     let_go();
+  }
+}
+
+/// Throws where the batch goes on with tokens that were in sessions alone, when these were given up.
+void CardCache::check_not_gone() {
+  if (gone_ == 0) return;
+  for (const auto& parts : parts_) {
+    for (const Part& part : parts) {
+      const auto begin = part.sequence->tokens.begin();
+      if (std::none_of(begin, begin + part.past,
+                       [&](const Token& token) { return token.stamp <= gone_; })) {
+        continue;
+      }
+      sequences_->drop_current();
+      parts_.clear();
+      throw std::runtime_error(
+          "it goes on with tokens that were in a session which is gone, for which Keyhole needs "
+          "copy=on");
+    }
   }
 }
 
