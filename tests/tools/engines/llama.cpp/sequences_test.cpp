@@ -192,6 +192,21 @@ TEST(LlamaCppBatch, ABatchGoesOnWithWhatItsMaskShows) {
   }
 }
 
+// What a failed batch has begun cannot go on; what others hold can.
+TEST(LlamaCppSequences, AFailedBatchTakesItsOwnAlong) {
+  Fake fake(false);
+  fake.add(Fake::run(0, 0, 0, 4));
+  fake.add(Fake::run(1, 0, 4, 3));
+  ASSERT_EQ(fake.sequences.all().size(), 2U);
+  fake.add(Fake::run(1, 3, 7, 1));  // the failed one
+  fake.sequences.drop_current();
+  ASSERT_EQ(fake.sequences.all().size(), 1U);
+  const auto parts = fake.add(Fake::run(0, 4, 8, 1));
+  ASSERT_EQ(parts.size(), 1U);
+  EXPECT_EQ(parts[0].past, 4U);
+  EXPECT_THROW(fake.add(Fake::run(1, 4, 9, 1)), std::runtime_error);
+}
+
 TEST(LlamaCppSequences, TheQuickWayIsForOneSequenceThatNothingHasTouched) {
   Fake fake;
   const Sequence* first = fake.add(Fake::run(0, 0, 0, 4))[0].sequence;
