@@ -36,7 +36,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_get_layer_tokens(
  *   k, v  `[n, Hkv, d]`, any dtype, host or pinned memory, rows that do not overlap; either may be NULL, and v must be
  *         with values_in_keys
  * What was stored in kv_dtype comes back bit for bit where the tensor has that dtype. Of offloaded rows in int8 come the
- * numbers that they stand for, rounded to kv_dtype. Waits for steps on a stream; works after one has failed, too, for what is in host memory.
+ * numbers that they stand for, rounded to kv_dtype. Waits for steps on a stream; works after one has failed, too, for
+ * what is in host memory.
  * INVALID_ARGUMENT: layer, shapes, tokens that the layer does not hold (a sliding layer keeps its newest ones).
  * NOT_FINITE: a number beyond what the tensor's dtype holds. UNSUPPORTED over several ranks. OUT_OF_MEMORY, BUSY. On an
  * error k and v are unspecified. */
