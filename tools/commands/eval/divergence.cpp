@@ -6,27 +6,12 @@
 #include "tools/commands/eval/scores.h"
 
 namespace keyhole::tools {
-namespace {
-
-/// ln of the sum of e^x, and the largest x.
-struct LogSum {
-  double sum = 0.0, largest = 0.0;
-};
-LogSum log_sum(std::span<const float> logits) {
-  const double largest = *std::max_element(logits.begin(), logits.end());
-  double sum = 0.0;
-  for (const float x : logits) sum += std::exp(x - largest);
-  return {largest + std::log(sum), largest};
-}
-
-}  // namespace
-
 double divergence(std::span<const float> exact, std::span<const float> other) {
-  const LogSum p = log_sum(exact), q = log_sum(other);
+  const double p = log_sum_exp(exact), q = log_sum_exp(other);
   double sum = 0.0;
   for (size_t i = 0; i < exact.size(); ++i) {
-    const double log_p = exact[i] - p.sum;
-    sum += std::exp(log_p) * (log_p - (other[i] - q.sum));
+    const double log_p = exact[i] - p;
+    sum += std::exp(log_p) * (log_p - (other[i] - q));
   }
   // Rounding may leave some 1e-17 below what cannot be negative.
   return std::max(sum, 0.0);

@@ -47,9 +47,8 @@ struct SideRun {
 EvalOptions with_exact(EvalOptions options) {
   std::vector<std::string>& ways = options.indexes;
   if (ways.empty() && options.cache.budgets.empty()) return options;  // exact and auto
-  if (std::find(ways.begin(), ways.end(), "exact") == ways.end()) {
-    ways.insert(ways.begin(), "exact");
-  }
+  const auto is_exact = [](const std::string& way) { return way == "exact" || way == "full"; };
+  if (std::none_of(ways.begin(), ways.end(), is_exact)) ways.insert(ways.begin(), "exact");
   return options;
 }
 

@@ -6,12 +6,16 @@
 
 namespace keyhole::tools {
 
-double bits_of(std::span<const float> logits, uint32_t token) {
+double log_sum_exp(std::span<const float> logits) {
   double largest = -INFINITY;
   for (const float x : logits) largest = std::max(largest, double{x});
   double sum = 0.0;
   for (const float x : logits) sum += std::exp(x - largest);
-  return (largest + std::log(sum) - logits[token]) / std::log(2.0);
+  return largest + std::log(sum);
+}
+
+double bits_of(std::span<const float> logits, uint32_t token) {
+  return (log_sum_exp(logits) - logits[token]) / std::log(2.0);
 }
 
 double mean_of(std::span<const double> values) {

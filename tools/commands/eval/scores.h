@@ -7,6 +7,9 @@
 
 namespace keyhole::tools {
 
+/// ln of the sum of e^logit.
+[[nodiscard]] double log_sum_exp(std::span<const float> logits);
+
 /// The bits of `token` by logits: minus the binary logarithm of its softmax probability.
 [[nodiscard]] double bits_of(std::span<const float> logits, uint32_t token);
 
