@@ -6,6 +6,7 @@
 #include "tools/commands/eval/scores.h"
 
 namespace keyhole::tools {
+
 double divergence(std::span<const float> exact, std::span<const float> other) {
   const double p = log_sum_exp(exact), q = log_sum_exp(other);
   double sum = 0.0;
