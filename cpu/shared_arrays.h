@@ -50,6 +50,9 @@ class SharedArrays {
   /// the same shape that nobody uses meanwhile. Throws Error(out_of_memory).
   void share(size_t group, const SharedArrays& from, size_t bytes);
 
+  /// Whether what is written lies in pages of shared memory; false: in private memory, which the system had alone.
+  [[nodiscard]] bool has_shared_pages() const { return own_ != nullptr; }
+
   /// Whether prepare() from byte `from` on would exchange pages.
   [[nodiscard]] bool is_shared(size_t group, size_t from) const;
 

@@ -57,6 +57,8 @@ struct RopeParams {
   float theta = 0.0F;
   uint32_t rotary_dim = 0;            ///< 0: the whole head
   std::vector<float> inv_freq_scale;  ///< `[rotary_dim/2]` factor per frequency (scaling), empty: 1
+  /// Components 2i and 2i + 1 are turned into each other; otherwise i and i + rotary_dim/2.
+  bool interleaved = false;
 };
 
 /// Queries of the prefill that may guide a build: `[count, dim]` rows with their token positions.

@@ -4,6 +4,12 @@
 #include <cmath>
 
 namespace keyhole::index {
+namespace {
+
+// Of the saved number of pairs: a bit that no number of them has.
+constexpr uint32_t kInterleaved = uint32_t{1} << 31;
+
+}  // namespace
 
 RopeUndo::RopeUndo(const RopeParams* params, uint32_t dim, uint32_t first_position)
     : dim_(dim), first_position_(first_position) {
@@ -19,6 +25,7 @@ RopeUndo::RopeUndo(const RopeParams* params, uint32_t dim, uint32_t first_positi
             " scaled frequencies; allowed for head dimension " + std::to_string(dim) +
             ": a base above 0, an even number of components up to it, half as many scales or none");
   }
+  interleaved_ = params->interleaved;
   frequencies_.resize(rotary / 2);
   for (size_t i = 0; i < frequencies_.size(); ++i) {
     frequencies_[i] = std::pow(double{params->theta}, -2.0 * static_cast<double>(i) / rotary) *
@@ -31,33 +38,39 @@ void RopeUndo::balance_pairs(const std::vector<float>& scale) {
   std::vector<float> own(dim_, 1.0F);
   bool some = false;
   for (size_t i = 0; i < half && scale.size() == dim_; ++i) {
-    const float low = scale[i], high = scale[i + half];
-    if (!(std::max(low, high) > kUnlike * std::min(low, high))) continue;
+    const float width = scale[low(i)], other = scale[high(i)];
+    if (!(std::max(width, other) > kUnlike * std::min(width, other))) continue;
     // Scales are relative to their mean: the width of the pair as a whole is left to the scales of what is turned
     // back.
-    const float mean = std::sqrt(low) * std::sqrt(high);
-    own[i] = low / mean;
-    own[i + half] = high / mean;
+    const float mean = std::sqrt(width) * std::sqrt(other);
+    own[low(i)] = width / mean;
+    own[high(i)] = other / mean;
     some = true;
   }
   scale_ = some ? std::move(own) : std::vector<float>{};
 }
 
-void RopeUndo::turn_back(float* rows, size_t n, uint32_t position) const {
+uint32_t RopeUndo::partner(uint32_t channel) const {
+  if (channel >= 2 * pairs()) return channel;
+  if (interleaved_) return channel ^ 1U;
+  return channel < pairs() ? channel + pairs() : channel - pairs();
+}
+
+void RopeUndo::turn_back(float* rows, size_t n, int64_t position) const {
   const size_t half = frequencies_.size();
   float cosines[kMaxHeadDim / 2];
   float sines[kMaxHeadDim / 2];
   for (size_t i = 0; i < half; ++i) {
-    const double angle = position * frequencies_[i];
+    const double angle = static_cast<double>(position) * frequencies_[i];
     cosines[i] = static_cast<float>(std::cos(angle));
     sines[i] = static_cast<float>(std::sin(angle));
   }
   for (float* row = rows; row != rows + n * dim_; row += dim_) {
     for (size_t i = 0; i < half; ++i) {
-      const float low = row[i];
-      const float high = row[i + half];
-      row[i] = low * cosines[i] + high * sines[i];
-      row[i + half] = high * cosines[i] - low * sines[i];
+      const float a = row[low(i)];
+      const float b = row[high(i)];
+      row[low(i)] = a * cosines[i] + b * sines[i];
+      row[high(i)] = b * cosines[i] - a * sines[i];
     }
   }
 }
@@ -84,7 +97,7 @@ const float* RopeUndo::queries(const SearchArgs& args, size_t count, float* out)
 
 void RopeUndo::save(Writer& out) const {
   out.put(first_position_);
-  out.put(static_cast<uint32_t>(frequencies_.size()));
+  out.put(pairs() | (interleaved_ ? kInterleaved : 0U));
   out.put_array(frequencies_.data(), frequencies_.size());
   out.put(static_cast<uint32_t>(scale_.size()));
   out.put_array(scale_.data(), scale_.size());
@@ -96,7 +109,9 @@ RopeUndo RopeUndo::load(Reader& in, uint32_t dim) {
   RopeUndo undo;
   undo.dim_ = dim;
   undo.first_position_ = in.get<uint32_t>();
-  const auto pairs = in.get<uint32_t>();
+  const auto saved = in.get<uint32_t>();
+  const uint32_t pairs = saved & ~kInterleaved;
+  undo.interleaved_ = (saved & kInterleaved) != 0;
   require_sound(pairs <= dim / 2, "RoPE of more components than a key has");
   undo.frequencies_ = in.get_array<double>(pairs);
   require_sound(std::all_of(undo.frequencies_.begin(), undo.frequencies_.end(),

@@ -26,8 +26,8 @@ class RopeUndo {
   RopeUndo(const RopeParams* params, uint32_t dim, uint32_t first_position);
 
   [[nodiscard]] bool changes() const { return !frequencies_.empty(); }
-  /// The number of pairs: channels i and i + pairs() are turned into each other, for i < pairs().
-  [[nodiscard]] uint32_t pairs() const { return static_cast<uint32_t>(frequencies_.size()); }
+  /// The channel that a channel is turned into, and which is turned into it; itself: it is not turned.
+  [[nodiscard]] uint32_t partner(uint32_t channel) const;
 
   /// Takes over scales `[dim]` that balance the channels of the keys that the model compares (scan/balance.h), for
   /// the pairs whose two scales differ by more than the factor kUnlike: before either is turned back, keys are
@@ -37,6 +37,10 @@ class RopeUndo {
 
   /// Sets a constant `[dim]` that is subtracted from all keys before they are turned back; empty: 0.
   void set_offset(std::vector<float> offset) { offset_ = std::move(offset); }
+
+  /// Turns rows `[n, dim]`, all by as many positions, in place: rows of token t become those of token t + positions. No
+  /// scale or offset takes part.
+  void turn(float* rows, size_t n, int64_t positions) const { turn_back(rows, n, -positions); }
 
   /// Turns keys `[n, dim]` back in place; key i is row first + i of the index.
   void rows(float* rows, size_t first, size_t n) const;
@@ -51,11 +55,16 @@ class RopeUndo {
   [[nodiscard]] static RopeUndo load(Reader& in, uint32_t dim);
 
  private:
-  void turn_back(float* rows, size_t n, uint32_t position) const;
+  void turn_back(float* rows, size_t n, int64_t position) const;
+  [[nodiscard]] uint32_t pairs() const { return static_cast<uint32_t>(frequencies_.size()); }
+  // Of pair i the channels (low, high); `low` is turned towards `high`.
+  [[nodiscard]] size_t low(size_t i) const { return interleaved_ ? 2 * i : i; }
+  [[nodiscard]] size_t high(size_t i) const { return interleaved_ ? 2 * i + 1 : i + pairs(); }
 
   uint32_t dim_ = 0;
   uint32_t first_position_ = 0;
-  // Radians per token of each pair (i, i + size). In double: at position 131072 an fp32 angle of the fastest
+  bool interleaved_ = false;
+  // Radians per token of each pair. In double: at position 131072 an fp32 angle of the fastest
   // pair is off by up to 0.008.
   std::vector<double> frequencies_;
   std::vector<float> scale_;   // `[dim]`; empty: 1

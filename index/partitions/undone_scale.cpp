@@ -63,9 +63,8 @@ std::vector<float> far_means(const cpu::Kernels& kernels, const RowsView& keys, 
   rope.set_offset(offset);
   const std::vector<double> without = channels_of(sample_undone(kernels, keys, rope), dim).variance;
   some = false;
-  const uint32_t half = rope.pairs();
   for (uint32_t j = 0; j < dim; ++j) {
-    const uint32_t other = j < half ? j + half : j < 2 * half ? j - half : j;
+    const uint32_t other = rope.partner(j);
     const bool closer = without[j] + without[other] < 0.5 * (with[j] + with[other]);
     if (!closer) offset[j] = 0.0F;
     some = some || offset[j] != 0.0F;

@@ -78,6 +78,15 @@ uint32_t first_rows(std::string_view spec) {
   return &parsed.type() == &kCodesType ? first_rows(parsed) : 0;
 }
 
+bool undoes_rope(std::string_view spec) {
+  const Spec parsed = parse(spec);
+  const std::span<const ParamDecl> params = parsed.type().params;
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (params[i].name == "rope" && value_text(params[i], parsed[i]) == "undo") return true;
+  }
+  return false;
+}
+
 size_t estimate_bytes(std::string_view spec, size_t count, uint32_t dim, DType dtype) {
   const Spec parsed = parse(spec);
   check_shape(dim, dtype);

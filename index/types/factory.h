@@ -30,6 +30,9 @@ void check_spec(std::string_view spec, std::string_view also = {});
 /// any number. Throws as make_index does.
 [[nodiscard]] uint32_t first_rows(std::string_view spec);
 
+/// Whether an index of this spec undoes RoPE because its parameters say so (rope=undo). Throws as make_index does.
+[[nodiscard]] bool undoes_rope(std::string_view spec);
+
 /// The bytes that an index over `count` keys will hold beside K and V, estimated before anything is built (within
 /// about 10 %). Throws as make_index does.
 [[nodiscard]] size_t estimate_bytes(std::string_view spec, size_t count, uint32_t dim, DType dtype);

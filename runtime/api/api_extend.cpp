@@ -89,7 +89,7 @@ class Batch {
       member.session = &handles_[i]->session->batch_member();
       if (member.args.k.tokens == 0) continue;
       try {
-        locks_.emplace_back(handles_[i]->in_use, "the session");
+        calls_.emplace_back(*handles_[i]->use);
         const bool on_device = is_on_device(member.args);
         member.session->enter(on_device ? Needs::stream : Needs::no_step);
         tell_dtype(*handles_[i], member.args.k);
@@ -124,7 +124,7 @@ class Batch {
  private:
   keyhole_session* const* handles_;
   std::vector<Session::BatchMember> members_;
-  std::deque<UseLock> locks_;
+  std::deque<SessionCall> calls_;
 };
 
 }  // namespace
@@ -141,6 +141,31 @@ keyhole_status keyhole_session_extend(keyhole_session* session, uint32_t layer,
     a.mask = mask;
     tell_dtype(*session, a.k);
     s.extend(layer, a);
+  });
+}
+
+keyhole_status keyhole_session_attend_queries(keyhole_session* session, uint32_t layer,
+                                              const keyhole_tensor* q, const keyhole_tensor* out,
+                                              float* lse) {
+  return with_session(session, Needs::no_step, [&](SessionInterface& s) {
+    s.check_takes("keyhole_session_attend_queries");
+    check_layer(s.engine().model(), layer);
+    const LayerShape m = s.engine().model().of(layer);
+    for (const keyhole_tensor* t : {q, out}) {
+      if (t == nullptr || t->memory != KEYHOLE_DEVICE || !takes_device(s)) continue;
+      throw Error(
+          Status::unsupported,
+          std::string("tensor ") + (t == q ? "q" : "out") +
+              " lies in device memory, allowed: host memory, from which queries that append "
+              "nothing are answered");
+    }
+    const TensorView queries = check_rows(q, "q", m.q_heads, m.head_dim, false);
+    if (queries.tokens == 0) {
+      throw Error(Status::invalid_argument, "tensor q has 0 tokens, allowed: at least 1");
+    }
+    const auto n = static_cast<uint32_t>(queries.tokens);
+    const TensorOut rows = check_many_out(out, "out", n, m.q_heads, m.value_dim);
+    s.attend_queries(layer, queries, rows, lse);
   });
 }
 

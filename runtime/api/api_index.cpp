@@ -18,6 +18,7 @@
 #include "runtime/api/api_objects.h"
 #include "runtime/engine/sizes.h"
 #include "runtime/engine/tensor.h"
+#include "runtime/plan/auto_index.h"
 #include "runtime/plan/budget.h"
 #include "runtime/step/selection.h"
 
@@ -250,6 +251,7 @@ keyhole_status keyhole_index_create(keyhole_engine* engine, const char* spec, ui
     const ModelShape& m = engine->engine->model();
     check_below("layer", layer, m.layers);
     check_below("kv_head", kv_head, m.of(layer).kv_heads);
+    check_undone(spec, m.has_rope);
     auto handle = std::make_unique<keyhole_index>();
     handle->engine = engine->engine;
     handle->spec = spec;

@@ -97,14 +97,16 @@ keyhole_status keyhole_session_create(keyhole_engine* engine, const keyhole_sess
     keyhole_session_config_init(&defaults);
     const auto c = config == nullptr ? defaults : read_struct(config, defaults, "config");
     const Engine& e = *engine->engine;
-    *out = new keyhole_session(make_session(engine->engine, [&] {
+    auto made = make_session(engine->engine, [&] {
       return check_session(c, e.model(), e.code_room(c.device_memory_limit));
-    }));
+    });
+    *out = new keyhole_session(std::move(made), engine->sessions);
   });
 }
 
 void keyhole_session_destroy(keyhole_session* session) {
   if (session == nullptr || !session->home.is_here()) return;
+  session->leave();
   (void)guarded([&] { session->session->end(); });
   delete session;
 }
@@ -276,11 +278,20 @@ keyhole_status keyhole_session_truncate(keyhole_session* session, uint32_t n_tok
   return with_session(session, Needs::no_step, [&](SessionInterface& s) { s.truncate(n_tokens); });
 }
 
+keyhole_status keyhole_session_remove(keyhole_session* session, uint32_t first, uint32_t count,
+                                      int32_t shift) {
+  return with_session(session, Needs::no_step, [&](SessionInterface& s) {
+    s.check_takes("keyhole_session_remove");
+    std::unique_ptr<SessionInterface> left = s.without(first, count, shift);
+    if (left != nullptr) session->replace(std::move(left));
+  });
+}
+
 keyhole_status keyhole_session_fork(keyhole_session* session, keyhole_session** out) {
   return with_session(session, Needs::copy, [&](SessionInterface& s) {
     require(out, "out");
     *out = nullptr;
-    *out = new keyhole_session(s.fork());
+    *out = new keyhole_session(s.fork(), session->sessions);
   });
 }
 
@@ -305,7 +316,8 @@ keyhole_status keyhole_session_load(keyhole_engine* engine, const char* path,
         options == nullptr ? any : read_struct(options, any, "options");
     require(engine, "engine");
     require(path, "path");
-    *out = new keyhole_session(load_any_session(engine->engine, path, {model, tokens, count}));
+    auto loaded = load_any_session(engine->engine, path, {model, tokens, count});
+    *out = new keyhole_session(std::move(loaded), engine->sessions);
   });
 }
 

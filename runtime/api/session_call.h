@@ -17,7 +17,7 @@ template <class F>
 keyhole_status with_session(const keyhole_session* handle, Needs needs, F&& body) noexcept {
   return guarded([&] {
     require(handle, "session");
-    const UseLock lock(handle->in_use, "the session");
+    const SessionCall call(*handle->use);
     SessionInterface& s = *handle->session;
     s.enter(needs);
     try {

@@ -67,6 +67,8 @@ class Auditor {
   [[nodiscard]] const std::vector<AuditFigures>& figures() const { return figures_; }
   /// Forgets the figures; call finish() first.
   void reset_figures() { figures_.assign(figures_.size(), {}); }
+  /// Goes on with those of another auditor of as many heads.
+  void take_figures(const Auditor& from) { figures_ = from.figures_; }
 
   [[nodiscard]] size_t bytes() const;
   /// What bytes() will be, before there is an object; `capacity` as in the constructor.

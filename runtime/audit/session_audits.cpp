@@ -194,4 +194,11 @@ void SessionAudits::copy_from(const SessionAudits& from) {
   (void)auditor_->schedule().restore(schedule.steps(), schedule.widenings());
 }
 
+void SessionAudits::take_figures(const SessionAudits& from) {
+  if (!on()) return;
+  from.auditor_->finish();
+  auditor_->take_figures(*from.auditor_);
+  actions_ = from.actions_;
+}
+
 }  // namespace keyhole::runtime

@@ -66,6 +66,8 @@ class SessionAudits {
   /// Throws Error(corrupt | io).
   void load(ChecksumReader& in);
   void copy_from(const SessionAudits& from);
+  /// The figures, too, go on here. Finishes the audits of `from`.
+  void take_figures(const SessionAudits& from);
 
  private:
   void report_action(uint32_t layer, uint32_t kv_head, float bound);

@@ -44,6 +44,10 @@ class File {
               text("rope_scaling") + ", the engine's is " + std::to_string(rope.theta) +
               (rope.inv_freq_scale.empty() ? " without scaling" : " with scaling"));
     }
+    if (rope.interleaved && theta != 0.0F) {
+      foreign("it is of a model whose RoPE turns components i and i + rope_dim / 2, the engine's " +
+              std::string("has rope_interleaved"));
+    }
     partitions_ = number<uint32_t>("partitions");
     hidden_ = number<uint32_t>("hidden");
   }

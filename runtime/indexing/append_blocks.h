@@ -66,6 +66,7 @@ class AppendBlocks {
 
   [[nodiscard]] const Figures& figures() const { return figures_; }
   void reset_figures() { figures_ = {}; }
+  void take_figures(const AppendBlocks& from) { figures_ = from.figures_; }
 
   /// Saves which block is under way, so that a copy can begin the same one, to be taken in by the same step.
   void save(uint32_t layer, ChecksumWriter& out) const;

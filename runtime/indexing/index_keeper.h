@@ -46,6 +46,13 @@ class IndexKeeper {
                       uint32_t position);
   /// The stride of the sample: only positions that are multiples of it are wanted.
   [[nodiscard]] uint32_t query_stride(uint32_t layer) const;
+  /// Takes the sample of the same head of another keeper, see QuerySample::take_moved(). A first index under way is begun anew.
+  template <class Turn>
+  void take_moved_queries(uint32_t layer, uint32_t kv_head, const QuerySample& from, uint32_t first,
+                          uint32_t count, const Turn& turn) {
+    blocks_.cancel_first(layer);
+    head(layer, kv_head).queries.take_moved(from, first, count, turn);
+  }
   /// Forgets the sampled queries of tokens from `position` on.
   void forget_queries(uint32_t layer, uint32_t position);
 
@@ -85,6 +92,11 @@ class IndexKeeper {
   [[nodiscard]] double build_seconds() const { return build_seconds_; }
   [[nodiscard]] const AppendBlocks::Figures& append_figures() const { return blocks_.figures(); }
   void reset_figures();
+  /// What `from` has counted so far goes on here.
+  void take_figures(const IndexKeeper& from) {
+    build_seconds_ = from.build_seconds_;
+    blocks_.take_figures(from.blocks_);
+  }
 
   /// Saves the block under way of each layer, and the query sample, index and partitions of each head; settings of
   /// heads are saved elsewhere.

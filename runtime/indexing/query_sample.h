@@ -49,6 +49,31 @@ class QuerySample {
   [[nodiscard]] static bool is_stride(uint32_t stride) {
     return stride != 0 && stride <= (1U << 30U) && (stride & (stride - 1)) == 0;
   }
+  /// What is left of `from` when the tokens [first, first + count) are gone and those behind have moved up: its queries, those
+  /// behind by way of turn(row). Their positions are multiples of a stride that count allows, which may be smaller.
+  /// Throws std::bad_alloc, and then nothing has changed.
+  template <class Turn>
+  void take_moved(const QuerySample& from, uint32_t first, uint32_t count, const Turn& turn) {
+    std::vector<uint32_t> kept;
+    std::vector<float> queries;
+    uint32_t stride = from.stride_;
+    for (size_t i = 0; i < from.size_; ++i) {
+      const uint32_t at = from.positions()[i];
+      if (at >= first && at < uint64_t{first} + count) continue;
+      const bool moves = at >= first;
+      kept.push_back(moves ? at - count : at);
+      const float* const row = from.rows().data() + i * dim_;
+      queries.insert(queries.end(), row, row + dim_);
+      if (!moves) continue;
+      while (kept.back() % stride != 0) stride /= 2;
+      turn(queries.data() + queries.size() - dim_);
+    }
+    if (kept.empty()) {
+      truncate(0);
+    } else {
+      restore(stride, std::move(kept), std::move(queries));
+    }
+  }
   /// Puts a saved sample back. The caller has checked sizes, stride, and that positions rise in multiples of it.
   void restore(uint32_t stride, std::vector<uint32_t> positions, std::vector<float> rows);
 

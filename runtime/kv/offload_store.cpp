@@ -167,6 +167,19 @@ size_t OffloadStore::bytes() const {
   return bytes;
 }
 
+size_t OffloadStore::shared_page_bytes() const {
+  size_t bytes = 0;
+  for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
+    const Layer& l = layers_[layer];
+    const auto counted = [&](const cpu::SharedArrays& arrays, size_t held) {
+      return arrays.has_shared_pages() ? arrays.bytes(l.place, held).counted : 0;
+    };
+    bytes += counted(l.kind->arrays, l.rows * row_bytes(layer)) +
+             counted(l.kind->scales, scale_bytes(layer, l.rows));
+  }
+  return bytes;
+}
+
 size_t OffloadStore::bytes_of_others() const {
   size_t bytes = 0;
   for (uint32_t layer = 0; layer < layers_.size(); ++layer) {

@@ -108,6 +108,8 @@ class OffloadStore {
   [[nodiscard]] size_t bytes() const;
   /// Of these, those that another store counts: of rows that several share, the first that still has them does.
   [[nodiscard]] size_t bytes_of_others() const;
+  /// bytes() without bytes_of_others(), as far as they lie in pages of shared memory, as nearly all do.
+  [[nodiscard]] size_t shared_page_bytes() const;
 
  private:
   /// The memory of layers that are alike.

@@ -88,9 +88,11 @@ class Sequence {
   [[nodiscard]] const SlidingRings& rings() const { return rings_; }
 
   /// Bytes of host memory: offloaded rows, sliding windows and staging buffers.
-  [[nodiscard]] uint64_t bytes() const {
-    return store_.bytes() + rings_.bytes() + staging_.bytes();
-  }
+  [[nodiscard]] uint64_t bytes() const { return kv_bytes() + staging_.bytes(); }
+  /// Of these, all but the staging buffers.
+  [[nodiscard]] uint64_t kv_bytes() const { return store_.bytes() + rings_.bytes(); }
+  /// Of the offloaded rows that this sequence counts, those in pages of shared memory.
+  [[nodiscard]] uint64_t shared_page_bytes() const { return store_.shared_page_bytes(); }
   /// Of these, rows that another sequence counts, see OffloadStore.
   [[nodiscard]] uint64_t bytes_of_others() const { return store_.bytes_of_others(); }
 

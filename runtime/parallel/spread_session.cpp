@@ -121,6 +121,16 @@ void SpreadSession::set_prompt_chunk(uint32_t /*tokens*/) {
 
 Session& SpreadSession::batch_member() { refuse_call("keyhole_session_extend_batch"); }
 
+std::unique_ptr<SessionInterface> SpreadSession::without(uint32_t /*first*/, uint32_t /*count*/,
+                                                         int32_t /*shift*/) {
+  refuse_call("keyhole_session_remove");
+}
+
+void SpreadSession::attend_queries(uint32_t /*layer*/, const TensorView& /*q*/,
+                                   const TensorOut& /*out*/, float* /*lse*/) {
+  refuse_call("keyhole_session_attend_queries");
+}
+
 void SpreadSession::check_takes(const char* call) const { refuse_call(call); }
 
 void SpreadSession::read_rows(uint32_t /*layer*/, uint32_t /*first*/, uint32_t /*n*/,

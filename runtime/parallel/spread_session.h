@@ -53,6 +53,8 @@ class SpreadSession final : public SessionInterface {
   Identity& identity() override { return own_->identity(); }
   keyhole_layer_tokens layer_tokens(uint32_t layer) const override;
   keyhole_statistics statistics() const override;
+  /// Of this rank.
+  MemoryFigures memory() const override { return own_->memory(); }
   void reset_statistics() override { own_->reset_statistics(); }
   keyhole_audit audit(uint32_t layer, uint32_t kv_head) override {
     return own_->audit(layer, kv_head);
@@ -72,6 +74,8 @@ class SpreadSession final : public SessionInterface {
   // Not collective, but all ranks make these calls alike.
   void accept(uint32_t m, const uint32_t* path) override;
   void truncate(uint32_t n) override;
+  /// Throws Error(unsupported).
+  std::unique_ptr<SessionInterface> without(uint32_t first, uint32_t count, int32_t shift) override;
 
   // Steps. Those with tensors in host memory are collective. Those with tensors in device memory, spread_steps.cpp, are this
   // rank's step, the gather of all ranks' states and their merge, on the session's stream. The first waits for all ranks, the
@@ -96,6 +100,8 @@ class SpreadSession final : public SessionInterface {
   // Of what a rank has no part of its own; all throw Error(unsupported), but for extend_blocks(), which are this rank's.
   void set_extend_pattern(const char* pattern, uint32_t tokens) override;
   void set_prompt_chunk(uint32_t tokens) override;
+  void attend_queries(uint32_t layer, const TensorView& q, const TensorOut& out,
+                      float* lse) override;
   gpu::PromptBlocks extend_blocks() const override { return own_->extend_blocks(); }
   Session& batch_member() override;
   void check_takes(const char* call) const override;

@@ -48,6 +48,15 @@ bool takes_codes(const Budget& budget) {
 
 void check_index(std::string_view spec) { index::check_spec(spec, ", auto, exact"); }
 
+void check_undone(std::string_view spec, bool has_rope) {
+  if (has_rope || !index::undoes_rope(spec)) return;
+  throw Error(
+      Status::invalid_argument,
+      "index '" + std::string(spec) +
+          "' undoes RoPE, and the engine knows of none: rope_theta is 0; allowed: rope=keep, "
+          "or an engine with the model's rope_theta");
+}
+
 Budget with_code_tail(Budget budget) {
   // A budget as its init function leaves it is completed as that of any index with codes.
   if (takes_codes(budget) && budget != Budget()) budget.tail = KEYHOLE_TAIL_CODES;

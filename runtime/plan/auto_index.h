@@ -25,6 +25,9 @@ inline constexpr std::string_view kExactType = "flat";
 /// allowed.
 void check_index(std::string_view spec);
 
+/// Throws Error(invalid_argument) where an index of the spec undoes RoPE and the model is said to have none.
+void check_undone(std::string_view spec, bool has_rope);
+
 /// The budget with codes standing for unread rows, for use where "auto" means codes. It is unchanged if it asks for
 /// partitions or for every key that a search scores, and if its init function made it (see completed()).
 [[nodiscard]] Budget with_code_tail(Budget budget);

@@ -215,8 +215,10 @@ ModelShape check_model(const keyhole_engine_config& c) {
   check_layer_shape(layer_of(c), "");
   m.logits.scale = c.scale > 0.0F ? c.scale : 1.0F / std::sqrt(static_cast<float>(c.head_dim));
   m.logits.softcap = c.softcap;
+  m.has_rope = c.layer_configs == nullptr && c.rope_theta != 0.0F;
   for (const keyhole_layer_config& layer : read_layers(c)) {
     m.layer_logits.push_back({layer.scale, layer.softcap});
+    m.has_rope = m.has_rope || layer.rope_theta != 0.0F;
     m.windows.push_back({layer.window, layer.window_slack});
     m.shapes.push_back(shape_of(layer, c.head_dim, value_dim, m.shapes.size()));
   }
@@ -306,6 +308,8 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
   resolve_auto(p.index, p.budget, p, model, room);
   check_index(p.index);
   if (c.budgets != nullptr) apply_budgets(c.budgets, model, p);
+  check_undone(p.index, model.has_rope);
+  for (const HeadParams& head : p.heads) check_undone(head.index, model.has_rope);
   p.budget = completed(p.budget, p.index);
   check_codes(p.budget, p.index);
   for (HeadParams& head : p.heads) {

@@ -54,6 +54,7 @@ struct ModelShape {
   std::vector<LogitParams> layer_logits;  ///< `[layers]`; empty: `logits` of all
   std::vector<float> sinks;     ///< learned, of each layer in turn `[q_heads]`; empty: none
   std::vector<Window> windows;  ///< `[layers]`; empty: no layer slides
+  bool has_rope = false;        ///< RoPE's base was given, of one layer at least
 
   [[nodiscard]] const LogitParams& logits_of(uint32_t layer) const {
     return logits_of_layer(logits, layer_logits, layer);

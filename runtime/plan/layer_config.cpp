@@ -92,6 +92,10 @@ index::RopeParams check_rope(const keyhole_layer_config& c, uint32_t head_dim,
         ", allowed: even numbers up to head_dim = " + std::to_string(head_dim) +
         ", KEYHOLE_AUTO (0)");
   }
+  if (c.rope_interleaved != 0 && c.rope_interleaved != 1) {
+    bad(prefix + "rope_interleaved is " + std::to_string(c.rope_interleaved) + ", allowed: 0, 1");
+  }
+  rope.interleaved = c.rope_interleaved == 1;
   rope.theta = c.rope_theta;
   rope.rotary_dim = c.rope_dim != KEYHOLE_AUTO ? c.rope_dim : head_dim;
   if (c.rope_theta == 0.0F || c.rope_scaling == KEYHOLE_ROPE_NONE) return rope;
@@ -141,6 +145,7 @@ keyhole_layer_config layer_of(const keyhole_engine_config& c) {
   layer.rope_beta_fast = c.rope_beta_fast;
   layer.rope_beta_slow = c.rope_beta_slow;
   layer.rope_whole_pairs = c.rope_whole_pairs;
+  layer.rope_interleaved = c.rope_interleaved;
   return layer;
 }
 

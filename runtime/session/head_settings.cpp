@@ -36,6 +36,7 @@ void HeadSettings::set_type(const std::string& wanted) {
   Budget common = params_->budget;
   resolve_auto(spec, common, *params_, engine_->model(), codes_->room_of_all());
   check_index(spec);
+  check_undone(spec, engine_->model().has_rope);
   // Budgets that were left to the index type are those of the new one; so are those that it cannot have. The others get
   // what "auto" gives to the budget of a config.
   const bool has_codes = index::has_codes(spec);

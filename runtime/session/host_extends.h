@@ -30,7 +30,7 @@ class HostExtends {
     extension.append();
   }
   /// The states of what the layer holds, (0, -inf) for nothing, for tokens that are not appended: q and out `[n, q_heads, ..]`,
-  /// lse `[n, q_heads]` or null. Not of a sliding layer.
+  /// lse `[n, q_heads]` or null.
   void answer(uint32_t layer, const TensorView& q, const TensorOut& out, float* lse);
 
   // For a batch.

@@ -102,9 +102,9 @@ bool HostExtension::prepare() {
   const uint32_t left = args_.q.tokens - fresh_.first;
   fresh_.asking = joint_ == nullptr ? 1 : std::min(left, joint_->most_tokens(layer_));
   step_ = fresh_.asking > 1 ? joint_ : &parts_.host.steps.one();
-  // In a tree a token follows those that it sees.
-  const uint32_t depth = fresh_.seen_by_first() - 1;
-  asking_ = {layer_, fresh_.first, fresh_.asking, parts_.host.sequence.tokens(layer_) + depth};
+  // In a tree a token follows those that it sees; queries alone stand where the newest token does.
+  const uint32_t behind = parts_.host.sequence.tokens(layer_) + fresh_.seen_by_first();
+  asking_ = {layer_, fresh_.first, fresh_.asking, std::max(behind, 1U) - 1};
   parts_.stepper.prepare(*step_, asking_, args_.q);
   is_prepared_ = true;
   return true;

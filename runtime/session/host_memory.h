@@ -37,6 +37,7 @@ class HostMemory {
   /// The bytes held now may be the most so far.
   void note_peak() { peak_ = std::max(peak_, held()); }
   [[nodiscard]] uint64_t peak() const { return peak_; }
+  void take_peak(const HostMemory& from) { peak_ = std::max(from.peak_, from.held()); }
 
  private:
   [[nodiscard]] static uint64_t sum(const std::vector<Bytes>& parts) {

@@ -6,6 +6,7 @@
 #include "runtime/session/host_batch.h"
 #include "runtime/session/session_file.h"
 #include "runtime/session/stored_rows.h"
+#include "runtime/session/token_removal.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -142,6 +143,34 @@ void Session::truncate(uint32_t n) {
   identity_.truncate(n);
 }
 
+std::unique_ptr<SessionInterface> Session::without(uint32_t first, uint32_t count, int32_t shift) {
+  const Removal removal{first, count, shift};
+  if (stream_.exists()) {
+    throw Error(Status::unsupported,
+                "tokens in the middle of a session with a CUDA device; allowed: "
+                "keyhole_session_truncate, and sessions of a host device");
+  }
+  check_removal(*engine_, sequence_, removal);
+  if (removal.changes_nothing() || most_tokens() <= first) return nullptr;
+  finish_audits();
+  std::unique_ptr<Session> copy = fork_session(*this);
+  for (uint32_t layer = 0; layer < engine_->model().layers; ++layer) {
+    remove_tokens(*engine_, layer, removal, sequence_, copy->sequence_, copy->tokens_);
+    if (tokens(layer) <= first || !sequence_.layer(layer).offloads()) continue;
+    const index::RopeUndo turn = turn_of(*engine_, layer, removal);
+    const auto turn_query = [&](float* row) {
+      if (turn.changes()) turn.turn(row, 1, shift);
+    };
+    for (uint32_t h = 0; h < engine_->model().of(layer).kv_heads; ++h) {
+      copy->keeper_.take_moved_queries(layer, h, keeper_.head(layer, h).queries, first,
+                                       removal.removed_of(tokens(layer)), turn_query);
+    }
+  }
+  copy->identity_.truncate(first);
+  copy->take_figures(*this);
+  return copy;
+}
+
 // ---- Steps ---------------------------------------------------------------------------------------
 
 void Session::attend(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
@@ -176,6 +205,15 @@ void Session::extend(uint32_t layer, const ExtendArgs& args) {
   if (args.q.on_device()) return device_extends_.extend(layer, args);
   enter(Needs::no_step);
   host_extends_.extend(layer, args);
+}
+
+void Session::attend_queries(uint32_t layer, const TensorView& q, const TensorOut& out,
+                             float* lse) {
+  if (tokens(layer) == 0) {
+    throw Error(Status::invalid_argument,
+                "layer " + std::to_string(layer) + " holds no token to attend to");
+  }
+  host_extends_.answer(layer, q, out, lse);
 }
 
 void Session::extend_batch(uint32_t layer, std::span<BatchMember> members) {
@@ -270,6 +308,28 @@ keyhole_statistics Session::statistics() const {
   return s;
 }
 
+MemoryFigures Session::memory() const {
+  const uint64_t others_kv = sequence_.bytes_of_others();
+  const uint64_t others_indexes = keeper_.bytes_of_others();
+  const bool on_device = stream_.exists();
+  MemoryFigures m;
+  m.kv = sequence_.kv_bytes() - others_kv;
+  m.resident = on_device ? gpu::resident_bytes(params_.resident_shape(engine_->model()))
+                         : params_.host_resident_bytes(engine_->model());
+  m.indexes = keeper_.index_bytes() + keeper_.sample_bytes() - others_indexes;
+  m.shared_pages = sequence_.shared_page_bytes();
+  // Of a host device, what is resident is not among what the session counts as host memory.
+  const uint64_t held = memory_.held() + (on_device ? 0 : m.resident);
+  m.work = held - others_kv - others_indexes - m.kv - m.resident - m.indexes;
+  if (!on_device) return m;
+  keyhole_statistics of_stream{};
+  stream_.add_statistics(of_stream);
+  m.pinned = of_stream.pinned_bytes;
+  m.codes = of_stream.code_bytes;
+  m.device = device_bytes();
+  return m;
+}
+
 void Session::reset_statistics() {
   totals_.reset();
   keeper_.reset_figures();
@@ -319,6 +379,14 @@ void Session::copy_from(const Session& from) {
   steps_.reserve(true);
   codes_.copy();
   stream_.pin_all_codes();
+}
+
+void Session::take_figures(const Session& from) {
+  totals_ = from.totals_;
+  memory_.take_peak(from.memory_);
+  keeper_.take_figures(from.keeper_);
+  audits_.take_figures(from.audits_);
+  patterns_.add(from.patterns_.blocks());
 }
 
 }  // namespace keyhole::runtime

@@ -54,6 +54,7 @@ class Session final : public SessionInterface {
                const TensorView* q) override;
   void build(const BuildProgress& progress) override;
   void truncate(uint32_t tokens) override;
+  std::unique_ptr<SessionInterface> without(uint32_t first, uint32_t count, int32_t shift) override;
   void attend(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
               const TensorOut& out, float* lse) override;
   void attend_begin(uint32_t layer, const TensorView& q, const TensorView* k,
@@ -64,6 +65,8 @@ class Session final : public SessionInterface {
   void accept(uint32_t m, const uint32_t* path) override { acceptance_.accept(m, path); }
   void set_extend_pattern(const char* pattern, uint32_t tokens) override;
   void set_prompt_chunk(uint32_t tokens) override { patterns_.set_prompt_chunk(tokens); }
+  void attend_queries(uint32_t layer, const TensorView& q, const TensorOut& out,
+                      float* lse) override;
   gpu::PromptBlocks extend_blocks() const override { return patterns_.blocks(); }
   Session& batch_member() override { return *this; }
   void read_rows(uint32_t layer, uint32_t first, uint32_t n, const TensorOut* k,
@@ -81,6 +84,7 @@ class Session final : public SessionInterface {
   Identity& identity() override { return identity_; }
   keyhole_layer_tokens layer_tokens(uint32_t layer) const override;
   keyhole_statistics statistics() const override;
+  MemoryFigures memory() const override;
   void reset_statistics() override;
   keyhole_audit audit(uint32_t layer, uint32_t kv_head) override;
 
@@ -118,6 +122,8 @@ class Session final : public SessionInterface {
   /// file. Throws Error(corrupt | io).
   void load(ChecksumReader& in);
   void copy_from(const Session& from);  ///< of a new session, with the parameters of `from`
+  /// Goes on with the figures of a session that this one takes the place of.
+  void take_figures(const Session& from);
 
  private:
   [[nodiscard]] HostParts host_parts();

@@ -14,6 +14,7 @@
 #include "runtime/indexing/full_build.h"
 #include "runtime/session/extend_args.h"
 #include "runtime/session/identity.h"
+#include "runtime/session/memory_figures.h"
 #include "runtime/step/chosen_tokens.h"
 #include "runtime/step/token_search.h"
 
@@ -63,6 +64,10 @@ class SessionInterface {
                        const TensorView* q) = 0;
   virtual void build(const BuildProgress& progress) = 0;
   virtual void truncate(uint32_t tokens) = 0;
+  /// What takes the session's place where tokens [first, first + count) go and keys behind them are turned by `shift` positions;
+  /// null: nothing changes. The session stays as it is. See keyhole_session_remove.
+  [[nodiscard]] virtual std::unique_ptr<SessionInterface> without(uint32_t first, uint32_t count,
+                                                                  int32_t shift) = 0;
 
   // Steps of one token, all of whose tensors lie in the same memory. k and v are null where nothing is appended.
   virtual void attend(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
@@ -83,6 +88,9 @@ class SessionInterface {
   virtual void set_extend_pattern(const char* pattern, uint32_t tokens) = 0;
   virtual void set_prompt_chunk(uint32_t tokens) = 0;
   [[nodiscard]] virtual gpu::PromptBlocks extend_blocks() const = 0;
+  /// The answers of what the layer holds to queries whose tokens are not appended: q and out in host memory, equally many tokens.
+  virtual void attend_queries(uint32_t layer, const TensorView& q, const TensorOut& out,
+                              float* lse) = 0;
   /// The session as a member of keyhole_session_extend_batch.
   [[nodiscard]] virtual Session& batch_member() = 0;
 
@@ -113,6 +121,7 @@ class SessionInterface {
   // Figures.
   [[nodiscard]] virtual keyhole_layer_tokens layer_tokens(uint32_t layer) const = 0;
   [[nodiscard]] virtual keyhole_statistics statistics() const = 0;
+  [[nodiscard]] virtual MemoryFigures memory() const = 0;
   virtual void reset_statistics() = 0;
   /// Waits for audits under way.
   [[nodiscard]] virtual keyhole_audit audit(uint32_t layer, uint32_t kv_head) = 0;

@@ -13,6 +13,7 @@ KvView NewTokens::rows(uint32_t kv_head, uint32_t begin, uint32_t n) const {
 }
 
 uint32_t NewTokens::seen_by_first() const {
+  if (count == 0) return 0;
   return mask == nullptr ? first + 1 : static_cast<uint32_t>(std::popcount(mask[first]));
 }
 

@@ -8,7 +8,7 @@
 namespace keyhole::index::test {
 namespace {
 
-// Rotate-half: pair (i, i + r/2) turns by position * theta^(-2i/r) * scale[i].
+// Pair (i, i + r/2), or (2i, 2i + 1), turns by position * theta^(-2i/r) * scale[i].
 std::vector<float> rotated(const std::vector<float>& rows, uint32_t dim, const RopeParams& rope,
                            const std::vector<uint32_t>& positions) {
   const uint32_t r = rope.rotary_dim == 0 ? dim : rope.rotary_dim;
@@ -17,10 +17,11 @@ std::vector<float> rotated(const std::vector<float>& rows, uint32_t dim, const R
     for (uint32_t i = 0; i < r / 2; ++i) {
       const double scale = rope.inv_freq_scale.empty() ? 1.0 : double{rope.inv_freq_scale[i]};
       const double angle = positions[row] * std::pow(double{rope.theta}, -2.0 * i / r) * scale;
-      const double a = rows[row * dim + i];
-      const double b = rows[row * dim + i + r / 2];
-      out[row * dim + i] = static_cast<float>(a * std::cos(angle) - b * std::sin(angle));
-      out[row * dim + i + r / 2] = static_cast<float>(b * std::cos(angle) + a * std::sin(angle));
+      const size_t low = row * dim + (rope.interleaved ? 2 * i : i);
+      const size_t high = rope.interleaved ? low + 1 : low + r / 2;
+      const double a = rows[low], b = rows[high];
+      out[low] = static_cast<float>(a * std::cos(angle) - b * std::sin(angle));
+      out[high] = static_cast<float>(b * std::cos(angle) + a * std::sin(angle));
     }
   }
   return out;
@@ -30,6 +31,7 @@ RopeParams random_rope(uint32_t dim, std::mt19937& random) {
   RopeParams rope;
   rope.theta = random() % 2 == 0 ? 10000.0F : 500000.0F;
   rope.rotary_dim = random() % 3 == 0 ? dim / 2 : (random() % 2 == 0 ? dim : 0);
+  rope.interleaved = random() % 2 == 0;
   if (random() % 2 == 0) {
     const uint32_t pairs = (rope.rotary_dim == 0 ? dim : rope.rotary_dim) / 2;
     for (uint32_t i = 0; i < pairs; ++i) {
@@ -98,9 +100,27 @@ TEST(RopeUndo, RefusesParametersThatDoNotFit) {
   }
 }
 
-TEST(RopeUndo, SavedIsLoaded) {
+TEST(RopeUndo, PartnersAreTurnedIntoEachOther) {
+  for (const bool interleaved : {false, true}) {
+    const RopeParams rope = {10000.0F, 48, {}, interleaved};
+    const RopeUndo undo(&rope, 64, 0);
+    for (uint32_t channel = 0; channel < 64; ++channel) {
+      std::vector<float> row(64, 0.0F);
+      row[channel] = 1.0F;
+      undo.rows(row.data(), 1, 1);
+      for (uint32_t j = 0; j < 64; ++j) {
+        EXPECT_EQ(row[j] != 0.0F, j == channel || j == undo.partner(channel)) << channel;
+      }
+    }
+  }
+}
+
+class RopeUndoSaved : public ::testing::TestWithParam<bool> {};
+
+TEST_P(RopeUndoSaved, IsLoaded) {
   std::mt19937 random(43);
-  const RopeParams rope = random_rope(128, random);
+  RopeParams rope = random_rope(128, random);
+  rope.interleaved = GetParam();
   const RopeUndo undo(&rope, 128, 123);
   std::stringstream bytes;
   Writer writer(bytes);
@@ -119,6 +139,8 @@ TEST(RopeUndo, SavedIsLoaded) {
     EXPECT_THROW(static_cast<void>(RopeUndo::load(smaller, 80)), Error);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Pairs, RopeUndoSaved, ::testing::Bool());
 
 }  // namespace
 }  // namespace keyhole::index::test

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <sstream>
 
 #include "index/scan/balance.h"
@@ -135,6 +136,42 @@ TEST(UndoneScale, ConstantsGoWhicheverSideOfRopeTheyAreOf) {
       input.balance = &none;
       EXPECT_LT(widest(rows, input), 1.2) << (before ? "before " : "after ") << channel;
     }
+  }
+}
+
+// A head whose channels stand in another order is the same head: pairs that lie side by side are balanced, and lose their
+// constants, as those that lie half a head apart.
+TEST(UndoneScale, PairsSideBySideAreThoseHalfAHeadApart) {
+  const TurnedHead head({16.0F, 300.0F});
+  const auto place = [](uint32_t j) {
+    return j < kHeadDim / 2 ? 2 * j : 2 * (j - kHeadDim / 2) + 1;
+  };
+  const auto moved = [&](const std::vector<float>& rows) {
+    std::vector<float> out(rows.size());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      out[i / kHeadDim * kHeadDim + place(static_cast<uint32_t>(i % kHeadDim))] = rows[i];
+    }
+    return out;
+  };
+  std::vector<float> apart(size_t{kHeadRows} * kHeadDim);
+  for (size_t i = 0; i < kHeadRows; ++i) {
+    std::memcpy(&apart[i * kHeadDim], head.keys.view().row(i), kHeadDim * sizeof(float));
+  }
+  std::vector<float> beside = moved(apart);
+  const std::vector<float> training = moved(head.training);
+  Keys keys(kHeadRows, kHeadDim, DType::f32);
+  keys.put(0, beside);
+  RopeParams interleaved = kRope;
+  interleaved.interleaved = true;
+  BuildInput input = head.input();
+  input.keys = keys.view();
+  input.queries.rows = dense_rows(training.data(), kHeadTraining, kHeadDim, DType::f32);
+  input.rope = &interleaved;
+  balanced_undo(*context().kernels, head.input(), kHeadDim).rows(apart.data(), 0, kHeadRows);
+  balanced_undo(*context().kernels, input, kHeadDim).rows(beside.data(), 0, kHeadRows);
+  const std::vector<float> expected = moved(apart);
+  for (size_t i = 0; i < beside.size(); ++i) {
+    ASSERT_NEAR(expected[i], beside[i], 1e-3F * (1.0F + std::abs(expected[i]))) << i;
   }
 }
 

@@ -333,3 +333,56 @@ def test_merges_on_a_device_want_arrays_there():
         keyhole.merge_states_device(states, lse, np.empty((4, D), np.float32), np.empty(4, np.float32))
     with pytest.raises(ValueError, match="base is 'ten'"):
         keyhole.merge_states_device(states, lse, None, None, base="ten")
+
+
+def test_queries_alone_append_nothing(engine):
+    k, v, q = random(70, 120, HKV, D), random(71, 120, HKV, D), random(72, 9, HQ, D)
+    session = exact(engine)
+    session.append(0, k, v)
+    lse = np.empty((9, HQ), np.float32)
+    out = session.attend_queries(0, q, lse=lse)
+    assert session.layer_tokens().total == 120
+    for query in range(9):
+        truth, truth_lse = attention(q[query : query + 1], k, v)
+        assert error(out[query], truth[0]) < ROUNDING
+        np.testing.assert_allclose(lse[query], truth_lse[0], atol=1e-4)
+
+
+def turned(rows, positions, theta, interleaved):
+    """RoPE of rows [n, heads, D] in double precision."""
+    angles = np.asarray(positions)[:, None, None] * theta ** (-np.arange(D // 2) * 2 / D)
+    low, high = (rows[..., 0::2], rows[..., 1::2]) if interleaved else (rows[..., : D // 2], rows[..., D // 2 :])
+    cos, sin = np.cos(angles), np.sin(angles)
+    pair = low * cos - high * sin, high * cos + low * sin
+    return (np.stack(pair, -1).reshape(rows.shape) if interleaved else np.concatenate(pair, -1)).astype(np.float32)
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+def test_a_context_shift_moves_tokens_up(interleaved):
+    engine = keyhole.Engine(layers=1, q_heads=HQ, kv_heads=HKV, head_dim=D, kv_dtype="f32", threads=2, rope_theta=10000.0,
+                            rope_interleaved=interleaved)  # fmt: skip
+    assert engine.config.rope_interleaved == interleaved
+    k, v, q = random(73, 300, HKV, D), random(74, 300, HKV, D), random(75, 1, HQ, D)
+    session = exact(engine)
+    session.append(0, turned(k, range(300), 10000.0, interleaved), v)
+    session.remove(4, 100, -100)
+    left = [*range(4), *range(104, 300)]
+    asked = turned(q, [199], 10000.0, interleaved)
+    truth, _ = attention(asked, turned(k[left], range(200), 10000.0, interleaved), v[left])
+    assert error(session.attend(0, asked[0]), truth[0]) < 1e-4
+    assert session.layer_tokens().total == 200
+
+
+def test_memory_of_all_sessions():
+    engine = keyhole.Engine(layers=LAYERS, q_heads=HQ, kv_heads=HKV, head_dim=D, kv_dtype="f32", threads=2)
+    assert engine.memory().host_bytes == 0
+    session = exact(engine)
+    session.append(0, random(76, 2000, HKV, D), random(77, 2000, HKV, D))
+    one = engine.memory()
+    copy = session.fork()
+    two = engine.memory()
+    assert (one.sessions, two.sessions) == (1, 2)
+    assert one.kv_bytes <= two.kv_bytes < 1.1 * one.kv_bytes
+    assert two.host_bytes == two.kv_bytes + two.resident_bytes + two.index_bytes + two.work_bytes
+    copy.close()
+    assert engine.memory().host_bytes == one.host_bytes

@@ -81,6 +81,18 @@ void Model::truncate(uint32_t n) {
   }
 }
 
+void Model::remove(uint32_t layer, uint32_t first, uint32_t count) {
+  const uint32_t begin = std::min(tokens(layer), first);
+  const uint32_t end = begin + std::min(tokens(layer) - begin, count);
+  const Heads s = heads(layer);
+  const auto erase = [&](std::vector<float>& rows, size_t token) {
+    rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(begin * token),
+               rows.begin() + static_cast<std::ptrdiff_t>(end * token));
+  };
+  erase(layers_[layer].k, size_t{s.hkv} * s.d);
+  erase(layers_[layer].v, size_t{s.hkv} * s.dv);
+}
+
 void Model::keep(uint32_t layer, uint32_t n, const std::vector<uint32_t>& path) {
   const uint32_t before = tokens(layer) - n;
   const Heads s = heads(layer);

@@ -89,6 +89,8 @@ class Model {
 
   void append(uint32_t layer, const std::vector<float>& k, const std::vector<float>& v);
   void truncate(uint32_t n);
+  /// Takes tokens [first, first + count) out of a layer.
+  void remove(uint32_t layer, uint32_t first, uint32_t count);
   /// Keeps, of a layer's newest n tokens, those at `path`.
   void keep(uint32_t layer, uint32_t n, const std::vector<uint32_t>& path);
   /// A model with the same tokens but without learned sinks.

@@ -47,6 +47,21 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_extend_batch(
     const keyhole_tensor* k, const keyhole_tensor* v, const uint32_t* query_start,
     const keyhole_tensor* out, float* lse, keyhole_status* statuses);
 
+/* Answers n >= 1 queries of one layer by the tokens that it holds, and appends nothing: each attends to all of them, as
+ * mode and budget say, as keyhole_session_attend does with k and v NULL, up to rounding (of a sliding layer to its
+ * newest `window` tokens). Tokens of another text that look at this one, embeddings, a cache that somebody else fills.
+ *   q    `[n, Hq, d]`, any dtype, host or pinned memory
+ *   out  `[n, Hq, d]`, any dtype, host or pinned memory, rows that do not overlap; may be q
+ *   lse  NULL, or `[n, Hq]` floats: log-sum-exp of the logits of all tokens attended
+ * Queries share their reading of keys and codes as the new tokens of keyhole_session_extend do; indexes on the host
+ * take blocks of pending tokens in as in one step. Waits for steps on a stream. Targets and audits see these queries as
+ * those of steps. May allocate. Errors: INVALID_ARGUMENT, also for a layer without any token, NOT_FINITE,
+ * OUT_OF_MEMORY, BUSY, or the error of an earlier stream step; UNSUPPORTED: tensors in device memory, several ranks. On
+ * an error out and lse are unspecified. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_session_attend_queries(keyhole_session* session, uint32_t layer, const keyhole_tensor* q,
+                               const keyhole_tensor* out, float* lse);
+
 /* Says by which pattern a session's extends of many new tokens attend: calls, also in a batch, of at least `tokens` new
  * tokens without a mask. Such a call looks at K and V themselves, in no index: of all tokens that there are, offloaded
  * ones as they lie (int8, too), and of the new ones. Each tile of 128 new tokens chooses blocks of 64 tokens among all

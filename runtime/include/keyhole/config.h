@@ -151,6 +151,10 @@ typedef struct keyhole_engine_config {
   keyhole_communicator* communicator;
   /* Of a communicator: tokens of the text that stay together on a rank, 1..2^30. AUTO: 4096. */
   uint32_t context_block;
+  /* Which components of a head RoPE turns into each other. 0: i and i + rope_dim / 2 (rotate-half, as Hugging Face's
+   * models and GGUF's "neox" have them); 1: 2 i and 2 i + 1 (GGUF's "norm", e.g. llama). Read where RoPE is undone
+   * (saap, ivf with rope=undo) and done again (keyhole_session_remove); q and K come here after RoPE in any case. */
+  int32_t rope_interleaved;
 } keyhole_engine_config;
 
 /* Fills in struct_size and the defaults; the required fields become 0. */

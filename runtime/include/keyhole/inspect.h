@@ -148,6 +148,45 @@ keyhole_session_get_statistics(const keyhole_session* session, keyhole_statistic
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_session_reset_statistics(keyhole_session* session);
 
+/* What the open sessions of an engine take together, now, each page of memory once: of what copies share, the first
+ * that still has it counts it. With several ranks, those of this rank. The four kinds of host memory do not overlap and
+ * add up to host_bytes. docs/embedding.md, Memory, says how the system shows them. */
+typedef struct keyhole_memory_use {
+  size_t struct_size;
+  /* Open sessions of the engine, copies and loaded ones among them. */
+  uint64_t sessions;
+  /* Host memory of all kinds. */
+  uint64_t host_bytes;
+  /* K and V of offloaded tokens, with the scales of int8, and of sliding layers. */
+  uint64_t kv_bytes;
+  /* K and V of sink and window, with their full capacity: on a host device the memory in which they lie, on a CUDA
+   * device the host's copy. */
+  uint64_t resident_bytes;
+  /* Indexes, partitions of tails, samples of queries. */
+  uint64_t index_bytes;
+  /* What steps, searches, audits and extends work in, and staging buffers. */
+  uint64_t work_bytes;
+  /* Of kv_bytes, what lies in pages that several addresses can share (MAP_SHARED): all offloaded K and V, but where a
+   * system has no such memory. RssShmem of a process has them, RssAnon has not. */
+  uint64_t shared_page_bytes;
+  /* Sum of the sessions' pinned_bytes (keyhole_statistics), in which a page that several have pinned counts for each. */
+  uint64_t pinned_bytes;
+  /* Device memory, as in keyhole_statistics; 0 on a host device, whose resident tokens are resident_bytes. */
+  uint64_t device_bytes;
+  /* Of device_bytes, codes of offloaded tokens. */
+  uint64_t code_bytes;
+} keyhole_memory_use;
+KEYHOLE_API void keyhole_memory_use_init_sized(keyhole_memory_use* memory, size_t size);
+static inline void keyhole_memory_use_init(keyhole_memory_use* memory) {
+  keyhole_memory_use_init_sized(memory, sizeof *memory);
+}
+/* From any thread, at any time: it looks at one session after the other, waits for the call that another thread has
+ * inside it (a build may take seconds), and no call is BUSY because of it. Sessions that change meanwhile count as they
+ * were when it came to them. Waits for the host's part of steps on a stream. Errors: INVALID_ARGUMENT, OUT_OF_MEMORY;
+ * UNSUPPORTED in a child process. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_engine_get_memory(const keyhole_engine* engine,
+                                                                      keyhole_memory_use* memory);
+
 /* What audits have found since the session was made or its statistics were reset (docs/choosing.md,
  * Audits); of one head, or of all of a layer, KV head or model (KEYHOLE_ALL). Errors and masses are
  * per query head. Quantiles come from a histogram of 64 steps per factor of 10: error_median,

@@ -271,6 +271,25 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_extend(
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_truncate(keyhole_session* session,
                                                                      uint32_t n_tokens);
 
+/* Takes tokens first..first + count - 1 out of every layer, as far as there are any (UINT32_MAX: all from `first` on);
+ * those behind them follow the tokens before, in their order.
+ *   shift  positions by which the keys behind are turned, by the RoPE that the engine's config describes: 0: they stay
+ *          as they were given; -count: they take the places of those that went, as a context shift wants. With count 0
+ *          all from `first` on are turned. Keys are turned as they are stored, and rounded to kv_dtype again: many
+ *          small shifts add up. Layers with rope_theta 0 have nothing to turn
+ * What lies before `first` stays as and where it is, indexed and shared with copies. All behind is stored anew, as
+ * keyhole_session_append stores it (rows in int8 are rounded once more), and pending until steps or
+ * keyhole_session_build index it; sampled queries that guide indexes move along. An index that undoes RoPE (rope=undo,
+ * saap) takes tokens to be at the positions that they have by count. keyhole_session_accept knows of no extend after it,
+ * and the session's identity forgets its tokens where it named any from `first` on. While it works, memory of the tokens behind is
+ * taken a second time, which host_memory_limit does not count.
+ * On an error nothing has changed. Errors: INVALID_ARGUMENT: shift without rope_theta or with values_in_keys; a sliding
+ * layer that no longer has the tokens that its window would hold (window_slack keeps more); NOT_FINITE: a turned key
+ * beyond kv_dtype; UNSUPPORTED: sessions with a CUDA device, several ranks; OUT_OF_MEMORY, BUSY. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_remove(keyhole_session* session,
+                                                                   uint32_t first, uint32_t count,
+                                                                   int32_t shift);
+
 /* ---- Changing a session ------------------------------------------------------------------------ */
 
 /* All layers, KV heads or query heads, where a function takes the number of one. */

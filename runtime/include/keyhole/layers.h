@@ -63,6 +63,7 @@ struct keyhole_layer_config {
   uint32_t head_dim;
   uint32_t kv_heads;
   uint32_t q_heads;
+  int32_t rope_interleaved;
 };
 
 /* Fills in struct_size and what `engine` says for all layers; NULL: zeros. window becomes 0. */

@@ -173,6 +173,17 @@ TEST_F(ClassifierFile, AnotherModelsIsRefused) {
   }
 }
 
+TEST_F(ClassifierFile, OfAnotherLayoutOfRopeIsRefused) {
+  keyhole_engine_config config = small_engine();
+  config.rope_theta = 10000.0F;
+  Content content;
+  content.metadata["rope_theta"] = "10000";
+  EXPECT_EQ(open(content, config), KEYHOLE_OK);
+  config.rope_interleaved = 1;
+  EXPECT_EQ(open(content, config), KEYHOLE_INVALID_ARGUMENT);
+  expect_error_text("rope_interleaved");
+}
+
 TEST_F(ClassifierFile, WhatCannotBeReadIsAnIoError) {
   EXPECT_EQ(open((folder_ / "nothing").string()), KEYHOLE_IO);
   EXPECT_EQ(open(folder_.path().string()), KEYHOLE_IO);

@@ -107,6 +107,27 @@ class World {
     return status;
   }
 
+  keyhole_status remove(uint32_t first, uint32_t count) {
+    const keyhole_status status =
+        under_fault([&] { return keyhole_session_remove(session_.get(), first, count, 0); });
+    for (uint32_t l = 0; status == KEYHOLE_OK && l < ec_.layers; ++l) {
+      model_.remove(l, first, count);
+    }
+    return status;
+  }
+  keyhole_status queries(uint32_t layer, uint32_t n) {
+    const auto q = numbers_.many(shape_.q(n));
+    std::vector<float> o(shape_.q(n));
+    const auto tq = tensor(q, {n, shape_.hq, shape_.d}), out = tensor(o, {n, shape_.hq, shape_.d});
+    return under_fault(
+        [&] { return keyhole_session_attend_queries(session_.get(), layer, &tq, &out, nullptr); });
+  }
+  keyhole_status memory() {
+    keyhole_memory_use memory;
+    keyhole_memory_use_init(&memory);
+    return under_fault([&] { return keyhole_engine_get_memory(engine_.get(), &memory); });
+  }
+
   keyhole_status extend(uint32_t layer, uint32_t n) {
     const auto k = numbers_.many(shape_.kv(n)), v = numbers_.many(shape_.kv(n)),
                q = numbers_.many(shape_.q(n));
@@ -379,6 +400,21 @@ TEST_P(ApiFault, Truncate) {
             }
             return w.build();
           });
+}
+
+TEST_P(ApiFault, Remove) {
+  try_all([](World& w) { return w.remove(90, 60); },
+          [](World& w) {
+            for (uint32_t l = 0; l < 2; ++l) {
+              if (const auto s = w.prefill(l, 60)) return s;
+            }
+            return w.build();
+          });
+}
+
+TEST_P(ApiFault, QueriesAndMemory) {
+  try_all([](World& w) { return w.queries(0, 9); });
+  try_all([](World& w) { return w.memory(); });
 }
 
 TEST_P(ApiFault, Settings) {

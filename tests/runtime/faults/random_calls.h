@@ -74,9 +74,9 @@ class RandomCalls {
   void run(keyhole_engine* engine) {
     engine_ = engine;
     sequences_.reserve(kMostSequences);  // references stay valid
-    sequences_.push_back({{}, Model(ec_), make_session(engine, sc_)});
+    sequences_.push_back({{}, Model(ec_), make_session(engine, sc_), false});
     for (int i = 0; i < 60 && !::testing::Test::HasFailure(); ++i) {
-      const uint32_t what = random_.below(25);
+      const uint32_t what = random_.below(28);
       SCOPED_TRACE("call " + std::to_string(i) + ", of kind " + std::to_string(what));
       Sequence& s = sequences_[random_.below(static_cast<uint32_t>(sequences_.size()))];
       call(what, s);
@@ -96,6 +96,7 @@ class RandomCalls {
     std::vector<StepUnderWay> under_way;  ///< outlives the session, whose stream may still read it
     Model model;
     SessionPtr session;
+    bool turned = false;  ///< its keys are no longer sixteenths, whose products are exact
   };
 
   /// Makes a step of every layer.
@@ -438,6 +439,9 @@ class RandomCalls {
       case 18: return extend(s, true);
       case 19: return extend_batch();
       case 20: return states(s);
+      case 21: return queries(s);
+      case 22:
+      case 23: return remove(s);
       default: return break_a_rule(s);
     }
   }
@@ -449,7 +453,8 @@ class RandomCalls {
     const Model model = s.model.without_sinks();
     if (window_of(layer) == 0) {
       expect_tokens_exact(s.session.get(), model, ec_, layer, random_);
-      expect_search_sound(s.session.get(), model, ec_, layer, 1 + random_.below(60), random_);
+      const uint32_t top_k = 1 + random_.below(60);
+      if (!s.turned) expect_search_sound(s.session.get(), model, ec_, layer, top_k, random_);
     }
     const auto q = random_.many(shape().q(1));
     Answer a{std::vector<float>(shape().o(1)), std::vector<float>(ec_.q_heads)};
@@ -467,6 +472,61 @@ class RandomCalls {
     heads_checked_ += ec_.q_heads;
   }
 
+  /// Queries that are answered by what is stored, and not appended.
+  void queries(Sequence& s) {
+    settle(s);
+    const uint32_t layer = random_.below(ec_.layers), n = 1 + random_.below(9);
+    const auto q = random_.many(shape().q(n));
+    std::vector<float> o(shape().o(n)), lse(size_t{n} * ec_.q_heads);
+    const RandomTensor gq(q, n, ec_.q_heads, ec_.head_dim, random_, false);
+    const keyhole_tensor out = tensor(o, {n, ec_.q_heads, shape().dv});
+    const keyhole_status status =
+        keyhole_session_attend_queries(s.session.get(), layer, &gq.tensor, &out, lse.data());
+    if (s.model.tokens(layer) == 0) {
+      ASSERT_EQ(status, KEYHOLE_INVALID_ARGUMENT);
+      return;
+    }
+    ASSERT_OK(status);
+    for (uint32_t i = 0; i < n; ++i) {
+      SCOPED_TRACE("query " + std::to_string(i) + " of " + std::to_string(n));
+      expect_truth(s, layer, slice(q, shape().q(i), shape().q(i + 1)),
+                   {slice(o, shape().o(i), shape().o(i + 1)),
+                    slice(lse, size_t{i} * ec_.q_heads, size_t{i + 1} * ec_.q_heads)});
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  }
+
+  /// Takes tokens out of the middle, perhaps turning keys behind them; of those the model takes over what is stored.
+  void remove(Sequence& s) {
+    settle(s);
+    keyhole_session* const session = s.session.get();
+    const uint32_t tokens = s.model.tokens(0);
+    const uint32_t first = random_.below(tokens + 2), count = random_.below(1 + random_.below(60));
+    // Of a sliding layer nobody tells how many tokens it still has.
+    bool slides = false;
+    for (uint32_t l = 0; l < ec_.layers; ++l) slides = slides || window_of(l) != 0;
+    const bool turns = random_.below(3) == 0 && !slides;
+    const int32_t shift = turns ? static_cast<int32_t>(random_.below(200)) - 100 : 0;
+    const keyhole_status status = keyhole_session_remove(session, first, count, shift);
+    if (status == KEYHOLE_UNSUPPORTED) return;  // a device
+    if (status == KEYHOLE_INVALID_ARGUMENT &&
+        (can_refuse_truncation_ || (shift != 0 && ec_.values_in_keys != 0))) {
+      return;  // check() sees that nothing has changed
+    }
+    ASSERT_OK(status);
+    for (uint32_t l = 0; l < ec_.layers; ++l) {
+      s.model.remove(l, first, count);
+      if (shift == 0 || s.model.tokens(l) <= first) continue;
+      const uint32_t n = s.model.tokens(l) - first;
+      std::vector<float> rows(shape().kv(n));
+      const keyhole_tensor k = tensor(rows, {n, ec_.kv_heads, ec_.head_dim});
+      ASSERT_OK(keyhole_session_get_rows(session, l, first, &k, nullptr));
+      std::copy(rows.begin(), rows.end(),
+                s.model.keys(l).begin() + static_cast<std::ptrdiff_t>(shape().kv(first)));
+      s.turned = true;
+    }
+  }
+
   void copy(Sequence& s, bool in_memory) {
     keyhole_session* made = nullptr;
     if (in_memory) {
@@ -476,7 +536,7 @@ class RandomCalls {
       ASSERT_OK(keyhole_session_save(s.session.get(), path.c_str()));
       ASSERT_OK(keyhole_session_load(engine_, path.c_str(), nullptr, &made));
     }
-    Sequence other{{}, s.model, SessionPtr(made)};
+    Sequence other{{}, s.model, SessionPtr(made), s.turned};
     check(other);
     if (sequences_.size() < kMostSequences) {
       sequences_.push_back(std::move(other));

@@ -252,7 +252,9 @@ TEST(Spread, RefusesByNameWhatARankCannotDo) {
   ThreadRanks ranks(2);
   ranks.run([&](uint32_t r) {
     const CommunicatorPtr c = make_communicator(ranks, r);
-    const EnginePtr engine = make_engine(rank_engine(c.get(), 8));
+    auto config = rank_engine(c.get(), 8);
+    config.rope_theta = 10000.0F;
+    const EnginePtr engine = make_engine(config);
     keyhole_session_config undone = small_session();
     undone.index = "ivf:rope=undo";
     keyhole_session* none = nullptr;
@@ -267,6 +269,9 @@ TEST(Spread, RefusesByNameWhatARankCannotDo) {
     EXPECT_EQ(keyhole_session_attend_offloaded(s.get(), 0, &tq, &out, nullptr),
               KEYHOLE_UNSUPPORTED);
     // They are refused whatever the arguments are.
+    EXPECT_EQ(keyhole_session_remove(s.get(), 0, 1, 0), KEYHOLE_UNSUPPORTED);
+    EXPECT_EQ(keyhole_session_attend_queries(s.get(), 99, nullptr, nullptr, nullptr),
+              KEYHOLE_UNSUPPORTED);
     EXPECT_EQ(keyhole_session_attend_offloaded(s.get(), 99, nullptr, nullptr, nullptr),
               KEYHOLE_UNSUPPORTED);
     EXPECT_EQ(keyhole_session_attend_tokens(s.get(), 0, &tq, nullptr, nullptr, 0, &out, nullptr),

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "gpu/codes.h"
+#include "keyhole/index.h"
 #include "tests/runtime/stream_fixture.h"
 
 namespace keyhole::test {
@@ -40,6 +41,35 @@ TEST_F(AutoIndex, IsTheDefault) {
   EXPECT_EQ(index_of(s.get()), "codes:k=4,v=4,lists=64,from=8192");
   EXPECT_EQ(budget_of(s.get()).tail, KEYHOLE_TAIL_CODES);
   EXPECT_EQ(budget_of(s.get()).top_k, 16U);
+}
+
+TEST_F(AutoIndex, WhatUndoesRopeIsRefusedWhereTheEngineKnowsOfNone) {
+  EnginePtr host = make_engine(engine_config_);
+  keyhole_session_config c = small_session();
+  c.index = "ivf:C=4,rope=undo";
+  keyhole_session* made = nullptr;
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_create(host.get(), &c, &made));
+  expect_error_text("undoes RoPE, and the engine knows of none: rope_theta is 0");
+  keyhole_memory_plan plan;
+  keyhole_memory_plan_init(&plan);
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_plan(&engine_config_, &c, 1000, 0, 0, &plan));
+  keyhole_index* index = nullptr;
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_index_create(host.get(), c.index, 0, 0, &index));
+  c.index = "ivf:C=4,rope=keep";
+  SessionPtr s = make_session(host.get(), c);
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_set_index(s.get(), "ivf:rope=undo"));
+  EXPECT_EQ(index_of(s.get()), c.index);
+  EXPECT_OK(keyhole_session_set_index(s.get(), "saap:partitions=own,classifier=off"));
+  // One layer with RoPE is enough: models have layers without.
+  std::vector<keyhole_layer_config> layers(engine_config_.layers);
+  for (auto& layer : layers) keyhole_layer_config_init(&layer, &engine_config_);
+  layers[1].rope_theta = 10000.0F;
+  engine_config_.layer_configs = layers.data();
+  engine_config_.layer_count = engine_config_.layers;
+  EnginePtr some = make_engine(engine_config_);
+  c.index = "ivf:C=4,rope=undo";
+  s = make_session(some.get(), c);
+  EXPECT_EQ(index_of(s.get()), c.index);
 }
 
 TEST_F(AutoIndex, ExactIsAModeOfItsOwn) {

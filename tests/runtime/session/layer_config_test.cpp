@@ -57,6 +57,9 @@ TEST_F(LayerConfig, WhatIsNotAllowedIsNamed) {
   layers_[1].rope_factor = 2.0F;
   expect_refused("layer_configs[1].rope_scaling is 9");
   own_layers();
+  layers_[1].rope_interleaved = 2;
+  expect_refused("layer_configs[1].rope_interleaved is 2, allowed: 0, 1");
+  own_layers();
   layers_[1].struct_size -= 4;
   expect_refused("layer_configs[1].struct_size");
   own_layers();

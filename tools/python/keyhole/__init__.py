@@ -33,7 +33,7 @@ from ._errors import (BY_STATUS, Busy, Cancelled, Corrupt, DeviceError, Error, I
 from ._index import POSITION_UNKNOWN, Index
 from ._prompt import Prompt
 from ._session import BatchError, Session, extend_batch
-from ._structs import (Audit, Budget, EngineConfig, Identity, IndexInfo, LayerConfig, LayerTokens, MemoryPlan, SearchCost,
+from ._structs import (Audit, Budget, EngineConfig, Identity, IndexInfo, LayerConfig, LayerTokens, MemoryPlan, MemoryUse, SearchCost,
                        SessionConfig, Statistics)
 
 if _native.abi_version() != _native.HEADER_ABI_VERSION:
@@ -62,7 +62,7 @@ def prompt_help() -> str:
 __all__ = [
     "ALL", "AppendMode", "AttendMode", "Audit", "AuditAction", "BatchError", "Budget", "Budgets", "Busy", "CUDA", "Cancelled",
     "Corrupt", "Device", "DeviceError", "Dtype", "Engine", "EngineConfig", "Error", "HeadBudget", "IOFailure", "Identity",
-    "Index", "IndexInfo", "Internal", "InvalidArgument", "KvHost", "LayerConfig", "LayerTokens", "MemoryPlan", "Mode",
+    "Index", "IndexInfo", "Internal", "InvalidArgument", "KvHost", "LayerConfig", "LayerTokens", "MemoryPlan", "MemoryUse", "Mode",
     "NotFinite", "OutOfDeviceMemory", "OutOfMemory", "POSITION_UNKNOWN", "Placement", "Prompt", "RankFailed", "RopeScaling", "RowsBy",
     "SearchCost", "Session", "SessionConfig", "Signal", "Statistics", "Tail", "Timeout", "Unsupported", "VersionMismatch", "compare",
     "extend_batch", "index_help", "merge_states", "merge_states_device", "plan", "prompt_help", "read_budgets",

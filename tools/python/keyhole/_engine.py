@@ -7,7 +7,7 @@ from typing import Any, Optional
 from . import _native
 from ._arrays import stream_of
 from ._enums import Device
-from ._structs import EngineConfig, MemoryPlan, SessionConfig, struct_of
+from ._structs import EngineConfig, MemoryPlan, MemoryUse, SessionConfig, struct_of
 
 
 class Engine:
@@ -46,6 +46,13 @@ class Engine:
     def load(self, path: str, *, model: Optional[str] = None, tokens: Any = None) -> "Session":
         """A session as Session.save() wrote it: Session.load(engine, ...)."""
         return Session.load(self, path, model=model, tokens=tokens)
+
+    def memory(self) -> MemoryUse:
+        """What all open sessions of the engine take together, with what copies share counted once.
+
+        From any thread: waits for calls that other threads have inside a session, and disturbs none.
+        """
+        return struct_of(MemoryUse, _native.engine_memory(self._native))
 
     def close(self) -> None:
         """Frees the engine now instead of when Python does. Its sessions go on."""

@@ -133,6 +133,17 @@ class Session:
         self._native.extend(layer, q, k, v, mask, out, lse)
         return out
 
+    def attend_queries(self, layer: int, q: Any, out: Any = None, lse: Any = None) -> Any:
+        """Answers n queries by all tokens that a layer holds, and appends nothing.
+
+        q [n, Hq, d]; out [n, Hq, d] (may be q), None: an array like q; lse None, or float32 [n, Hq]; all in host memory.
+        Returns out.
+        """
+        if out is None:
+            out = like("out", q, tuple(q.shape[:-1]) + (self._value_dim(None, q),))
+        self._native.attend_queries(layer, q, out, lse)
+        return out
+
     def _value_dim(self, v: Any, q: Any) -> int:
         if v is not None:
             return int(v.shape[-1])
@@ -244,6 +255,14 @@ class Session:
         InvalidArgument where a sliding layer would lack tokens of its window (window_slack).
         """
         self._native.truncate(n_tokens)
+
+    def remove(self, first: int, count: int, shift: int = 0) -> None:
+        """Takes tokens first..first + count - 1 out of every layer; those behind them follow the tokens before.
+
+        shift: positions by which the keys behind are turned, by the engine's RoPE: 0: they stay as they were given; -count:
+        they take the places of those that went. count 0: all from `first` on are turned. Of sessions on the host.
+        """
+        self._native.remove(first, count, shift)
 
     def fork(self) -> "Session":
         """An independent copy, which shares offloaded K and V and indexes until one of the two changes them."""

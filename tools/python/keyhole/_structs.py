@@ -62,6 +62,7 @@ class LayerConfig:
     head_dim: Optional[int] = None
     kv_heads: Optional[int] = None
     q_heads: Optional[int] = None
+    rope_interleaved: Optional[int] = None
 
 
 @dataclass
@@ -73,7 +74,8 @@ class EngineConfig:
     kv_dtype: how K and V are stored; default "f16". Set it to the dtype of the model's K and V.
     scale: of the logits; default 1 / sqrt(d). softcap: c > 0: logit = c * tanh(scale * q.k / c).
     rope_theta: RoPE's base; 0: none. rope_scaling: "none", "linear", "llama3", "yarn" with the fields of config.json.
-    rope_dim: partial RoPE: so many first components are turned.
+    rope_dim: partial RoPE: so many first components are turned. rope_interleaved: 1: components 2i and 2i + 1 are turned
+        into each other, as in GGUF's llama; 0: i and i + rope_dim / 2, as in models of Hugging Face.
     device: "auto", "host", "cuda". device_ordinal: which CUDA device. signal, timeout_ms: of a CUDA device.
     threads: worker threads including the caller; default one per core of the process, with a CUDA device two fewer.
     pin_threads: 1: pin workers to cores. spin_us: microseconds that an idle worker spins before it sleeps; default 50.
@@ -113,6 +115,7 @@ class EngineConfig:
     rope_whole_pairs: Optional[int] = None
     value_dim: Optional[int] = None
     values_in_keys: Optional[int] = None
+    rope_interleaved: Optional[int] = None
     sink_logits: Any = None
     layer_configs: Optional[Sequence[LayerConfig]] = None
 
@@ -295,6 +298,22 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True)
+class MemoryUse:
+    """What the open sessions of an engine take together, each page once. Bytes."""
+
+    sessions: int  # open sessions, copies among them
+    host_bytes: int  # host memory: the sum of the four kinds that follow
+    kv_bytes: int  # K and V of offloaded tokens and of sliding layers
+    resident_bytes: int  # K and V of sink and window in host memory
+    index_bytes: int
+    work_bytes: int
+    shared_page_bytes: int  # of kv_bytes, in pages that RssShmem of a process has, and RssAnon has not
+    pinned_bytes: int
+    device_bytes: int
+    code_bytes: int  # of device_bytes
+
+
+@dataclass(frozen=True)
 class Identity:
     """Of which model and tokens a session is. token_hash: XXH3 of the ids as little-endian int32."""
 
@@ -328,4 +347,4 @@ class IndexInfo:
     tail_build_seconds: float
 
 
-_RESULTS = {Statistics, Audit, LayerTokens, MemoryPlan, Identity, SearchCost, IndexInfo}
+_RESULTS = {Statistics, Audit, LayerTokens, MemoryPlan, MemoryUse, Identity, SearchCost, IndexInfo}

@@ -55,6 +55,14 @@ nb::dict config_of(Engine& self) {
   return as_dict(config);
 }
 
+nb::dict memory_of(Engine& self) {
+  Engine::Use use(self);
+  keyhole_memory_use memory;
+  keyhole_memory_use_init(&memory);
+  run([&] { return keyhole_engine_get_memory(use.get(), &memory); });
+  return as_dict(memory);
+}
+
 nb::dict plan(nb::dict engine, nb::handle layer_configs, nb::dict session,
               const std::vector<uint32_t>& dense_layers, uint64_t context, uint64_t device_limit,
               uint64_t host_limit) {
@@ -162,6 +170,7 @@ void define_engine(nb::module_& module) {
   module.def("engine_create", create, nb::arg("values"), nb::arg("layer_configs").none(),
              nb::arg("sink_logits").none());
   module.def("engine_config", config_of);
+  module.def("engine_memory", memory_of);
   module.def("plan", plan, nb::arg("engine"), nb::arg("layer_configs").none(), nb::arg("session"),
              nb::arg("dense_layers"), nb::arg("context"), nb::arg("device_limit"),
              nb::arg("host_limit"));

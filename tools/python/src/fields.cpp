@@ -75,7 +75,7 @@ struct Table<keyhole_engine_config> {
       FIELD(device), FIELD(threads), FIELD(pin_threads), FIELD(spin_us), FIELD(cpu_level),
       FIELD(classifiers), FIELD(device_ordinal), FIELD(signal), FIELD(timeout_ms), FIELD(rope_dim),
       FIELD(rope_beta_fast), FIELD(rope_beta_slow), FIELD(rope_whole_pairs), FIELD(value_dim),
-      FIELD(values_in_keys)};
+      FIELD(values_in_keys), FIELD(rope_interleaved)};
 };
 
 template <>
@@ -86,7 +86,7 @@ struct Table<keyhole_layer_config> {
       FIELD(rope_scaling), FIELD(rope_factor), FIELD(rope_low_freq_factor),
       FIELD(rope_high_freq_factor), FIELD(rope_original_context), FIELD(rope_dim),
       FIELD(rope_beta_fast), FIELD(rope_beta_slow), FIELD(rope_whole_pairs), FIELD(head_dim),
-      FIELD(kv_heads), FIELD(q_heads)};
+      FIELD(kv_heads), FIELD(q_heads), FIELD(rope_interleaved)};
 };
 
 template <>
@@ -157,6 +157,15 @@ struct Table<keyhole_memory_plan> {
       RESULT(pinned_bytes), RESULT(fits), RESULT(longest_context), RESULT(code_bytes),
       RESULT(pinned_kv_bytes), RESULT(index), RESULT(code_layers), RESULT(first_code_layer),
       RESULT(rows_by_host)};
+};
+
+template <>
+struct Table<keyhole_memory_use> {
+  using Owner = keyhole_memory_use;
+  static constexpr Field<Owner> fields[] = {
+      RESULT(sessions), RESULT(host_bytes), RESULT(kv_bytes), RESULT(resident_bytes),
+      RESULT(index_bytes), RESULT(work_bytes), RESULT(shared_page_bytes), RESULT(pinned_bytes),
+      RESULT(device_bytes), RESULT(code_bytes)};
 };
 
 template <>
@@ -244,6 +253,7 @@ nb::dict as_dict(const keyhole_statistics& statistics) { return struct_as_dict(s
 nb::dict as_dict(const keyhole_audit& audit) { return struct_as_dict(audit); }
 nb::dict as_dict(const keyhole_layer_tokens& tokens) { return struct_as_dict(tokens); }
 nb::dict as_dict(const keyhole_memory_plan& plan) { return struct_as_dict(plan); }
+nb::dict as_dict(const keyhole_memory_use& memory) { return struct_as_dict(memory); }
 nb::dict as_dict(const keyhole_identity& identity) { return struct_as_dict(identity); }
 nb::dict as_dict(const keyhole_index_info& info) { return struct_as_dict(info); }
 
@@ -265,6 +275,7 @@ nb::dict field_names() {
   names["keyhole_audit"] = names_of<keyhole_audit>();
   names["keyhole_layer_tokens"] = names_of<keyhole_layer_tokens>();
   names["keyhole_memory_plan"] = names_of<keyhole_memory_plan>();
+  names["keyhole_memory_use"] = names_of<keyhole_memory_use>();
   names["keyhole_identity"] = names_of<keyhole_identity>();
   nb::list cost = names_of<keyhole_search_cost>();
   cost.append(nb::str("missing"));

@@ -29,6 +29,7 @@ nanobind::dict as_dict(const keyhole_statistics& statistics);
 nanobind::dict as_dict(const keyhole_audit& audit);
 nanobind::dict as_dict(const keyhole_layer_tokens& tokens);
 nanobind::dict as_dict(const keyhole_memory_plan& plan);
+nanobind::dict as_dict(const keyhole_memory_use& memory);
 nanobind::dict as_dict(const keyhole_identity& identity);
 /// The first `queries` of its arrays.
 nanobind::dict as_dict(const keyhole_search_cost& cost, size_t queries);

@@ -114,6 +114,17 @@ void extend(Session& self, uint32_t layer, nb::handle q, nb::handle k, nb::handl
   });
 }
 
+void attend_queries(Session& self, uint32_t layer, nb::handle q, nb::handle out, nb::handle lse) {
+  Session::Use use(self);
+  const Array queries(q, "q", Array::kRead), result(out, "out", Array::kWrite),
+      sums(lse, "lse", Array::kWrite);
+  float* lse_data = sums.floats("lse", queries.rows());
+  run([&] {
+    return keyhole_session_attend_queries(use.get(), layer, queries.pointer(), result.pointer(),
+                                          lse_data);
+  });
+}
+
 // Returns the status and the text of each session.
 nb::list extend_batch(nb::list sessions, uint32_t layer, nb::handle q, nb::handle k, nb::handle v,
                       const std::vector<uint32_t>& query_start, nb::handle out, nb::handle lse) {
@@ -280,6 +291,11 @@ void truncate(Session& self, uint32_t n_tokens) {
   run([&] { return keyhole_session_truncate(use.get(), n_tokens); });
 }
 
+void remove(Session& self, uint32_t first, uint32_t count, int32_t shift) {
+  Session::Use use(self);
+  run([&] { return keyhole_session_remove(use.get(), first, count, shift); });
+}
+
 Session* fork(Session& self) {
   Session::Use use(self);
   keyhole_session* copy = nullptr;
@@ -367,6 +383,7 @@ void define_session(nb::module_& module) {
       .def("attend_end", attend_end, none("out"), none("lse"), nb::arg("q_heads"))
       .def("extend", extend, nb::arg("layer"), none("q"), none("k"), none("v"), none("mask"),
            none("out"), none("lse"))
+      .def("attend_queries", attend_queries, nb::arg("layer"), none("q"), none("out"), none("lse"))
       .def("set_extend_pattern", set_extend_pattern, none("pattern"), nb::arg("tokens"))
       .def("set_prompt_chunk", set_prompt_chunk, nb::arg("tokens"))
       .def("get_rows", get_rows, nb::arg("layer"), nb::arg("first"), none("k"), none("v"))
@@ -387,6 +404,7 @@ void define_session(nb::module_& module) {
       .def("announce", plain<keyhole_session_announce>)
       .def("synchronize", plain<keyhole_session_synchronize>)
       .def("truncate", truncate)
+      .def("remove", remove, nb::arg("first"), nb::arg("count"), nb::arg("shift"))
       .def("fork", fork)
       .def("save", save)
       .def("set_identity", set_identity, none("model"), none("tokens"))
