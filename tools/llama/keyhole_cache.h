@@ -22,7 +22,7 @@
 #include "runtime/files/settings.h"
 #include "tools/api/handles.h"
 #include "tools/llama/config.h"
-#include "tools/llama/kv_format.h"
+#include "tools/caches/kv_format.h"
 #include "tools/llama/prefill.h"
 
 namespace keyhole::tools {

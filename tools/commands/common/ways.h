@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "tools/llama/kv_format.h"
+#include "tools/caches/kv_format.h"
 
 namespace keyhole::tools {
 
