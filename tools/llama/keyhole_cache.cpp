@@ -12,6 +12,7 @@
 #include "keyhole/batch.h"
 #include "keyhole/save.h"
 #include "keyhole/stream.h"
+#include "runtime/files/float16.h"
 
 namespace keyhole::tools {
 
@@ -118,6 +119,10 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
     throw std::runtime_error("K and V in blocks of 32 numbers: head_dim is " +
                              std::to_string(cache.head_dim_) + "; allowed: multiples of 32");
   }
+  if (options.aging) {
+    cache.aging_.emplace(options.aging, static_cast<uint32_t>(cache.places_.size()),
+                         model.full_layers(), cache.kv_heads_, cache.head_dim_);
+  }
   keyhole_engine_config engine = engine_config(model);
   if (options.kv_dtype) engine.kv_dtype = *options.kv_dtype;
   cache.kv_type_ = element_of(engine.kv_dtype);
@@ -154,7 +159,7 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
   check(keyhole_engine_get_config(cache.engine_.get(), &made));
   // A format works on host memory, so the rows of a step come through it. The same holds for ranks whose transport
   // gathers host memory alone.
-  cache.on_device_ = made.device == KEYHOLE_DEVICE_CUDA && !cache.format_ &&
+  cache.on_device_ = made.device == KEYHOLE_DEVICE_CUDA && !cache.format_ && !cache.aging_ &&
                      (options.ranks.communicator == nullptr || options.ranks.on_device);
   return cache;
 }
@@ -205,7 +210,8 @@ namespace {
 
 KeyholeCache KeyholeCache::load(const LlamaConfig& model, const KeyholeCacheOptions& options,
                                 const std::string& path, const Contents* contents) {
-  if (options.kv_format) throw std::runtime_error("a saved session has K and V of its own");
+  if (options.kv_format || options.aging)
+    throw std::runtime_error("a saved session has K and V of its own");
   if (options.ranks.communicator != nullptr && options.ranks.by_heads) refuse_heads();
   KeyholeCache cache = with_engine(model, options);
   keyhole_session* session = nullptr;
@@ -253,6 +259,10 @@ KeyholeCache KeyholeCache::fork() const {
   copy.kv_type_ = kv_type_;
   copy.places_ = places_;
   copy.format_ = format_;
+  copy.aging_ = aging_;
+  copy.given_ = given_;
+  copy.given_settled_ = given_settled_;
+  copy.given_all_ = given_all_;
   keyhole_session* session = nullptr;
   check(keyhole_session_fork(session_.get(), &session));
   copy.session_.reset(session);
@@ -260,6 +270,7 @@ KeyholeCache KeyholeCache::fork() const {
 }
 
 void KeyholeCache::prefill(const LayerChunk& chunk) {
+  if (aging_) return hold(chunk);
   const size_t numbers = chunk.tokens * kv_heads_ * head_dim_;
   const float* const keys = stored(chunk.k, numbers, Kind::keys);
   const float* const values = stored(chunk.v, numbers, Kind::values);
@@ -288,11 +299,13 @@ void KeyholeCache::append(uint32_t layer, const keyhole_tensor& k, const keyhole
 }
 
 void KeyholeCache::build(keyhole_progress_fn progress, void* user) {
+  deliver();
   check(keyhole_session_build(session_.get(), progress, user));
 }
 
 void KeyholeCache::attend(uint32_t layer, const float* q, const float* k, const float* v,
                           float* out) {
+  deliver();
   const size_t numbers = size_t{kv_heads_} * head_dim_;
   const float* const new_k = stored(k, numbers, Kind::keys);
   const float* const new_v = stored(v, numbers, Kind::values);
@@ -302,6 +315,7 @@ void KeyholeCache::attend(uint32_t layer, const float* q, const float* k, const 
   const keyhole_tensor result = heads(own_out(out, 1), own_q_heads_);
   check(keyhole_session_attend(session_.get(), places_[layer], &queries, &keys, &values, &result,
                                nullptr));
+  if (aging_) aging_->add(places_[layer], k, v, 1);
   gather_heads(out, 1);
 }
 
@@ -338,6 +352,7 @@ void KeyholeCache::gather_heads(float* out, size_t tokens) {
 }
 
 void KeyholeCache::extend(const LayerChunk& chunk, float* out) {
+  deliver();
   const size_t n = chunk.tokens, numbers = n * kv_heads_ * head_dim_;
   const int64_t out_shape[] = {static_cast<int64_t>(n), own_q_heads_, head_dim_};
   const keyhole_tensor q = own_rows(chunk.q, q_heads_, own_q_heads_, n);
@@ -348,6 +363,7 @@ void KeyholeCache::extend(const LayerChunk& chunk, float* out) {
   const keyhole_tensor result = keyhole_tensor_host(own_out(out, n), KEYHOLE_F32, 3, out_shape);
   check(keyhole_session_extend(session_.get(), places_[chunk.layer], &q, &k, &v, nullptr, &result,
                                nullptr));
+  if (aging_) aging_->add(places_[chunk.layer], chunk.k, chunk.v, n);
   gather_heads(out, n);
 }
 
@@ -363,6 +379,7 @@ PromptBlocks KeyholeCache::extend_blocks() const {
 }
 
 void KeyholeCache::attend(uint32_t layer, const float* q, float* out) {
+  deliver();
   const keyhole_tensor queries = own_rows(q, q_heads_, own_q_heads_, 1);
   const keyhole_tensor result = heads(own_out(out, 1), own_q_heads_);
   check(keyhole_session_attend(session_.get(), places_[layer], &queries, nullptr, nullptr, &result,
@@ -443,6 +460,7 @@ bool KeyholeCache::announce() {
 }
 
 void KeyholeCache::truncate(uint32_t tokens) {
+  if (aging_) return truncate_aging(tokens);
   check(keyhole_session_truncate(session_.get(), tokens));
 }
 
@@ -486,9 +504,13 @@ keyhole_layer_tokens KeyholeCache::layer_tokens(uint32_t layer) const {
 }
 
 const float* KeyholeCache::stored(const float* data, size_t count, Kind kind) {
-  if (!format_) return data;
+  if (!format_ && !aging_) return data;
   std::vector<float>& room = kind == Kind::keys ? stored_k_ : stored_v_;
   room.assign(data, data + count);
+  if (aging_) {  // the newest tokens are in 16 bits
+    for (float& x : room) x = f16_to_f32(f32_to_f16(x));
+    return room.data();
+  }
   pass_rows(*format_, room.data(), count, head_dim_, kind == Kind::values);
   return room.data();
 }

@@ -21,8 +21,9 @@
 
 #include "runtime/files/settings.h"
 #include "tools/api/handles.h"
+#include "tools/caches/kv_format.h"
+#include "tools/llama/aging_rows.h"
 #include "tools/llama/config.h"
-#include "tools/llama/kv_format.h"
 #include "tools/llama/prefill.h"
 
 namespace keyhole::tools {
@@ -60,6 +61,10 @@ struct KeyholeCacheOptions {
   /// would give back. Keyhole itself stores them in kv_dtype (f32 adds no rounding of its own). Steps then come
   /// through host memory, even where sink and window lie on a GPU: on_device() is false.
   std::optional<KvFormat> kv_format;
+  /// In place of kv_format: a format whose tokens age. Those of layers with a sliding window stay in 16 bits. What is
+  /// said of kv_format holds, too; rows come to Keyhole when the first step (or build()) behind them asks for them, and
+  /// those that age between steps are taken out and appended again. mode is KEYHOLE_MODE_EXACT.
+  std::shared_ptr<const AgingFormat> aging;
   uint32_t threads = 0;                         ///< the library's workers; 0: its default
   keyhole_device device = KEYHOLE_DEVICE_HOST;  ///< where sink and window lie
   std::vector<uint32_t> dense_layers;
@@ -90,7 +95,7 @@ class KeyholeCache {
     std::vector<int32_t> tokens;
   };
   /// Loads the cache that save() wrote to `path`. Of the options only the engine's count: kv_dtype, threads, device,
-  /// classifiers; all others are the saved ones. kv_format is not allowed. Other contents than these are refused;
+  /// classifiers; all others are the saved ones. kv_format and aging are not allowed. Other contents than these are refused;
   /// null: any are taken.
   [[nodiscard]] static KeyholeCache load(const LlamaConfig& model,
                                          const KeyholeCacheOptions& options,
@@ -184,6 +189,16 @@ class KeyholeCache {
   /// the next call for the same kind.
   const float* stored(const float* data, size_t count, Kind kind);
 
+  // Of a cache whose tokens age, in keyhole_cache_aging.cpp.
+  /// Takes rows of a prompt, which deliver() appends.
+  void hold(const LayerChunk& chunk);
+  /// Brings the session to what the cache holds between two steps; does nothing without aging, and within a step.
+  void deliver();
+  /// Takes back the session's rows that may still change; deliver() appends them again.
+  void withdraw(uint32_t settled);
+  /// truncate(), before the session's.
+  void truncate_aging(uint32_t tokens);
+
   /// Describes heads [first, first + own) of rows of `heads` heads, for n tokens.
   [[nodiscard]] keyhole_tensor own_rows(const void* data, uint32_t heads, uint32_t own,
                                         size_t tokens, keyhole_memory memory = KEYHOLE_HOST,
@@ -206,6 +221,11 @@ class KeyholeCache {
   double prefill_seconds_ = 0.0;
   std::vector<uint32_t> places_;  ///< the session's number of each layer
   std::optional<KvFormat> format_;
+  std::optional<AgingRows> aging_;
+  AgingRows::State given_;      ///< which the session has
+  uint32_t given_settled_ = 0;  ///< rows before it stay as they are in the session
+  bool given_all_ =
+      false;  ///< the session has all tokens of aging_, not just those before given_settled_
   std::vector<float> stored_k_, stored_v_;  ///< of a chunk or a step, with a format
   Engine engine_;  ///< null in a fork: its session keeps what it needs of the engine
   Session session_;

@@ -32,6 +32,7 @@ struct RivalData {
       training_positions;  ///< `[training_rows / group]` ascending tokens; empty: unknown
   size_t first_token = 0;  ///< row i is token first_token + i
   const StoredRows* stored = nullptr;  ///< the rows that a step attends
+  LogitRule rule;                      ///< from inner products to logits
   unsigned threads = 1;                ///< that the build may use
 };
 
@@ -83,6 +84,14 @@ class Rival {
   virtual void search(const float* queries, size_t group, size_t k, RivalAnswer& answer) = 0;
   /// Bytes held beside K and V.
   [[nodiscard]] virtual uint64_t bytes() const = 0;
+  /// A rival that keeps keys and values in a form of its own: what that form gives back, which a step attends in place of
+  /// RivalData::stored, and the bytes that a row's key and value have in it, on average.
+  struct OwnRows {
+    const StoredRows* rows = nullptr;
+    double row_bytes = 0.0;
+  };
+  /// The own rows, valid while the rival lives and is not built again; rows null: it has none.
+  [[nodiscard]] virtual OwnRows own_rows() const { return {}; }
 };
 
 }  // namespace keyhole::tools

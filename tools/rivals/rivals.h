@@ -18,5 +18,7 @@ extern const RivalType kLshSampling;
 extern const RivalType kPageBounds;
 extern const RivalType kBlockRepresentatives;
 extern const RivalType kRandomSample;
+extern const RivalType kCacheQ8, kCacheQ4, kCacheKivi2, kCacheKivi4, kCacheKvarn2, kCacheKvarnK4V2,
+    kCacheOscar2;
 
 }  // namespace keyhole::tools

@@ -5,16 +5,31 @@
 #include <string>
 
 namespace keyhole::tools {
+namespace {
+
+const StoredRows& attended_rows(const Rival& rival, const StoredRows& stored) {
+  const StoredRows* own = rival.own_rows().rows;
+  return own == nullptr ? stored : *own;
+}
+
+double bytes_of_row(const Rival& rival, const StoredRows& stored) {
+  const Rival::OwnRows own = rival.own_rows();
+  if (own.rows != nullptr) return own.row_bytes;
+  return static_cast<double>(stored.keys.row_bytes() + stored.values.row_bytes());
+}
+
+}  // namespace
 
 RivalStep::RivalStep(Rival& rival, const StoredRows& stored, const RivalShape& shape,
                      LogitRule rule, size_t k)
     : o(shape.group * shape.dim),
       lse(shape.group),
       rival_(rival),
-      stored_(stored),
+      stored_(attended_rows(rival, stored)),
+      row_bytes_(bytes_of_row(rival, stored)),
       shape_(shape),
       k_(std::min(k, shape.rows)),
-      attention_(stored, shape.dim, rule),
+      attention_(stored_, shape.dim, rule),
       seen_(shape.rows) {}
 
 void RivalStep::run(const float* queries) {
@@ -50,7 +65,7 @@ void RivalStep::run(const float* queries) {
   }
   keys_scored = answer.keys_scored != 0 ? answer.keys_scored : pairs;
   bytes_read =
-      answer.bytes_read + distinct.size() * (stored_.keys.row_bytes() + stored_.values.row_bytes());
+      answer.bytes_read + static_cast<uint64_t>(row_bytes_ * static_cast<double>(distinct.size()));
 }
 
 }  // namespace keyhole::tools

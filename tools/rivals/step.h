@@ -13,7 +13,7 @@ namespace keyhole::tools {
 /// except the rival itself.
 class RivalStep {
  public:
-  /// `rival` is built over `stored`; both outlive the object. k: keys that a search is asked for per head.
+  /// `rival` is built over `stored`; both outlive the object. Rows of Rival::own_rows() are attended in place of `stored`. k: keys that a search is asked for per head.
   RivalStep(Rival& rival, const StoredRows& stored, const RivalShape& shape, LogitRule rule,
             size_t k);
 
@@ -34,6 +34,7 @@ class RivalStep {
  private:
   Rival& rival_;
   const StoredRows& stored_;
+  const double row_bytes_;
   const RivalShape shape_;
   const size_t k_;
   RowAttention attention_;

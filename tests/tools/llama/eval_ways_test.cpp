@@ -50,6 +50,55 @@ TEST(EvalCommand, PutsRoundedCachesBesideExactAttention) {
   }
 }
 
+TEST(EvalCommand, PutsCachesWhoseTokensAgeBesideExactAttention) {
+  const TemporaryFolder folder;
+  const std::string trace = folder / "calibration.safetensors";
+  const Outcome recorded = run_keyhole({"record", "--task", "kv", "--length", "700", "--queries",
+                                        "32", "--seed", "9", "--training", "64", "--out", trace});
+  ASSERT_EQ(recorded.exit_code, 0) << recorded.err;
+  const std::vector<std::string> args = {"eval", "--task",   "kld", "--length", "720", "--bytes",
+                                         "20",   "--window", "64",  "--sink",   "16",  "--index"};
+  const json result =
+      run_json(with(args, {"none", "--index", "kivi4", "--index", "kivi2", "--index", "kvarn_k4v2",
+                           "--index", "kvarn2", "--index", "oscar2", "--calibration", trace,
+                           "--html", folder / "page.html"}));
+  const json& rows = result["results"];
+  ASSERT_EQ(rows.size(), 7U);
+  const double none = rows[1]["kld"]["mean"];
+  // Heads of 128: KIVI's 32 bits of 32 numbers; KVarN's 32 of 128 and 16 of 128; OSCAR's 32 of 128.
+  const double bits[] = {0, 0, 5, 3, 3.375, 2.375, 2.25};
+  for (size_t i = 2; i < rows.size(); ++i) {
+    const json& row = rows[i];
+    SCOPED_TRACE(row["index"]);
+    EXPECT_EQ(row["kv_format"]["name"], row["index"]);
+    EXPECT_EQ(row["kv_format"]["bits"], bits[i]);
+    const double all = row["kv_format"]["bits_in_all"];
+    EXPECT_GT(all, bits[i]);  // some tokens are in 16 bits
+    EXPECT_LT(all, 15);
+    EXPECT_NEAR(row["kv_format"]["bytes"].get<double>(), all / 8 * 720 * 6 * 2 * 2 * 128, 1);
+    EXPECT_GT(row["kld"]["mean"], 1e-7);
+    EXPECT_LT(row["kld"]["mean"], none);
+    EXPECT_TRUE(row["tokens_per_second"].is_null());
+  }
+  EXPECT_LT(rows[2]["kld"]["mean"], rows[3]["kld"]["mean"]) << "4 bits, 2 bits";
+  EXPECT_NE(read_file(folder / "page.html").find("bits a number"), std::string::npos);
+
+  // A trace that is missing, that is not there, or another model's.
+  const auto refused = [&](const std::vector<std::string>& more, const char* why) {
+    const Outcome outcome = run_keyhole(with(args, with({"oscar2"}, more)));
+    EXPECT_NE(outcome.exit_code, 0);
+    EXPECT_NE(outcome.err.find(why), std::string::npos) << outcome.err;
+  };
+  refused({}, "--calibration is missing; needed: a trace of this model");
+  refused({"--calibration", folder / "nothing"}, "nothing");
+  const std::string other = folder / "other.safetensors";
+  ASSERT_EQ(run_keyhole({"record", "--model", KEYHOLE_SOURCE_MODEL, "--task", "kv", "--length",
+                         "700", "--queries", "32", "--out", other})
+                .exit_code,
+            0);
+  refused({"--calibration", other}, "is of the model 'model'; needed: a trace of 'bundled'");
+}
+
 TEST(EvalCommand, CopiesPassages) {
   const TemporaryFolder folder;
   const std::vector<std::string> args = {"eval",     "--task",      "copy",   "--length", "1024",

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "tools/caches/kv_format.h"
 #include "tools/commands/bench_step/head_turn.h"
 #include "tools/commands/bench_step/step_data.h"
 #include "tools/commands/bench_step/step_ranks.h"
 #include "tools/commands/common/budget_choice.h"
 #include "tools/llama/keyhole_cache.h"
-#include "tools/llama/kv_format.h"
 
 namespace keyhole::tools {
 

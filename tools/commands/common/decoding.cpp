@@ -266,6 +266,11 @@ void add_cache_options(CLI::App& command, CacheFlags& flags) {
           "Index and budget of each head, written by calibrate; --index, --attend, --tail and "
           "--target are those of what it does not name")
       ->type_name("FILE");
+  command
+      .add_option("--calibration", flags.calibration,
+                  "A trace of this model, written by record, to which --index oscar2 fits its "
+                  "rotations; best of another text")
+      ->type_name("FILE");
   add_session_settings(command, flags.settings);
 }
 
@@ -328,25 +333,6 @@ KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint3
     if (error.status() == KEYHOLE_INVALID_ARGUMENT) throw UsageError(prefix + error.what());
     throw;
   }
-}
-
-KeyholeCache make_rounded_cache(const LlamaConfig& model, const CacheFlags& flags,
-                                uint32_t max_tokens, const AttendSpec& spec) {
-  if (model.head_dim % kKvFormatBlock != 0) {
-    throw UsageError("--index " + spec.text + ": head_dim is " + std::to_string(model.head_dim) +
-                     "; allowed: multiples of 32, the numbers that share a scale");
-  }
-  KeyholeCacheOptions options;
-  options.max_tokens = max_tokens;
-  options.sink = flags.sink;
-  options.window = flags.window;
-  options.threads = flags.threads;
-  options.ranks = cache_ranks(flags.parallel, flags.device, RanksOn::host);
-  options.device = flags.device;
-  options.mode = spec.mode();
-  options.kv_format = spec.format();
-  options.kv_dtype = KEYHOLE_F32;
-  return {model, options};
 }
 
 keyhole_mode AttendSpec::mode() const {

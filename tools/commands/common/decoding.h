@@ -96,7 +96,7 @@ void add_task_options(CLI::App& command, TaskOptions& options,
                                        size_t wanted);
 
 /// The options `--sink`, `--window`, `--threads`, `--kv-dtype`, `--kv-host`, `--cache-device`, `--dense-layers`,
-/// `--classifiers`, `--budgets`, and one for each setting of a session that has none of these.
+/// `--classifiers`, `--budgets`, `--calibration`, and one for each setting of a session that has none of these.
 struct CacheFlags {
   uint32_t sink = static_cast<uint32_t>(setting(kSessionSettings, "sink").initial);
   uint32_t window = static_cast<uint32_t>(setting(kSessionSettings, "window").initial);
@@ -106,6 +106,8 @@ struct CacheFlags {
   std::vector<uint32_t> dense_layers;
   std::string classifiers;
   std::string budgets;
+  std::string calibration;  ///< a trace of the model, for oscar2
+  std::string model;        ///< no option: model_name(), of which a calibration must be
   std::string cache_device = "auto";
   keyhole_device device = KEYHOLE_DEVICE_HOST;  ///< no option: Runner::session_device()
   std::vector<SettingValue> settings;           ///< of all other rows of the table of settings
@@ -126,7 +128,7 @@ struct AttendSpec {
       budgets;  ///< the file, which the cache began with; `text` is of heads that it does not name
   [[nodiscard]] keyhole_mode mode() const;
   /// The format through which the way's K and V pass, if they do: such a way has a cache of its own, see
-  /// make_rounded_cache().
+  /// rounded_cache.h.
   [[nodiscard]] std::optional<KvFormat> format() const;
   [[nodiscard]] bool indexed() const { return mode() == KEYHOLE_MODE_INDEXED; }
   /// The way for tables: the spec, or the file.
@@ -144,11 +146,6 @@ struct AttendSpec {
 [[nodiscard]] KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags,
                                       uint32_t max_tokens, const std::vector<AttendSpec>& specs,
                                       const std::vector<BudgetChoice>& choices);
-
-/// Makes an empty cache for a spec that has a format: K and V pass through it and are attended exactly, from fp32, so
-/// that nothing but the format rounds them. Not audited. Throws UsageError for a model whose heads it does not fit.
-[[nodiscard]] KeyholeCache make_rounded_cache(const LlamaConfig& model, const CacheFlags& flags,
-                                              uint32_t max_tokens, const AttendSpec& spec);
 
 /// Prefills with a progress bar and Ctrl-C. Returns its seconds; the logits go to `logits` unless that is null.
 double prefill_prompt(Decoder& decoder, const std::vector<uint32_t>& tokens,

@@ -18,6 +18,20 @@ constexpr NamedWay kWays[] = {
     {"q8_0_plain", "q8_0 as it was before April 2026, not turned", KEYHOLE_MODE_EXACT,
      KvFormat::q8_0_plain},
     {"q4_0_plain", "q4_0 as it was then", KEYHOLE_MODE_EXACT, KvFormat::q4_0_plain},
+    {"kivi2",
+     "KIVI: older tokens in 2 bits, keys with a step for 32 tokens of a channel, values for 32 "
+     "channels of a token; the newest in 16 bits",
+     KEYHOLE_MODE_EXACT, KvFormat::kivi2},
+    {"kivi4", "the same in 4 bits", KEYHOLE_MODE_EXACT, KvFormat::kivi4},
+    {"kvarn2",
+     "KVarN: tiles of 128 tokens in 2 bits, turned and scaled to equal variance of channels and "
+     "tokens; the first tile and the unfinished one in 16 bits",
+     KEYHOLE_MODE_EXACT, KvFormat::kvarn2},
+    {"kvarn_k4v2", "the same with keys in 4 bits", KEYHOLE_MODE_EXACT, KvFormat::kvarn_k4v2},
+    {"oscar2",
+     "OSCAR: 2 bits behind rotations that --calibration fits to queries and outputs; the first 64 "
+     "and the newest 512 tokens in 16 bits",
+     KEYHOLE_MODE_EXACT, KvFormat::oscar2},
 };
 
 }  // namespace

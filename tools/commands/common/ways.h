@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "tools/llama/kv_format.h"
+#include "tools/caches/kv_format.h"
 
 namespace keyhole::tools {
 
@@ -17,7 +17,7 @@ struct NamedWay {
   std::string_view meaning;
   keyhole_mode mode;
   std::optional<KvFormat>
-      format;  ///< that K and V of all tokens pass through as they enter the cache
+      format;  ///< that K and V pass through as they enter the cache, or as they age in it
 };
 
 /// All named ways, one row each.

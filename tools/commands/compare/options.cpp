@@ -40,7 +40,9 @@ others up to a query's own position are attended exactly.
 Rivals: those that search for keys are asked for K per query head, one head after the other, for each
 --attend topk:K (else --k); all heads of a group attend the union, as with an index. attend = own: a
 budget of the rival's own decides; recall is then the share that was attended. lsh and random attend a
-sample for each head and weigh it: error is that of their estimate. What a rival holds itself is read
+sample for each head and weigh it: error is that of their estimate. Caches in few bits (q8_0 to oscar2)
+attend all rows as they give them back; read is what their bits take, scales included, their time that of
+the same rows in fp32. What a rival holds itself is read
 as it holds it (Faiss, hnswlib: fp32), K and V of what is attended as --kv-dtype says.
 
 Results of files (--ann-results): recall, mass and, where there are values, the error of exact attention to

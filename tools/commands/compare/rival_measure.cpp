@@ -68,6 +68,7 @@ BuiltRival::BuiltRival(const RivalSpec& spec, const Trace& trace, const TraceHea
                           .training_positions = trace.training_positions(),
                           .first_token = truth.offloaded.begin,
                           .stored = &stored_,
+                          .rule = {truth.scale, truth.softcap},
                           .threads = threads};
   const Clock::time_point start = Clock::now();
   rival_->build(data);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "runtime/files/json.h"
+#include "tools/caches/aging_format.h"
 #include "tools/llama/blas.h"
 #include "tools/terminal/machine.h"
 #include "tools/terminal/table.h"
@@ -87,7 +88,8 @@ std::string report_text(const DecodeOptions& options, const Runner& runner, cons
     text += ", scanned " + format_number(100.0 * scanned) + " % of the indexed keys";
   }
   if (options.index.format()) {
-    text += "\nK and V of all tokens went through " + options.index.text +
+    text += std::string("\nK and V of ") + (ages(*options.index.format()) ? "older" : "all") +
+            " tokens went through " + options.index.text +
             " and back; the times are not those of such a cache";
   }
   if (run.memory) text += "\n" + to_text(*run.memory, runner.gpu_memory_peak());

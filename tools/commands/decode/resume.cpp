@@ -2,6 +2,7 @@
 
 #include "runtime/files/settings.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/common/rounded_cache.h"
 #include "tools/llama/rope.h"
 #include "tools/terminal/errors.h"
 
@@ -35,9 +36,11 @@ std::optional<SavedSession> find_session(DecodeOptions& options) {
 std::unique_ptr<Conversation> begin(const DecodeOptions& options, Runner& runner,
                                     uint32_t capacity) {
   const LlamaConfig& model = runner.model().config;
+  CacheFlags flags = options.cache;
+  flags.model = model_name(options.model);
   KeyholeCache cache =
       options.index.format()
-          ? make_rounded_cache(model, options.cache, capacity, options.index)
+          ? make_rounded_cache(model, flags, capacity, options.index)
           : make_cache(model, options.cache, capacity, {options.index}, {options.budget});
   return std::make_unique<Conversation>(runner, std::move(cache), options.index, options.budget,
                                         options.sampling);

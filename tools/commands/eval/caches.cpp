@@ -1,5 +1,6 @@
 #include "tools/commands/eval/caches.h"
 
+#include "tools/commands/common/rounded_cache.h"
 #include "tools/terminal/errors.h"
 
 namespace keyhole::tools {

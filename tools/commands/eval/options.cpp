@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "runtime/files/json.h"
+#include "tools/caches/aging_format.h"
 #include "tools/commands/eval/caches.h"
 #include "tools/llama/blas.h"
 #include "tools/terminal/command_line.h"
@@ -70,8 +71,11 @@ void for_each_way(EvalCaches& caches, const std::vector<AttendSpec>& specs,
 void measure_way(KeyholeCache& cache, const Decoder& decoder, const LlamaConfig& model,
                  size_t tokens, EvalWay& way) {
   if (const auto format = way.spec.format()) {
-    way.format_bytes =
-        kv_format_bytes(*format, 2 * model.full_layers() * model.kv_width() * tokens);
+    const uint64_t heads = uint64_t{model.full_layers()} * model.kv_heads;
+    way.format_bits = cache_bits(*format, model.head_dim);
+    way.format_bytes = cache_bytes(*format, model.head_dim, heads, static_cast<uint32_t>(tokens));
+    way.format_bits_in_all = 8.0 * static_cast<double>(way.format_bytes) /
+                             (2.0 * static_cast<double>(heads * model.head_dim * tokens));
   }
   way.times = decoder.times();
   const keyhole_statistics statistics = cache.statistics();
@@ -92,6 +96,7 @@ void measure_way(KeyholeCache& cache, const Decoder& decoder, const LlamaConfig&
 }
 
 std::vector<std::string> way_cells(const EvalWay& way) {
+  if (way.emulated()) return {way.shown(), "-", format_number(way.format_bits_in_all) + " bits"};
   return {way.shown(), way.has_budget() ? std::to_string(way.budget.attend.k) : "-",
           way.has_budget() ? way.budget.text() : "-"};
 }
@@ -109,9 +114,12 @@ std::vector<std::string> cost_cells(const EvalWay& way) {
 
 std::string emulation_text(const EvalWay& way) {
   if (!way.emulated()) return "";
-  return way.spec.text + ": K and V of all tokens went through the format and back, " +
-         format_number(kv_format_bits(*way.spec.format())) + " bits a number, " +
-         format_bytes(way.format_bytes) + " of the prompt; Keyhole has no such cache to time\n";
+  const bool aged = ages(*way.spec.format());
+  return way.spec.text + ": K and V of " + (aged ? "older" : "all") +
+         " tokens went through the format and back, " + format_number(way.format_bits) +
+         " bits a number, " + format_bytes(way.format_bytes) + " of the prompt" +
+         (aged ? " (" + format_number(way.format_bits_in_all) + " bits a number)" : "") +
+         "; Keyhole has no such cache to time\n";
 }
 
 std::string audit_lines(const EvalWay& way) {
@@ -151,7 +159,8 @@ ordered_json way_json(const EvalWay& way, const ordered_json& result) {
                {"index_bytes", way.index_bytes}});
   if (way.emulated()) {
     json["kv_format"] = {{"name", way.spec.text},
-                         {"bits", kv_format_bits(*way.spec.format())},
+                         {"bits", way.format_bits},
+                         {"bits_in_all", way.format_bits_in_all},
                          {"bytes", way.format_bytes}};
   }
   if (way.audit) json["audit"] = audit_json(*way.audit);

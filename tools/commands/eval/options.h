@@ -46,7 +46,10 @@ struct EvalWay {
   double bytes_read = 0.0;     ///< of host memory, per token
   StepTimes times;
   std::optional<keyhole_audit> audit;
-  uint64_t format_bytes = 0;  ///< of K and V of the prompt in the format of a way that has one
+  // Of a way that has a format, of full layers:
+  double format_bits = 0.0;   ///< of a number that is in few bits, steps and zero points counted
+  uint64_t format_bytes = 0;  ///< of K and V of the prompt
+  double format_bits_in_all = 0;  ///< of a number of the prompt, with those that are in 16 bits
 
   /// Whether it attends as another system's cache would: its answers count, its times say nothing.
   [[nodiscard]] bool emulated() const { return spec.format().has_value(); }

@@ -30,6 +30,10 @@ std::string budget_text(const ordered_json& row) {
   if (const std::string target = text_of(row, "target"); !target.empty() && target != "none") {
     text += ", " + target;
   }
+  // Of a cache of another system, of which nothing is chosen.
+  if (const double bits = figure_at(row, "kv_format.bits_in_all"); std::isfinite(bits)) {
+    text = format_number(bits) + " bits a number";
+  }
   return text.empty() ? "-" : text;
 }
 

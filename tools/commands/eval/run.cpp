@@ -43,6 +43,7 @@ EvalRun::EvalRun(const EvalOptions& options)
       runner_(make_runner(options.model, options.cache.threads)) {
   options_.cache.device = runner_.session_device(options_.cache.cache_device);
   set_kv_dtype(options_.cache, model());
+  options_.cache.model = model_name(options.model);
 }
 
 void EvalRun::prefill(const std::vector<uint32_t>& prompt, uint32_t more) {

@@ -2,7 +2,10 @@
 // caches turn K and V by a Walsh-Hadamard matrix before they round, and take it back in the attention
 // (ggml-org/llama.cpp#21038); the plain formats are what they were before.
 //
-// Keyhole stores neither. They are here because people choose them who have no room for K and V in 16 bits: a row of
+// Beside them the names of formats that keep the newest tokens in 16 bits and round several tokens together: aging_format.h has
+// what those are. The functions here are of the first four.
+//
+// Keyhole stores none of these. They are here because people choose them who have no room for K and V in 16 bits: a row of
 // K or V that goes through a format and back holds exactly the numbers that such a cache attends to.
 #pragma once
 
@@ -11,7 +14,17 @@
 
 namespace keyhole::tools {
 
-enum class KvFormat { q8_0, q4_0, q8_0_plain, q4_0_plain };
+enum class KvFormat : uint8_t {
+  q8_0,
+  q4_0,
+  q8_0_plain,
+  q4_0_plain,
+  kivi2,
+  kivi4,
+  kvarn2,
+  kvarn_k4v2,
+  oscar2
+};
 
 [[nodiscard]] constexpr bool has_8_bits(KvFormat format) {
   return format == KvFormat::q8_0 || format == KvFormat::q8_0_plain;

@@ -1,5 +1,5 @@
 // q8_0 and q4_0 against a reference in double precision, written from the formats' definition.
-#include "tools/llama/kv_format.h"
+#include "tools/caches/kv_format.h"
 
 #include <gtest/gtest.h>
 

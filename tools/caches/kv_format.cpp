@@ -1,4 +1,4 @@
-#include "tools/llama/kv_format.h"
+#include "tools/caches/kv_format.h"
 
 #include <algorithm>
 #include <cmath>
