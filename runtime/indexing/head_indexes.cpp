@@ -3,6 +3,7 @@
 #include <istream>
 #include <sstream>
 #include <streambuf>
+#include <utility>
 
 #include "index/types/factory.h"
 
@@ -283,7 +284,9 @@ void HeadIndexes::load_tail(uint32_t layer, uint32_t kv_head, size_t rows,
 
 void HeadIndexes::copy(uint32_t layer, uint32_t kv_head, const KvView& kv, const HeadIndex& from) {
   HeadIndex& hd = at(layer, kv_head);
-  hd.queries = from.queries;
+  // Not assigned: an assignment that the compiler makes takes the copy for one that cannot fail.
+  QuerySample queries(from.queries);
+  hd.queries = std::move(queries);
   hd.balance = from.balance;
   if (from.index != nullptr) hd.index = from.index->share(kv.keys);
   hd.tail = from.tail;
