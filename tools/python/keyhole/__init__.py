@@ -11,6 +11,7 @@ attention of both is merged by log-sum-exp.
     read_budgets                       what `keyhole calibrate` found
     compare                            index types beside each other on a recorded trace, as a table
     keyhole.transformers.enable        models of Hugging Face transformers
+    keyhole.torch                      the attention as an operator of PyTorch
 
 WORDS   sink: the first S tokens. window: the newest tokens, W of them or up to a flush block more. resident: sink or window.
         offloaded: all others. indexed / pending: offloaded tokens that are in the index / not yet in it (attended exactly).

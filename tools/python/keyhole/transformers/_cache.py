@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -12,6 +11,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .._errors import InvalidArgument, Unsupported
 from .._session import Session
 from .._structs import Audit, Statistics
+from ._forward import Forward
+from ._states import Piece, Record, States
 
 # New tokens from which on a chunk is a prompt rather than steps: PyTorch or the library's dense blocks attend it exactly.
 CHUNK = 128
@@ -44,14 +45,17 @@ class KeyholeLayer(CacheLayerMixin):
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         raise Unsupported("a layer of a KeyholeCache is updated through its cache")
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return _Length(self.columns + query_length), 0
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+        new = query_length if isinstance(query_length, int) else len(query_length)  # before transformers 5: positions
+        return _Length(self.columns + new), 0
 
     def get_seq_length(self) -> int:
         return self.columns
 
     def get_max_length(self) -> int:
         return -1
+
+    get_max_cache_shape = get_max_length  # before transformers 5
 
 
 class KeyholeCache(Cache):
@@ -63,6 +67,10 @@ class KeyholeCache(Cache):
 
     Sequences of a batch may have any padding: masked tokens are not stored. Rows that are the same (return sequences, beams)
     share one session until they differ, and are forks of it from then on.
+
+    Layers without keys and values (linear attention, convolutions, recurrences) keep their states in transformers' own layers,
+    one row for each row of the batch. Such states cannot be cut: crop() goes back to a copy of them, which the newest
+    64 tokens have, and has the model compute the tokens behind it that stay once more.
 
     max_tokens: the longest context of a row; default: that of enable(). On a GPU codes take memory for so many tokens.
     """
@@ -78,22 +86,31 @@ class KeyholeCache(Cache):
         """The tokens of a DynamicCache, e.g. of a prompt that another attention has computed. Padding is not known of it: all of
         its tokens are attended. Unsupported where layers with a window have dropped tokens."""
         made = cls(model)
-        keys = cache.layers[0].keys
-        made.rows = [made._session() for _ in range(keys.shape[0])]
-        columns = cache.get_seq_length()
-        for number, layer in enumerate(cache.layers):
+        found = made.enabled.attentions
+        if any(one.shared for one in found):
+            raise Unsupported("from_cache() of a model whose layers share keys and values is not supported")
+        layers = [cache.layers[one.module.layer_idx] for one in found]
+        made.rows = [made._session() for _ in range(layers[0].keys.shape[0])]
+        columns = layers[0].get_seq_length()
+        for number, (one, layer) in enumerate(zip(found, layers)):
             if layer.keys.shape[-2] != columns:
-                raise Unsupported(f"layer {number} of the cache has kept {layer.keys.shape[-2]} of {columns} tokens")
+                raise Unsupported(f"layer {one.module.layer_idx} of the cache has kept {layer.keys.shape[-2]} of {columns} tokens")
             for row, session in enumerate(made.rows):
                 session._follow(layer.keys)
                 session._native.append(number, *rows_of(layer.keys[row], layer.values[row]), None)
+        made._states.put(States({number: cache.layers[number] for number in made._states.layers}).copy())
         made._set_columns(columns)
         made._unbuilt = True
         return made
 
     def _begin(self, enabled: Any, max_tokens: Optional[int] = None) -> None:
-        super().__init__(layers=[KeyholeLayer(window) for window in enabled.windows])
+        windows = {one.module.layer_idx: one.window for one in enabled.attentions}
+        own = enabled.states()
+        super().__init__(layers=[KeyholeLayer(windows[number]) if layer is None else layer for number, layer in enumerate(own)])
         self.enabled = enabled
+        self._attending = [layer for layer in self.layers if isinstance(layer, KeyholeLayer)]
+        self._states = States({number: layer for number, layer in enumerate(own) if hasattr(layer, "recurrent_states")})
+        self._record = Record(self._states)
         self._max_tokens = max_tokens
         # Of each row its session; rows that are alike have one session together.
         self.rows: list[Session] = []
@@ -115,7 +132,7 @@ class KeyholeCache(Cache):
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.layers[layer_idx].columns
+        return self._attending[0].columns
 
     def activate_past_recording(self) -> None: ...
 
@@ -124,19 +141,43 @@ class KeyholeCache(Cache):
         return False
 
     @property
+    def is_croppable(self) -> bool:
+        return True
+
+    @property
     def batch_size(self) -> int:
         return len(self.rows) or -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Removes the newest -tokens_to_remove tokens of every row."""
-        tokens_to_remove = int(tokens_to_remove)  # some versions of transformers give a tensor
-        if tokens_to_remove > 0:
-            raise InvalidArgument(f"crop({tokens_to_remove}): the negative number of tokens to remove is wanted")
-        columns = self.get_seq_length() + tokens_to_remove
-        if tokens_to_remove == 0 or not self.rows:
+        """Removes the newest -tokens_to_remove tokens of every row; before transformers 5 a positive number is that of the tokens
+        that stay."""
+        tokens = int(tokens_to_remove)  # some versions of transformers give a tensor
+        before = self.get_seq_length()
+        columns = tokens if tokens > 0 else before + tokens
+        if columns >= before or not self.rows:
             return
         if columns < 0:
-            raise InvalidArgument(f"crop({tokens_to_remove}): the cache has {self.get_seq_length()} tokens")
+            raise InvalidArgument(f"crop({tokens_to_remove}): the cache has {before} tokens")
+        if not self._states:
+            self._cut(columns)
+            return
+        oldest = self._record.oldest
+        if oldest is None or columns < oldest:
+            known = "none" if oldest is None else f"{oldest} tokens"
+            raise Unsupported(f"crop() to {columns} tokens: layers with a state ({self._states!r}) can go back some 64 tokens of the "
+                              f"newest passes; the oldest state that is kept: {known}")  # fmt: skip
+        mask = None if self._real is None else self._real[:, :columns]
+        kept, states, again = self._record.back(columns)
+        if states is None:
+            self.reset()
+        else:
+            self._cut(kept)
+            self._states.put(states)
+        for piece in again:
+            self.enabled.forward_again(self, piece.tensors(), None if mask is None else mask[:, : piece.before + piece.n])
+
+    def _cut(self, columns: int) -> None:
+        """The first `columns` of what the sessions and masks have."""
         for session, kept in zip(self.rows, self._counts(columns)):
             session.truncate(kept)  # a second time does nothing
         if self._real is not None:
@@ -155,6 +196,8 @@ class KeyholeCache(Cache):
         indices = torch.as_tensor(indices, device="cpu")
         if indices.dtype == torch.bool:
             indices = indices.nonzero()[:, 0]
+        self._record.clear()
+        self._states.select(indices)
         self.rows = [self.rows[index] for index in indices.tolist()]
         self._real = None if self._real is None else self._real[indices]
         self._ids = None if self._ids is None else self._ids[indices]
@@ -165,10 +208,12 @@ class KeyholeCache(Cache):
     def reset(self) -> None:
         """Forgets all sequences."""
         self.rows, self._real, self._ids, self._unbuilt = [], None, None, False
+        self._states.reset()
+        self._record.clear()
         self._set_columns(0)
 
     def _set_columns(self, columns: int) -> None:
-        for layer in self.layers:
+        for layer in self._attending:
             layer.columns = columns
 
     def _counts(self, columns: int) -> list[int]:
@@ -205,6 +250,8 @@ class KeyholeCache(Cache):
                 tokens = ids.to(device="cpu", dtype=torch.int32).contiguous().numpy()
             session.set_identity(self.enabled.model_id, tokens)
             session.save(folder / f"session-{place}.kv")
+        if self._states:
+            self._states.save(folder / "states.pt")
         content = {
             "keyhole_cache": 1, "columns": self.get_seq_length(), "model": self.enabled.model_id,
             "rows": [sessions.index(session) for session in self.rows],
@@ -234,6 +281,8 @@ class KeyholeCache(Cache):
             cache._real = torch.ones(len(cache.rows), content["columns"], dtype=torch.bool)
             for row, masked in zip(cache._real, content["padding"]):
                 row[masked] = False
+        if cache._states:
+            cache._states.load(folder / "states.pt", cache.enabled.device)
         cache._ids = None if content["ids"] is None else torch.tensor(content["ids"])
         cache._set_columns(content["columns"])
         return cache
@@ -243,7 +292,7 @@ class KeyholeCache(Cache):
 
     # ---- a forward pass ----
 
-    def begin_forward(self, ids: Any, embeds: Any, mask: Any) -> None:
+    def begin_forward(self, ids: Any, embeds: Any, mask: Any, positions: Any = None) -> None:
         """Before the first layer: which tokens are new, whose they are, and who still shares a session with whom."""
         new = ids if ids is not None else embeds
         batch, n = new.shape[:2]
@@ -257,6 +306,8 @@ class KeyholeCache(Cache):
         if self._unbuilt and n < CHUNK:
             self._build()
         self._part(new, real)
+        if self._states:
+            self._record.begin(Piece(columns, n, input_ids=ids, inputs_embeds=embeds, position_ids=positions))
         if real is not None or self._real is not None:
             before = torch.ones(batch, columns, dtype=torch.bool) if self._real is None else self._real
             added = torch.ones(batch, n, dtype=torch.bool) if real is None else real
@@ -313,8 +364,7 @@ class KeyholeCache(Cache):
         if failed and forward is not None and forward.empty:
             self.reset()
         elif failed and forward is not None:
-            for layer in self.layers:
-                layer.columns = forward.before + forward.n
+            self._set_columns(forward.before + forward.n)
             self.crop(-forward.n)
 
     def _session(self) -> Session:
@@ -324,56 +374,3 @@ class KeyholeCache(Cache):
         self._unbuilt = False
         for session in self.sessions:
             self.enabled.build(session)
-
-
-class Forward:
-    """One forward pass: new tokens of the different sessions, one behind the other."""
-
-    def __init__(self, rows: Sequence[Session], n: int, real: Optional[torch.Tensor], before: int) -> None:
-        self.n = n
-        self.before = before
-        self.empty = before == 0
-        self.batch = len(rows)
-        self.real = real
-        sessions = list(dict.fromkeys(rows))
-        self.sessions = sessions
-        # The first row of each session, and for each row the place of its session.
-        self.first = [rows.index(session) for session in sessions]
-        places = {session: place for place, session in enumerate(sessions)}
-        self.place = [places[session] for session in rows]
-        self.shared = len(sessions) < self.batch
-        counts = [n] * len(sessions) if real is None else [int(real[row].sum()) for row in self.first]
-        self.query_start = [0]
-        for count in counts:
-            self.query_start.append(self.query_start[-1] + count)
-        self._index: Optional[torch.Tensor] = None
-        if self.shared or real is not None:
-            columns = torch.arange(n)
-            chosen = [row * n + (columns if real is None else columns[real[row]]) for row in self.first]
-            self._index = torch.cat(chosen)
-        # For each row of the output its row among the answers of the different sessions.
-        self._back: Optional[torch.Tensor] = None
-        if self.shared:
-            self._back = torch.tensor(self.place)
-
-    def packed(self, states: Any) -> Any:
-        """[B, H, n, d] as [total, H, d]: the real tokens of the different sessions."""
-        rows = states.transpose(1, 2).flatten(0, 1)
-        if self._index is None:
-            return rows.contiguous() if rows.is_cuda else rows
-        return rows.index_select(0, self._index.to(rows.device))
-
-    def unpacked(self, answers: Any) -> Any:
-        """[total, Hq, d] as [B, n, Hq, d]; 0 for masked tokens."""
-        if self._index is None:
-            return answers.unflatten(0, (self.batch, self.n))
-        if self.real is not None:
-            full = answers.new_zeros(self.batch * self.n, *answers.shape[1:])
-            full.index_copy_(0, self._index.to(answers.device), answers)
-            full = full.unflatten(0, (self.batch, self.n))
-            if self._back is None:
-                return full
-            first = torch.tensor(self.first)[self._back]
-            return full.index_select(0, first.to(answers.device))
-        full = answers.unflatten(0, (len(self.sessions), self.n))
-        return full.index_select(0, self._back.to(answers.device))

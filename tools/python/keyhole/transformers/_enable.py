@@ -1,6 +1,8 @@
 """What enable() does to a model: an engine of its shape, the attention, the cache."""
 
+import copy
 import dataclasses
+import inspect
 import logging
 import os
 import types
@@ -20,7 +22,7 @@ from .._session import BatchError, Session
 from .._structs import Budget, SessionConfig
 from ._cache import CHUNK, KeyholeCache, _Length, rows_of
 from ._prompt import masked_attention, prompt_attention
-from ._shapes import attentions, engine_config, window_of
+from ._shapes import Attention, attentions, engine_config, states_of, text_config
 
 NAME = "keyhole"
 ROOM = 4096  # tokens of the smallest session
@@ -31,12 +33,21 @@ _log = logging.getLogger("keyhole")
 class Enabled:
     """What a model has since enable(): `engine`, and the config of the sessions that its caches make."""
 
-    def __init__(self, model: Any, engine: Engine, config: SessionConfig, pattern: Optional[str], progress: Progress) -> None:
+    def __init__(self, model: Any, found: list[Attention], engine: Engine, config: SessionConfig, pattern: Optional[str],
+                 progress: Progress) -> None:  # fmt: skip
         self.engine = engine
+        self.attentions = found
+        # The engine's layer of each attention, by the number of the model's layer: others may lie between them.
+        self.numbers = {one.module.layer_idx: number for number, one in enumerate(found)}
+        self.device = model.device
+        self.decoder = model.get_decoder()
+        self.text_config = text_config(model)
+        # Newer versions of transformers have given it another name.
+        parameters = inspect.signature(type(self.decoder).forward).parameters
+        self.cache_name = "cache" if "cache" in parameters else "past_key_values"
         self.config = config
         self.progress = progress
         self.pattern = pattern
-        self.windows = [window_of(module) for module in attentions(model)]
         self.model_id = f"{getattr(model.config, '_name_or_path', '') or type(model).__name__}"[:255]
         self.exact = config.mode is not None and number("mode", config.mode) == Mode.EXACT
         # Graphs that follow the prompt's queries need these; nobody else does.
@@ -51,6 +62,17 @@ class Enabled:
         """max_tokens: None: those of the config."""
         config = self.config if max_tokens is None else dataclasses.replace(self.config, max_tokens=max_tokens)
         return self.prepare(self.engine.session(config))
+
+    def states(self) -> list[Any]:
+        """For each layer of a cache transformers' own, or None where keys and values are Keyhole's."""
+        return states_of(self.text_config, self.attentions)
+
+    def forward_again(self, cache: KeyholeCache, inputs: dict[str, Any], mask: Optional[torch.Tensor]) -> None:
+        """The decoder over tokens that the cache has lost and is to have again."""
+        if mask is not None:
+            mask = mask.to(device=self.device, dtype=torch.long)
+        with torch.no_grad():
+            self.decoder(**inputs, attention_mask=mask, use_cache=True, **{self.cache_name: cache})
 
     def build(self, session: Session) -> None:
         if not self.exact:
@@ -74,8 +96,12 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
     Session.build(). budget: fields of keyhole.Budget (top_k=, tail=, error_target=, ...) and of keyhole.SessionConfig (sink=,
     window=, budgets=, audit_share=, kv_host=, ...).
 
-    Refused, by name, before anything runs (keyhole.Unsupported): models of other types than llama, mistral, qwen2, qwen3, gemma2,
-    gemma3 (text), phi3 and gpt_oss; head dimensions that are no multiple of 16 from 64 to 576 (InvalidArgument); static and other
+    Taken is every causal model whose attention calls transformers' attention interface and says in the usual attributes what it is:
+    layer_idx, scaling, head_dim, num_key_value_groups, sliding_window, attn_logit_softcapping, sinks. Layers that keep other
+    states (linear attention, convolutions) stay as they are.
+
+    Refused, with the attribute's name (keyhole.Unsupported): attention that is something else (not causal, in chunks, by indexers,
+    with biases, of latent keys); head dimensions that are no multiple of 16 from 64 to 576 (InvalidArgument); static and other
     caches of transformers; custom masks; attention weights as outputs; gradients through a cache; what torch.compile() returned:
     enable() the model itself, then compile it (its graphs break at every attention, so fullgraph=True fails).
 
@@ -89,7 +115,9 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
         raise TypeError(f"enable() knows no {', '.join(sorted(unknown))}: neither keyhole.Budget nor keyhole.SessionConfig has it")
     if hasattr(model, "_orig_mod"):  # torch.compile()'s wrapper, whose generate() is the inner model's
         raise Unsupported("a compiled model is not supported: call enable() with the model itself, and torch.compile() it then")
-    config = engine_config(model, window_slack)
+    found = attentions(model)
+    own = states_of(text_config(model), found)
+    config = engine_config(model, found, window_slack)
     on_cuda = model.device.type == "cuda"
     if model.device.type not in ("cpu", "cuda"):
         raise Unsupported(f"a model on {model.device.type} is not supported; supported: cpu, cuda")
@@ -103,23 +131,24 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
     if not on_cuda and torch.get_num_threads() > 1 and os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive":
         _log.warning("idle threads of PyTorch spin and take the cores from attention: start Python with OMP_WAIT_POLICY=passive")
     disable(model)
-    enabled = Enabled(model, Engine(config), SessionConfig(index=index, mode=mode, max_tokens=max_tokens,
-                                                           budget=Budget(**budget) if budget else None, **session_fields),
-                      prefill, progress)  # fmt: skip
+    session_config = SessionConfig(index=index, mode=mode, max_tokens=max_tokens, budget=Budget(**budget) if budget else None, **session_fields)
+    enabled = Enabled(model, found, Engine(config), session_config, prefill, progress)
     enabled.rooms_by_call = not given
     enabled.session(max_tokens if given else ROOM).close()  # a wrong index or budget is told here
     enabled.before = model.config._attn_implementation
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, _mask)
     model.set_attn_implementation(NAME)
-    for module in attentions(model):
-        module._keyhole = enabled
-    decoder = model.get_decoder()
+    for one in found:
+        one.module._keyhole = enabled
+    decoder = enabled.decoder
     enabled.hooks = [
         decoder.register_forward_pre_hook(types.MethodType(_before_forward, enabled), with_kwargs=True),
         decoder.register_forward_hook(_after_forward, with_kwargs=True, always_call=True),
     ]
     model._keyhole = enabled
+    if any(hasattr(layer, "recurrent_states") for layer in own):
+        model._is_stateful = False  # drafts can be taken back: KeyholeCache.crop()
     if hasattr(model, "generate"):
         model.generate = types.MethodType(_generate, model)
     return enabled
@@ -132,9 +161,10 @@ def disable(model: Any) -> None:
         return
     for hook in enabled.hooks:
         hook.remove()
-    for module in attentions(model):
-        module.__dict__.pop("_keyhole", None)
-    model.__dict__.pop("generate", None)
+    for one in enabled.attentions:
+        one.module.__dict__.pop("_keyhole", None)
+    for name in ("generate", "_is_stateful"):
+        model.__dict__.pop(name, None)
     model.set_attn_implementation(enabled.before)
 
 
@@ -143,12 +173,20 @@ def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     generation = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None) or self.generation_config
     use_cache = kwargs.get("use_cache", getattr(generation, "use_cache", True))
     kind = kwargs.get("cache_implementation", getattr(generation, "cache_implementation", None))
-    if kind not in (None, "dynamic"):
+    if kind not in (None, "dynamic", "dynamic_full"):
         raise Unsupported(f"cache_implementation={kind!r} is not supported by a model with Keyhole; leave it out")
     if kwargs.get("output_attentions", getattr(generation, "output_attentions", False)):
         raise Unsupported("output_attentions is not supported: attention weights are never all there")
-    if kwargs.get("past_key_values") is None and use_cache is not False:
-        kwargs["past_key_values"] = KeyholeCache(self, _room(self, generation, args, kwargs))
+    if all(kwargs.get(name) is None for name in ("cache", "past_key_values")) and use_cache is not False:
+        if kind is not None:  # beside a cache transformers takes no name of one
+            generation = copy.copy(generation)
+            generation.cache_implementation = None
+            if len(args) > 1:
+                args = (args[0], generation, *args[2:])
+            else:
+                kwargs["generation_config"] = generation
+            kwargs.pop("cache_implementation", None)
+        kwargs[self._keyhole.cache_name] = KeyholeCache(self, _room(self, generation, args, kwargs))
     return type(self).generate(self, *args, **kwargs)
 
 
@@ -168,10 +206,18 @@ def _room(model: Any, generation: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return min(max(needed, ROOM), model._keyhole.config.max_tokens)
 
 
+def _given(enabled: Enabled, kwargs: dict[str, Any]) -> Any:
+    """The cache that a forward pass is given, by its old name or its new one; afterwards by that of this version alone."""
+    cache = kwargs.pop("past_key_values", None)
+    if cache is not None:
+        kwargs[enabled.cache_name] = cache
+    return kwargs.get(enabled.cache_name)
+
+
 def _before_forward(enabled: Enabled, decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs.get("output_attentions"):
         raise Unsupported("output_attentions is not supported: attention weights are never all there")
-    cache = kwargs.get("past_key_values")
+    cache = _given(enabled, kwargs)
     use_cache = kwargs.get("use_cache")
     use_cache = decoder.config.use_cache if use_cache is None else use_cache
     if cache is None and not use_cache:
@@ -185,17 +231,17 @@ def _before_forward(enabled: Enabled, decoder: Any, args: tuple[Any, ...], kwarg
         cache = KeyholeCache.__new__(KeyholeCache)
         cache._begin(enabled)
     elif not isinstance(cache, KeyholeCache):
-        raise Unsupported(f"past_key_values is a {type(cache).__name__}; a model with Keyhole takes a KeyholeCache, or none")
+        raise Unsupported(f"the cache is a {type(cache).__name__}; a model with Keyhole takes a KeyholeCache, or none")
     elif cache.enabled is not enabled:
-        raise InvalidArgument("past_key_values was made for another model, or before enable() was called again")
-    kwargs["past_key_values"] = cache
+        raise InvalidArgument("the cache was made for another model, or before enable() was called again")
+    kwargs[enabled.cache_name] = cache
     ids = kwargs.get("input_ids", args[0] if args else None)
-    cache.begin_forward(ids, kwargs.get("inputs_embeds"), kwargs.get("attention_mask"))
+    cache.begin_forward(ids, kwargs.get("inputs_embeds"), kwargs.get("attention_mask"), kwargs.get("position_ids"))
     return args, kwargs
 
 
 def _after_forward(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    cache = kwargs.get("past_key_values")
+    cache = kwargs.get("cache", kwargs.get("past_key_values"))
     if isinstance(cache, KeyholeCache):
         cache.end_forward(failed=output is None)
 
@@ -219,18 +265,48 @@ def _attention(module: Any, query: Any, key: Any, value: Any, attention_mask: An
     enabled = getattr(module, "_keyhole", None)
     if enabled is None:
         raise Unsupported("attn_implementation='keyhole' alone does nothing: call keyhole.transformers.enable(model)")
-    scale = module.scaling if scaling is None else scaling
+    number = enabled.numbers[module.layer_idx]
+    one = enabled.attentions[number]
+    scale = one.scale if scaling is None else scaling
     cache = getattr(key, "_keyhole", None)
     if cache is None:
         return masked_attention(query, key, value, attention_mask, scale, softcap or 0.0, s_aux), None
     if attention_mask is not None:
         raise Unsupported("custom attention masks are not supported with a KeyholeCache")
+    _check_call(one, scale, softcap, s_aux, kwargs)
+    queries = query.shape[2]
+    if queries < key.shape[2]:  # layers that share K and V may answer the newest tokens alone
+        query = torch.nn.functional.pad(query, (0, 0, key.shape[2] - queries, 0))
     if torch.is_grad_enabled():
         query, key, value = query.detach(), key.detach(), value.detach()
-    layer = module.layer_idx
     forward = cache._forward
     if forward.empty and (forward.n >= CHUNK or enabled.samples):
-        return _prompt(enabled, forward, layer, query, key, value, scale, softcap or 0.0, s_aux), None
+        out = _prompt(enabled, forward, number, query, key, value, scale, softcap or 0.0, s_aux)
+    else:
+        out = _step(forward, number, query, key, value)
+    return out[:, out.shape[1] - queries :], None
+
+
+def _check_call(one: Attention, scale: float, softcap: Optional[float], sinks: Any, kwargs: dict[str, Any]) -> None:
+    """What a module asks of its attention is what it had said when the engine was made."""
+    where = f"layer {one.module.layer_idx}, {type(one.module).__name__}"
+    if abs(scale - one.scale) > 1e-6 * abs(one.scale):
+        raise Unsupported(f"{where}: attention with scaling {scale}; its attribute says {one.scale}")
+    if (softcap or 0.0) != one.softcap:
+        raise Unsupported(f"{where}: attention with softcap {softcap}; attn_logit_softcapping says {one.softcap}")
+    if sinks is not None and getattr(one.module, "sinks", None) is None:
+        raise Unsupported(f"{where}: attention with s_aux, and no attribute sinks")
+    if "sliding_window" in kwargs and (kwargs["sliding_window"] or 0) != one.window:
+        raise Unsupported(f"{where}: attention with sliding_window {kwargs['sliding_window']}; its attributes say {one.window}")
+    if kwargs.get("is_causal") is False:
+        raise Unsupported(f"{where}: attention with is_causal False; only causal attention is supported")
+    for name in ("position_bias", "alibi", "head_mask", "indices", "block_indices"):
+        if kwargs.get(name) is not None:
+            raise Unsupported(f"{where}: attention with {name} is not supported")
+
+
+def _step(forward: Any, layer: int, query: Any, key: Any, value: Any) -> Any:
+    """New tokens of all sequences behind those that the sessions have."""
     q, k, v = forward.packed(query), forward.packed(key), forward.packed(value)
     out = torch.empty_like(q) if q.is_contiguous() else q.new_empty(q.shape)
     if len(forward.sessions) == 1:
@@ -246,13 +322,13 @@ def _attention(module: Any, query: Any, key: Any, value: Any, attention_mask: An
         answers = _extend_batch([session._native for session in forward.sessions], layer, q, k, v, forward.query_start, out, None)
         if any(answer is not None for answer in answers):
             raise BatchError(answers)
-    return forward.unpacked(out), None
+    return forward.unpacked(out)
 
 
 def _prompt(enabled: Enabled, forward: Any, layer: int, query: Any, key: Any, value: Any, scale: float, softcap: float,
             sinks: Any) -> Any:  # fmt: skip
     """The first tokens of all sequences: exact attention by PyTorch, while the sessions take K and V."""
-    window = enabled.windows[layer]
+    window = enabled.attentions[layer].window
     out = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
     for session, row in zip(forward.sessions, forward.first):
         q, k, v = query[row], key[row], value[row]

@@ -1,0 +1,134 @@
+"""Layers of a cache that keep no keys and values: linear attention, convolutions, recurrences. They stay transformers' own."""
+
+from typing import Any, Optional
+
+import torch
+
+from .._errors import InvalidArgument
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {name: _copied(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(entry) for entry in value)
+    return value
+
+
+# Tokens that can be taken back whatever came since, as sliding layers have them (window_slack); the most copies for it; and tokens
+# of single steps between two of them.
+_BACK, _COPIES, _STRIDE = 64, 6, 16
+
+
+class States:
+    """The states of such layers of one cache, which are taken, put back, chosen by rows and saved without being understood: they are
+    the attributes of transformers' layers. False where a model has no such layer."""
+
+    def __init__(self, layers: dict[int, Any]) -> None:
+        self.layers = layers
+        self._fresh = self.copy()
+
+    def __bool__(self) -> bool:
+        return bool(self.layers)
+
+    def copy(self) -> dict[int, dict[str, Any]]:
+        """All states, of each layer by its number; tensors are copies."""
+        return {number: _copied(vars(layer)) for number, layer in self.layers.items()}
+
+    def put(self, states: dict[int, dict[str, Any]]) -> None:
+        """Makes the layers what copy() took. The layers have the tensors from now on."""
+        for number, layer in self.layers.items():
+            vars(layer).clear()
+            vars(layer).update(states[number])
+
+    def reset(self) -> None:
+        self.put(_copied(self._fresh))
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Row i becomes what row rows[i] was; rows [any number] in host memory."""
+        for layer in self.layers.values():
+            layer.reorder_cache(rows)
+
+    def save(self, path: Any) -> None:
+        torch.save(self.copy(), path)
+
+    def load(self, path: Any, device: Any) -> None:
+        states = torch.load(path, map_location=device, weights_only=True)
+        if set(states) != set(self.layers):
+            raise InvalidArgument(f"{path} has states of layers {sorted(states)}; this model has them in {sorted(self.layers)}")
+        for state in states.values():
+            if state.get("device") is not None:
+                state["device"] = torch.device(device)
+        self.put(states)
+
+    def __repr__(self) -> str:
+        return ", ".join(sorted({type(layer).__name__ for layer in self.layers.values()}))
+
+
+class Piece:
+    """What one forward pass was given: new tokens of each row behind the first `before`."""
+
+    def __init__(self, before: int, n: int, **inputs: Optional[torch.Tensor]) -> None:
+        self.before, self.n = before, n
+        # Tensors by their names, with the axis of tokens: the last one, but for embeddings.
+        self.inputs = {name: (given, 1 if name == "inputs_embeds" else -1) for name, given in inputs.items() if given is not None}
+
+    def first(self, tokens: int) -> "Piece":
+        piece = Piece(self.before, tokens)
+        piece.inputs = {name: (given.narrow(axis, 0, tokens), axis) for name, (given, axis) in self.inputs.items()}
+        return piece
+
+    def tensors(self) -> dict[str, Any]:
+        return {name: given for name, (given, _) in self.inputs.items()}
+
+
+class Record:
+    """What it takes to go back: a state has no tokens that could be cut off. Copies of the states before some of the newest passes,
+    and what the passes since the oldest copy were given, so that the model can compute again what stays."""
+
+    def __init__(self, states: States) -> None:
+        self.states = states
+        self.copies: list[tuple[int, Optional[dict[int, Any]]]] = []  # tokens before, states; None: there were none
+        self.pieces: list[Piece] = []
+
+    def clear(self) -> None:
+        self.copies, self.pieces = [], []
+
+    @property
+    def oldest(self) -> Optional[int]:
+        """Tokens that can be gone back to; None: not known."""
+        return self.copies[0][0] if self.copies else None
+
+    def begin(self, piece: Piece) -> None:
+        """Before a forward pass."""
+        if not self.copies or piece.n > 1 or piece.before - self.copies[-1][0] >= _STRIDE:
+            self.copies.append((piece.before, self.states.copy() if piece.before else None))
+        self.pieces.append(piece)
+        if len(self.copies) > _COPIES:  # what is nearest to others is missed least
+            gaps = [self.copies[place + 1][0] - self.copies[place - 1][0] for place in range(1, len(self.copies) - 1)]
+            del self.copies[1 + gaps.index(min(gaps))]
+        while len(self.copies) > 1 and self.copies[1][0] <= piece.before - _BACK:
+            del self.copies[0]
+        self.pieces = [one for one in self.pieces if one.before >= self.copies[0][0]]
+
+    def back(self, columns: int) -> tuple[int, Optional[dict[int, Any]], list[Piece]]:
+        """Goes back to `columns` tokens, at least `oldest`: the tokens before the copy that serves, the copy, and what has to be
+        computed again behind it. Of copies and pieces those before it stay."""
+        place = max(place for place, (before, _) in enumerate(self.copies) if before <= columns)
+        before, states = self.copies[place]
+        again = [one.first(min(one.n, columns - one.before)) for one in self.pieces if before <= one.before < columns]
+        del self.copies[place:]
+        self.pieces = [one for one in self.pieces if one.before < before]
+        return before, states, _joined(again)
+
+
+def _joined(pieces: list[Piece]) -> list[Piece]:
+    """One piece where all were given the same kinds of inputs."""
+    if len({tuple(one.inputs) for one in pieces}) != 1:
+        return pieces
+    joined = Piece(pieces[0].before, sum(one.n for one in pieces))
+    for name, (_, axis) in pieces[0].inputs.items():
+        joined.inputs[name] = (torch.cat([one.inputs[name][0] for one in pieces], dim=axis), axis)
+    return [joined]
