@@ -29,13 +29,15 @@ class Beam {
     beam_.reserve(ef);
   }
 
-  /// Begins a search from `starts` (at most `degree`), all of which become pending.
-  void start(std::span<const uint32_t> starts, size_t ef) {
+  /// Begins a search from `starts` and `more` (together at most `degree`), all of which become pending.
+  void start(std::span<const uint32_t> starts, size_t ef, std::span<const uint32_t> more = {}) {
     visited_.begin(nodes_);
     beam_.start(ef);
     scored_ = 0;
     expanded_ = 0;
-    gather_unvisited(starts);
+    pending_size_ = 0;
+    add_unvisited(starts);
+    add_unvisited(more);
   }
 
   /// Expands the best row that has not been expanded: its unvisited neighbours become pending. neighbours(row) gives
@@ -85,6 +87,9 @@ class Beam {
  private:
   void gather_unvisited(std::span<const uint32_t> rows) {
     pending_size_ = 0;
+    add_unvisited(rows);
+  }
+  void add_unvisited(std::span<const uint32_t> rows) {
     for (const uint32_t row : rows) {
       pending_[pending_size_] = row;
       pending_size_ += static_cast<size_t>(visited_.insert(row));

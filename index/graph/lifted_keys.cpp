@@ -103,6 +103,12 @@ void LiftedKeys::place(size_t row, double* x) const {
   for (uint32_t j = 0; j < keys_.dim; ++j) x[j] = scale_[j] * (double{key[j]} - center_[j]);
 }
 
+double LiftedKeys::square(size_t row) const {
+  double x[kMaxHeadDim];
+  place(row, x);
+  return squared_norm(x, keys_.dim);
+}
+
 std::vector<std::byte> LiftedKeys::copy(std::span<const uint32_t> rows) const {
   const DType dtype = copy_dtype();
   const size_t row_bytes = keys_.dim * dtype_size(dtype);

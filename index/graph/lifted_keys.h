@@ -60,6 +60,8 @@ class LiftedKeys {
     float shift = 0.0F;
   };
   void load(uint32_t row, Query& query) const;
+  /// The squared length of a row's key, scaled and centred, without the extra coordinate.
+  [[nodiscard]] double square(size_t row) const;
   /// Inner products with rows ids[0..n), lifted: larger is nearer.
   void similarity(const Query& query, const uint32_t* ids, size_t n, float* out) const;
 

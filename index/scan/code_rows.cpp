@@ -177,18 +177,36 @@ void rotate_codes_back(float* row, uint32_t dim) {
   }
 }
 
-void rotate_queries(const Balance& balance, const float* q, uint32_t group, float* out,
+bool rotate_queries(const Balance& balance, const float* q, uint32_t group, float* out,
                     float* norms) {
   const auto dim = static_cast<uint32_t>(balance.key_scale.size());
+  const auto square = [&] {
+    double sum = 0.0;
+    for (uint32_t j = 0; j < dim; ++j) sum += double{out[j]} * out[j];
+    return sum;
+  };
+  bool any_beyond = false;
   for (uint32_t h = 0; h < group; ++h, q += dim, out += dim) {
     for (uint32_t j = 0; j < dim; ++j) out[j] = q[j] / balance.key_scale[j];
     rotate_codes(out, dim);
-    if (norms == nullptr) continue;
-    double norm = 0.0;
-    for (uint32_t j = 0; j < dim; ++j) norm += double{out[j]} * out[j];
-    // A float, so that no product with a 0 is NaN.
-    norms[h] = static_cast<float>(std::min(norm, 1e38));
+    double norm = square();
+    if (!(norm <= kLongestQuery * kLongestQuery)) {  // infinities of both signs have become NaN
+      any_beyond = true;
+      double sum = 0.0;
+      for (uint32_t j = 0; j < dim; ++j) {
+        const double x = double{q[j]} / double{balance.key_scale[j]};
+        sum += x * x;
+      }
+      const double less = std::exp2(std::floor(std::log2(0.5 * kLongestQuery / std::sqrt(sum))));
+      for (uint32_t j = 0; j < dim; ++j) {
+        out[j] = static_cast<float>(double{q[j]} / double{balance.key_scale[j]} * less);
+      }
+      rotate_codes(out, dim);
+      norm = square();
+    }
+    if (norms != nullptr) norms[h] = static_cast<float>(norm);
   }
+  return any_beyond;
 }
 
 CodeRunFigures encode_rows(const CodeShape& shape, const Balance& balance,

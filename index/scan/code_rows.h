@@ -35,9 +35,15 @@ void rotate_codes(float* row, uint32_t dim);
 void rotate_codes_back(float* row, uint32_t dim);
 
 /// Brings queries q `[group, dim]` into the space of the codes, out `[group, dim]`: divided by the balance and
-/// rotated. norms: null, or out `[group]`, |q|^2 there.
-void rotate_queries(const Balance& balance, const float* q, uint32_t group, float* out,
+/// rotated. norms: null, or out `[group]`, |q|^2 there. A query that is longer there than kLongestQuery is written
+/// with that length or less, divided by a power of 2: it has its direction, so that scores have their order, but no
+/// logits. Returns whether there was one.
+bool rotate_queries(const Balance& balance, const float* q, uint32_t group, float* out,
                     float* norms = nullptr);
+
+/// Up to this length the square of a query, its products with keys and their squares are numbers in fp32. Logits of
+/// longer ones are read exactly, of all rows.
+inline constexpr double kLongestQuery = 1e15;
 
 /// The figures of a run beside its codes.
 struct CodeRunFigures {

@@ -81,11 +81,14 @@ void CodeScan::begin(const CodeSearch& s, std::span<const CodeAsker> askers) {
   if (s.choice != nullptr) {
     std::copy_n(s.choice->rows(), size_t{s.group} * shape.dim, rows_.data());
     std::copy_n(s.choice->norms(), s.group, norms_);
+    has_beyond_ = s.choice->has_beyond();
   } else {
     uint32_t head = 0;  // of all
+    has_beyond_ = false;
     for (const CodeAsker& asker : askers) {
-      rotate_queries(s.rows.balance(), asker.queries, asker.group,
-                     rows_.data() + size_t{head} * shape.dim, norms_ + head);
+      has_beyond_ = rotate_queries(s.rows.balance(), asker.queries, asker.group,
+                                   rows_.data() + size_t{head} * shape.dim, norms_ + head) ||
+                    has_beyond_;
       head += asker.group;
     }
   }

@@ -138,7 +138,8 @@ class CodeScan {
 
   /// Settles doubt after finish(), whose state is `coded`; `exact` is the state of the chosen rows. Where the errors
   /// of codes may hide rows that weigh, reads these exactly as well, or all rows of kv, and changes both states
-  /// (index/scan/code_scan_doubt.cpp). Mostly it does nothing. Afterwards the lists of the search are those that were
+  /// (index/scan/code_scan_doubt.cpp). Mostly it does nothing, and where search.wanted is 0, only what codes cannot do
+  /// at all: of a query beyond kLongestQuery it reads all rows. Afterwards the lists of the search are those that were
   /// read.
   CodeDoubt settle(const CodeSearch& search, const KvView& kv, CodeParts& parts, StateView exact,
                    StateView coded);
@@ -206,20 +207,28 @@ class CodeScan {
                             const float* exact_lse, const float* coded_lse) const;
   /// The mean of f^2 noise over rows that were read by their codes, from a sample of their blocks or lists.
   [[nodiscard]] static float mean_noise(const CodeSearch& search);
+  /// Computes the bounds for rows that are up to `light` nats below the log-sum-exp.
+  static void set_bounds(const CodeSearch& search, float light, Doubt& doubt);
+  /// Writes the log-sum-exps `[group]` that lists are to reach.
+  static void least_lses(const CodeSearch& search, const Doubt& doubt, float* lses);
+  /// As ListChoice::may_widen(); false where there are no lists.
+  [[nodiscard]] static bool may_widen(const CodeSearch& search, const Doubt& doubt, float light,
+                                      float wide);
   [[nodiscard]] bool find_doubted(const CodeSearch& search, const Doubt& doubt, bool all_runs);
   void read_doubted(const CodeSearch& search, const KvView& kv, CodeParts& parts, StateView exact,
                     StateView coded);
   /// Attends every row exactly.
   CodeDoubt read_all(const CodeSearch& search, const KvView& kv, StateView exact,
                      StateView coded) const;
-  /// Whether a row is beyond what its code can hold, or a query beyond fp32 in the space of the codes.
-  [[nodiscard]] bool has_unknown(const CodeSearch& search, const CodeParts& parts) const;
+  /// Whether a row is beyond what its code can hold.
+  [[nodiscard]] static bool has_unknown(const CodeSearch& search, const CodeParts& parts);
 
   uint32_t group_ = 0, wanted_ = 0;  // sizes that memory is reserved for
   std::vector<float> rows_;          // `[group, dim]` queries in the space of the codes
   cpu::LineVector<int8_t> parts_;    // `[group, code_query_bytes()]` the same in the codes' order
   cpu::CodeQueryScales scales_[kMaxGroup] = {};
   float norms_[kMaxGroup] = {};    // of rows_, squared
+  bool has_beyond_ = false;        // one of rows_ is beyond kLongestQuery
   cpu::LineVector<float> scores_;  // `[group, kCodeBlock]`
   uint16_t above_[kMaxGroup *
                   kCodeTiles];  // of a block's rows, those that may be among the best of a head

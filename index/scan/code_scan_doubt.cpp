@@ -20,13 +20,15 @@
 // rows that may hold one are read by their codes, and the rest is summed up without these rows. If the log-sum-exp was too
 // large by the codes' errors, this is done again with what it has become. At most an eighth of the rows; if there are more, all
 // are read exactly: one step of that head then costs what exact attention does. All are read, too, where a run holds a row that
-// fp16 cannot hold in the balance that was learned from the first rows (kUnknownNoise).
+// fp16 cannot hold in the balance that was learned from the first rows (kUnknownNoise), or a query is so long in that balance
+// that its logits by code are no numbers (kLongestQuery).
 //
 // Of 32,768 normal keys and a group of 4 heads (bench/index/sharp_bench.cpp): logits of up to 2 nats' standard deviation read the
 // chosen 16 rows alone; 8 nats 280 rows at 4 bits and 3,350 at 2, 50 nats 51 and 1,430. In between, where thousands of rows
 // might be among some dozen that weigh, 2 bits read all from 4 to 5 nats.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cpu/attention.h"
 #include "cpu/attention_state.h"
@@ -38,6 +40,11 @@ namespace {
 
 // Where lists' logits spread by more than 4 nats, a row of an unread list may be anything.
 constexpr float kWideList = 16.0F;
+// Elsewhere lists are asked for rows that outweigh all others. If 16 rows of unread lists hold 0.9 of the weight, one of
+// them weighs 9/16 of what all others do: this many nats below their log-sum-exp.
+constexpr float kHiddenLight = 0.575F;
+// By how much the log-sum-exp rises if such a row was there.
+constexpr float kHiddenRise = 0.1F;
 
 }  // namespace
 
@@ -70,13 +77,13 @@ CodeScan::Doubt CodeScan::doubt(const CodeSearch& s, const CodeParts& parts, con
     // The cut is of a weight, from which the noise was taken.
     const float most_bias = std::min(0.5F * head.spread * widest, kMostNoiseBias);
     d.cuts[h] = cpu::score_of(head.heaviest + most_bias, s.logits);
-    d.bounds[h] = cpu::score_of(head.lse - limits.light, s.logits);
     if (head.unread == kMinusInf) continue;
     d.any = d.any || is_in_doubt(head, limits, [&] {
               if (usual < 0.0F) usual = mean_noise(s);
               return usual;
             });
   }
+  set_bounds(s, limits.light, d);
   return d;
 }
 
@@ -151,9 +158,7 @@ CodeDoubt CodeScan::read_all(const CodeSearch& s, const KvView& kv, StateView ex
   return {.any = true, .all = true, .more = static_cast<uint32_t>(count - chosen_.size())};
 }
 
-bool CodeScan::has_unknown(const CodeSearch& s, const CodeParts& parts) const {
-  const auto end = rows_.begin() + static_cast<std::ptrdiff_t>(size_t{s.group} * s.shape().dim);
-  if (!std::all_of(rows_.begin(), end, [](float x) { return std::isfinite(x); })) return true;
+bool CodeScan::has_unknown(const CodeSearch& s, const CodeParts& parts) {
   if (s.rows.lists != nullptr) {
     // An unread list is not among the parts.
     for (size_t c = 0; c < s.rows.lists->chunks(); ++c) {
@@ -165,37 +170,75 @@ bool CodeScan::has_unknown(const CodeSearch& s, const CodeParts& parts) const {
   return std::any_of(widest, widest + s.rows.parts(), [](float x) { return std::isinf(x); });
 }
 
+void CodeScan::set_bounds(const CodeSearch& s, float light, Doubt& d) {
+  for (uint32_t h = 0; h < s.group; ++h) d.bounds[h] = cpu::score_of(d.lses[h] - light, s.logits);
+}
+
+// Unread lists weigh what second order says. Behind a soft-cap this may be many times what their rows can, as half of the
+// rows of a list whose mean is at the cap are far below it: the log-sum-exp would seem to be out of the reach of any row.
+void CodeScan::least_lses(const CodeSearch& s, const Doubt& d, float* lses) {
+  for (uint32_t h = 0; h < s.group; ++h) {
+    lses[h] = s.logits.softcap > 0.0F ? std::min(d.lses[h], s.logits.softcap) : d.lses[h];
+  }
+}
+
+bool CodeScan::may_widen(const CodeSearch& s, const Doubt& d, float light, float wide) {
+  if (s.choice == nullptr) return false;
+  float lses[kMaxGroup];
+  least_lses(s, d, lses);
+  return s.choice->may_widen(lses, light, wide, kDoubtDeviations);
+}
+
 CodeDoubt CodeScan::settle(const CodeSearch& s, const KvView& kv, CodeParts& parts, StateView exact,
                            StateView coded) {
   CodeDoubt out;
   const size_t count = s.rows.count();
-  if (s.wanted == 0 || chosen_.size() == count) return out;
+  if (chosen_.size() == count) return out;
+  // Logits that are no numbers: a scale of logits may be anything.
+  const bool is_known = !has_beyond_ && std::none_of(coded.lse, coded.lse + s.group, [](float lse) {
+    return std::isnan(lse) || lse == std::numeric_limits<float>::infinity();
+  });
+  if (!is_known) return read_all(s, kv, exact, coded);
+  if (s.wanted == 0) return out;
   if (has_unknown(s, parts)) return read_all(s, kv, exact, coded);
   Doubt d = doubt(s, parts, exact.lse, coded.lse);
-  const float light = doubt_limits(s.shape()).light;
-  bool wider =
-      s.choice != nullptr && s.choice->may_widen(d.lses, light, kWideList, kDoubtDeviations);
-  if (!d.any && !wider) return out;
-  out.any = true;
+  const DoubtLimits limits = doubt_limits(s.shape());
+  float light = limits.light;
+  bool wider = may_widen(s, d, light, kWideList);
+  out.any = d.any || wider;
+  if (!out.any) {
+    light = kHiddenLight;
+    if (!may_widen(s, d, light, 0.0F)) return out;
+    set_bounds(s, light, d);
+  }
   for (uint32_t round = 0; round < kDoubtRounds; ++round) {
-    if (s.choice != nullptr) wider = s.choice->widen(d.lses, light, kDoubtDeviations) || wider;
-    if (!find_doubted(s, d, wider)) break;
+    if (s.choice != nullptr) {
+      float lses[kMaxGroup];
+      least_lses(s, d, lses);
+      wider = s.choice->widen(lses, light, kDoubtDeviations) || wider;
+    }
+    if (!find_doubted(s, d, wider)) return read_all(s, kv, exact, coded);
     places_.insert(places_.end(), chosen_.begin(), chosen_.end());
     std::sort(places_.begin(), places_.end());
     places_.erase(std::unique(places_.begin(), places_.end()), places_.end());
     if (round == 0 && !wider && places_.size() == chosen_.size()) return {};
     read_doubted(s, kv, parts, exact, coded);
     out.more = static_cast<uint32_t>(places_.size() - chosen_.size());
-    bool falls = false;
+    bool falls = false, rises = false;
     for (uint32_t h = 0; h < s.group; ++h) {
       const float lse = cpu::add_logs(exact.lse[h], coded.lse[h]);
       falls = falls || lse < d.lses[h] - kDoubtFall;
+      rises = rises || lse > d.lses[h] + kHiddenRise;
       d.lses[h] = lse;
-      d.bounds[h] = cpu::score_of(lse - light, s.logits);
     }
-    if (!falls) return out;
+    const bool was_hidden = !out.any && out.more != 0 && rises;
+    if (was_hidden) light = limits.light;
+    out.any = out.any || out.more != 0;
+    if (!falls && !was_hidden) return out;
+    set_bounds(s, light, d);
   }
-  return read_all(s, kv, exact, coded);
+  // What lists weigh by their means has changed each time, and no row was hidden.
+  return out.any ? read_all(s, kv, exact, coded) : out;
 }
 
 }  // namespace keyhole::index

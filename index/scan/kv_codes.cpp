@@ -110,7 +110,7 @@ CodeQueries KvCodes::queries(const float* q, uint32_t group) const {
   CodeQueries out;
   out.group = group;
   out.rows.resize(size_t{group} * dim);
-  rotate_queries(balance_, q, group, out.rows.data());
+  (void)rotate_queries(balance_, q, group, out.rows.data());
   return out;
 }
 

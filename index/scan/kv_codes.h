@@ -28,7 +28,7 @@ namespace keyhole::index {
 /// A group's queries in the space of the codes.
 struct CodeQueries {
   uint32_t group = 0;
-  std::vector<float> rows;  ///< `[group, dim]` q / s, rotated
+  std::vector<float> rows;  ///< `[group, dim]` of rotate_queries()
 };
 
 /// Encodes rows [first, first + kCodeBlock) of kv into `out` (CodeShape::block_bytes()). Without values (count 0,

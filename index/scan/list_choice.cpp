@@ -82,7 +82,7 @@ void ListChoice::begin(const CodeLists& lists, const cpu::Kernels& kernels, cons
   group_ = group;
   logits_ = logits;
   stride_ = lists.lists();
-  rotate_queries(lists.balance(), queries, group, rows_.data(), norms_);
+  has_beyond_ = rotate_queries(lists.balance(), queries, group, rows_.data(), norms_);
 }
 
 void ListChoice::rank(uint32_t part) {
@@ -205,10 +205,14 @@ bool ListChoice::may_widen(const float* lses, float light, float wide, float dev
   for (size_t c = 0; c < lists_->chunks(); ++c) {
     widest = std::max(widest, largest_of(lists_->chunk(c).widest));
   }
-  const float slope = logits_.scale;
-  const bool any = std::any_of(norms_, norms_ + group_,
-                               [&](float norm) { return slope * slope * norm * widest > wide; });
-  if (!any) return false;
+  bool any_wide = false, any_reach = logits_.softcap > 0.0F;
+  for (uint32_t h = 0; h < group_; ++h) {
+    const float variance = logits_.scale * logits_.scale * norms_[h] * widest;
+    any_wide = any_wide || variance > wide;
+    // Most heads are settled by their largest mean and the longest row of all lists.
+    any_reach = any_reach || tops_[h] + deviations * std::sqrt(variance) > lses[h] - light;
+  }
+  if (!any_wide || !any_reach) return false;
   float bounds[kMaxGroup];
   for (uint32_t h = 0; h < group_; ++h) bounds[h] = cpu::score_of(lses[h] - light, logits_);
   for (size_t c = 0, i = 0; c < lists_->chunks(); ++c) {

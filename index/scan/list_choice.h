@@ -68,8 +68,8 @@ class ListChoice {
 
   /// May be called after the scan. A list may hold a row that matters for a head if its mean logit plus `deviations`
   /// standard deviations, as the list's longest row would have them, reaches lses[h] - light. may_widen() says
-  /// whether such a list is not read, for heads of which some list has a variance above `wide`; widen() makes such
-  /// lists read from now on and returns true where there were any.
+  /// whether such a list is not read, where a list has a variance above `wide` for some head; widen() makes such lists
+  /// read from now on and returns true where there were any.
   [[nodiscard]] bool may_widen(const float* lses, float light, float wide, float deviations) const;
   bool widen(const float* lses, float light, float deviations);
 
@@ -87,6 +87,8 @@ class ListChoice {
   /// The queries in the space of the codes, `[group, dim]`, and their |q|^2, `[group]`.
   [[nodiscard]] const float* rows() const { return rows_.data(); }
   [[nodiscard]] const float* norms() const { return norms_; }
+  /// Whether one of them is beyond kLongestQuery.
+  [[nodiscard]] bool has_beyond() const { return has_beyond_; }
 
   [[nodiscard]] size_t bytes() const;
 
@@ -111,6 +113,7 @@ class ListChoice {
   size_t stride_ = 0;
   std::vector<float> rows_;  // `[group, dim]`
   float norms_[kMaxGroup] = {};
+  bool has_beyond_ = false;
   std::vector<float> scores_;                    // `[group, lists]`
   std::vector<float> hopes_;                     // `[group, lists]` ln n + s + t
   std::vector<float> gains_, sizes_;             // `[lists]`

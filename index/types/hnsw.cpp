@@ -9,6 +9,7 @@
 #include "index/graph/beam_search.h"
 #include "index/graph/graph_repair.h"
 #include "index/graph/hnsw_builder.h"
+#include "index/graph/lone_rows.h"
 #include "index/graph/row_marks.h"
 #include "index/scan/twins.h"
 #include "index/types/typed_index.h"
@@ -45,6 +46,7 @@ struct HnswScratch final : SearchScratch {
 struct HnswGrowth final : Addition {
   cpu::Shared<Graph> graph;
   cpu::Shared<Twins> twins;  // nothing: those of the index
+  LoneRows lone;
   Lift lift;
 };
 
@@ -70,7 +72,9 @@ class HnswIndex final : public TypedIndex<HnswScratch> {
 
   [[nodiscard]] Sharing sharing() const override { return Sharing::heads; }
   [[nodiscard]] bool same_in_parts() const override { return true; }
-  [[nodiscard]] size_t bytes() const override { return graph_->bytes() + twins_->bytes(); }
+  [[nodiscard]] size_t bytes() const override {
+    return graph_->bytes() + twins_->bytes() + lone_.bytes();
+  }
   [[nodiscard]] size_t bytes_of_others() const override {
     return cpu::bytes_of_others(graph_) + cpu::bytes_of_others(twins_);
   }
@@ -91,7 +95,7 @@ class HnswIndex final : public TypedIndex<HnswScratch> {
   }
   void reserve(HnswScratch& scratch) const override {
     for (Beam& beam : scratch.beams) {
-      beam.reserve(count(), graph_->width(), beam_width(scratch.max_k));
+      beam.reserve(count(), most_pending(), beam_width(scratch.max_k));
     }
   }
   void reserve_log(HnswScratch& scratch) const override { scratch.logged.begin(count()); }
@@ -113,23 +117,30 @@ class HnswIndex final : public TypedIndex<HnswScratch> {
     return Lift::of(kernels(), keys, scale, 1.0, twins.distinct(keys.tokens));
   }
   [[nodiscard]] Graph grow(const Graph& graph, const RowsView& keys, const Twins& twins,
-                           const Lift& lift, const std::vector<float>& scale,
+                           const Lift& lift, const std::vector<float>& scale, LoneRows& lone,
                            ProgressMeter& meter) const;
+  /// Rows that a search scores at once.
+  [[nodiscard]] size_t most_pending() const {
+    return std::max<size_t>(graph_->width(), 2 + lone_.starts().size());
+  }
   /// Walks the upper levels greedily and returns the row where level 0 starts.
   [[nodiscard]] uint32_t descend(const HeadScore& score, SearchCost& cost) const;
 
   cpu::Shared<Graph> graph_{Graph()};
   cpu::Shared<Twins> twins_{Twins()};
-  Lift lift_;  // of the build's keys
+  LoneRows lone_;  // where searches begin, too
+  Lift lift_;      // of the build's keys
 };
 
 Graph HnswIndex::grow(const Graph& graph, const RowsView& keys, const Twins& twins,
-                      const Lift& lift, const std::vector<float>& scale,
+                      const Lift& lift, const std::vector<float>& scale, LoneRows& lone,
                       ProgressMeter& meter) const {
   const LiftedKeys lifted_keys(kernels(), keys, lift, scale);
   const HnswConfig config = {.m = m(), .ef_construction = static_cast<uint32_t>(spec()[kEfc])};
   Graph grown = insert_rows(graph, lifted_keys, config, meter, twins);
-  if (lifted()) connect_all(grown, lifted_keys, twins);
+  if (!lifted()) return grown;
+  connect_all(grown, lifted_keys, twins);
+  lone = lone.of(lifted_keys, twins);
   return grown;
 }
 
@@ -139,13 +150,15 @@ void HnswIndex::do_build(const BuildInput& input, const std::vector<float>& scal
   Graph graph(0, 2 * m(), m());
   Twins twins = Twins::among(kernels(), keys);
   Lift lift = lift_of(keys, twins, scale);
+  LoneRows lone;
   if (keys.tokens > 0) {
     ProgressMeter meter(progress, static_cast<double>(keys.tokens));
-    graph = grow(graph, keys, twins, lift, scale, meter);
+    graph = grow(graph, keys, twins, lift, scale, lone, meter);
   }
   cpu::Shared shared_twins(std::move(twins));
   graph_ = cpu::Shared(std::move(graph));
   twins_ = std::move(shared_twins);
+  lone_ = std::move(lone);
   lift_ = std::move(lift);
 }
 
@@ -157,8 +170,9 @@ std::unique_ptr<Addition> HnswIndex::do_prepare(const RowsView& keys,
   grown->lift = count() == 0 ? lift_of(keys, twins, scale) : lift_;
   ProgressMeter meter(progress, static_cast<double>(keys.tokens - count()));
   const Graph nothing(0, 2 * m(), m());
-  grown->graph =
-      cpu::Shared(grow(count() == 0 ? nothing : *graph_, keys, twins, grown->lift, scale, meter));
+  if (count() != 0) grown->lone = lone_;
+  grown->graph = cpu::Shared(
+      grow(count() == 0 ? nothing : *graph_, keys, twins, grown->lift, scale, grown->lone, meter));
   if (twins.size() != twins_->size()) grown->twins = cpu::Shared(std::move(twins));
   return grown;
 }
@@ -167,6 +181,7 @@ void HnswIndex::do_commit(Addition& addition) {
   auto& grown = static_cast<HnswGrowth&>(addition);
   std::swap(graph_, grown.graph);
   if (grown.twins) std::swap(twins_, grown.twins);
+  std::swap(lone_, grown.lone);
   std::swap(lift_, grown.lift);
 }
 
@@ -179,6 +194,7 @@ void HnswIndex::do_truncate(size_t new_count) {
   const LiftedKeys lifted_keys(kernels(), rest, lift_, channel_scale());
   remove_rows(graph, lifted_keys);
   connect_all(graph, lifted_keys, *twins_);
+  lone_ = lone_.of(lifted_keys, *twins_);
 }
 
 uint32_t HnswIndex::descend(const HeadScore& score, SearchCost& cost) const {
@@ -224,8 +240,8 @@ void HnswIndex::find(const SearchArgs& args, HnswScratch& scratch, SearchCost& c
   for (uint32_t h = begin; h < end; ++h) {
     const HeadScore score(kernels(), keys(), args.queries + size_t{h} * dim());
     const std::array starts = {descend(score, cost), graph_->entry_row()};
-    scratch.beams[h].reserve(count(), graph_->width(), ef);
-    scratch.beams[h].start(starts, ef);
+    scratch.beams[h].reserve(count(), most_pending(), ef);
+    scratch.beams[h].start(starts, ef, lone_.starts());
     active[h - begin] = h;
   }
   if (collector.logging()) scratch.logged.begin(count());
@@ -269,7 +285,8 @@ void HnswIndex::describe(IndexInfo& info) const {
                       {"max_degree", shape.max_degree},
                       {"reachable_share", shape.reachable_share},
                       {"towers", static_cast<double>(graph_->towers().size())},
-                      {"twins", static_cast<double>(twins_->size())}};
+                      {"twins", static_cast<double>(twins_->size())},
+                      {"lone_rows", static_cast<double>(lone_.rows().size())}};
   info.warning = warning_of(shape);
 }
 
@@ -284,12 +301,17 @@ void HnswIndex::load_body(Reader& in, const RowsView& keys) {
   Graph graph = Graph::load(in, keys.tokens, 2 * m(), m());
   in.finish();
   Twins twins = Twins::among(kernels(), keys);
-  if (take_out(twins, graph) && lifted()) {
-    connect_all(graph, LiftedKeys(kernels(), keys, lift, channel_scale()), twins);
+  const bool is_changed = take_out(twins, graph);
+  LoneRows lone;
+  if (lifted()) {
+    const LiftedKeys lifted_keys(kernels(), keys, lift, channel_scale());
+    if (is_changed) connect_all(graph, lifted_keys, twins);
+    lone = LoneRows::among(lifted_keys, twins);
   }
   cpu::Shared shared_twins(std::move(twins));
   graph_ = cpu::Shared(std::move(graph));
   twins_ = std::move(shared_twins);
+  lone_ = std::move(lone);
   lift_ = std::move(lift);
 }
 

@@ -8,6 +8,7 @@
 #include "index/graph/graph_repair.h"
 #include "index/graph/group_walk.h"
 #include "index/graph/guided_graph.h"
+#include "index/graph/lone_rows.h"
 #include "index/scan/rerank.h"
 #include "index/scan/twins.h"
 #include "index/types/codec.h"
@@ -50,7 +51,7 @@ class RoarGraphIndex final : public TypedIndex<RoarScratch> {
 
   [[nodiscard]] Sharing sharing() const override { return Sharing::heads; }
   [[nodiscard]] size_t bytes() const override {
-    return graph_->bytes() + twins_->bytes() + (coded() ? codes_->bytes() : 0);
+    return graph_->bytes() + twins_->bytes() + lone_.bytes() + (coded() ? codes_->bytes() : 0);
   }
   [[nodiscard]] size_t bytes_of_others() const override {
     return cpu::bytes_of_others(graph_) + cpu::bytes_of_others(twins_) +
@@ -84,7 +85,7 @@ class RoarGraphIndex final : public TypedIndex<RoarScratch> {
     return {static_cast<uint32_t>(spec()[kM]), static_cast<uint32_t>(spec()[kBeam])};
   }
   void reserve_walk(RoarScratch& scratch, uint32_t group) const {
-    scratch.walk.reserve(count(), graph_->width(), group, ef(), guidance_.entries.size());
+    scratch.walk.reserve(count(), graph_->width(), group, ef(), starts_.size());
   }
   [[nodiscard]] static uint32_t first_head(const SearchArgs& args) {
     return static_cast<uint32_t>(args.begin_of(args.group));
@@ -95,10 +96,19 @@ class RoarGraphIndex final : public TypedIndex<RoarScratch> {
   void walk_codes(const SearchArgs& args, RoarScratch& scratch, SearchCost& cost) const;
   void walk_keys(const SearchArgs& args, RoarScratch& scratch) const;
   static void choose_entry(Guidance& guidance, Graph& graph);
+  /// The guidance's entries and lone rows.
+  [[nodiscard]] static std::vector<uint32_t> starts_of(const Guidance& guidance,
+                                                       const LoneRows& lone) {
+    std::vector<uint32_t> starts = guidance.entries;
+    starts.insert(starts.end(), lone.starts().begin(), lone.starts().end());
+    return starts;
+  }
 
   struct RoarGrowth final : Addition {
     GraphEdits edits;
     cpu::Shared<Twins> twins;  // nothing: those of the index
+    LoneRows lone;
+    std::vector<uint32_t> starts;
     std::vector<int8_t> codes;
     std::unique_ptr<RoarGraphIndex> first;  // the whole index, where there was none
   };
@@ -106,6 +116,8 @@ class RoarGraphIndex final : public TypedIndex<RoarScratch> {
   cpu::Shared<Graph> graph_{Graph(0, 2, 0)};
   cpu::Shared<Twins> twins_{Twins()};
   Guidance guidance_;
+  LoneRows lone_;
+  std::vector<uint32_t> starts_;             // of searches
   Lift lift_;                                // of the build's keys
   cpu::Shared<KeyCodes> codes_{KeyCodes()};  // empty without a codec
 };
@@ -125,6 +137,8 @@ void RoarGraphIndex::do_build(const BuildInput& input, const std::vector<float>&
   Lift lift = Lift::of(kernels(), keys, scale, kRadiusQuantile, distinct);
   const LiftedKeys lifted(kernels(), keys, lift, scale);
   GuidedGraph built = build_guided(context(), lifted, neighbours, config(), meter, twins);
+  LoneRows lone = LoneRows::among(lifted, twins);
+  std::vector<uint32_t> starts = starts_of(built.guidance, lone);
   KeyCodes codes(kernels(), dim());
   if (coded()) codes.build(keys, 2 * keys.tokens);
 
@@ -134,6 +148,8 @@ void RoarGraphIndex::do_build(const BuildInput& input, const std::vector<float>&
   graph_ = std::move(shared_graph);
   twins_ = std::move(shared_twins);
   guidance_ = std::move(built.guidance);
+  lone_ = std::move(lone);
+  starts_ = std::move(starts);
   lift_ = std::move(lift);
 }
 
@@ -152,6 +168,8 @@ std::unique_ptr<Addition> RoarGraphIndex::do_prepare(const RowsView& keys,
   const LiftedKeys lifted(kernels(), keys, lift_, scale);
   Twins twins = twins_->grown(kernels(), keys);
   growth->edits = connect_rows(*graph_, lifted, guidance_.entries, config(), meter, twins);
+  growth->lone = lone_.of(lifted, twins);
+  growth->starts = starts_of(guidance_, growth->lone);
   if (twins.size() != twins_->size()) growth->twins = cpu::Shared(std::move(twins));
   if (coded()) growth->codes = codes_->encode(keys, count());
   return growth;
@@ -164,6 +182,8 @@ void RoarGraphIndex::do_commit(Addition& addition) {
     graph_ = std::move(first.graph_);
     twins_ = std::move(first.twins_);
     guidance_ = std::move(first.guidance_);
+    lone_ = std::move(first.lone_);
+    starts_ = std::move(first.starts_);
     lift_ = std::move(first.lift_);
     codes_ = std::move(first.codes_);
     return;
@@ -176,6 +196,8 @@ void RoarGraphIndex::do_commit(Addition& addition) {
   }
   apply(growth.edits, graph);
   if (growth.twins) std::swap(twins_, growth.twins);
+  std::swap(lone_, growth.lone);
+  std::swap(starts_, growth.starts);
 }
 
 void RoarGraphIndex::do_truncate(size_t new_count) {
@@ -189,6 +211,8 @@ void RoarGraphIndex::do_truncate(size_t new_count) {
   std::erase_if(guidance_.entries, [&](uint32_t row) { return row >= new_count; });
   choose_entry(guidance_, graph);
   connect_all(graph, lifted, *twins_);
+  lone_ = lone_.of(lifted, *twins_);
+  starts_ = starts_of(guidance_, lone_);
 }
 
 void RoarGraphIndex::choose_entry(Guidance& guidance, Graph& graph) {
@@ -207,8 +231,7 @@ void RoarGraphIndex::walk_keys(const SearchArgs& args, RoarScratch& scratch) con
     }
     void prefetch(uint32_t row) const { index::prefetch(index.keys().row(row), index.row_bytes()); }
   };
-  scratch.walk.run(*graph_, guidance_.entries, first_head(args), end_head(args), ef(),
-                   Keys{*this, args},
+  scratch.walk.run(*graph_, starts_, first_head(args), end_head(args), ef(), Keys{*this, args},
                    [&](const uint32_t* rows, const float* scores, size_t stride, size_t n) {
                      scratch.collector.offer(scores, stride, rows, n);
                    });
@@ -225,7 +248,7 @@ void RoarGraphIndex::walk_codes(const SearchArgs& args, RoarScratch& scratch,
     void prefetch(uint32_t row) const { index::prefetch(codes.row(row), codes.stride()); }
   };
   scratch.rerank.begin(*codes_, args, count(), scratch.collector);
-  scratch.walk.run(*graph_, guidance_.entries, first_head(args), end_head(args), ef(),
+  scratch.walk.run(*graph_, starts_, first_head(args), end_head(args), ef(),
                    Codes{*codes_, scratch.rerank.queries()},
                    [&](const uint32_t* rows, const float* scores, size_t stride, size_t n) {
                      scratch.rerank.offer(scores, stride, rows, n);
@@ -262,7 +285,8 @@ void RoarGraphIndex::describe(IndexInfo& info) const {
                       {"training_queries", static_cast<double>(guidance_.queries)},
                       {"distinct_pivots", static_cast<double>(guidance_.pivots)},
                       {"unguided_share", 1.0 - static_cast<double>(guidance_.hit) / rows},
-                      {"twins", static_cast<double>(twins_->size())}};
+                      {"twins", static_cast<double>(twins_->size())},
+                      {"lone_rows", static_cast<double>(lone_.rows().size())}};
   info.warning = warning_of(shape);
   if (info.warning.empty() && count() > 0 && guidance_.queries == 0) {
     info.warning = "no training query guides the graph: give q to the prefill";
@@ -304,15 +328,18 @@ void RoarGraphIndex::load_body(Reader& in, const RowsView& keys) {
   const std::vector<uint32_t> representative = twins.representatives(keys.tokens);
   for (uint32_t& row : guidance.entries) row = representative[row];
   if (keys.tokens > 0) choose_entry(guidance, graph);
-  if (is_changed) {
-    connect_all(graph, LiftedKeys(kernels(), keys, lift, channel_scale()), twins);
-  }
+  const LiftedKeys lifted(kernels(), keys, lift, channel_scale());
+  if (is_changed) connect_all(graph, lifted, twins);
+  LoneRows lone = LoneRows::among(lifted, twins);
+  std::vector<uint32_t> starts = starts_of(guidance, lone);
   cpu::Shared shared_graph(std::move(graph));
   cpu::Shared shared_twins(std::move(twins));
   codes_ = cpu::Shared(std::move(codes));
   graph_ = std::move(shared_graph);
   twins_ = std::move(shared_twins);
   lift_ = std::move(lift);
+  lone_ = std::move(lone);
+  starts_ = std::move(starts);
   guidance_ = std::move(guidance);
 }
 

@@ -164,7 +164,9 @@ struct SharpAnswer {
   CodeDoubt doubt{};
 };
 
-inline SharpAnswer attend_by_codes(const CodeSearch& search, const KvView& kv) {
+/// settles: whether more rows are read where codes cannot tell which weigh.
+inline SharpAnswer attend_by_codes(const CodeSearch& search, const KvView& kv,
+                                   bool settles = true) {
   const uint32_t dim = search.shape().dim;
   CodeParts parts;
   parts.reserve(search.shape(), search.group, search.wanted);
@@ -179,7 +181,7 @@ inline SharpAnswer attend_by_codes(const CodeSearch& search, const KvView& kv) {
   const StateView exact{out.o.data(), out.lse.data()}, coded{coded_o.data(), coded_lse.data()};
   cpu::attend_ids(*search.kernels, kv, rows, search.queries, search.group, search.logits, exact);
   scan.finish(search, exact.lse, parts, coded);
-  out.doubt = scan.settle(search, kv, parts, exact, coded);
+  if (settles) out.doubt = scan.settle(search, kv, parts, exact, coded);
   out.exact_rows += out.doubt.more;
   const StateView both[] = {exact, coded};
   cpu::merge_states(both, search.group, dim, exact);

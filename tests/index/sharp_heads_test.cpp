@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
 #include <sstream>
 
 #include "cpu/half.h"
@@ -165,24 +166,144 @@ TEST(CodesInDoubt, OneSharpHeadOfADraft) {
   }
 }
 
-// A query that is finite, but infinite where the balance has divided it: all rows are read exactly.
-TEST(CodesInDoubt, QueriesBeyondTheBalancedSpaceReadAllRows) {
-  for (const uint32_t bits : {2U, 4U}) {
-    SharpHead head({96, 512, Bias::none, 1000.0F, false}, bits);
-    const auto index = coded(head, bits, "");
-    std::vector<float> q = head.queries(2, 1.0F);
-    q[0] = 3e38F;
-    // Infinities of both signs, which the rotation adds to NaN.
-    for (size_t j = 0; j < 96; ++j) q[96 + j] = j % 2 == 0 ? 3e38F : -3e38F;
-    const LogitParams logits = logits_for(96, 0.0F);
-    std::vector<int8_t> parts(cpu::code_query_bytes(index->codes()->shape()), 1);
-    const std::vector<float> nan(96, NAN);
-    const cpu::CodeQueryScales scales =
-        cpu::prepare_code_query(index->codes()->shape(), nan.data(), parts.data());
-    EXPECT_EQ(scales.of[0].scale, 0.0F);
-    EXPECT_TRUE(std::all_of(parts.begin(), parts.end(), [](int8_t x) { return x == 0; }));
-    const SharpAnswer seen = answer(*index, head, cpu::select_kernels(), q, logits);
-    EXPECT_TRUE(seen.doubt.all);
+// A query that no integers stand for has none, in place of numbers that are not defined.
+TEST(CodesInDoubt, QueriesThatAreNoNumbersHaveNoCodes) {
+  const CodeShape shape{96, 2, 2};
+  std::vector<int8_t> parts(cpu::code_query_bytes(shape), 1);
+  const std::vector<float> nan(96, NAN);
+  const cpu::CodeQueryScales scales = cpu::prepare_code_query(shape, nan.data(), parts.data());
+  EXPECT_EQ(scales.of[0].scale, 0.0F);
+  EXPECT_TRUE(std::all_of(parts.begin(), parts.end(), [](int8_t x) { return x == 0; }));
+}
+
+// Queries of any size: from 1e15 on, where the balance has divided them, logits by code are no numbers in fp32, and all rows are
+// read exactly; of queries near 0 all rows weigh alike.
+TEST(CodesInDoubt, QueriesOfAnySizeAreAnswered) {
+  const auto levels = cpu::available_levels();
+  size_t number = 0;
+  for (const uint32_t bits : {1U, 2U, 4U}) {
+    for (const char* more : {"", ",lists=64"}) {
+      // Keys of norm 1000: the balance makes them small, and queries large.
+      SharpHead head({96, 512, Bias::none, 1000.0F, false}, bits);
+      const auto index = coded(head, bits, more);
+      for (const float size : {1e-45F, 1e-38F, 1e-30F, 1e10F, 1e18F, 1e30F, 1e36F, 3e38F}) {
+        std::vector<float> q = head.queries(2, 1.0F);
+        const float largest = std::abs(*std::max_element(
+            q.begin(), q.end(), [](float a, float b) { return std::abs(a) < std::abs(b); }));
+        for (float& x : q) x = x / largest * size;
+        // Infinities of both signs beside each other in the balance, which the rotation would make NaN.
+        if (size == 3e38F) q[1] = -(q[0] = size);
+        for (const float softcap : {0.0F, 30.0F}) {
+          for (const uint32_t wanted : {16U, 0U}) {
+            const cpu::Level level = levels[number++ % levels.size()];
+            SCOPED_TRACE(std::to_string(bits) + " bits" + more + ", size " + std::to_string(size) +
+                         ", soft-cap " + std::to_string(softcap) + ", rows " +
+                         std::to_string(wanted) + ", " + cpu::level_name(level));
+            const LogitParams logits = logits_for(96, softcap);
+            const SharpAnswer seen =
+                answer(*index, head, *cpu::kernels_for(level), q, logits, wanted);
+            if (size > 1e15F) EXPECT_TRUE(seen.doubt.all);
+            for (uint32_t h = 0; h < 2; ++h) {
+              const SharpTruth truth(head, q.data() + h * 96, logits);
+              ASSERT_TRUE(std::isfinite(seen.lse[h]));
+              for (uint32_t j = 0; j < 96; ++j) ASSERT_TRUE(std::isfinite(seen.o[h * 96 + j]));
+              if (wanted == 0 && size <= 1e15F && size > 1.0F) continue;  // codes alone
+              // What is beyond fp32 is the largest number.
+              constexpr double kMost = std::numeric_limits<float>::max();
+              const double lse = std::clamp(truth.lse, -kMost, kMost);
+              EXPECT_NEAR(seen.lse[h], lse, 0.1 + 1e-4 * std::abs(lse));
+              if (!truth.is_sharp() && size <= 1e15F) continue;
+              EXPECT_LE(truth.error(seen.o.data() + h * 96), bits == 4 ? 0.02 : 0.1);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// A search for tokens takes such queries in the order of their scores.
+TEST(CodesInDoubt, SearchesForQueriesOfAnySizeFindTheBest) {
+  for (const char* more : {"", ",lists=64"}) {
+    SharpHead head({96, 2048, Bias::none, 1000.0F, false}, 5);
+    const auto index = coded(head, 4, more);
+    const std::vector<float> q = head.queries(2, 1.0F);
+    std::vector<float> huge = q;
+    const float largest = std::abs(*std::max_element(
+        q.begin(), q.end(), [](float a, float b) { return std::abs(a) < std::abs(b); }));
+    for (float& x : huge) x = x / largest * 1e35F;
+    const Answer usual = search(*index, q, 96, 10), seen = search(*index, huge, 96, 10);
+    for (size_t h = 0; h < 2; ++h) EXPECT_EQ(seen.heads[h].ids, usual.heads[h].ids);
+  }
+}
+
+// A device whose rows the host reads asks the same question, counts, and reads no more. What is counted is not silent:
+// every sharp head whose answer without more rows is beyond the limits is in doubt.
+TEST(CodesInDoubt, EverySharpHeadThatNeedsMoreRowsIsCounted) {
+  size_t beyond = 0, sharp = 0;
+  for (const Bias bias : {Bias::none, Bias::turned}) {
+    for (const bool uneven : {false, true}) {
+      SharpHead head({64, 2048, bias, 30.0F, uneven}, 77);
+      for (const uint32_t bits : {2U, 4U}) {
+        const auto index = coded(head, bits, "");
+        for (const float deviation : {1.0F, 5.0F, 8.0F, 12.0F, 20.0F}) {
+          for (const float softcap : {0.0F, 30.0F}) {
+            const std::vector<float> q = head.queries(1, deviation);
+            const LogitParams logits = logits_for(64, softcap);
+            const SharpTruth truth(head, q.data(), logits);
+            if (!truth.is_sharp()) continue;
+            const cpu::Kernels& kernels = cpu::select_kernels();
+            const CodeSearch s{&kernels, CodedRows::of(*index), q.data(), 1, logits, 4, nullptr};
+            const SharpAnswer told = attend_by_codes(s, head.kv(), false);
+            const bool is_beyond = truth.error(told.o.data()) > allowed_error(bits) ||
+                                   std::abs(told.lse[0] - truth.lse) > 0.1;
+            ++sharp;
+            beyond += is_beyond ? 1 : 0;
+            EXPECT_TRUE(!is_beyond || attend_by_codes(s, head.kv()).doubt.any)
+                << bits << " bits, bias " << bias_name(bias) << ", deviation " << deviation
+                << ", soft-cap " << softcap;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(beyond, 5U);
+  EXPECT_GT(sharp, beyond);
+}
+
+// Where lists stand for rows by their means: a mean at a soft-cap says more than half of its rows weigh, and the one row that
+// outweighs all others may lie in a list whose logits spread little. Heads of such keys, of which some were missed.
+TEST(CodesInDoubt, ListsHideNoRowThatOutweighsAllOthers) {
+  struct Case {
+    uint32_t dim, bits;
+    Bias bias;
+    float deviation, softcap;
+    uint64_t seeds[2];
+  };
+  constexpr Case kCases[] = {{64, 2, Bias::none, 12.0F, 30.0F, {1, 2}},
+                             {64, 2, Bias::turned, 20.0F, 30.0F, {5, 7}},
+                             {256, 2, Bias::none, 8.0F, 30.0F, {1, 2}},
+                             {64, 4, Bias::turned, 1.0F, 0.0F, {14, 35}}};
+  for (const Case& c : kCases) {
+    for (const uint64_t seed : c.seeds) {
+      SharpHead head({c.dim, 2048, c.bias, 30.0F, true}, seed);
+      const auto index = coded(head, c.bits, ",lists=64,read=12");
+      const std::vector<float> q = head.queries(8, c.deviation);
+      const LogitParams logits = logits_for(c.dim, c.softcap);
+      const std::string what = "d " + std::to_string(c.dim) + ", deviation " +
+                               std::to_string(c.deviation) + ", seed " + std::to_string(seed);
+      size_t sharp = 0;
+      for (uint32_t h = 0; h < 8; ++h) {
+        const std::vector<float> one(q.begin() + h * c.dim, q.begin() + (h + 1) * c.dim);
+        const SharpTruth truth(head, one.data(), logits);
+        if (!truth.is_sharp()) continue;
+        ++sharp;
+        const SharpAnswer seen = answer(*index, head, cpu::select_kernels(), one, logits);
+        EXPECT_LE(truth.error(seen.o.data()), allowed_error(c.bits)) << what << ", query " << h;
+        EXPECT_NEAR(seen.lse[0], truth.lse, 0.1) << what << ", query " << h;
+      }
+      EXPECT_GT(sharp, 0U) << what;
+    }
   }
 }
 

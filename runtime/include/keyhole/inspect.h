@@ -127,8 +127,10 @@ typedef struct keyhole_statistics {
    * its own is not shared. */
   uint64_t shared_bytes;
   /* Sum: (KV head, step) whose codes could not tell which tokens weigh, so that more of them were read exactly than
-   * the budget says: heads whose logits differ by much more than the codes' errors allow. On a device where the host
-   * reads them (rows_by_host) such heads are counted, and no more are read. */
+   * the budget says: heads whose logits differ by much more than the codes' errors allow, and all heads whose query is
+   * too long for codes. On a device where the host reads tokens (rows_by_host) heads in doubt are counted here alone,
+   * and their answers are of the tokens of the budget: any error that docs/what-codes-hold.md rules out is in a head
+   * that is counted. codes_given_up and keys_opened do not change there. */
   uint64_t codes_doubted;
   /* Sum: of codes_doubted, those where codes could not even say which tokens might weigh: all were read, at the cost of
    * exact attention (on a device, those that might weigh, if they were more than an eighth). Many of them: take codes

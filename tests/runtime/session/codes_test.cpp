@@ -1,6 +1,7 @@
 // Sessions whose steps attend every offloaded row by its code but the heaviest, which they attend exactly.
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 
 #include "tests/runtime/session/members.h"
 #include "tests/sanitized.h"
@@ -301,6 +302,49 @@ TEST(Codes, TokensThatAreBeyondTheFirstOnesCodesAreReadExactly) {
         EXPECT_LT(error_of(seen, o, ec.head_dim), 0.02);
         for (size_t h = 0; h < lse.size(); ++h) EXPECT_NEAR(seen.lse[h], lse[h], 0.02);
         EXPECT_GT(statistics(session.get()).codes_doubted, 0U);
+      }
+    }
+  }
+}
+
+// Queries that are finite, but whose logits by code are not: all tokens are read. Other index types answer with numbers, too.
+TEST(Codes, QueriesOfAnySizeAreAnswered) {
+  KEYHOLE_SKIP_WITH_TSAN();
+  auto ec = small_engine(2);
+  ec.layers = 1;
+  const EnginePtr engine = make_engine(ec);
+  const Shape shape(ec);
+  for (const char* index : {"codes:k=4,v=4", "codes:k=2,v=2,lists=32", "ivf", "hnsw", "roargraph",
+                            "sparq", "saap", "flat"}) {
+    const bool has_codes = std::string(index).starts_with("codes");
+    Numbers numbers(13);
+    Model model(ec);
+    keyhole_session_config config = with_codes(index, 16);
+    if (!has_codes) config.budget.tail = KEYHOLE_TAIL_NONE;
+    const SessionPtr session = make_session(engine.get(), config);
+    prefill(session.get(), model, shape, 1, 1400, numbers, 1.0F);
+    ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
+    for (const float size : {1e-45F, 1e-38F, 1e15F, 1e25F, 1e30F, 1e36F, 3e38F}) {
+      SCOPED_TRACE(index + std::string(", ") + std::to_string(size));
+      auto q = numbers.many(shape.q(1));
+      float largest = 0.0F;
+      for (const float x : q) largest = std::max(largest, std::abs(x));
+      for (float& x : q) x = x / largest * size;
+      const uint64_t before = statistics(session.get()).codes_given_up;
+      const Answer seen = attend_only(session.get(), shape, 0, q);
+      for (const float x : seen.o) ASSERT_TRUE(std::isfinite(x));
+      for (const float x : seen.lse) ASSERT_TRUE(std::isfinite(x));
+      if (!has_codes) continue;
+      if (size > 1e15F) EXPECT_GT(statistics(session.get()).codes_given_up, before);
+      if (size < 1.0F) continue;
+      std::vector<double> lse;
+      const auto o = model.attend_all(0, q, lse);
+      EXPECT_LT(error_of(seen, o, ec.head_dim), 0.02);
+      // What is beyond fp32 is the largest number.
+      constexpr double kMost = std::numeric_limits<float>::max();
+      for (size_t h = 0; h < lse.size(); ++h) {
+        const double near = std::clamp(lse[h], -kMost, kMost);
+        EXPECT_NEAR(seen.lse[h], near, 1e-4 * std::abs(near));
       }
     }
   }
