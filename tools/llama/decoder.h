@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "tools/llama/prefill.h"
 
@@ -49,6 +50,9 @@ class Decoder {
   /// not called for tokens taken together, and times() does not count them. Where it throws, tokens() says how many
   /// tokens are there.
   virtual std::span<const float> extend(std::span<const uint32_t> tokens);
+  /// extend() that writes the logits behind each of the tokens to `logits`, `[tokens, vocab]`: what drafts are held
+  /// against. One token after the other where the decoder does not compute these logits together.
+  virtual void extend_each(std::span<const uint32_t> tokens, std::vector<float>& logits);
   /// The number of tokens that extend() takes together rather than one after the other; 1: taking more would gain
   /// nothing.
   [[nodiscard]] virtual size_t tokens_at_once() const { return 1; }

@@ -5,8 +5,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "tools/llama/host_extension.h"
-
 namespace keyhole::tools {
 namespace {
 
@@ -117,6 +115,16 @@ std::span<const float> HostDecoder::step(uint32_t token) {
 
 std::span<const float> HostDecoder::extend(std::span<const uint32_t> tokens) {
   if (tokens.size() < kFewestHostTokens || tokens_at_once() == 1) return Decoder::extend(tokens);
+  logits_ = take_together(tokens, LogitsOf::last);
+  return logits_;
+}
+
+void HostDecoder::extend_each(std::span<const uint32_t> tokens, std::vector<float>& logits) {
+  if (tokens.size() == 1 || tokens_at_once() == 1) return Decoder::extend_each(tokens, logits);
+  logits = take_together(tokens, LogitsOf::each);
+}
+
+std::vector<float> HostDecoder::take_together(std::span<const uint32_t> tokens, LogitsOf which) {
   if (tokens.size() > at_once_) {
     throw std::runtime_error(std::to_string(tokens.size()) +
                              " tokens at once; allowed: " + std::to_string(at_once_));
@@ -125,14 +133,15 @@ std::span<const float> HostDecoder::extend(std::span<const uint32_t> tokens) {
   const size_t end = tokens_ + tokens.size();
   check_rope_end(end, full_.rope.end());
   if (model_.config.full_layers() < model_.config.layers) check_rope_end(end, sliding_.rope.end());
+  std::vector<float> logits;
   try {
-    logits_ = host_extend(model_, cache_, team_, tokens, tokens_, full_.rope, sliding_.rope);
+    logits = host_extend(model_, cache_, team_, tokens, tokens_, full_.rope, sliding_.rope, which);
   } catch (...) {
     cache_.truncate(tokens_);  // some layers have them
     throw;
   }
   tokens_ += static_cast<uint32_t>(tokens.size());
-  return logits_;
+  return logits;
 }
 
 size_t HostDecoder::tokens_at_once() const { return hook_ ? 1 : at_once_; }
@@ -156,6 +165,14 @@ std::span<const float> Decoder::extend(std::span<const uint32_t> tokens) {
   std::span<const float> logits;
   for (const uint32_t token : tokens) logits = step(token);
   return logits;
+}
+
+void Decoder::extend_each(std::span<const uint32_t> tokens, std::vector<float>& logits) {
+  logits.clear();
+  for (const uint32_t token : tokens) {
+    const std::span<const float> row = step(token);
+    logits.insert(logits.end(), row.begin(), row.end());
+  }
 }
 
 uint32_t greedy(std::span<const float> logits) {

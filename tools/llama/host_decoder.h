@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tools/llama/decoder.h"
+#include "tools/llama/host_extension.h"
 #include "tools/llama/keyhole_cache.h"
 #include "tools/llama/layer_math.h"
 #include "tools/llama/rope.h"
@@ -23,6 +24,7 @@ class HostDecoder final : public Decoder {
                                  const PrefillProgress& progress) override;
   std::span<const float> step(uint32_t token) override;
   std::span<const float> extend(std::span<const uint32_t> tokens) override;
+  void extend_each(std::span<const uint32_t> tokens, std::vector<float>& logits) override;
   [[nodiscard]] size_t tokens_at_once() const override;
   void take_at_once(size_t tokens) override { at_once_ = tokens; }
   [[nodiscard]] size_t worth_in_prefill(size_t tokens) const override;
@@ -35,6 +37,9 @@ class HostDecoder final : public Decoder {
   void reset_times() override { times_ = {}; }
 
  private:
+  /// Takes up to at_once_ tokens together.
+  std::vector<float> take_together(std::span<const uint32_t> tokens, LogitsOf which);
+
   /// RoPE of one kind of layer, and its turn of this step.
   struct Turn {
     Rope rope;

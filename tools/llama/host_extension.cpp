@@ -35,7 +35,8 @@ class Extension {
                 std::max({config_.q_width() + 2 * config_.kv_width(),
                           2 * size_t{config_.intermediate_size}, size_t{config_.hidden_size}})) {}
 
-  std::vector<float> run(const Rope& full, const Rope& sliding) {
+  std::vector<float> run(const Rope& full, const Rope& sliding, LogitsOf which) {
+    const size_t first = which == LogitsOf::each ? 0 : n_ - 1;
     const SingleThreadedBlas single_threaded(team_.size());
     for (size_t t = 0; t < n_; ++t) math_.embed(model_.embedding, tokens_[t], hidden(t));
     for (uint32_t layer = 0; layer < config_.layers; ++layer) {
@@ -43,13 +44,16 @@ class Extension {
       matrices_.convert(weights, team_);
       project(weights, config_.slides(layer) ? sliding : full);
       cache_.extend({layer, before_, n_, q_.data(), k_.data(), v_.data()}, attended_.data());
-      // Of the last layer only the last token's output is ever read.
-      output_and_mlp(weights, layer + 1 == config_.layers ? n_ - 1 : 0);
+      // Of the last layer the output is read of those tokens alone that have logits.
+      output_and_mlp(weights, layer + 1 == config_.layers ? first : 0);
     }
-    std::vector<float> logits(config_.vocab_size);
-    math_.normalise(model_.final_norm, hidden(n_ - 1), input_.data());
-    multiply(model_.output_projection(), input_.data(), team_, logits.data());
-    math_.finish_logits(logits.data());
+    std::vector<float> logits((n_ - first) * config_.vocab_size);
+    for (size_t t = first; t < n_; ++t) {
+      float* const row = &logits[(t - first) * config_.vocab_size];
+      math_.normalise(model_.final_norm, hidden(t), input_.data());
+      multiply(model_.output_projection(), input_.data(), team_, row);
+      math_.finish_logits(row);
+    }
     return logits;
   }
 
@@ -133,8 +137,8 @@ class Extension {
 
 std::vector<float> host_extend(const LlamaModel& model, KeyholeCache& cache, Team& team,
                                std::span<const uint32_t> tokens, uint32_t before, const Rope& full,
-                               const Rope& sliding) {
-  return Extension(model, cache, team, tokens, before).run(full, sliding);
+                               const Rope& sliding, LogitsOf which) {
+  return Extension(model, cache, team, tokens, before).run(full, sliding, which);
 }
 
 }  // namespace keyhole::tools

@@ -98,6 +98,24 @@ TEST_P(RandomLlama, StepsThroughKeyholeGiveTheReferenceLogits) {
   }
 }
 
+TEST_P(RandomLlama, TokensTakenTogetherHaveTheReferenceLogitsEach) {
+  KeyholeCache cache(model_.config, exact_cache());
+  HostDecoder decoder(model_, cache, team_);
+  (void)decoder.prefill({tokens_.data(), 100});
+  std::vector<float> logits;
+  const size_t vocabulary = model_.config.vocab_size;
+  for (const size_t count : {1U, 2U, 9U, 20U}) {
+    SCOPED_TRACE(count);
+    decoder.extend_each({tokens_.data() + 100, count}, logits);
+    ASSERT_EQ(logits.size(), count * vocabulary);
+    for (size_t i = 0; i < count; ++i) {
+      expect_close({logits.data() + i * vocabulary, vocabulary}, expected_[100 + i]);
+    }
+    EXPECT_EQ(decoder.tokens(), 100 + count);
+    decoder.truncate(100);
+  }
+}
+
 TEST_P(RandomLlama, AFlatIndexThatReturnsEveryKeyIsExact) {
   KeyholeCacheOptions options = exact_cache();
   options.mode = KEYHOLE_MODE_INDEXED;

@@ -1,5 +1,5 @@
 // keyhole eval: how many questions about a long context a model answers with each way to attend, how well it predicts a text,
-// or how far its predictions are from those by exact attention.
+// how far its predictions are from those by exact attention, or how many tokens of a draft it accepts.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -187,16 +187,19 @@ void eval(const EvalOptions& options) {
   if (task.empty())
     throw UsageError(
         "--task is missing; allowed: kv, passkey, needles, variables, words, copy, text, kld, "
-        "ruler");
+        "drafts, ruler");
   if (task != "ruler" && options.ruler.given())
     throw UsageError("--ruler and --data are of --task ruler");
-  const bool is_text = task == "text" || task == "kld";
+  if (task != "drafts" && options.drafts.given())
+    throw UsageError("--draft and --ahead are of --task drafts");
+  const bool is_text = task == "text" || task == "kld" || task == "drafts";
   if ((is_text || task == "copy") && options.chat)
     throw UsageError("--chat is of tasks with questions: kv, passkey, needles, variables, words");
   if (!is_text && (!options.prompt_file.empty() || !options.token_file.empty()))
-    throw UsageError("--prompt and --tokens are of --task text and --task kld");
+    throw UsageError("--prompt and --tokens are of --task text, --task kld and --task drafts");
   if (task == "text") return eval_text(options);
   if (task == "kld") return eval_kld(options);
+  if (task == "drafts") return eval_drafts(options);
   if (task == "copy") return eval_copy(options);
   if (task == "ruler") return eval_ruler(options);
   eval_questions(options);
@@ -222,15 +225,16 @@ void add_eval(CLI::App& keyhole) {
                     "Compare the prompt's attention with dense attention, layer by layer");
   add_task_options(
       *command, options->task,
-      {"kv", "passkey", "needles", "variables", "words", "copy", "text", "kld", "ruler"});
+      {"kv", "passkey", "needles", "variables", "words", "copy", "text", "kld", "drafts", "ruler"});
   add_ruler_options(*command, options->ruler);
+  add_draft_options(*command, options->drafts);
   command
       ->add_option("--prompt", options->prompt_file,
-                   "Text file of --task text and kld; default: the bundled prose")
+                   "Text file of --task text, kld and drafts; default: the bundled prose")
       ->type_name("FILE");
   command
       ->add_option("--tokens", options->token_file,
-                   "File of token ids for --task text and kld, in place of --prompt")
+                   "File of token ids for --task text, kld and drafts, in place of --prompt")
       ->type_name("FILE");
   command
       ->add_option("--bytes", options->bytes,
@@ -241,9 +245,10 @@ void add_eval(CLI::App& keyhole) {
       ->check(CLI::Range(1U, 1U << 24))
       ->capture_default_str();
   command
-      ->add_option(
-          "--questions", options->questions,
-          "Number of questions, or of passages to copy; default: 64 of kv and copy, 16 of others")
+      ->add_option("--questions", options->questions,
+                   "Number of questions, of passages to copy, or of prompts of drafts; default: 64 "
+                   "of kv and "
+                   "copy, 4 of drafts, 16 of others")
       ->check(CLI::Range(1U, 1U << 20));
   command
       ->add_option("--index", options->indexes,
@@ -264,7 +269,8 @@ void add_eval(CLI::App& keyhole) {
       "contains the values");
   command
       ->add_option("--answer-tokens", options->answer_tokens,
-                   "Tokens of an answer at most, in a chat and of needles, variables and words")
+                   "Tokens of an answer at most, in a chat and of needles, variables and words, "
+                   "and of what is decoded by drafts")
       ->check(CLI::Range(1U, 1U << 16))
       ->capture_default_str();
   add_budget_lists(*command, options->budgets);
@@ -291,6 +297,9 @@ void add_eval(CLI::App& keyhole) {
            "ivf",
            "keyhole eval --task kld --length 16k --bytes 1000 --index auto --index codes:k=2,v=2 "
            "--index q4_0",
+           "keyhole eval --model DIR --task drafts --draft SMALL_DIR --length 4k --index exact "
+           "--index "
+           "codes:k=2,v=2",
            "keyhole eval --task ruler --ruler niah_multikey_3,vt,cwe --length 8k,16k --samples 50 "
            "--seed 42 --index exact --index auto",
            "keyhole eval --task kv --length 128k --index hnsw:M=32,ef=128 --json result.json"}) +

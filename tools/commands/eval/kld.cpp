@@ -43,15 +43,6 @@ struct SideRun {
   KldRow* row = nullptr;
 };
 
-/// The options with exact attention first among the ways, where it was not asked for.
-EvalOptions with_exact(EvalOptions options) {
-  std::vector<std::string>& ways = options.indexes;
-  if (ways.empty() && options.cache.budgets.empty()) return options;  // exact and auto
-  const auto is_exact = [](const std::string& way) { return way == "exact" || way == "full"; };
-  if (std::none_of(ways.begin(), ways.end(), is_exact)) ways.insert(ways.begin(), "exact");
-  return options;
-}
-
 void decode_side_by_side(std::list<SideRun>& runners, const Text& text) {
   const auto exact = std::find_if(runners.begin(), runners.end(),
                                   [](const SideRun& r) { return r.row->way.is_exact(); });

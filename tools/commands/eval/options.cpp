@@ -41,6 +41,14 @@ std::vector<AttendSpec> all_specs(const EvalOptions& options) {
   return specs;
 }
 
+EvalOptions with_exact(EvalOptions options) {
+  std::vector<std::string>& ways = options.indexes;
+  if (ways.empty() && options.cache.budgets.empty()) return options;  // exact and auto
+  const auto is_exact = [](const std::string& way) { return way == "exact" || way == "full"; };
+  if (std::none_of(ways.begin(), ways.end(), is_exact)) ways.insert(ways.begin(), "exact");
+  return options;
+}
+
 void for_each_way(EvalCaches& caches, const std::vector<AttendSpec>& specs,
                   const std::vector<BudgetChoice>& budgets,
                   const std::function<void(const EvalWay&, KeyholeCache&)>& run) {

@@ -10,6 +10,7 @@
 
 #include "tools/commands/common/decoding.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/eval/draft_options.h"
 #include "tools/commands/eval/ruler_options.h"
 #include "tools/commands/eval/scores.h"
 
@@ -19,8 +20,8 @@ struct EvalOptions {
   ModelOptions model;
   TaskOptions task;
   CacheFlags cache;
-  std::string prompt_file;  ///< of tasks text and kld; empty: the bundled prose
-  std::string token_file;   ///< of tasks text and kld, in place of a prompt
+  std::string prompt_file;  ///< of tasks text, kld and drafts; empty: the bundled prose
+  std::string token_file;   ///< of these tasks, in place of a prompt
   uint32_t bytes = 2000;    ///< of tasks text and kld: tokens decoded after the context
   std::vector<std::string> indexes;
   std::vector<uint32_t> ks{100};
@@ -30,6 +31,7 @@ struct EvalOptions {
   bool chat = false;       ///< in the model's chat template
   uint32_t answer_tokens = 64;
   RulerOptions ruler;
+  DraftOptions drafts;
   std::string json, html;
 };
 
@@ -75,6 +77,8 @@ struct EvalWay {
 [[nodiscard]] std::vector<BudgetChoice> all_budgets(const EvalOptions& options);
 /// The spec of --budgets first, because the cache begins with it, then every --index; without both exact and auto.
 [[nodiscard]] std::vector<AttendSpec> all_specs(const EvalOptions& options);
+/// The options with exact attention first among the ways, where it was not asked for.
+[[nodiscard]] EvalOptions with_exact(EvalOptions options);
 class EvalCaches;
 /// Makes the cache of each way attend in that way, and calls `run` with both.
 void for_each_way(EvalCaches& caches, const std::vector<AttendSpec>& specs,
@@ -137,6 +141,8 @@ template <class Row>
 void eval_text(const EvalOptions& options);
 /// `--task kld`: divergence of the predictions of such a text from those by exact attention, token by token.
 void eval_kld(const EvalOptions& options);
+/// `--task drafts`: how many tokens of a draft the model accepts.
+void eval_drafts(const EvalOptions& options);
 /// `--task copy`: bytes right and bits per byte of passages of the prompt that are to be continued.
 void eval_copy(const EvalOptions& options);
 /// `--task ruler`: the benchmarks RULER and InfiniteBench, a score for each task and length.

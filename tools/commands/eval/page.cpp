@@ -4,6 +4,7 @@
 
 #include "runtime/files/json.h"
 #include "tools/commands/common/page_facts.h"
+#include "tools/commands/eval/draft_page.h"
 #include "tools/commands/eval/ruler_page.h"
 #include "tools/page/page.h"
 #include "tools/terminal/units.h"
@@ -155,6 +156,7 @@ std::string eval_page(const ordered_json& document) {
   const ordered_json& rows = document["results"];
   const std::string task = document["task"];
   if (task == "ruler") return ruler_page(document);
+  if (task == "drafts") return draft_page(document);
   Page page("keyhole eval: " + task + ", " + format_count(document["tokens"]) + " tokens");
   put_eval_facts(page, document);
   if (!rows.empty()) {

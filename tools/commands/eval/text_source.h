@@ -1,4 +1,4 @@
-// The text of `keyhole eval --task text` and `--task kld`.
+// The text of `keyhole eval --task text`, `--task kld` and `--task drafts`.
 #pragma once
 
 #include <cstdint>
@@ -19,5 +19,10 @@ struct Text {
 
 /// Reads the text that the options name: --prompt, --tokens or the bundled prose. Throws UsageError where it is too short.
 [[nodiscard]] Text make_text(const EvalOptions& options);
+
+/// Cuts `count` prompts of --length tokens out of that text, which begin all over it, at places that --seed draws, each with
+/// what the vocabulary puts in front of a prompt. Throws UsageError where the text is too short.
+[[nodiscard]] std::vector<std::vector<uint32_t>> make_passages(const EvalOptions& options,
+                                                               uint32_t count);
 
 }  // namespace keyhole::tools
