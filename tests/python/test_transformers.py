@@ -102,7 +102,8 @@ def test_assisted_generation_has_the_same_tokens(family):
     for one in (model, assistant):
         keyhole.transformers.enable(one, **EXACT)
     assert torch.equal(expected, greedy(inputs, assistant_model=assistant)(model))
-    assert torch.equal(expected, greedy(inputs, prompt_lookup_num_tokens=6)(model))
+    found = greedy(inputs, prompt_lookup_num_tokens=6)(model)
+    assert torch.equal(expected, found[:, : expected.shape[1]])  # before transformers 5 one more than asked for, at times
 
 
 def test_sampling_has_the_same_tokens():

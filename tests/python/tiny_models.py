@@ -81,6 +81,7 @@ def make(family, seed=1, **fields):
     if family.startswith("gemma"):
         config.tie_word_embeddings = False  # tied ones say each token again, whatever attention finds
     model = transformers.AutoModelForCausalLM.from_config(config).eval().to(DEVICE)
+    model.generation_config.pad_token_id = 1001  # assistants take what the model says for padding, where it may say it
     for name, parameter in model.named_parameters():
         if name.endswith("sinks"):
             torch.nn.init.normal_(parameter)

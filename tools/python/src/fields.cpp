@@ -34,7 +34,7 @@ bool to_c(nb::handle value, T& out) {
       out = nullptr;
       return true;
     }
-    out = nb::isinstance<nb::str>(value) ? PyUnicode_AsUTF8(value.ptr()) : nullptr;
+    out = nb::isinstance<nb::str>(value) ? PyUnicode_AsUTF8AndSize(value.ptr(), nullptr) : nullptr;
     return out != nullptr;
   } else {
     return nb::try_cast(value, out);

@@ -18,7 +18,8 @@ using Text = nb::handle;  // str or None
 
 const char* c_text(Text text, const char* name) {
   if (text.is_none()) return nullptr;
-  const char* words = nb::isinstance<nb::str>(text) ? PyUnicode_AsUTF8(text.ptr()) : nullptr;
+  const char* words =
+      nb::isinstance<nb::str>(text) ? PyUnicode_AsUTF8AndSize(text.ptr(), nullptr) : nullptr;
   if (!words) {
     PyErr_Clear();
     throw nb::type_error((std::string(name) + " must be a str or None").c_str());
