@@ -1,6 +1,6 @@
 # keyhole_test(NAME [OPTIMISED] [CUDA] [SINGLY] [LABEL label] [TIMEOUT seconds] SOURCES ... [ONE_THREAD ...] LIBS ...): a GoogleTest program, one
 # ctest entry per suite: a start takes 0.1 s under sanitizers, and there are five times as many cases.
-#   LABEL       unit (default; runs under sanitizers), model (runs the bundled model)
+#   LABEL       unit (default; runs under sanitizers), model (runs the bundled model), real (runs models of tools/real-models)
 #   OPTIMISED   what it tests depends on the compiler's optimisation or on the processor's level (bits, kernels, faults of the system
 #               that sanitizers do not let through): it runs in the release build, too
 #   OPTIMISED_SUITES  expression of the suites that OPTIMISED is about, where it is not about all
