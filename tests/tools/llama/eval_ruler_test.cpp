@@ -70,6 +70,55 @@ TEST(EvalRuler, ScoresEveryTaskLengthAndWay) {
   EXPECT_EQ(again["results"][1]["wrong"], rows[4]["wrong"]);
 }
 
+TEST(EvalRuler, SessionsGoOnFromQuestionToQuestion) {
+  const TemporaryFolder folder;
+  const std::vector<std::string> args = {
+      "eval",     "--task",   "ruler",     "--ruler", "turns,mqar",
+      "--length", "2600",     "--samples", "1",       "--seed",
+      "3",        "--window", "64",        "--sink",  "16",
+      "--index",  "exact",    "--index",   "flat",    "--k",
+      "3000",     "--attend", "scored",    "--html",  folder / "page.html"};
+  const json result = run_json(args);
+  const json& rows = result["results"];
+  ASSERT_EQ(rows.size(), 4U);
+  for (const json& row : rows) {
+    const bool turns = row["task"] == "turns";
+    const json& questions = row["questions"];
+    ASSERT_EQ(questions.size(), turns ? 10U : 16U);
+    // The first question comes with the prompt, without the token whose step begins the answer; what follows takes the
+    // right answer and the question alone. All of it fills the length with the last answer; tokens are bytes.
+    double taken = 1.0, score = 0.0;
+    for (size_t i = 0; i < questions.size(); ++i) {
+      const double own = questions[i]["taken"];
+      taken += own;
+      score += questions[i]["score"].get<double>() / static_cast<double>(questions.size());
+      if (i == 0) {
+        EXPECT_GT(own, turns ? 1000.0 : 400.0);
+      } else if (turns) {
+        EXPECT_GT(own, 60.0);
+        EXPECT_LT(own, 180.0);
+      } else {
+        EXPECT_LT(own, 1300.0);
+      }
+    }
+    EXPECT_LE(taken + (turns ? 32 : 16), 2600.0);
+    EXPECT_GT(taken + (turns ? 32 : 16), 1500.0);
+    EXPECT_NEAR(row["score"].get<double>(), score, 1e-9);
+    double wrong = 0.0;
+    for (const json& one : row["wrong"]) {
+      wrong += 1.0 - one["score"].get<double>();
+      EXPECT_EQ(one["answer"].get<std::string>().find('\n'), std::string::npos);
+    }
+    const auto count = static_cast<double>(questions.size());
+    EXPECT_NEAR(row["score"].get<double>(), 100.0 * (count - wrong) / count, 1e-9);
+    EXPECT_GT(row["tokens_per_second"], 0.0);
+  }
+  // What reads everything answers as exact attention does, turn after turn.
+  EXPECT_EQ(rows[1]["wrong"], rows[0]["wrong"]);
+  EXPECT_EQ(rows[3]["questions"], rows[2]["questions"]);
+  EXPECT_EQ(result_in_page(read_file(folder / "page.html")), result);
+}
+
 TEST(EvalRuler, AsksAboutDocuments) {
   const TemporaryFolder folder;
   write_file(folder / "squad.json",
@@ -100,6 +149,8 @@ TEST(EvalRuler, NamesWhatIsWrong) {
        "--ruler niah_single_1 at --length 700: the prompt with the smallest haystack has "},
       {{"--task", "ruler", "--ruler", "vt", "--audit", "0.1"}, "--audit is of other tasks"},
       {{"--task", "ruler", "--prompt", "x"}, "--prompt and --tokens are of --task text"},
+      {{"--task", "ruler", "--ruler", "records", "--length", "900"},
+       "--ruler records at --length 900: the prompt with the smallest haystack has "},
       {{"--task", "kv", "--ruler", "vt"}, "--ruler and --data are of --task ruler"},
       {{"--task", "ruler", "--samples", "0"}, "--samples"},
   };

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <random>
 
+#include "tests/tools/cli/html_data.h"
 #include "tests/tools/llama/run_json.h"
 #include "tests/tools/llama/synthetic_model.h"
 
@@ -154,11 +155,93 @@ TEST_F(RandomText, DivergenceIsNoneOfAllTokensAndSomeOfAFew) {
     EXPECT_LE(k["p99_9"], k["largest"]);
     const auto pieces = row["kld_by_position"].get<std::vector<double>>();
     ASSERT_EQ(pieces.size(), 32U);
+    EXPECT_FALSE(row.contains("bins"));
   }
   // By itself, with exact attention beside it; what it says does not depend on the others.
   const json alone = run_json(args, {"--index", "none"});
   ASSERT_EQ(alone["results"].size(), 2U);
   EXPECT_EQ(alone["results"][1]["kld"], rows[1]["kld"]);
+}
+
+TEST_F(RandomText, DivergenceByPositionAddsUp) {
+  const std::vector<std::string> args = {"eval",
+                                         "--model",
+                                         folder_.path(),
+                                         "--task",
+                                         "kld",
+                                         "--tokens",
+                                         folder_ / "ids.txt",
+                                         "--length",
+                                         "80",
+                                         "--bytes",
+                                         "60",
+                                         "--window",
+                                         "16",
+                                         "--sink",
+                                         "4",
+                                         "--kv-dtype",
+                                         "f32",
+                                         "--device",
+                                         "host",
+                                         "--index",
+                                         "none",
+                                         "--audit",
+                                         "1"};
+  const TemporaryFolder folder;
+  const json result = run_json(args, {"--bins", "4", "--html", folder / "page.html"});
+  const json& row = result["results"][1];
+  ASSERT_EQ(row["bins"].size(), 4U);
+  // Every part is the whole of a shorter text, less the parts before it.
+  double nats = 0.0, same = 0.0;
+  size_t end = 0;
+  for (const json& bin : row["bins"]) {
+    EXPECT_EQ(bin["begin"], end);
+    end = bin["end"];
+    EXPECT_EQ(end % 15, 0U);
+    nats += 15 * bin["kld"]["mean"].get<double>();
+    same += 15 * bin["same_best"].get<double>();
+    EXPECT_GT(bin["output_error"], 0.0);
+    const json shorter = run_json({"eval",
+                                   "--model",
+                                   folder_.path(),
+                                   "--task",
+                                   "kld",
+                                   "--tokens",
+                                   folder_ / "ids.txt",
+                                   "--length",
+                                   "80",
+                                   "--bytes",
+                                   std::to_string(end),
+                                   "--window",
+                                   "16",
+                                   "--sink",
+                                   "4",
+                                   "--kv-dtype",
+                                   "f32",
+                                   "--device",
+                                   "host",
+                                   "--index",
+                                   "none",
+                                   "--audit",
+                                   "1"});
+    const json& whole = shorter["results"][1];
+    EXPECT_NEAR(whole["kld"]["mean"].get<double>(), nats / static_cast<double>(end), 1e-9);
+    EXPECT_NEAR(whole["same_best"].get<double>(), same / static_cast<double>(end), 1e-9);
+  }
+  EXPECT_EQ(end, 60U);
+  double error = 0.0;  // each part has as many audits
+  for (const json& bin : row["bins"]) error += bin["output_error"].get<double>() / 4;
+  EXPECT_NEAR(row["audit"]["error"]["mean"].get<double>(), error, 1e-6 * error);
+  EXPECT_EQ(result_in_page(read_file(folder / "page.html")), result);
+
+  const Outcome text = run_keyhole(with(args, {"--bins", "3"}));
+  for (const char* part : {"by position", "0 to 20", "40 to 60", "output error", "p99.9"}) {
+    EXPECT_NE(text.out.find(part), std::string::npos) << part << "\n" << text.out;
+  }
+  expect_failure(run_keyhole(with(args, {"--bins", "61"})), 2,
+                 "--bins is 61; allowed: at most the 60 tokens of --bytes");
+  expect_failure(run_keyhole({"eval", "--task", "text", "--bins", "2"}), 2,
+                 "--bins is of --task kld");
 }
 
 TEST_F(RandomText, PromptsInChunksAndTurnsAreTheReference) {

@@ -192,6 +192,7 @@ void eval(const EvalOptions& options) {
     throw UsageError("--ruler and --data are of --task ruler");
   if (task != "drafts" && options.drafts.given())
     throw UsageError("--draft and --ahead are of --task drafts");
+  if (task != "kld" && options.bins > 1) throw UsageError("--bins is of --task kld");
   const bool is_text = task == "text" || task == "kld" || task == "drafts";
   if ((is_text || task == "copy") && options.chat)
     throw UsageError("--chat is of tasks with questions: kv, passkey, needles, variables, words");
@@ -245,10 +246,17 @@ void add_eval(CLI::App& keyhole) {
       ->check(CLI::Range(1U, 1U << 24))
       ->capture_default_str();
   command
+      ->add_option(
+          "--bins", options->bins,
+          "Equal parts of the --bytes tokens of --task kld, in order, that have a row each: "
+          "whether errors grow with what was appended")
+      ->type_name("PARTS")
+      ->check(CLI::Range(1U, 1U << 10))
+      ->capture_default_str();
+  command
       ->add_option("--questions", options->questions,
                    "Number of questions, of passages to copy, or of prompts of drafts; default: 64 "
-                   "of kv and "
-                   "copy, 4 of drafts, 16 of others")
+                   "of kv and copy, 4 of drafts, 16 of others")
       ->check(CLI::Range(1U, 1U << 20));
   command
       ->add_option("--index", options->indexes,
@@ -298,8 +306,11 @@ void add_eval(CLI::App& keyhole) {
            "keyhole eval --task kld --length 16k --bytes 1000 --index auto --index codes:k=2,v=2 "
            "--index q4_0",
            "keyhole eval --model DIR --task drafts --draft SMALL_DIR --length 4k --index exact "
-           "--index "
-           "codes:k=2,v=2",
+           "--index codes:k=2,v=2",
+           "keyhole eval --task kld --length 4k --bytes 32768 --bins 8 --index auto --index ivf "
+           "--tail second",
+           "keyhole eval --task ruler --ruler turns,records,enumerate,mqar --length 8k --chat "
+           "--model DIR",
            "keyhole eval --task ruler --ruler niah_multikey_3,vt,cwe --length 8k,16k --samples 50 "
            "--seed 42 --index exact --index auto",
            "keyhole eval --task kv --length 128k --index hnsw:M=32,ef=128 --json result.json"}) +

@@ -9,8 +9,10 @@
 #include "runtime/files/json.h"
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/eval/divergence.h"
+#include "tools/commands/eval/kld_bins.h"
 #include "tools/commands/eval/run.h"
 #include "tools/commands/eval/text_source.h"
+#include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/progress.h"
 #include "tools/terminal/table.h"
@@ -27,12 +29,13 @@ constexpr size_t kPieces = 32;
 /// What one way has predicted.
 struct KldRow {
   EvalWay way;
-  std::vector<double> nats;  ///< of each token: the divergence from exact attention
+  KldTokens tokens;
   std::vector<double> bits;  ///< of each predicted token
-  size_t same_best = 0;      ///< tokens whose likeliest successor is exact attention's
 
   [[nodiscard]] double same_share() const {
-    return static_cast<double>(same_best) / static_cast<double>(nats.size());
+    const std::vector<bool>& same = tokens.same_best;
+    return static_cast<double>(std::count(same.begin(), same.end(), true)) /
+           static_cast<double>(same.size());
   }
 };
 
@@ -43,11 +46,12 @@ struct SideRun {
   KldRow* row = nullptr;
 };
 
-void decode_side_by_side(std::list<SideRun>& runners, const Text& text) {
+void decode_side_by_side(std::list<SideRun>& runners, const Text& text, size_t bins) {
   const auto exact = std::find_if(runners.begin(), runners.end(),
                                   [](const SideRun& r) { return r.row->way.is_exact(); });
   Progress bar("side by side");
   const size_t n = text.decoded.size() - 1;
+  size_t bin = 0;
   for (size_t i = 0; i < n; ++i) {
     throw_if_interrupted();
     bar.update(static_cast<double>(i) / static_cast<double>(n));
@@ -56,11 +60,29 @@ void decode_side_by_side(std::list<SideRun>& runners, const Text& text) {
     for (SideRun& r : runners) {
       const std::span<const float> logits =
           &r == &*exact ? truth : r.decoder->step(text.decoded[i]);
-      r.row->nats.push_back(&r == &*exact ? 0.0 : divergence(truth, logits));
+      r.row->tokens.nats.push_back(&r == &*exact ? 0.0 : divergence(truth, logits));
       r.row->bits.push_back(bits_of(logits, text.decoded[i + 1]));
-      r.row->same_best += greedy(logits) == best ? 1 : 0;
+      r.row->tokens.same_best.push_back(greedy(logits) == best);
+    }
+    if (i + 1 < bin_end(n, bins, bin)) continue;
+    ++bin;
+    for (SideRun& r : runners) {
+      if (!r.cache.audited()) continue;
+      const keyhole_audit audit = r.cache.audit();
+      r.row->tokens.audited.push_back({audit.audits, audit.error_mean});
     }
   }
+}
+
+/// The tables of --bins; empty without.
+std::string bins_text(const std::list<KldRow>& rows, const KldRow& exact, size_t bins) {
+  if (bins == 1) return "";
+  KldBinTable table(std::any_of(rows.begin(), rows.end(),
+                                [](const KldRow& row) { return !row.tokens.audited.empty(); }));
+  for (const KldRow& row : rows) {
+    if (&row != &exact) table.add(row.way.name(), kld_bins(row.tokens, bins));
+  }
+  return "\nby position, in tokens decoded behind the prompt\n" + table.text();
 }
 
 std::string table_text(const std::list<KldRow>& rows, const KldRow& exact) {
@@ -81,7 +103,7 @@ std::string table_text(const std::list<KldRow>& rows, const KldRow& exact) {
                {"index size"}});
   for (const KldRow& row : rows) {
     std::vector<std::string> cells = way_cells(row.way);
-    const Spread s = spread_of(row.nats);
+    const Spread s = spread_of(row.tokens.nats);
     cells.push_back(format_number(s.mean) + " +- " + format_number(s.error, 2));
     for (const double x : {s.p50, s.p90, s.p99, s.p999, s.largest}) {
       cells.push_back(format_number(x));
@@ -100,16 +122,8 @@ std::string table_text(const std::list<KldRow>& rows, const KldRow& exact) {
          "the tokens\n";
 }
 
-Json to_json(const KldRow& row, const KldRow& exact, const Text& text) {
-  const Spread s = spread_of(row.nats);
-  Json json = {{"kld",
-                {{"mean", s.mean},
-                 {"standard_error", s.error},
-                 {"p50", s.p50},
-                 {"p90", s.p90},
-                 {"p99", s.p99},
-                 {"p99_9", s.p999},
-                 {"largest", s.largest}}},
+Json to_json(const KldRow& row, const KldRow& exact, const Text& text, size_t bins) {
+  Json json = {{"kld", spread_json(spread_of(row.tokens.nats))},
                {"same_best", row.same_share()},
                {"bits_per_token", mean_of(row.bits)}};
   if (text.bytes != 0) {
@@ -120,7 +134,8 @@ Json to_json(const KldRow& row, const KldRow& exact, const Text& text) {
     const Difference d = paired_difference(row.bits, exact.bits);
     json["above_exact"] = {{"bits_per_token", d.mean}, {"standard_error", d.error}};
   }
-  json["kld_by_position"] = means_in_order(row.nats, kPieces);
+  json["kld_by_position"] = means_in_order(row.tokens.nats, kPieces);
+  if (bins > 1) json["bins"] = kld_bins_json(kld_bins(row.tokens, bins));
   return way_json(row.way, json);
 }
 
@@ -128,6 +143,10 @@ Json to_json(const KldRow& row, const KldRow& exact, const Text& text) {
 
 void eval_kld(const EvalOptions& asked) {
   const EvalOptions options = with_exact(asked);
+  if (options.bins > options.bytes) {
+    throw UsageError("--bins is " + std::to_string(options.bins) + "; allowed: at most the " +
+                     std::to_string(options.bytes) + " tokens of --bytes");
+  }
   const Text text = make_text(options);
   EvalRun run(options);
   const LlamaConfig& model = run.model();
@@ -143,7 +162,7 @@ void eval_kld(const EvalOptions& asked) {
     SideRun& runner = runners.emplace_back(SideRun{cache.fork(), nullptr, &row});
     runner.decoder = run.runner().decoder(runner.cache, context);
   });
-  decode_side_by_side(runners, text);
+  decode_side_by_side(runners, text, options.bins);
   for (SideRun& r : runners) measure_way(r.cache, *r.decoder, model, context, r.row->way);
   const KldRow& exact =
       *std::find_if(rows.begin(), rows.end(), [](const KldRow& row) { return row.way.is_exact(); });
@@ -152,10 +171,10 @@ void eval_kld(const EvalOptions& asked) {
   for (const KldRow& row : rows) notes += emulation_text(row.way) + audit_lines(row.way);
   run.print("divergence from exact attention, " + std::to_string(options.bytes) +
                 " tokens decoded after " + format_count(context),
-            table_text(rows, exact) + notes);
+            table_text(rows, exact) + bins_text(rows, exact, options.bins) + notes);
   if (run.writes()) {
     Json results = Json::array();
-    for (const KldRow& row : rows) results.push_back(to_json(row, exact, text));
+    for (const KldRow& row : rows) results.push_back(to_json(row, exact, text, options.bins));
     Json json = run.header();
     json["decoded"] = options.bytes;
     json["results"] = results;

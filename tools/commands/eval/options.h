@@ -23,6 +23,7 @@ struct EvalOptions {
   std::string prompt_file;  ///< of tasks text, kld and drafts; empty: the bundled prose
   std::string token_file;   ///< of these tasks, in place of a prompt
   uint32_t bytes = 2000;    ///< of tasks text and kld: tokens decoded after the context
+  uint32_t bins = 1;        ///< of task kld: equal parts of these tokens with figures of their own
   std::vector<std::string> indexes;
   std::vector<uint32_t> ks{100};
   BudgetLists budgets;

@@ -1,6 +1,7 @@
 #include "tools/commands/eval/page.h"
 
 #include <cmath>
+#include <utility>
 
 #include "runtime/files/json.h"
 #include "tools/commands/common/page_facts.h"
@@ -137,6 +138,54 @@ PageTable table_of(const ordered_json& rows, const Quantity& worth) {
   return out;
 }
 
+/// Divergence over the position, by way: of parts of the text (`--bins`).
+Curves position_curves(const ordered_json& rows) {
+  Curves out;
+  out.quantities = {{"middle", "tokens decoded before, middle of a part", Scale::linear},
+                    {"kld.mean", "mean divergence from exact attention, nats", Scale::log, 1e-7},
+                    {"kld.p99_9", "the last per mille of it, nats", Scale::log, 1e-7},
+                    {"same_best", "share of tokens whose likeliest successor is the same",
+                     Scale::linear, 0, true}};
+  out.panels = {{0, 1}, {0, 2}, {0, 3}};
+  Curves::View& view = out.views.emplace_back();
+  view.name = "all";
+  for (const ordered_json& row : rows) {
+    if (figure_at(row, "kld.largest") == 0) continue;  // exact attention
+    for (const ordered_json& bin : row["bins"]) {
+      out.points.push_back(
+          {out.series_of(index_text(row), budget_text(row)),
+           way_text(row) + ", " + format_count(bin["begin"]) + " to " + format_count(bin["end"])});
+      std::vector<double>& values = view.values.emplace_back();
+      for (const Quantity& q : out.quantities) values.push_back(figure_at(bin, q.field));
+      values.front() = 0.5 * (bin["begin"].get<double>() + bin["end"].get<double>());
+    }
+  }
+  return out;
+}
+
+PageTable position_table(const ordered_json& rows) {
+  PageTable table;
+  table.columns = {{"way", true},   {"tokens decoded before"},
+                   {"divergence"},  {"p50"},
+                   {"p99"},         {"p99.9"},
+                   {"largest"},     {"same best"},
+                   {"output error"}};
+  for (const ordered_json& row : rows) {
+    for (const ordered_json& bin : row["bins"]) {
+      std::vector<std::string> cells = {
+          way_text(row), format_count(bin["begin"]) + " to " + format_count(bin["end"])};
+      for (const char* field : {"kld.mean", "kld.p50", "kld.p99", "kld.p99_9", "kld.largest"}) {
+        cells.push_back(format_number(figure_at(bin, field)));
+      }
+      cells.push_back(format_number(100 * figure_at(bin, "same_best"), 4) + " %");
+      const double error = figure_at(bin, "output_error");
+      cells.push_back(std::isfinite(error) ? format_number(error) : "-");
+      table.rows.push_back(std::move(cells));
+    }
+  }
+  return table;
+}
+
 }  // namespace
 
 void put_eval_facts(Page& page, const ordered_json& document) {
@@ -171,6 +220,12 @@ std::string eval_page(const ordered_json& document) {
                      : "lost / won: right with exact attention of this run and wrong here / "
                        "the other way round.");
     page.add(table_of(rows, worth.quantity));
+    if (rows.front().contains("bins")) {
+      page.section("By position",
+                   "Equal parts of the tokens that were decoded behind the prompt, in order.");
+      page.add(position_curves(rows));
+      page.add(position_table(rows));
+    }
   }
   put_page_command(page, document);
   return page.html(document);

@@ -1,6 +1,8 @@
-// The tasks of RULER and InfiniteBench: every sample is a prompt of its own, run once and answered in all ways.
+// The tasks of RULER and InfiniteBench, and what needles miss: every sample is a prompt of its own, run once and answered
+// in all ways. Follow-ups come into the sessions that have answered the questions before them.
 #include <algorithm>
 #include <memory>
+#include <span>
 
 #include "runtime/files/json.h"
 #include "tools/commands/common/context_warning.h"
@@ -40,18 +42,86 @@ std::vector<RulerPart> ruler_parts(const EvalOptions& options, const RulerPrompt
   return parts;
 }
 
-/// Decodes greedily behind `last`, the prompt's last token, up to `most` tokens or the end of the answer.
+/// Whether a line has ended behind white space that may begin it.
+bool has_whole_line(const std::string& text) {
+  const size_t begin = text.find_first_not_of(" \t\r\n");
+  return begin != std::string::npos && text.find('\n', begin) != std::string::npos;
+}
+
+/// Decodes greedily behind `last`, the prompt's last token, up to the answer's most tokens or its end. Returns the
+/// answer as it is scored.
 std::string continue_prompt(Decoder& decoder, const Tokenizer& tokenizer, uint32_t last,
-                            uint32_t most) {
+                            const ruler::TaskInfo& task) {
   StreamDecoder text(tokenizer, DecodeState::in_text());
   std::string answer;
   uint32_t next = greedy(decoder.step(last));
   for (uint32_t tokens = 1; !tokenizer.is_special(next) && !tokenizer.ends(next); ++tokens) {
     answer += text.push(next);
-    if (tokens == most) break;
+    if (tokens == task.answer_tokens || (task.one_line && has_whole_line(answer))) break;
     next = greedy(decoder.step(next));
   }
-  return answer + text.finish();
+  const std::string whole = ruler::cleaned(answer + text.finish());
+  return task.one_line ? whole.substr(0, whole.find('\n')) : whole;
+}
+
+void take(Decoder& decoder, std::span<const uint32_t> tokens) {
+  while (!tokens.empty()) {
+    const size_t count = std::min(decoder.tokens_at_once(), tokens.size());
+    (void)decoder.extend(tokens.first(count));
+    tokens = tokens.subspan(count);
+  }
+}
+
+/// The questions of one sample.
+struct SampleQuestions {
+  const ruler::TaskInfo& task;
+  std::vector<std::vector<uint32_t>> turns;          ///< RulerPrompts::turns()
+  std::vector<std::vector<std::string>> references;  ///< of each question
+};
+
+/// Asks the questions of a sample one after the other in one session, a copy of `cache`, which holds the first turn but
+/// for its last token. The session goes on behind the right answers: each question but the last is answered in a copy
+/// of it, which is dropped with the answer. Adds the answers and their cost to the row.
+void answer_sample(EvalRun& run, const KeyholeCache& cache, const EvalWay& way,
+                   const Tokenizer& tokenizer, const SampleQuestions& sample, RulerRow& row) {
+  // Works in a copy: an answer pushes as many tokens out of the window, which the next way must find there.
+  KeyholeCache session = cache.fork();
+  const auto prefilled = static_cast<uint32_t>(sample.turns.front().size() - 1);
+  const std::unique_ptr<Decoder> decoder = run.runner().decoder(session, prefilled);
+  // The last token's step is a way's own: it predicts the first token of the answer.
+  uint32_t last = sample.turns.front().back();
+  std::vector<EvalWay> runs;
+  std::vector<double> scores;
+  for (size_t t = 0; t < sample.turns.size(); ++t) {
+    throw_if_interrupted();
+    const uint32_t before = t == 0 ? 0 : decoder->tokens();
+    if (t > 0) {
+      std::vector<uint32_t> tokens = {last};
+      tokens.insert(tokens.end(), sample.turns[t].begin(), sample.turns[t].end());
+      last = tokens.back();
+      tokens.pop_back();
+      take(*decoder, tokens);
+    }
+    RulerAnswer& answer = row.answers.emplace_back();
+    answer.taken = decoder->tokens() - before;
+    const auto ask = [&](KeyholeCache& own, Decoder& own_decoder) {
+      own.reset_statistics();
+      own_decoder.reset_times();
+      answer.prediction = continue_prompt(own_decoder, tokenizer, last, sample.task);
+      measure_way(own, own_decoder, run.model(), prefilled, runs.emplace_back(way));
+    };
+    if (t + 1 == sample.turns.size()) {
+      ask(session, *decoder);
+    } else {
+      KeyholeCache copy = session.fork();
+      const HeldTokens held(decoder->tokens(), decoder->rope_tokens());
+      ask(copy, *run.runner().decoder(copy, held));
+    }
+    answer.score = ruler::score(sample.task.scoring, answer.prediction, sample.references[t]);
+    scores.push_back(answer.score);
+  }
+  row.scores.push_back(mean_of(scores));
+  row.runs.push_back(mean_way(runs));
 }
 
 }  // namespace
@@ -81,32 +151,26 @@ void eval_ruler(const EvalOptions& asked) {
     group.units = part.samples->units();
     for (uint32_t i = 0; i < samples; ++i) {
       throw_if_interrupted();
-      const ruler::Sample sample = part.samples->next();
-      std::vector<uint32_t> tokens = prompts.encode(sample);
-      // The last token's step is a way's own: it predicts the first token of the answer.
-      const uint32_t last = tokens.back();
-      tokens.pop_back();
-      const auto context = static_cast<uint32_t>(tokens.size());
-      run.prefill(tokens, part.task->answer_tokens + 1);
-      group.references.push_back(sample.references);
+      const ruler::Sample drawn = part.samples->next();
+      SampleQuestions sample{*part.task, prompts.turns(drawn), {drawn.references}};
+      for (const ruler::FollowUp& next : drawn.follow_ups) {
+        sample.references.push_back(next.references);
+      }
+      size_t more = part.task->answer_tokens + 1;
+      for (size_t t = 1; t < sample.turns.size(); ++t) more += sample.turns[t].size();
+      const std::vector<uint32_t>& first = sample.turns.front();
+      run.prefill({first.begin(), first.end() - 1}, static_cast<uint32_t>(more));
+      group.turns = sample.turns.size();
+      group.references.insert(group.references.end(), sample.references.begin(),
+                              sample.references.end());
       size_t row = 0;
-      run.for_each_way([&](const EvalWay& way, KeyholeCache& cache) {
-        throw_if_interrupted();
+      run.for_each_way([&](const EvalWay& way, const KeyholeCache& cache) {
         bar.update(static_cast<double>(done) / static_cast<double>(parts.size() * samples),
                    group.task + " at " + format_count(part.length) + ", sample " +
                        std::to_string(i + 1) + " of " + std::to_string(samples) + ", " +
                        way.name());
         if (i == 0) group.rows.emplace_back();
-        RulerRow& out = group.rows[row++];
-        // Works in a copy: an answer pushes as many tokens out of the window, which the next way must find there.
-        KeyholeCache copy = cache.fork();
-        const std::unique_ptr<Decoder> decoder = run.runner().decoder(copy, context);
-        const std::string prediction =
-            ruler::cleaned(continue_prompt(*decoder, *tokenizer, last, part.task->answer_tokens));
-        out.scores.push_back(ruler::score(part.task->scoring, prediction, sample.references));
-        out.predictions.push_back(prediction);
-        out.runs.push_back(way);
-        measure_way(copy, *decoder, model, context, out.runs.back());
+        answer_sample(run, cache, way, *tokenizer, sample, group.rows[row++]);
       });
       ++done;
     }

@@ -20,8 +20,9 @@ void add_ruler_options(CLI::App& command, RulerOptions& options) {
   for (const ruler::TaskInfo& task : ruler::all_tasks()) names.emplace_back(task.name);
   command
       .add_option("--ruler", options.tasks,
-                  "Tasks of --task ruler, e.g. niah_single_1,vt: RULER's 13 and three of "
-                  "InfiniteBench; default: RULER's without qa_1 and qa_2, which need --data")
+                  "Tasks of --task ruler, e.g. niah_single_1,vt: RULER's 13, three of "
+                  "InfiniteBench; and what needles miss: turns, records, enumerate, mqar; default: "
+                  "RULER's without qa_1 and qa_2, which need --data")
       ->delimiter(',')
       ->type_name("TASK,...")
       ->check(CLI::IsMember(names));

@@ -87,6 +87,35 @@ Curves length_curves(const ordered_json& means) {
   return out;
 }
 
+/// Scores of each question of a task whose samples have several.
+PageTable question_table(const ordered_json& rows, const std::string& task) {
+  PageTable table;
+  table.columns = {{task, true}};
+  for (const ordered_json& row : rows) {
+    if (row["task"] != task) continue;
+    std::vector<std::string> cells = {way_text(row) + " at " + format_count(row["length"])};
+    for (const ordered_json& question : row["questions"]) {
+      cells.push_back(format_number(question["score"].get<double>(), 4));
+    }
+    while (table.columns.size() < cells.size()) {
+      table.columns.push_back({std::to_string(table.columns.size())});
+    }
+    table.rows.push_back(std::move(cells));
+  }
+  return table;
+}
+
+/// The tasks whose samples have several questions.
+std::vector<std::string> tasks_of_turns(const ordered_json& rows) {
+  std::vector<std::string> tasks;
+  for (const ordered_json& row : rows) {
+    const std::string task = row["task"];
+    const bool known = std::find(tasks.begin(), tasks.end(), task) != tasks.end();
+    if (row.contains("questions") && !known) tasks.push_back(task);
+  }
+  return tasks;
+}
+
 void add_score_rows(const ordered_json& rows, PageTable& table) {
   for (const ordered_json& row : rows) {
     const auto bytes = [&](const char* field) {
@@ -118,6 +147,12 @@ std::string ruler_page(const ordered_json& document) {
   if (document["lengths"].size() > 1) {
     page.section("By length");
     page.add(length_curves(means));
+  }
+  const std::vector<std::string> turns = tasks_of_turns(document["results"]);
+  if (!turns.empty()) {
+    page.section("By question",
+                 "Mean scores, %, of the questions that come one after the other in a session.");
+    for (const std::string& task : turns) page.add(question_table(document["results"], task));
   }
   page.section("Figures",
                "lost / won: samples with a lower score than with exact attention of this run / "

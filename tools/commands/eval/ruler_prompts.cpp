@@ -7,6 +7,17 @@
 #include "tools/terminal/units.h"
 
 namespace keyhole::tools {
+namespace {
+
+/// A conversation with the beginning of the answer behind it.
+ChatText with_prefix(ChatText text, const std::string& prefix) {
+  const size_t begin = text.text.size();
+  text.text += prefix;
+  if (!prefix.empty()) text.literal.push_back({begin, text.text.size()});
+  return text;
+}
+
+}  // namespace
 
 RulerPrompts::RulerPrompts(const EvalOptions& options, const Tokenizer& tokenizer)
     : options_(options), tokenizer_(tokenizer) {
@@ -43,7 +54,11 @@ std::unique_ptr<ruler::Samples> RulerPrompts::samples(const ruler::TaskInfo& tas
   try {
     return std::make_unique<ruler::Samples>(
         task.make(setup), length - std::min(length, task.answer_tokens),
-        [this](const ruler::Sample& sample) { return encode(sample).size(); });
+        [this](const ruler::Sample& sample) {
+          size_t tokens = 0;
+          for (const std::vector<uint32_t>& turn : turns(sample)) tokens += turn.size();
+          return tokens;
+        });
   } catch (const UsageError& error) {
     throw UsageError("--ruler " + std::string(task.name) + " at --length " + format_count(length) +
                      ": " + error.what());
@@ -53,11 +68,30 @@ std::unique_ptr<ruler::Samples> RulerPrompts::samples(const ruler::TaskInfo& tas
 std::vector<uint32_t> RulerPrompts::encode(const ruler::Sample& sample) const {
   if (!chat_) return tokenizer_.encode_prompt(sample.prompt + sample.prefix);
   const ChatMessage message{ChatMessage::Role::user, sample.prompt};
-  ChatText text = chat_->render({&message, 1});
-  const size_t begin = text.text.size();
-  text.text += sample.prefix;
-  if (!sample.prefix.empty()) text.literal.push_back({begin, text.text.size()});
-  return text.encode(tokenizer_);
+  return with_prefix(chat_->render({&message, 1}), sample.prefix).encode(tokenizer_);
+}
+
+std::vector<std::vector<uint32_t>> RulerPrompts::turns(const ruler::Sample& sample) const {
+  std::vector<std::vector<uint32_t>> out = {encode(sample)};
+  const std::string* right = &sample.answer;
+  for (const ruler::FollowUp& next : sample.follow_ups) {
+    out.push_back(follow_up(*right, next));
+    right = &next.answer;
+  }
+  return out;
+}
+
+std::vector<uint32_t> RulerPrompts::follow_up(const std::string& right,
+                                              const ruler::FollowUp& next) const {
+  if (next.prompt.empty()) return tokenizer_.encode_inside(right + next.prefix);
+  if (!chat_) return tokenizer_.encode_inside(right + "\n" + next.prompt + next.prefix);
+  std::vector<uint32_t> tokens = tokenizer_.encode_inside(right);
+  const auto append = [&tokens](const std::vector<uint32_t>& more) {
+    tokens.insert(tokens.end(), more.begin(), more.end());
+  };
+  append(tokenizer_.encode(chat_->end_of_answer(), Specials::parsed));
+  append(with_prefix(chat_->next_turn(next.prompt), next.prefix).encode(tokenizer_));
+  return tokens;
 }
 
 std::string RulerPrompts::note() const {

@@ -30,10 +30,19 @@ class RulerPrompts {
   /// beginning of the answer behind it.
   [[nodiscard]] std::vector<uint32_t> encode(const ruler::Sample& sample) const;
 
+  /// The tokens by which a session comes to each question of a sample: the whole prompt, then for each follow-up what
+  /// the session takes behind the beginning of the answer before it: the right answer, its end in a chat, the question
+  /// and the beginning of the next answer.
+  [[nodiscard]] std::vector<std::vector<uint32_t>> turns(const ruler::Sample& sample) const;
+
   /// The note about the essays of the tasks that have some; empty for tasks without.
   [[nodiscard]] std::string note() const;
 
  private:
+  /// What turns() says of a follow-up; `right`: the answer before it.
+  [[nodiscard]] std::vector<uint32_t> follow_up(const std::string& right,
+                                                const ruler::FollowUp& next) const;
+
   const EvalOptions& options_;
   const Tokenizer& tokenizer_;
   std::optional<ChatTemplate> chat_;

@@ -35,14 +35,33 @@ void add_ruler_rows(const RulerGroup& group, Table& table) {
 
 ordered_json wrong_json(const RulerGroup& group, const RulerRow& row) {
   ordered_json wrong = ordered_json::array();
-  for (size_t i = 0; i < row.predictions.size(); ++i) {
-    if (row.scores[i] == 1.0) continue;
-    wrong.push_back({{"sample", i},
-                     {"references", group.references[i]},
-                     {"answer", printable(row.predictions[i])},
-                     {"score", row.scores[i]}});
+  for (size_t i = 0; i < row.answers.size(); ++i) {
+    const RulerAnswer& answer = row.answers[i];
+    if (answer.score == 1.0) continue;
+    ordered_json& entry = wrong.emplace_back();
+    entry["sample"] = i / group.turns;
+    if (group.turns > 1) entry["question"] = i % group.turns + 1;
+    entry["references"] = group.references[i];
+    entry["answer"] = printable(answer.prediction);
+    entry["score"] = answer.score;
   }
   return wrong;
+}
+
+/// Scores of each question, where a sample has several; empty otherwise.
+std::string turns_text(const RulerGroup& group) {
+  if (group.turns == 1) return "";
+  std::vector<Table::Column> columns = {{group.task + ", score of question", Table::Align::left}};
+  for (size_t t = 0; t < group.turns; ++t) columns.push_back({std::to_string(t + 1)});
+  Table table(columns);
+  for (const RulerRow& row : group.rows) {
+    std::vector<std::string> cells = {mean_way(row.runs).name()};
+    for (const TurnMean& turn : turn_means(group, row)) {
+      cells.push_back(format_number(turn.percent));
+    }
+    table.add_row(std::move(cells));
+  }
+  return "length " + format_count(group.length) + "\n" + table.text(style_of(stdout)) + "\n";
 }
 
 }  // namespace
@@ -78,6 +97,17 @@ EvalWay mean_way(const std::vector<EvalWay>& runs) {
   return mean;
 }
 
+std::vector<TurnMean> turn_means(const RulerGroup& group, const RulerRow& row) {
+  std::vector<TurnMean> means(group.turns);
+  const double samples = static_cast<double>(row.answers.size()) / static_cast<double>(group.turns);
+  for (size_t i = 0; i < row.answers.size(); ++i) {
+    TurnMean& mean = means[i % group.turns];
+    mean.percent += 100.0 * row.answers[i].score / samples;
+    mean.taken += static_cast<double>(row.answers[i].taken) / samples;
+  }
+  return means;
+}
+
 std::optional<Swaps> score_swaps(const RulerRow& row, const RulerRow* exact) {
   if (exact == nullptr) return std::nullopt;
   Swaps swaps;
@@ -92,7 +122,7 @@ std::vector<RulerGroup> mean_groups(const std::vector<RulerGroup>& groups) {
   std::vector<RulerGroup> means;
   for (const RulerGroup& group : groups) {
     if (means.empty() || means.back().length != group.length) {
-      means.push_back({group.length, "mean", 0, {}, {}});
+      means.push_back({group.length, "mean", 0, {}, {}, 1});
       means.back().rows.resize(group.rows.size());
     }
     for (size_t i = 0; i < group.rows.size(); ++i) {
@@ -126,6 +156,7 @@ std::string ruler_text(const std::vector<RulerGroup>& groups) {
     add_ruler_rows(mean, table);
     text += "length " + format_count(mean.length) + "\n" + table.text(style_of(stdout)) + "\n";
   }
+  for (const RulerGroup& group : groups) text += turns_text(group);
   const std::vector<RulerGroup> means = mean_groups(groups);
   for (const RulerRow& row : means.back().rows) text += emulation_text(mean_way(row.runs));
   if (exact_of(means.back()) != nullptr) {
@@ -150,6 +181,10 @@ ordered_json ruler_json(const std::vector<RulerGroup>& groups) {
                              {"won", swaps ? ordered_json(swaps->won) : ordered_json(nullptr)}};
       if (!group.references.empty()) {
         result["units"] = group.units;
+        for (const TurnMean& turn : turn_means(group, row)) {
+          if (group.turns == 1) break;
+          result["questions"].push_back({{"score", turn.percent}, {"taken", turn.taken}});
+        }
         result["wrong"] = wrong_json(group, row);
       }
       rows.push_back(way_json(mean_way(row.runs), result));

@@ -12,11 +12,19 @@
 
 namespace keyhole::tools {
 
+/// The answer to one question.
+struct RulerAnswer {
+  std::string prediction;
+  double score = 0.0;
+  size_t taken =
+      0;  ///< tokens that the session took since the question before, or from its beginning
+};
+
 /// What one way to attend made of the samples of a task, sample by sample.
 struct RulerRow {
-  std::vector<EvalWay> runs;  ///< the way, with the cost of each sample
-  std::vector<double> scores;
-  std::vector<std::string> predictions;
+  std::vector<EvalWay> runs;         ///< the way, with the cost of each sample
+  std::vector<double> scores;        ///< of each sample: the mean of its questions'
+  std::vector<RulerAnswer> answers;  ///< of each question; none of a mean of tasks
 
   [[nodiscard]] double percent() const { return 100.0 * mean_of(scores); }
 };
@@ -25,10 +33,17 @@ struct RulerRow {
 struct RulerGroup {
   uint32_t length = 0;
   std::string task;
-  size_t units = 0;  ///< of the haystack: words, lines, documents
-  std::vector<std::vector<std::string>> references;
+  size_t units = 0;                                  ///< of the haystack: words, lines, documents
+  std::vector<std::vector<std::string>> references;  ///< of each question
   std::vector<RulerRow> rows;
+  size_t turns = 1;  ///< questions of a sample
 };
+
+/// Of a question of all samples, first, second and so on: the mean score in percent, and the mean of the tokens taken.
+struct TurnMean {
+  double percent = 0.0, taken = 0.0;
+};
+[[nodiscard]] std::vector<TurnMean> turn_means(const RulerGroup& group, const RulerRow& row);
 
 /// The way of several runs: what it cost on average.
 [[nodiscard]] EvalWay mean_way(const std::vector<EvalWay>& runs);
@@ -40,7 +55,8 @@ struct RulerGroup {
 /// The groups of each length as one group each, "mean": all tasks have the same number of samples.
 [[nodiscard]] std::vector<RulerGroup> mean_groups(const std::vector<RulerGroup>& groups);
 
-/// A table for each length, with the means of all tasks at its end.
+/// A table for each length, with the means of all tasks at its end; where a sample has several questions, scores of each
+/// of them below.
 [[nodiscard]] std::string ruler_text(const std::vector<RulerGroup>& groups);
 
 /// The rows of the groups, one way each, with the answers that are not wholly right.

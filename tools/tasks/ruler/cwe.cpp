@@ -68,16 +68,12 @@ class Cwe : public Generator {
   /// `count` different words. Where the lists have fewer, pairs of an adjective and a noun stand in for all of them
   /// (RULER then takes a larger list of words).
   [[nodiscard]] std::vector<std::string> drawn_words(size_t count) {
-    std::vector<std::string> out;
-    if (count <= all_words().size()) {
-      for (const size_t i : distinct(random_, count, all_words().size())) {
-        out.push_back(all_words()[i]);
-      }
-      return out;
+    if (count > all_words().size()) {
+      return distinct_pairs(random_, std::min(count, adjectives().size() * nouns().size()));
     }
-    const size_t pairs = adjectives().size() * nouns().size();
-    for (const size_t i : distinct(random_, std::min(count, pairs), pairs)) {
-      out.push_back(adjectives()[i / nouns().size()] + "-" + nouns()[i % nouns().size()]);
+    std::vector<std::string> out;
+    for (const size_t i : distinct(random_, count, all_words().size())) {
+      out.push_back(all_words()[i]);
     }
     return out;
   }

@@ -2,6 +2,8 @@
 
 #include <unordered_map>
 
+#include "tools/tasks/ruler/word_lists.h"
+
 namespace keyhole::tools::ruler {
 
 std::vector<size_t> distinct(Random& random, size_t count, size_t bound) {
@@ -22,6 +24,14 @@ std::vector<size_t> distinct(Random& random, size_t count, size_t bound) {
 
 std::string decimal(Random& random, uint64_t first, uint64_t end) {
   return std::to_string(first + random.below(end - first));
+}
+
+std::vector<std::string> distinct_pairs(Random& random, size_t count) {
+  std::vector<std::string> pairs;
+  for (const size_t i : distinct(random, count, adjectives().size() * nouns().size())) {
+    pairs.push_back(adjectives()[i / nouns().size()] + "-" + nouns()[i % nouns().size()]);
+  }
+  return pairs;
 }
 
 std::string uuid(Random& random) {

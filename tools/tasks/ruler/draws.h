@@ -25,6 +25,9 @@ void shuffle(Random& random, std::vector<T>& items) {
 /// A number of [first, end), in decimal digits.
 [[nodiscard]] std::string decimal(Random& random, uint64_t first, uint64_t end);
 
+/// `count` different pairs of an adjective and a noun with a dash between them, in random order.
+[[nodiscard]] std::vector<std::string> distinct_pairs(Random& random, size_t count);
+
 /// A random UUID, version 4, in lower case.
 [[nodiscard]] std::string uuid(Random& random);
 

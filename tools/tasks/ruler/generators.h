@@ -46,4 +46,17 @@ struct NiahShape {
 /// InfiniteBench's Retrieve.KV: a JSON object of UUIDs.
 [[nodiscard]] std::unique_ptr<Generator> make_key_value(const TaskSetup& setup);
 
+/// Five questions about a list of lockers, then five that refer to these, in one session: the form of SCBench (Li et al.
+/// 2024), whose sessions go on behind the right answers, too.
+[[nodiscard]] std::unique_ptr<Generator> make_turns(const TaskSetup& setup);
+
+/// All records of one name among records that differ from them in a word of the name and a digit, as JSON.
+[[nodiscard]] std::unique_ptr<Generator> make_records(const TaskSetup& setup);
+
+/// All things of one colour, in the order of the text.
+[[nodiscard]] std::unique_ptr<Generator> make_enumerate(const TaskSetup& setup);
+
+/// Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927): pairs of words, then keys again.
+[[nodiscard]] std::unique_ptr<Generator> make_mqar(const TaskSetup& setup);
+
 }  // namespace keyhole::tools::ruler

@@ -7,12 +7,25 @@
 
 namespace keyhole::tools::ruler {
 
+/// A question behind the right answer to the one before it, in the same session.
+struct FollowUp {
+  /// What the user says; empty: the prefix goes on in the same answer, which then is a list that the model continues.
+  std::string prompt;
+  std::string prefix;                   ///< as in Sample
+  std::vector<std::string> references;  ///< as in Sample
+  std::string answer;                   ///< as in Sample
+};
+
 /// One prompt and what is asked for.
 struct Sample {
   std::string
       prompt;  ///< everything in front of the answer's beginning; in a chat it is what the user says
   std::string prefix;                   ///< the beginning of the answer, which the model continues
   std::vector<std::string> references;  ///< what a right answer contains, see Scoring
+  /// The right answer behind the prefix, with which the session goes on, whatever was answered; empty where nothing
+  /// follows.
+  std::string answer = {};
+  std::vector<FollowUp> follow_ups = {};  ///< in the order in which they are asked
 };
 
 /// How the number of a haystack's units (words, lines, documents) is found, see Samples.

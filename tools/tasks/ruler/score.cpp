@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tools/tasks/ruler/list_score.h"
 #include "tools/tokenizer/unicode.h"
 
 namespace keyhole::tools::ruler {
@@ -22,11 +23,13 @@ std::string_view first_number(std::string_view text) {
   return text.substr(begin, end - begin);
 }
 
-bool has_word(std::string_view text, std::string_view word) {
+/// Whether `word` is one of the words of a text, or the first of them.
+bool has_word(std::string_view text, std::string_view word, bool first) {
   constexpr std::string_view kBetween = " \t\n\v\f\r:\"'.,?!{}";
   for (size_t at = text.find_first_not_of(kBetween); at != std::string_view::npos;) {
     const size_t end = std::min(text.find_first_of(kBetween, at), text.size());
     if (text.substr(at, end - at) == word) return true;
+    if (first) return false;
     at = text.find_first_not_of(kBetween, end);
   }
   return false;
@@ -46,7 +49,12 @@ double score(Scoring scoring, std::string_view prediction,
   if (scoring == Scoring::first_number) {
     return first_number(prediction) == references.front() ? 1.0 : 0.0;
   }
-  if (scoring == Scoring::word) return has_word(prediction, references.front()) ? 1.0 : 0.0;
+  if (scoring == Scoring::word || scoring == Scoring::first_word) {
+    const bool first = scoring == Scoring::first_word;
+    return has_word(prediction, references.front(), first) ? 1.0 : 0.0;
+  }
+  if (scoring == Scoring::records) return score_records(prediction, references);
+  if (scoring == Scoring::ordered) return score_ordered(prediction, references);
   const std::string text = lower_case(to_utf8(prediction));
   const auto contained =
       std::count_if(references.begin(), references.end(), [&](const std::string& reference) {

@@ -13,6 +13,9 @@ enum class Scoring : uint8_t {
   part,          ///< 1 where it contains any reference, in any case of letters
   first_number,  ///< 1 where its first run of digits is the reference
   word,  ///< 1 where the reference is one of its words, which punctuation other than dashes parts
+  first_word,  ///< 1 where the first of these words is the reference
+  records,     ///< F1 of its records, see score_records()
+  ordered,     ///< the share of its things that stand in order, see score_ordered()
 };
 
 /// A prediction as it is scored: without white space around it, control characters as line ends.

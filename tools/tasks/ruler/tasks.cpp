@@ -38,6 +38,10 @@ std::span<const TaskInfo> all_tasks() {
       TaskInfo{"infinitebench_passkey", 6, Scoring::first_number, kNo, false, make_pass_key},
       TaskInfo{"infinitebench_number", 12, Scoring::first_number, kNo, false, make_number_string},
       TaskInfo{"infinitebench_kv", 50, Scoring::word, kNo, false, make_key_value},
+      TaskInfo{"turns", 32, Scoring::word, kNo, false, make_turns, true},
+      TaskInfo{"records", 320, Scoring::records, kNo, false, make_records},
+      TaskInfo{"enumerate", 160, Scoring::ordered, kNo, false, make_enumerate},
+      TaskInfo{"mqar", 16, Scoring::first_word, kNo, false, make_mqar, true},
   };
   return kTasks;
 }

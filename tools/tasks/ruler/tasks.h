@@ -1,7 +1,8 @@
 // The tasks of RULER (Hsieh et al. 2024, version 1) and the synthetic ones of InfiniteBench (Zhang et al. 2024), to
 // the letter of their definitions: templates, counts, token budgets, scores. Random numbers are this project's, so
-// samples are others than those of the programs that the benchmarks come with. (tools/tasks/ruler_task.h has tasks in
-// the manner of RULER, with many questions about one context.)
+// samples are others than those of the programs that the benchmarks come with. Behind them come four tasks of this
+// project for what needles miss: several turns, near-identical records, order, many recalls. (tools/tasks/ruler_task.h
+// has tasks in the manner of RULER, with many questions about one context.)
 #pragma once
 
 #include <cstddef>
@@ -40,12 +41,14 @@ struct TaskInfo {
   uint32_t answer_tokens;  ///< exactly so many are decoded, unless the model ends its answer before
   Scoring scoring;
   Needs needs;
-  bool of_ruler;  ///< false: of InfiniteBench
+  bool of_ruler;  ///< false: of InfiniteBench, or of this project
   /// Makes the generator. Throws UsageError for a setup that it can do nothing with.
   std::unique_ptr<Generator> (*make)(const TaskSetup& setup);
+  bool one_line = false;  ///< an answer ends with its first line
 };
 
-/// All tasks: RULER's 13 in the order of its tables, then three of InfiniteBench.
+/// All tasks: RULER's 13 in the order of its tables, then three of InfiniteBench, then turns, records, enumerate and
+/// mqar.
 [[nodiscard]] std::span<const TaskInfo> all_tasks();
 /// The task of this name; null where there is none.
 [[nodiscard]] const TaskInfo* find_task(std::string_view name);

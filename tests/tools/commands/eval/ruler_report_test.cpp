@@ -31,7 +31,7 @@ RulerGroup group_of(const char* task, uint32_t length, std::vector<double> score
   exact.scores = {1.0, 0.5, 0.0};
   index.scores = std::move(scores);
   for (RulerRow* row : {&exact, &index}) {
-    row->predictions = {"a", "b", "\xFF"};
+    row->answers = {{"a", row->scores[0]}, {"b", row->scores[1]}, {"\xFF", row->scores[2]}};
     for (const double build : {1.0, 2.0, 3.0}) {
       row->runs.push_back(way_of(row == &exact ? "exact" : "flat", build, 10, 0.1 * build));
     }
@@ -99,6 +99,43 @@ TEST(RulerReport, JsonListsWhatIsNotWhollyRight) {
        {"length 4,096\n", "vt ", "mean ", "50 %", "0 / 0", "lost / won: samples"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
+}
+
+TEST(RulerReport, QuestionsOfASampleAreOneSample) {
+  // Two samples of two questions: what is lost is a sample, and each question has its own mean.
+  RulerGroup group = group_of("turns", 4096, {0.75, 0.25, 0});
+  group.turns = 2;
+  group.references = {{"a"}, {"b"}, {"c"}, {"d"}};
+  RulerRow& exact = group.rows[0];
+  RulerRow& index = group.rows[1];
+  exact.scores = {1.0, 0.5};
+  exact.answers = {{"a", 1, 100}, {"b", 1, 20}, {"c", 1, 110}, {"x", 0, 30}};
+  index.scores = {0.5, 0.5};
+  index.answers = {{"a", 1, 100}, {"y", 0, 20}, {"c", 1, 110}, {"x", 0, 30}};
+  const std::vector<TurnMean> means = turn_means(group, index);
+  ASSERT_EQ(means.size(), 2U);
+  EXPECT_EQ(means[0].percent, 100.0);
+  EXPECT_EQ(means[1].percent, 0.0);
+  EXPECT_EQ(means[0].taken, 105.0);
+  EXPECT_EQ(means[1].taken, 25.0);
+  EXPECT_EQ(turn_means(group, exact)[1].percent, 50.0);
+
+  const nlohmann::ordered_json json = ruler_json({group});
+  EXPECT_EQ(json[1]["samples"], 2);
+  EXPECT_EQ(json[1]["lost"], 1);
+  EXPECT_EQ(json[1]["score"], 50.0);
+  ASSERT_EQ(json[1]["questions"].size(), 2U);
+  EXPECT_EQ(json[1]["questions"][1]["score"], 0.0);
+  EXPECT_EQ(json[1]["questions"][1]["taken"], 25.0);
+  const nlohmann::ordered_json& wrong = json[1]["wrong"];
+  ASSERT_EQ(wrong.size(), 2U);
+  EXPECT_EQ(wrong[0]["sample"], 0);
+  EXPECT_EQ(wrong[0]["question"], 2);
+  EXPECT_EQ(wrong[1]["sample"], 1);
+  EXPECT_EQ(wrong[1]["references"], std::vector<std::string>{"d"});
+  EXPECT_FALSE(ruler_json({group_of("vt", 4096, {1, 1, 1})})[1].contains("questions"));
+  const std::string text = ruler_text({group});
+  EXPECT_NE(text.find("turns, score of question"), std::string::npos) << text;
 }
 
 }  // namespace

@@ -96,11 +96,26 @@ TEST(RulerSamples, OfEveryTaskKeepTheBudgetAndUseIt) {
 TEST(RulerTasks, AreThoseOfTheBenchmarks) {
   std::vector<std::string> names;
   for (const TaskInfo& task : all_tasks()) names.emplace_back(task.name);
-  EXPECT_EQ(names, (std::vector<std::string>{
-                       "niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1",
-                       "niah_multikey_2", "niah_multikey_3", "niah_multivalue", "niah_multiquery",
-                       "vt", "cwe", "fwe", "qa_1", "qa_2", "infinitebench_passkey",
-                       "infinitebench_number", "infinitebench_kv"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"niah_single_1",
+                                             "niah_single_2",
+                                             "niah_single_3",
+                                             "niah_multikey_1",
+                                             "niah_multikey_2",
+                                             "niah_multikey_3",
+                                             "niah_multivalue",
+                                             "niah_multiquery",
+                                             "vt",
+                                             "cwe",
+                                             "fwe",
+                                             "qa_1",
+                                             "qa_2",
+                                             "infinitebench_passkey",
+                                             "infinitebench_number",
+                                             "infinitebench_kv",
+                                             "turns",
+                                             "records",
+                                             "enumerate",
+                                             "mqar"}));
   EXPECT_EQ(find_task("vt")->answer_tokens, 30U);
   EXPECT_EQ(find_task("cwe")->answer_tokens, 120U);
   EXPECT_EQ(find_task("fwe")->answer_tokens, 50U);
