@@ -3,14 +3,14 @@
 // Muller et al., "KVarN: Variance-Normalized KV-Cache Quantization Mitigates Error Accumulation in Reasoning Tasks"
 // (arXiv 2606.03458). A tile of 128 tokens of a head is turned by a Walsh-Hadamard matrix along the channels, then
 // divided by the standard deviations of its channels and of its tokens in turn, as Sinkhorn's iteration does, so that
-// outlying tokens take no steps of others (abstract and method). Then it is rounded with a step and a zero point: keys
+// outlying tokens take no steps of others. Then it is rounded with a step and a zero point: keys
 // per channel over the tile's tokens, values per token over up to 128 channels. The deviation along the axis of the
 // steps is part of them; the other axis's is kept beside, in fp16.
 //
 // From other places than the paper: 16 iterations (vllm-project/vllm#44581), 4 bits of keys with 2 of values (the
 // preset that its authors ship), and some first tokens in 16 bits (the authors' vllm-project/vllm#46812 has a small
 // pool of them; here it is one tile). The unfinished tile is in 16 bits. Heads that are no power of two are turned by
-// the largest that divides them.
+// the largest that divides them. Nothing here was held against the authors' code.
 #pragma once
 
 #include <memory>

@@ -1,14 +1,14 @@
 // OSCAR: turned by a matrix that was fitted to what attention consumes, clipped, and rounded to 2 bits.
 //
 // Zhou et al., "OSCAR: Offline Spectral Covariance-Aware Rotation for 2-bit KV Cache Quantization" (arXiv 2605.17757).
-// Of each KV head, row x becomes y = x R with R = U H P (section 3): U are the eigenvectors of Q^T Q for keys and of
+// Of each KV head, row x becomes y = x R with R = U H P: U are the eigenvectors of Q^T Q for keys and of
 // V^T S^T S V for values (S: the softmax weights), H is the orthonormal Walsh-Hadamard matrix, P puts channels in the
 // order of their reversed bits. Numbers of y beyond a quantile of the row's magnitudes are clipped to it, then each 128
-// channels share a step and a zero point. The first 64 tokens and the newest 512 are in 16 bits (section 4). Rotations
+// channels share a step and a zero point. The first 64 tokens and the newest 512 are in 16 bits. Rotations
 // and quantiles come from a calibration: oscar_fit.h.
 //
 // What differs: the newest age in runs of 32 tokens (here 512 to 543 of them are in 16 bits), and 16 bits are fp16, not
-// bf16.
+// bf16. Nothing here was held against the authors' code.
 #pragma once
 
 #include <memory>

@@ -112,7 +112,7 @@ void fit_quantile(const OscarSample& s, const float* rows, OscarTurn& turn, cons
 
 }  // namespace
 
-std::vector<float> oscar_rotation(std::vector<double> covariance, size_t dim) {
+std::vector<float> oscar_rotation(const std::vector<double>& covariance, size_t dim) {
   const std::vector<double> u = symmetric_eigenvectors(covariance, dim);
   std::vector<float> uh(u.begin(), u.end());
   walsh_hadamard(uh.data(), uh.size(), static_cast<uint32_t>(dim));

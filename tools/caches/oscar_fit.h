@@ -1,5 +1,5 @@
 // The calibration of OSCAR: rotations and quantiles of one KV head from keys, values and queries of a text (arXiv
-// 2605.17757, section 3; oscar.h has what they are for).
+// 2605.17757; oscar.h has what they are for).
 #pragma once
 
 #include <cstdint>
@@ -29,6 +29,6 @@ struct OscarSample {
 [[nodiscard]] OscarHead fit_oscar(const OscarSample& sample);
 
 /// U H P of a symmetric matrix `[dim, dim]`, dim a power of two.
-[[nodiscard]] std::vector<float> oscar_rotation(std::vector<double> covariance, size_t dim);
+[[nodiscard]] std::vector<float> oscar_rotation(const std::vector<double>& covariance, size_t dim);
 
 }  // namespace keyhole::tools
