@@ -62,6 +62,8 @@ class LiftedKeys {
   void load(uint32_t row, Query& query) const;
   /// The squared length of a row's key, scaled and centred, without the extra coordinate.
   [[nodiscard]] double square(size_t row) const;
+  /// False where the lift was made of keys that are all equal: their lengths say nothing about others.
+  [[nodiscard]] bool is_lifted() const { return is_lifted_; }
   /// Inner products with rows ids[0..n), lifted: larger is nearer.
   void similarity(const Query& query, const uint32_t* ids, size_t n, float* out) const;
 

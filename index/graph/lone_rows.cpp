@@ -103,9 +103,11 @@ void LoneRows::choose_leaders(const LiftedKeys& keys, const std::vector<uint32_t
 
 LoneRows LoneRows::of(const LiftedKeys& keys, const Twins& twins) const {
   const size_t count = keys.rows().tokens;
-  if (count < kLeastRows) return {};
+  // Without a lift rows are loaded as they lie, while squares are those of the lift's space: they make no distances.
+  if (count < kLeastRows || !keys.is_lifted()) return {};
   LoneRows out = *this;
   out.count_ = count;
+  if (std::bit_floor(count) == sampled_ && leaders_.empty()) return out;
   const std::vector<uint32_t> representative = twins.representatives(count);
   size_t first = count_;
   if (std::bit_floor(count) != sampled_) {

@@ -63,9 +63,9 @@ class Batch {
   /// Throws Error where the arguments that concern all sessions are not right.
   void check(const ExtendArgs& all, const uint32_t* query_start) {
     const auto count = static_cast<uint32_t>(members_.size());
-    const Engine& engine = handles_[0]->session->engine();
+    // The session itself may be replaced by a call of another thread until this one has entered it.
     for (uint32_t i = 0; i < count; ++i) {
-      if (&handles_[i]->session->engine() == &engine) continue;
+      if (handles_[i]->sessions == handles_[0]->sessions) continue;
       throw Error(Status::invalid_argument,
                   "sessions[" + std::to_string(i) + "] is of another engine than sessions[0]");
     }
@@ -86,10 +86,15 @@ class Batch {
   void run(uint32_t layer) {
     for (size_t i = 0; i < members_.size(); ++i) {
       Session::BatchMember& member = members_[i];
-      member.session = &handles_[i]->session->batch_member();
       if (member.args.k.tokens == 0) continue;
       try {
         calls_.emplace_back(*handles_[i]->use);
+      } catch (...) {
+        member.error = std::current_exception();
+        continue;
+      }
+      member.session = &handles_[i]->session->batch_member();
+      try {
         const bool on_device = is_on_device(member.args);
         member.session->enter(on_device ? Needs::stream : Needs::no_step);
         tell_dtype(*handles_[i], member.args.k);
@@ -111,7 +116,7 @@ class Batch {
         try {
           std::rethrow_exception(member.error);
         } catch (const Error& e) {
-          member.session->keep_device_failure(e);
+          if (member.session != nullptr) member.session->keep_device_failure(e);
           throw;
         }
       });

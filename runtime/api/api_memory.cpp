@@ -18,7 +18,7 @@ keyhole_status keyhole_engine_get_memory(const keyhole_engine* engine, keyhole_m
     keyhole_memory_use all{};
     MemoryFigures sum;
     engine->sessions->look([&](SessionInterface& s) {
-      s.enter(Needs::nothing);
+      s.enter(Needs::look);
       sum.add(s.memory());
       ++all.sessions;
     });

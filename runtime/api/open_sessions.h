@@ -25,8 +25,10 @@ class SessionUse {
   /// A call enters. Throws Error(busy) where another call is inside.
   void begin_call() {
     for (;;) {
-      State seen = State::free;
-      if (state_.compare_exchange_weak(seen, State::called, std::memory_order_acquire,
+      State seen = state_.load(std::memory_order_relaxed);
+      // A decoder's calls follow each other so closely that a look would never find the session free: it comes first.
+      if (seen == State::free && looks_.load(std::memory_order_relaxed) == 0 &&
+          state_.compare_exchange_weak(seen, State::called, std::memory_order_acquire,
                                        std::memory_order_relaxed)) {
         return;
       }
@@ -56,6 +58,7 @@ class SessionUse {
   template <class Look>
   void look(const Look& look) {
     constexpr std::chrono::microseconds kPause{50};
+    const Waiting waiting(looks_);
     for (;;) {
       State seen = State::free;
       if (state_.compare_exchange_weak(seen, State::looked_at, std::memory_order_acquire,
@@ -76,7 +79,16 @@ class SessionUse {
     ~End() { use->end_call(); }
   };
 
+  struct Waiting {
+    explicit Waiting(std::atomic<uint32_t>& looks) : all(looks) { ++all; }
+    ~Waiting() { --all; }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    std::atomic<uint32_t>& all;
+  };
+
   std::atomic<State> state_{State::free};
+  std::atomic<uint32_t> looks_{0};  ///< threads that look or wait to
   SessionInterface* session_;
 };
 

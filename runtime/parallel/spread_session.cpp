@@ -85,6 +85,7 @@ std::unique_ptr<Session> SpreadSession::make_own(
 }
 
 void SpreadSession::enter(Needs needs) {
+  if (needs == Needs::look) return own_->wait_until(needs);
   if (step_.under_way && needs != Needs::nothing && needs != Needs::end) throw_in_step();
   // Steps end with those of the other ranks, if these come.
   if (needs != Needs::stream && needs != Needs::end) wait_for_stream();

@@ -86,6 +86,8 @@ void Session::count_memory() {
 // ---- Calls ---------------------------------------------------------------------------------------
 
 void Session::wait_until(Needs needs) {
+  // The stream may be captured, or wait for other ranks: only who calls the session may wait for it.
+  if (needs == Needs::look) return stream_.wait_for_host();
   const bool between_steps = needs != Needs::nothing && needs != Needs::end;
   if (between_steps && (host_.in_step() || stream_.in_step())) throw_in_step();
   if (needs == Needs::nothing && stream_.is_capturing()) {

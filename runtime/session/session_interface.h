@@ -28,7 +28,8 @@ enum class Needs {
   no_step,  ///< it changes the session: refused inside a step and during a capture, waits for steps on a stream
   copy,  ///< it reads what no step may change meanwhile: as no_step, but also after stream steps have failed
   stream,  ///< it may come while a stream has steps under way
-  end      ///< it ends a step
+  end,     ///< it ends a step
+  look  ///< another thread than the caller's reads figures: waits for the host's part of steps on a stream, for no stream
 };
 
 /// One call at a time. Layers are below model().layers, tensors have the shapes of their layer, and lie in device memory only

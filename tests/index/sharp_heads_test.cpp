@@ -202,7 +202,9 @@ TEST(CodesInDoubt, QueriesOfAnySizeAreAnswered) {
             const LogitParams logits = logits_for(96, softcap);
             const SharpAnswer seen =
                 answer(*index, head, *cpu::kernels_for(level), q, logits, wanted);
-            if (size > 1e15F) EXPECT_TRUE(seen.doubt.all);
+            if (size > 1e15F) {
+              EXPECT_TRUE(seen.doubt.all);
+            }
             for (uint32_t h = 0; h < 2; ++h) {
               const SharpTruth truth(head, q.data() + h * 96, logits);
               ASSERT_TRUE(std::isfinite(seen.lse[h]));

@@ -85,6 +85,7 @@ std::string format_count(uint64_t count) {
 
 std::string format_number(double value, int digits) {
   if (std::isnan(value)) return "-";
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
   const double magnitude = std::abs(value);
   if (magnitude != 0 && magnitude < 1e-4) return print("%.*e", digits - 1, value);
   const int exponent = magnitude == 0 ? 0 : static_cast<int>(std::floor(std::log10(magnitude)));

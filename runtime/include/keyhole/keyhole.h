@@ -65,7 +65,7 @@ extern "C" {
  *         is attended exactly once: resident, indexed or pending.
  *
  * SHAPES  Hq = q_heads, Hkv = kv_heads, d = head_dim, n = tokens. Query head h belongs to KV head h / (Hq / Hkv). K and
- *         q are passed after RoPE (rotate-half); RoPE's parameters are given so that an index can undo it. Values and
+ *         q are passed after RoPE; RoPE's parameters are given so that an index can undo it. Values and
  *         outputs may have fewer components than d: see value_dim. Tensors `[n, H, d]` of one token may come as `[H, d]`,
  *         and those `[H, d]` as `[1, H, d]`.
  *

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "keyhole/batch.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/stream_fixture.h"
 #include "tests/temporary_folder.h"
 

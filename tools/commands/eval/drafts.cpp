@@ -106,7 +106,8 @@ class Passage {
     if (row.role != DraftRole::target) {
       measure_way(draft_cache, *draft, draft_.model(), draft_.context(), run);
     } else {
-      // Steps are the draft's, which attends exactly: nothing to say about this way.
+      // Steps are the draft's, which attends exactly: nothing to say about this way but its format.
+      measure_format(target_.model(), target_.context(), run);
       run.scan_fraction = run.keys_attended = run.bytes_read = run.index_bytes = std::nan("");
       if (way.spec.text == kAutoIndex) run.in_effect = target_cache.config().index;
     }
@@ -138,6 +139,9 @@ void eval_drafts(const EvalOptions& asked) {
     }
     if (!options.cache.budgets.empty() || !options.cache.classifiers.empty()) {
       throw UsageError("--budgets and --classifiers with --draft: they are of one model's heads");
+    }
+    if (!options.cache.calibration.empty()) {
+      throw UsageError("--calibration with --draft: it is of one model's heads");
     }
     check_same_tokens(draft_options.model, options.model);
   }

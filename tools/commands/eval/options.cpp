@@ -76,15 +76,19 @@ void for_each_way(EvalCaches& caches, const std::vector<AttendSpec>& specs,
   }
 }
 
+void measure_format(const LlamaConfig& model, size_t tokens, EvalWay& way) {
+  const auto format = way.spec.format();
+  if (!format) return;
+  const uint64_t heads = uint64_t{model.full_layers()} * model.kv_heads;
+  way.format_bits = cache_bits(*format, model.head_dim);
+  way.format_bytes = cache_bytes(*format, model.head_dim, heads, static_cast<uint32_t>(tokens));
+  way.format_bits_in_all = 8.0 * static_cast<double>(way.format_bytes) /
+                           (2.0 * static_cast<double>(heads * model.head_dim * tokens));
+}
+
 void measure_way(KeyholeCache& cache, const Decoder& decoder, const LlamaConfig& model,
                  size_t tokens, EvalWay& way) {
-  if (const auto format = way.spec.format()) {
-    const uint64_t heads = uint64_t{model.full_layers()} * model.kv_heads;
-    way.format_bits = cache_bits(*format, model.head_dim);
-    way.format_bytes = cache_bytes(*format, model.head_dim, heads, static_cast<uint32_t>(tokens));
-    way.format_bits_in_all = 8.0 * static_cast<double>(way.format_bytes) /
-                             (2.0 * static_cast<double>(heads * model.head_dim * tokens));
-  }
+  measure_format(model, tokens, way);
   way.times = decoder.times();
   const keyhole_statistics statistics = cache.statistics();
   way.index_bytes = static_cast<double>(statistics.index_bytes);

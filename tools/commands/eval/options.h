@@ -86,7 +86,9 @@ void for_each_way(EvalCaches& caches, const std::vector<AttendSpec>& specs,
                   const std::vector<BudgetChoice>& budgets,
                   const std::function<void(const EvalWay&, KeyholeCache&)>& run);
 
-/// Fills in the cost of the steps since the last reset, after a prompt of `tokens` tokens.
+/// Fills in the bits of a cache in few bits that holds `tokens` tokens; nothing of other ways.
+void measure_format(const LlamaConfig& model, size_t tokens, EvalWay& way);
+/// Fills in these and the cost of the steps since the last reset, after a prompt of `tokens` tokens.
 void measure_way(KeyholeCache& cache, const Decoder& decoder, const LlamaConfig& model,
                  size_t tokens, EvalWay& way);
 

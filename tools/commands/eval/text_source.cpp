@@ -78,6 +78,10 @@ std::vector<std::vector<uint32_t>> make_passages(const EvalOptions& options, uin
     tokens = source.tokenizer->encode(source.text);
     front = source.tokenizer->encode_prompt("");
   }
+  if (length <= front.size()) {
+    throw UsageError("--length " + options.task.length + " has no room for text: " +
+                     format_count(front.size()) + " tokens stand before every prompt");
+  }
   const size_t needed = length - front.size();
   if (tokens.size() < needed) {
     throw UsageError(source.name + " has " + format_count(tokens.size()) + " tokens; --length " +

@@ -20,7 +20,7 @@ from ._engine import Engine
 from ._enums import Mode
 from ._errors import InvalidArgument
 from ._progress import Progress
-from ._session import Session, extend_batch
+from ._session import BatchError, Session, extend_batch
 from ._structs import SessionConfig
 
 __all__ = ["Cache", "attend", "attention"]
@@ -39,8 +39,8 @@ class Cache:
 
     sessions: one for each row. handle: the number by which the operator knows the cache. lengths [layers, batch], int64, in host
     memory: the tokens that a layer has of each row. The operator adds the new ones to it. It is the truth: what a session has
-    beyond it is forgotten before new tokens come, so that a call can be made again, and drafts are taken back by a smaller
-    number. Of one thread at a time.
+    beyond it is forgotten before new tokens come, of all layers. So a pass through the model can be made again, from its first
+    layer on, and drafts are taken back by smaller numbers. Of one thread at a time.
     """
 
     def __init__(self, engine: Engine, batch: int = 1, config: Optional[SessionConfig] = None, **fields: Any) -> None:
@@ -126,7 +126,13 @@ class Cache:
         if any(self._unbuilt) and max(new) < CHUNK:
             self.build()
         out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
-        extend_batch(self.sessions, layer, _rows(q), _rows(k), _rows(v), starts, out)
+        try:
+            extend_batch(self.sessions, layer, _rows(q), _rows(k), _rows(v), starts, out)
+        except BatchError as error:
+            # The rows without an error have gone on: the next call takes that back.
+            for row, failed in enumerate(error.errors):
+                self._stored[row][layer] += 0 if failed else new[row]
+            raise
         for row, tokens in enumerate(new):
             self._stored[row][layer] += tokens
             self._unbuilt[row] = self._unbuilt[row] or tokens >= CHUNK
