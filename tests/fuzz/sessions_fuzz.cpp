@@ -134,7 +134,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return 0;
   }
   if (KEYHOLE_FUZZ_USES) {
-    keyhole_session handle(std::move(session));
+    keyhole_session handle(std::move(session), engine()->sessions);
     use(&handle);
   }
   return 0;
