@@ -54,7 +54,7 @@ void AgingRows::content(uint32_t layer, uint32_t first, std::vector<float>& k,
   round(layer, KvRows::values, now.values, first, v);
 }
 
-// `numbers` begin at token `first`, which begins a granule or lies in the sink.
+// `numbers` begin at token `first`, which begins a group of the format or lies in the sink: no group is cut.
 void AgingRows::round(uint32_t layer, KvRows rows, TokenRange few, uint32_t first,
                       std::vector<float>& numbers) const {
   const uint32_t begin = std::max(few.begin, first);

@@ -42,31 +42,38 @@ class RandomText : public ::testing::Test {
     return bits;
   }
 
+  /// Of eval on the tokens, on the host, with a short sink and window.
+  [[nodiscard]] std::vector<std::string> arguments(const std::string& task,
+                                                   const std::string& length,
+                                                   const std::string& bytes) const {
+    return {"eval",
+            "--model",
+            folder_.path(),
+            "--task",
+            task,
+            "--tokens",
+            folder_ / "ids.txt",
+            "--length",
+            length,
+            "--bytes",
+            bytes,
+            "--window",
+            "16",
+            "--sink",
+            "4",
+            "--kv-dtype",
+            "f32",
+            "--device",
+            "host"};
+  }
+
   TemporaryFolder folder_;
   SyntheticTensors tensors_;
   std::vector<uint32_t> tokens_;
 };
 
 TEST_F(RandomText, BitsAreThoseOfTheReference) {
-  const std::vector<std::string> args = {"eval",
-                                         "--model",
-                                         folder_.path(),
-                                         "--task",
-                                         "text",
-                                         "--tokens",
-                                         folder_ / "ids.txt",
-                                         "--length",
-                                         "80",
-                                         "--bytes",
-                                         "60",
-                                         "--window",
-                                         "16",
-                                         "--sink",
-                                         "4",
-                                         "--kv-dtype",
-                                         "f32",
-                                         "--device",
-                                         "host"};
+  const std::vector<std::string> args = arguments("text", "80", "60");
   const json result = run_json(args, {"--index", "none", "--index", "exact", "--index", "flat",
                                       "--k", "1,1000", "--attend", "topk", "--attend", "scored"});
   EXPECT_EQ(result["task"], "text");
@@ -106,25 +113,7 @@ TEST_F(RandomText, BitsAreThoseOfTheReference) {
 }
 
 TEST_F(RandomText, DivergenceIsNoneOfAllTokensAndSomeOfAFew) {
-  const std::vector<std::string> args = {"eval",
-                                         "--model",
-                                         folder_.path(),
-                                         "--task",
-                                         "kld",
-                                         "--tokens",
-                                         folder_ / "ids.txt",
-                                         "--length",
-                                         "80",
-                                         "--bytes",
-                                         "60",
-                                         "--window",
-                                         "16",
-                                         "--sink",
-                                         "4",
-                                         "--kv-dtype",
-                                         "f32",
-                                         "--device",
-                                         "host"};
+  const std::vector<std::string> args = arguments("kld", "80", "60");
   const json result = run_json(args, {"--index", "none", "--index", "flat", "--index", "q8_0",
                                       "--index", "q4_0", "--k", "1000", "--attend", "topk"});
   EXPECT_EQ(result["task"], "kld");
@@ -164,29 +153,8 @@ TEST_F(RandomText, DivergenceIsNoneOfAllTokensAndSomeOfAFew) {
 }
 
 TEST_F(RandomText, DivergenceByPositionAddsUp) {
-  const std::vector<std::string> args = {"eval",
-                                         "--model",
-                                         folder_.path(),
-                                         "--task",
-                                         "kld",
-                                         "--tokens",
-                                         folder_ / "ids.txt",
-                                         "--length",
-                                         "80",
-                                         "--bytes",
-                                         "60",
-                                         "--window",
-                                         "16",
-                                         "--sink",
-                                         "4",
-                                         "--kv-dtype",
-                                         "f32",
-                                         "--device",
-                                         "host",
-                                         "--index",
-                                         "none",
-                                         "--audit",
-                                         "1"};
+  std::vector<std::string> args = arguments("kld", "80", "60");
+  args.insert(args.end(), {"--index", "none", "--audit", "1"});
   const TemporaryFolder folder;
   const json result = run_json(args, {"--bins", "4", "--html", folder / "page.html"});
   const json& row = result["results"][1];
