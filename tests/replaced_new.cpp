@@ -20,6 +20,14 @@ void* allocate(size_t n, size_t align) {
   return p;
 }
 
+void* allocate_or_null(size_t n, size_t align) noexcept {
+  try {
+    return allocate(n, align);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
 }  // namespace
 
 BeforeAllocation::BeforeAllocation(void (*called)()) { hooks.at(hook_count++) = called; }
@@ -30,6 +38,15 @@ BeforeAllocation::BeforeAllocation(void (*called)()) { hooks.at(hook_count++) = 
 [[gnu::noinline]] void* operator new(size_t n) { return keyhole::test::allocate(n, 0); }
 [[gnu::noinline]] void* operator new(size_t n, std::align_val_t align) {
   return keyhole::test::allocate(n, static_cast<size_t>(align));
+}
+// These too, although the standard library's call those above: AddressSanitizer has its own, whose memory it would then
+// see freed by the wrong function (std::stable_sort() asks for room in this way).
+[[gnu::noinline]] void* operator new(size_t n, const std::nothrow_t& /*tag*/) noexcept {
+  return keyhole::test::allocate_or_null(n, 0);
+}
+[[gnu::noinline]] void* operator new(size_t n, std::align_val_t align,
+                                     const std::nothrow_t& /*tag*/) noexcept {
+  return keyhole::test::allocate_or_null(n, static_cast<size_t>(align));
 }
 [[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }

@@ -35,11 +35,12 @@ void install(int number) {
 
 void handle_interrupts() {
   if (wake[0] < 0 && pipe2(wake, O_CLOEXEC | O_NONBLOCK) != 0) wake[0] = wake[1] = -1;
-  install(SIGINT);
   for (const int number : {SIGTERM, SIGHUP}) {
     struct sigaction before {};
     if (sigaction(number, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) install(number);
   }
+  // The last one: where it is seen to be handled, all are (libraries under MPI handle SIGHUP before main()).
+  install(SIGINT);
 }
 
 int interrupted_exit_code() { return 128 + (noted == 0 ? SIGINT : noted); }

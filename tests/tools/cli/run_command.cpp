@@ -119,7 +119,9 @@ Command::~Command() {
 }
 
 void Command::interrupt(int signal) const {
-  while (!handles(pid_, signal)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  // SIGHUP's handler may be that of a library (UCX, under MPI), which was there before the command's own.
+  while (!handles(pid_, SIGINT) || !handles(pid_, signal))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   kill(pid_, signal);
 }
 
