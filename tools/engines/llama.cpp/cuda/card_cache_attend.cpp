@@ -2,6 +2,7 @@
 #include <ggml.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <future>
@@ -20,6 +21,12 @@ namespace {
 
 /// From so many tokens on Keyhole attends with prompts; before, llama.cpp's own attention takes next to no time.
 constexpr uint32_t kLongPrompt = 2048;
+
+using Clock = std::chrono::steady_clock;
+
+std::string milliseconds(Clock::time_point begin, Clock::time_point end) {
+  return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(end - begin).count());
+}
 
 /// Rows `first` to `first + count` of a tensor that has tokens in one dimension and heads in another, of stream
 /// `stream` of the batch.
@@ -275,6 +282,7 @@ void CardCache::build(Sequence& sequence, uint32_t tokens) {
 void CardCache::hand_over() {
   if (!takeable()) throw std::runtime_error("the card has no memory for the cache's cells");
   open();
+  const auto begin = Clock::now();
   stream_.follow(cuda_);
   for (const auto& sequence : sequences_->all()) {
     uint32_t tokens = 0;
@@ -303,10 +311,13 @@ void CardCache::hand_over() {
   if (copy_) return;
   ggml_backend_synchronize(cuda_);
   stream_.wait();
+  const auto brought = Clock::now();
   let_go();
-  log(Level::kInfo, "the cache's tokens are in sessions now; of its " +
+  log(Level::kInfo, "the cache's tokens are in sessions now, brought in " +
+                        milliseconds(begin, brought) + " ms; of its " +
                         std::to_string(memory_.bytes() >> 20U) + " MiB the card holds " +
-                        std::to_string(memory_.held() >> 20U));
+                        std::to_string(memory_.held() >> 20U) + ", the others were given back in " +
+                        milliseconds(brought, Clock::now()) + " ms");
 }
 
 /// Gives the memory of the cells that are in sessions back.
