@@ -4,6 +4,9 @@
 // Hand-off: start() sets a slot's bit in `active`, the one word that idle workers spin on, and fills it.
 // Claiming a task is a compare-and-swap on (generation, tasks left); the generation makes a claim on a slot
 // that was reused in the meantime fail, and with it everything that was read from the slot before.
+//
+// On the caller's threads (PoolConfig::run) there are no slots and nobody waits: a job is a counter, from which each thread that
+// the caller sends takes tasks until there are none. So it does not matter how many of them come, or when.
 #include "cpu/pool.h"
 
 #include <algorithm>
@@ -134,6 +137,17 @@ class alignas(kCacheLine) Slot {
   FirstException error_;
 };
 
+/// The tasks of a job on the caller's threads.
+struct LentJob {
+  const void* pool;
+  Pool::Task task;
+  void* context;
+  uint32_t count;
+  std::atomic<uint32_t> next{0};
+  std::atomic<uint32_t> done{0};
+  FirstException error{};
+};
+
 }  // namespace
 
 struct Pool::Impl {
@@ -155,6 +169,8 @@ struct Pool::Impl {
   void wake(uint32_t wanted);
   void publish(Job& job, uint32_t slot, uint32_t wanted);
   void run_inline(uint32_t count, Task task, void* context, uint32_t worker) const;
+  [[nodiscard]] bool is_lent() const { return config.run != nullptr; }
+  void run_lent(uint32_t count, Task task, void* context) const;
 
   PoolConfig config;  // threads: the effective number
   std::array<Slot, kSlots> slots;
@@ -204,6 +220,7 @@ void Pool::Impl::launch() {
     throw Error(Status::invalid_argument, "pool of " + std::to_string(config.threads) +
                                               " threads: at most " + std::to_string(kMaxThreads));
   }
+  if (is_lent()) return;
   workers.reserve(config.threads - 1);
   for (uint32_t worker = 1; worker < config.threads; ++worker) {
     try {
@@ -332,6 +349,33 @@ void Pool::Impl::run_inline(uint32_t count, Task task, void* context, uint32_t w
   rethrow(error.take());
 }
 
+void Pool::Impl::run_lent(uint32_t count, Task task, void* context) const {
+  // What fewer threads than two do, and what a task does inside another one, is this thread's.
+  if (current_pool == this) return run_inline(count, task, context, current_worker);
+  if (count <= 1 || config.threads == 1) return run_inline(count, task, context, 0);
+  LentJob job{this, task, context, count};
+  const auto take = [](void* of, uint32_t worker) {
+    LentJob& lent = *static_cast<LentJob*>(of);
+    const InsideTask inside(lent.pool, worker);
+    for (;;) {
+      const uint32_t i = lent.next.fetch_add(1, std::memory_order_relaxed);
+      if (i >= lent.count) return;
+      try {
+        lent.task(lent.context, i, worker);
+      } catch (...) {
+        lent.error.capture();
+      }
+      lent.done.fetch_add(1, std::memory_order_acq_rel);
+    }
+  };
+  config.run(config.run_user, take, &job, std::min(count, config.threads));
+  // Nothing is left unless the caller's function has left calls out. The counter makes what tasks wrote visible here,
+  // whatever the caller's threads did to tell each other.
+  take(&job, 0);
+  while (job.done.load(std::memory_order_acquire) != count) std::this_thread::yield();
+  rethrow(job.error.take());
+}
+
 Pool::Pool(const PoolConfig& config) : impl_(std::make_unique<Impl>(config)) { impl_->launch(); }
 
 Pool::~Pool() = default;
@@ -358,6 +402,7 @@ Pool::Awake::~Awake() { pool_->impl_->awakes.fetch_sub(1); }
 uint32_t Pool::threads() const { return impl_->config.threads; }
 
 void Pool::run(uint32_t count, Task task, void* context) {
+  if (impl_->is_lent()) return impl_->run_lent(count, task, context);
   if (current_pool == impl_.get()) return impl_->run_inline(count, task, context, current_worker);
   if (count <= 1 || threads() == 1) return impl_->run_inline(count, task, context, 0);
   Job job;
@@ -371,13 +416,15 @@ void Pool::start(Job& job, uint32_t count, Task task, void* context) {
   job.count_ = count;
   job.task_ = task;
   job.context_ = context;
-  job.slot_ = count > 0 && threads() > 1 ? impl_->acquire_slot() : kUnpublished;
+  const bool has_workers = threads() > 1 && !impl_->is_lent();
+  job.slot_ = count > 0 && has_workers ? impl_->acquire_slot() : kUnpublished;
   if (job.slot_ != kUnpublished) impl_->publish(job, job.slot_, count);
 }
 
 void Pool::finish(Job& job) {
   if (job.pool_ != this) throw Error(Status::internal, "job was not started in this pool");
   job.pool_ = nullptr;
+  if (impl_->is_lent()) return impl_->run_lent(job.count_, job.task_, job.context_);
   // More jobs than slots: this one is the caller's alone.
   if (job.slot_ == kUnpublished) return impl_->run_inline(job.count_, job.task_, job.context_, 0);
 

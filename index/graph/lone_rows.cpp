@@ -4,6 +4,7 @@
 #include <bit>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 namespace keyhole::index {
 namespace {
@@ -53,10 +54,11 @@ uint32_t sampled_row(uint64_t i, size_t rows) {
 
 }  // namespace
 
-void LoneRows::choose_leaders(const LiftedKeys& keys, const std::vector<uint32_t>& representative) {
-  leaders_.clear();
+LoneRows::Found LoneRows::leaders_of(const LiftedKeys& keys,
+                                     const std::vector<uint32_t>& representative, size_t sampled) {
+  Found found;
   std::vector<uint32_t> sample(kSample);
-  for (size_t i = 0; i < kSample; ++i) sample[i] = representative[sampled_row(i, sampled_)];
+  for (size_t i = 0; i < kSample; ++i) sample[i] = representative[sampled_row(i, sampled)];
   std::sort(sample.begin(), sample.end());
   sample.erase(std::unique(sample.begin(), sample.end()), sample.end());
   const size_t n = sample.size();
@@ -76,15 +78,15 @@ void LoneRows::choose_leaders(const LiftedKeys& keys, const std::vector<uint32_t
   std::nth_element(nearest.begin(), median, nearest.end());
   // Where rows are nearer than fp32 can tell in products of their size, that is the distance.
   const double rounding = 1e-4 * std::accumulate(squares.begin(), squares.end(), 0.0) / double(n);
-  reach_ = kFar * kFar * std::max(*median, rounding);
+  found.reach = kFar * kFar * std::max(*median, rounding);
   std::vector<uint8_t> is_near(n, 0);
   size_t crowd = 0;
-  while (leaders_.size() < kMostLeaders) {
+  while (found.leaders.size() < kMostLeaders) {
     size_t best = 0, most = 1;  // a row that has none about it but itself leads none
     for (size_t i = 0; i < n; ++i) {
       size_t about = 0;
       for (size_t j = 0; j < n; ++j) {
-        about += is_near[j] == 0 && distances[i * n + j] <= reach_ ? 1 : 0;
+        about += is_near[j] == 0 && distances[i * n + j] <= found.reach ? 1 : 0;
       }
       if (about > most) {
         best = i;
@@ -93,12 +95,13 @@ void LoneRows::choose_leaders(const LiftedKeys& keys, const std::vector<uint32_t
     }
     if (most == 1) break;
     for (size_t j = 0; j < n; ++j) {
-      if (distances[best * n + j] <= reach_) is_near[j] = 1;
+      if (distances[best * n + j] <= found.reach) is_near[j] = 1;
     }
-    leaders_.push_back(sample[best]);
+    found.leaders.push_back(sample[best]);
     crowd += most;
   }
-  if (static_cast<double>(crowd) < kLeastCrowd * static_cast<double>(n)) leaders_.clear();
+  if (static_cast<double>(crowd) < kLeastCrowd * static_cast<double>(n)) found.leaders.clear();
+  return found;
 }
 
 LoneRows LoneRows::of(const LiftedKeys& keys, const Twins& twins) const {
@@ -107,17 +110,22 @@ LoneRows LoneRows::of(const LiftedKeys& keys, const Twins& twins) const {
   if (count < kLeastRows || !keys.is_lifted()) return {};
   LoneRows out = *this;
   out.count_ = count;
-  if (std::bit_floor(count) == sampled_ && leaders_.empty()) return out;
+  if (std::bit_floor(count) == sampled_ && !found_) return out;
   const std::vector<uint32_t> representative = twins.representatives(count);
   size_t first = count_;
+  Found found;
   if (std::bit_floor(count) != sampled_) {
     out.sampled_ = std::bit_floor(count);
-    out.choose_leaders(keys, representative);
-    out.rows_.clear();
+    found = leaders_of(keys, representative, out.sampled_);
     first = 0;
+  } else {
+    found = *found_;
   }
-  std::erase_if(out.rows_, [&](uint32_t row) { return row >= count; });
-  if (out.leaders_.empty()) first = count;
+  if (found.leaders.empty()) {
+    out.found_ = {};
+    return out;
+  }
+  std::erase_if(found.rows, [&](uint32_t row) { return row >= count; });
   std::vector<uint32_t> ids(kRowsAtOnce);
   std::vector<double> squares(kRowsAtOnce), nearest(kRowsAtOnce), distances(kRowsAtOnce);
   Distances of(keys);
@@ -126,18 +134,19 @@ LoneRows LoneRows::of(const LiftedKeys& keys, const Twins& twins) const {
     std::iota(ids.begin(), ids.end(), static_cast<uint32_t>(first));
     for (size_t i = 0; i < n; ++i) squares[i] = keys.square(first + i);
     std::fill(nearest.begin(), nearest.end(), std::numeric_limits<double>::infinity());
-    for (const uint32_t leader : out.leaders_) {
+    for (const uint32_t leader : found.leaders) {
       of.of(leader, ids.data(), squares.data(), n, distances.data());
       for (size_t i = 0; i < n; ++i) nearest[i] = std::min(nearest[i], distances[i]);
     }
     for (size_t i = 0; i < n; ++i) {
       const uint32_t row = ids[i];
-      if (nearest[i] > out.reach_ && representative[row] == row) out.rows_.push_back(row);
+      if (nearest[i] > found.reach && representative[row] == row) found.rows.push_back(row);
     }
   }
-  const size_t many = out.rows_.size(), starts = std::min(many, kMostStarts);
-  out.starts_.resize(starts);
-  for (size_t i = 0; i < starts; ++i) out.starts_[i] = out.rows_[i * many / starts];
+  const size_t many = found.rows.size(), starts = std::min(many, kMostStarts);
+  found.starts.resize(starts);
+  for (size_t i = 0; i < starts; ++i) found.starts[i] = found.rows[i * many / starts];
+  out.found_ = cpu::Shared(std::move(found));
   return out;
 }
 

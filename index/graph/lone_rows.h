@@ -8,13 +8,14 @@
 #include <span>
 #include <vector>
 
+#include "cpu/shared.h"
 #include "index/graph/lifted_keys.h"
 #include "index/scan/twins.h"
 
 namespace keyhole::index {
 
 /// The lone rows of some keys. A function of the keys and their number alone, however they came: files need not have
-/// them. Ordinary keys have none, and then it holds no memory.
+/// them. Ordinary keys have none, and then it holds no memory. Copies hold theirs together.
 ///
 /// A sample says how far rows are from their nearest ones. A few of its rows, the leaders, have most of the sample
 /// within some times that distance, or else no row counts as lone: keys then lie along curves or in many small groups.
@@ -34,19 +35,33 @@ class LoneRows {
   [[nodiscard]] LoneRows of(const LiftedKeys& keys, const Twins& twins) const;
 
   /// All of them, rising.
-  [[nodiscard]] std::span<const uint32_t> rows() const { return rows_; }
+  [[nodiscard]] std::span<const uint32_t> rows() const {
+    return found_ ? std::span<const uint32_t>(found_->rows) : std::span<const uint32_t>();
+  }
   /// Where searches begin beside other entries, rising: all, or of many some, evenly spread.
-  [[nodiscard]] std::span<const uint32_t> starts() const { return starts_; }
-  /// Without the leaders, of which there are few.
-  [[nodiscard]] size_t bytes() const { return (rows_.size() + starts_.size()) * sizeof(uint32_t); }
+  [[nodiscard]] std::span<const uint32_t> starts() const {
+    return found_ ? std::span<const uint32_t>(found_->starts) : std::span<const uint32_t>();
+  }
+  [[nodiscard]] size_t bytes() const { return found_ ? found_->bytes() : 0; }
+  /// The part of bytes() that a copy counts, see cpu/shared.h.
+  [[nodiscard]] size_t bytes_of_others() const { return cpu::bytes_of_others(found_); }
 
  private:
-  void choose_leaders(const LiftedKeys& keys, const std::vector<uint32_t>& representative);
+  struct Found {
+    double reach = 0.0;  // squared distance to a leader beyond which a row is lone
+    std::vector<uint32_t> leaders, rows, starts;
+    [[nodiscard]] size_t bytes() const {
+      return (leaders.capacity() + rows.capacity() + starts.capacity()) * sizeof(uint32_t);
+    }
+  };
+  /// The leaders of a sample of the first `sampled` rows, and their reach.
+  [[nodiscard]] static Found leaders_of(const LiftedKeys& keys,
+                                        const std::vector<uint32_t>& representative,
+                                        size_t sampled);
 
-  size_t count_ = 0;    // rows seen
-  size_t sampled_ = 0;  // rows that the sample is of, a power of 2
-  double reach_ = 0.0;  // squared distance to a leader beyond which a row is lone
-  std::vector<uint32_t> leaders_, rows_, starts_;
+  size_t count_ = 0;          // rows seen
+  size_t sampled_ = 0;        // rows that the sample is of, a power of 2
+  cpu::Shared<Found> found_;  // nothing: there are no leaders
 };
 
 }  // namespace keyhole::index

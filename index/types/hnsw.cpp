@@ -76,7 +76,7 @@ class HnswIndex final : public TypedIndex<HnswScratch> {
     return graph_->bytes() + twins_->bytes() + lone_.bytes();
   }
   [[nodiscard]] size_t bytes_of_others() const override {
-    return cpu::bytes_of_others(graph_) + cpu::bytes_of_others(twins_);
+    return cpu::bytes_of_others(graph_) + cpu::bytes_of_others(twins_) + lone_.bytes_of_others();
   }
 
  protected:

@@ -54,7 +54,7 @@ class RoarGraphIndex final : public TypedIndex<RoarScratch> {
     return graph_->bytes() + twins_->bytes() + lone_.bytes() + (coded() ? codes_->bytes() : 0);
   }
   [[nodiscard]] size_t bytes_of_others() const override {
-    return cpu::bytes_of_others(graph_) + cpu::bytes_of_others(twins_) +
+    return cpu::bytes_of_others(graph_) + cpu::bytes_of_others(twins_) + lone_.bytes_of_others() +
            (coded() ? cpu::bytes_of_others(codes_) : 0);
   }
 

@@ -62,6 +62,11 @@ Engine::Engine(const keyhole_engine_config& config, std::shared_ptr<const gpu::D
                                               ", allowed: 0 (one per core).." +
                                               std::to_string(kMaxThreads));
   }
+  if (config.run != nullptr && config.pin_threads != 0) {
+    throw Error(Status::invalid_argument,
+                "pin_threads is " + std::to_string(config.pin_threads) +
+                    ", allowed: 0 where `run` gives the caller's threads, which are not moved");
+  }
   join_ranks(config);
   kernels_ = &cpu::select_kernels(config.cpu_level);
   const keyhole_signal signal = choose_signal(config.signal);
@@ -100,6 +105,8 @@ Engine::Engine(const keyhole_engine_config& config, std::shared_ptr<const gpu::D
   pool.spare = has_streams() ? 2 : 0;
   pool.pin = config.pin_threads != 0;
   if (config.spin_us != KEYHOLE_AUTO) pool.spin_us = config.spin_us;
+  pool.run = config.run;
+  pool.run_user = config.run_user;
   pool_ = std::make_unique<cpu::Pool>(pool);
 
   effective_ = config;
@@ -116,7 +123,8 @@ Engine::Engine(const keyhole_engine_config& config, std::shared_ptr<const gpu::D
   effective_.cpu_level = kernels_->name;
   if (config.classifiers != nullptr) effective_.classifiers = classifiers_path_.c_str();
   log_(KEYHOLE_LOG_INFO, std::string("kernels: ") + kernels_->name +
-                             ", threads: " + std::to_string(pool_->threads()));
+                             ", threads: " + std::to_string(pool_->threads()) +
+                             (config.run != nullptr ? " at most, the caller's" : ""));
 }
 
 uint32_t Engine::default_timeout_ms() const {

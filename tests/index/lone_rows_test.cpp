@@ -115,6 +115,10 @@ TEST_P(LoneRowGraphs, AppendsTruncationsCopiesAndFilesKeepThem) {
   EXPECT_EQ(loaded->info().diagnostics, index->info().diagnostics);
   const Keys other = crowd.keys;
   const auto copy = index->share(other.view());
+  // They are shared, and counted once, by the first of those that hold them.
+  EXPECT_EQ(index->bytes_of_others(), 0U);
+  EXPECT_EQ(copy->bytes_of_others(), copy->bytes());
+  EXPECT_GE(copy->bytes(), (crowd.needles.size() + 2) * sizeof(uint32_t));
   for (int i = 0; i < 20; ++i) {
     const std::vector<float> q = gaussian(3, kNearDim, crowd.random);
     const auto heads = search(*index, q, kNearDim, 10).heads;

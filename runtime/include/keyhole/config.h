@@ -68,6 +68,23 @@ enum {
   KEYHOLE_ROPE_YARN = 3
 };
 
+/* A part of the library's parallel work: `index` of [0, count), see keyhole_run_fn. It returns when there is nothing left to
+ * do, and waits for no other part. A stack of 128 KiB is enough for it. */
+typedef void (*keyhole_task_fn)(void* context, uint32_t index);
+/* Runs parallel work on threads of the caller's, in place of workers of the library (docs/embedding.md, Threads of the
+ * caller): calls task(context, i) once for each i of [0, count), on any threads, this one among them or not, at once or one
+ * after the other, and returns when all of these calls have returned. The parts share the work out among themselves
+ * while they run, so that it does not matter when a thread comes: the results have the same bits.
+ *   user   run_user of the engine
+ *   count  from 2 to `threads` of the engine
+ * It is called by threads that are in a call with the engine or an object made of it, so from several at once where there
+ * are such calls at once; with a CUDA device by the thread of each session that serves steps on a stream, too. It must
+ * not throw, nor call the library with the engine or its objects.
+ * Why a parallel-for, and not a call by which thread ith of nth joins a step: a call of the library need not come from
+ * inside a region of parallel work, no thread has to be told when the call is over, and none that stays away is waited
+ * for. Who is called on nth threads at once (ggml's operations) makes this of it in some lines, which the document has. */
+typedef void (*keyhole_run_fn)(void* user, keyhole_task_fn task, void* context, uint32_t count);
+
 typedef struct keyhole_engine_config {
   size_t struct_size;
   /* Required, 1..1024. */
@@ -97,8 +114,8 @@ typedef struct keyhole_engine_config {
   float rope_high_freq_factor;
   uint32_t rope_original_context;
   keyhole_device device;
-  /* Worker threads including the caller, up to 4096. AUTO: one per core of the process, with a CUDA device two
-   * fewer. */
+  /* Worker threads including the caller, up to 4096; with `run` the most parts that work is cut into for it. AUTO: one
+   * per core of the process, with a CUDA device two fewer. */
   uint32_t threads;
   /* Non-zero: pin the workers to cores (the caller's thread is never moved). */
   int32_t pin_threads;
@@ -155,6 +172,12 @@ typedef struct keyhole_engine_config {
    * models and GGUF's "neox" have them); 1: 2 i and 2 i + 1 (GGUF's "norm", e.g. llama). Read where RoPE is undone
    * (saap, ivf with rope=undo) and done again (keyhole_session_remove); q and K come here after RoPE in any case. */
   int32_t rope_interleaved;
+  /* Not NULL: the engine starts no workers, and parallel work runs by this function, see keyhole_run_fn. pin_threads has to
+   * be 0 then, and spin_us means nothing. What goes on beside calls stays on threads of the library's own, and is not cut into
+   * parts: one for each session that appends to indexes in the background (KEYHOLE_APPEND_IN_STEP: none), one where
+   * audits are made, and those of a CUDA device. */
+  keyhole_run_fn run;
+  void* run_user;
 } keyhole_engine_config;
 
 /* Fills in struct_size and the defaults; the required fields become 0. */

@@ -48,6 +48,45 @@ TEST(QuerySample, IsBoundedEvenAndFairToTheHeads) {
   }
 }
 
+/// Queries of positions 0, 4, ..., all of whose components are their position's number; turned ones have 1000 more.
+TEST(QuerySample, WhatLiesBehindTokensThatWentMovesAndIsTurned) {
+  constexpr uint32_t kDim = 64;
+  const auto number = [](uint32_t position) { return static_cast<float>(position); };
+  QuerySample from(64, 1, kDim);
+  from.restore(4, {0, 4, 8, 12, 16, 20}, [&] {
+    std::vector<float> rows;
+    for (uint32_t p = 0; p <= 20; p += 4) rows.insert(rows.end(), kDim, number(p));
+    return rows;
+  }());
+  const auto moved = [&](uint32_t first, uint32_t count) {
+    QuerySample sample(64, 1, kDim);
+    sample.take_moved(from, first, count, [](float* row) {
+      for (uint32_t j = 0; j < kDim; ++j) row[j] += 1000.0F;
+    });
+    return sample;
+  };
+  const auto expect_sample = [&](const QuerySample& sample, uint32_t stride,
+                                 const std::vector<uint32_t>& positions,
+                                 const std::vector<float>& numbers) {
+    EXPECT_EQ(sample.stride(), stride);
+    EXPECT_EQ(std::vector<uint32_t>(sample.positions().begin(), sample.positions().end()),
+              positions);
+    ASSERT_EQ(sample.rows().size(), numbers.size() * kDim);
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      EXPECT_EQ(sample.rows()[i * kDim], numbers[i]) << i;
+      EXPECT_EQ(sample.rows()[i * kDim + kDim - 1], numbers[i]) << i;
+    }
+  };
+  // A gap of whole strides; of half a one; one that no stride but 1 allows; nothing behind; nothing left; nothing gone, but turned.
+  expect_sample(moved(4, 8), 4, {0, 4, 8, 12}, {0, 1012, 1016, 1020});
+  expect_sample(moved(5, 2), 2, {0, 4, 6, 10, 14, 18}, {0, 4, 1008, 1012, 1016, 1020});
+  expect_sample(moved(8, 7), 1, {0, 4, 9, 13}, {0, 4, 1016, 1020});
+  expect_sample(moved(17, UINT32_MAX - 17), 4, {0, 4, 8, 12, 16}, {0, 4, 8, 12, 16});
+  EXPECT_EQ(moved(0, UINT32_MAX).size(), 0U);
+  expect_sample(moved(12, 0), 4, {0, 4, 8, 12, 16, 20}, {0, 4, 8, 1012, 1016, 1020});
+  EXPECT_EQ(from.rows()[kDim * 5], 20.0F) << "the other sample keeps its own";
+}
+
 TEST(QuerySample, OfCapacityZeroWantsNothing) {
   const QuerySample sample(0, 4, 64);
   for (uint32_t p = 0; p < 100; ++p) EXPECT_EQ(-1, sample.wanted_head(p));
