@@ -1,6 +1,8 @@
 #include "tools/generation/drafts.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -53,14 +55,28 @@ DraftedTokens decode_by_drafts(Decoder& target, Decoder& draft, uint32_t last,
   return out;
 }
 
-std::vector<uint32_t> decode_plainly(Decoder& decoder, uint32_t last, const DraftLimits& limits) {
-  std::vector<uint32_t> tokens;
-  for (uint32_t next = last; tokens.size() < limits.tokens;) {
-    next = greedy(decoder.step(next));
-    tokens.push_back(next);
+PlainTokens decode_plainly(Decoder& decoder, uint32_t last, const DraftLimits& limits) {
+  PlainTokens out;
+  for (uint32_t next = last; out.tokens.size() < limits.tokens;) {
+    const std::span<const float> logits = decoder.step(next);
+    next = greedy(logits);
+    double second = -std::numeric_limits<double>::infinity();
+    for (size_t i = 0; i < logits.size(); ++i) {
+      if (i != next) second = std::max<double>(second, logits[i]);
+    }
+    out.tokens.push_back(next);
+    out.margins.push_back(logits[next] - second);
     if (limits.ends && limits.ends(next)) break;
   }
-  return tokens;
+  return out;
+}
+
+PlainPart compare_with_plain(const std::vector<uint32_t>& drafted, const PlainTokens& plain) {
+  const auto [ours, theirs] =
+      std::mismatch(drafted.begin(), drafted.end(), plain.tokens.begin(), plain.tokens.end());
+  const auto same = static_cast<size_t>(ours - drafted.begin());
+  const bool parts = ours != drafted.end() && theirs != plain.tokens.end();
+  return {same, parts ? plain.margins[same] : std::nan("")};
 }
 
 void DraftSums::add(const DraftRound& round) {

@@ -40,9 +40,25 @@ struct DraftLimits {
                                              const DraftLimits& limits,
                                              const std::function<void(size_t)>& on_round = {});
 
+/// Tokens that a decoder chose alone, and by how much.
+struct PlainTokens {
+  std::vector<uint32_t> tokens;
+  std::vector<double> margins;  ///< of each: its logit less the next best one's, in nats
+};
+
 /// The tokens that the decoder chooses alone, behind `last`.
-[[nodiscard]] std::vector<uint32_t> decode_plainly(Decoder& decoder, uint32_t last,
-                                                   const DraftLimits& limits);
+[[nodiscard]] PlainTokens decode_plainly(Decoder& decoder, uint32_t last,
+                                         const DraftLimits& limits);
+
+/// How far decoding by drafts went together with plain decoding of the same target.
+struct PlainPart {
+  size_t tokens = 0;  ///< the first ones, which are the same
+  /// Plain decoding's margin of the token at which they part: a small one is a tie that rounding decides. NaN where they do
+  /// not.
+  double margin = 0.0;
+};
+[[nodiscard]] PlainPart compare_with_plain(const std::vector<uint32_t>& drafted,
+                                           const PlainTokens& plain);
 
 /// Sums over rounds.
 struct DraftSums {

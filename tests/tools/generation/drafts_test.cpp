@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "tests/tools/generation/fake_decoder.h"
@@ -129,10 +131,42 @@ TEST(Drafts, EndWithATokenThatEndsTheText) {
     for (FakeDecoder* decoder : {&target, &draft, &alone}) (void)decoder->prefill(kPrompt);
     const DraftedTokens seen = decode_by_drafts(target, draft, kLast, {ahead, 30, ends});
     EXPECT_EQ(seen.tokens, std::vector<uint32_t>(all.begin(), all.begin() + 1 + first));
-    EXPECT_EQ(decode_plainly(alone, kLast, {ahead, 30, ends}), seen.tokens);
+    const PlainTokens alone_tokens = decode_plainly(alone, kLast, {ahead, 30, ends});
+    EXPECT_EQ(alone_tokens.tokens, seen.tokens);
+    ASSERT_EQ(alone_tokens.margins.size(), seen.tokens.size());
+    for (const double margin : alone_tokens.margins) EXPECT_GT(margin, 0.0);
     // Whole rounds: the one with the end drafted beyond it.
     EXPECT_EQ(seen.rounds.size(), (first + 1 + ahead) / (ahead + 1));
     EXPECT_EQ(seen.rounds.back().accepted, ahead);
+  }
+}
+
+TEST(Drafts, PartFromPlainDecodingAtAToken) {
+  const PlainTokens plain_tokens = {{3, 4, 5}, {0.5, 0.25, 0.125}};
+  const auto parts = [&](const std::vector<uint32_t>& drafted) {
+    return compare_with_plain(drafted, plain_tokens);
+  };
+  EXPECT_EQ(parts({3, 7, 5}).tokens, 1U);
+  EXPECT_EQ(parts({3, 7, 5}).margin, 0.25);
+  EXPECT_EQ(parts({4}).margin, 0.5);
+  for (const std::vector<uint32_t>& same : {std::vector<uint32_t>{3, 4, 5}, {3, 4}, {3, 4, 5, 6}}) {
+    EXPECT_EQ(parts(same).tokens, std::min<size_t>(3, same.size()));
+    EXPECT_TRUE(std::isnan(parts(same).margin));
+  }
+}
+
+TEST(Drafts, MarginsAreThoseOfTheLogits) {
+  FakeDecoder decoder, beside;
+  (void)decoder.prefill(kPrompt);
+  (void)beside.prefill(kPrompt);
+  const PlainTokens tokens = decode_plainly(decoder, kLast, {1, 5, {}});
+  uint32_t last = kLast;
+  for (size_t i = 0; i < 5; ++i) {
+    const std::span<const float> logits = beside.step(last);
+    std::vector<double> sorted(logits.begin(), logits.end());
+    std::sort(sorted.rbegin(), sorted.rend());
+    EXPECT_DOUBLE_EQ(tokens.margins[i], sorted[0] - sorted[1]);
+    last = tokens.tokens[i];
   }
 }
 

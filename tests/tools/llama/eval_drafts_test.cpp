@@ -43,29 +43,9 @@ class Drafting : public ::testing::Test {
   [[nodiscard]] std::vector<std::string> arguments(
       const std::string& length = std::to_string(kPrompt),
       const std::string& questions = "1") const {
-    return {"eval",
-            "--model",
-            folder_ / "target",
-            "--task",
-            "drafts",
-            "--tokens",
-            folder_ / "ids.txt",
-            "--length",
-            length,
-            "--answer-tokens",
-            std::to_string(kTokens),
-            "--ahead",
-            std::to_string(kAhead),
-            "--questions",
-            questions,
-            "--window",
-            "16",
-            "--sink",
-            "4",
-            "--kv-dtype",
-            "f32",
-            "--device",
-            "host"};
+    return with(eval_of_ids(folder_ / "target", folder_ / "ids.txt", "drafts", length),
+                {"--answer-tokens", std::to_string(kTokens), "--ahead", std::to_string(kAhead),
+                 "--questions", questions});
   }
 
   static uint32_t choice(const SyntheticTensors& tensors, const std::vector<uint32_t>& tokens) {

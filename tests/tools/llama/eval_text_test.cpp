@@ -46,25 +46,7 @@ class RandomText : public ::testing::Test {
   [[nodiscard]] std::vector<std::string> arguments(const std::string& task,
                                                    const std::string& length,
                                                    const std::string& bytes) const {
-    return {"eval",
-            "--model",
-            folder_.path(),
-            "--task",
-            task,
-            "--tokens",
-            folder_ / "ids.txt",
-            "--length",
-            length,
-            "--bytes",
-            bytes,
-            "--window",
-            "16",
-            "--sink",
-            "4",
-            "--kv-dtype",
-            "f32",
-            "--device",
-            "host"};
+    return with(eval_of_ids(folder_.path(), folder_ / "ids.txt", task, length), {"--bytes", bytes});
   }
 
   TemporaryFolder folder_;
@@ -169,29 +151,8 @@ TEST_F(RandomText, DivergenceByPositionAddsUp) {
     nats += 15 * bin["kld"]["mean"].get<double>();
     same += 15 * bin["same_best"].get<double>();
     EXPECT_GT(bin["output_error"], 0.0);
-    const json shorter = run_json({"eval",
-                                   "--model",
-                                   folder_.path(),
-                                   "--task",
-                                   "kld",
-                                   "--tokens",
-                                   folder_ / "ids.txt",
-                                   "--length",
-                                   "80",
-                                   "--bytes",
-                                   std::to_string(end),
-                                   "--window",
-                                   "16",
-                                   "--sink",
-                                   "4",
-                                   "--kv-dtype",
-                                   "f32",
-                                   "--device",
-                                   "host",
-                                   "--index",
-                                   "none",
-                                   "--audit",
-                                   "1"});
+    const json shorter =
+        run_json(arguments("kld", "80", std::to_string(end)), {"--index", "none", "--audit", "1"});
     const json& whole = shorter["results"][1];
     EXPECT_NEAR(whole["kld"]["mean"].get<double>(), nats / static_cast<double>(end), 1e-9);
     EXPECT_NEAR(whole["same_best"].get<double>(), same / static_cast<double>(end), 1e-9);
@@ -213,27 +174,7 @@ TEST_F(RandomText, DivergenceByPositionAddsUp) {
 }
 
 TEST_F(RandomText, PromptsInChunksAndTurnsAreTheReference) {
-  const std::vector<std::string> args = {"eval",
-                                         "--model",
-                                         folder_.path(),
-                                         "--task",
-                                         "text",
-                                         "--tokens",
-                                         folder_ / "ids.txt",
-                                         "--index",
-                                         "exact",
-                                         "--length",
-                                         "140",
-                                         "--bytes",
-                                         "8",
-                                         "--window",
-                                         "16",
-                                         "--sink",
-                                         "4",
-                                         "--kv-dtype",
-                                         "f32",
-                                         "--device",
-                                         "host"};
+  const std::vector<std::string> args = with(arguments("text", "140", "8"), {"--index", "exact"});
   double mean = 0.0;
   for (const double b : reference_bits(141, 149)) mean += b / 8.0;
   const auto bits = [](const json& result) {

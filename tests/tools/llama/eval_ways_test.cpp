@@ -97,6 +97,10 @@ TEST(EvalCommand, PutsCachesWhoseTokensAgeBesideExactAttention) {
                 .exit_code,
             0);
   refused({"--calibration", other}, "is of the model 'model'; needed: a trace of 'bundled'");
+  expect_failure(run_keyhole(with(args, {"kivi2", "--calibration", trace})), 2,
+                 trace + ": no --index is fitted to it; allowed with --index oscar2");
+  expect_failure(run_keyhole({"decode", "--prompt", "x", "--calibration", trace}), 2,
+                 trace + ": no --index is fitted to it; allowed with --index oscar2");
 }
 
 TEST(EvalCommand, CopiesPassages) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,16 @@ namespace keyhole::tools {
   std::string text;
   for (const uint32_t token : tokens) text += std::to_string(token) + " ";
   return text;
+}
+
+/// `keyhole eval` of a task over token ids, exact in fp32 on the host, with a sink and a window that short prompts leave.
+[[nodiscard]] inline std::vector<std::string> eval_of_ids(const std::filesystem::path& model,
+                                                          const std::filesystem::path& ids,
+                                                          const std::string& task,
+                                                          const std::string& length) {
+  return {"eval", "--model",    model,  "--task",   task,  "--tokens",
+          ids,    "--length",   length, "--window", "16",  "--sink",
+          "4",    "--kv-dtype", "f32",  "--device", "host"};
 }
 
 /// Runs `keyhole ARGS MORE --json -`, which must succeed.

@@ -1,5 +1,6 @@
 #include "tools/commands/common/rounded_cache.h"
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -89,8 +90,8 @@ KeyholeCacheOptions rounded_options(const CacheFlags& flags, uint32_t max_tokens
 
 }  // namespace
 
-KeyholeCache make_rounded_cache(const LlamaConfig& model, const CacheFlags& flags,
-                                uint32_t max_tokens, const AttendSpec& spec) {
+KeyholeCache RoundedCacheMaker::make(const LlamaConfig& model, const CacheFlags& flags,
+                                     uint32_t max_tokens, const AttendSpec& spec) {
   const KvFormat format = spec.format().value();
   KeyholeCacheOptions options = rounded_options(flags, max_tokens, spec);
   if (!ages(format)) {
@@ -106,8 +107,20 @@ KeyholeCache make_rounded_cache(const LlamaConfig& model, const CacheFlags& flag
   } catch (const std::invalid_argument& e) {
     throw UsageError("--index " + spec.text + ": " + e.what());
   }
-  if (!options.aging) options.aging = make_calibrated(model, flags);
+  if (!options.aging) {
+    if (!calibrated_) calibrated_ = make_calibrated(model, flags);
+    options.aging = calibrated_;
+  }
   return {model, options};
+}
+
+void check_calibration_has_use(const CacheFlags& flags, std::span<const AttendSpec> specs) {
+  const bool used = std::any_of(specs.begin(), specs.end(), [](const AttendSpec& spec) {
+    return spec.format() == KvFormat::oscar2;
+  });
+  if (used || flags.calibration.empty()) return;
+  throw UsageError("--calibration " + flags.calibration +
+                   ": no --index is fitted to it; allowed with --index oscar2");
 }
 
 }  // namespace keyhole::tools

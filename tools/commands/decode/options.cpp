@@ -4,6 +4,7 @@
 
 #include "tools/commands/common/gpu_memory.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/common/rounded_cache.h"
 #include "tools/commands/common/setting_options.h"
 #include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
@@ -186,6 +187,7 @@ void understand(DecodeOptions& options) {
         "--index " + options.index.text +
         " with --budgets: allowed is an index spec, for heads that the file does not name");
   }
+  check_calibration_has_use(options.cache, {&options.index, 1});
   if (options.check && options.cache.audit.share > 0.0) {
     throw UsageError(
         "--check attends once more in every step, which would be audited as well: "

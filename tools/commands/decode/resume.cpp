@@ -40,7 +40,7 @@ std::unique_ptr<Conversation> begin(const DecodeOptions& options, Runner& runner
   flags.model = model_name(options.model);
   KeyholeCache cache =
       options.index.format()
-          ? make_rounded_cache(model, flags, capacity, options.index)
+          ? RoundedCacheMaker().make(model, flags, capacity, options.index)
           : make_cache(model, options.cache, capacity, {options.index}, {options.budget});
   return std::make_unique<Conversation>(runner, std::move(cache), options.index, options.budget,
                                         options.sampling);

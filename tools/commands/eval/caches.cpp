@@ -1,17 +1,16 @@
 #include "tools/commands/eval/caches.h"
 
-#include "tools/commands/common/rounded_cache.h"
 #include "tools/terminal/errors.h"
 
 namespace keyhole::tools {
 
 EvalCaches::EvalCaches(const LlamaConfig& model, const EvalOptions& options, uint32_t max_tokens,
                        const std::vector<AttendSpec>& specs,
-                       const std::vector<BudgetChoice>& budgets)
+                       const std::vector<BudgetChoice>& budgets, RoundedCacheMaker& rounded)
     : main_(make_cache(model, options.cache, max_tokens, specs, budgets)) {
   for (const AttendSpec& spec : specs) {
     if (const auto format = spec.format(); format && rounded_.count(*format) == 0) {
-      rounded_.emplace(*format, make_rounded_cache(model, options.cache, max_tokens, spec));
+      rounded_.emplace(*format, rounded.make(model, options.cache, max_tokens, spec));
     }
   }
 }

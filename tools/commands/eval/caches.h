@@ -4,6 +4,7 @@
 #include <map>
 #include <vector>
 
+#include "tools/commands/common/rounded_cache.h"
 #include "tools/commands/eval/options.h"
 
 namespace keyhole::tools {
@@ -12,9 +13,11 @@ namespace keyhole::tools {
 /// enter it. The prompt's own forward pass is exact for all of them, so that only the way of decoding differs.
 class EvalCaches {
  public:
-  /// Makes empty caches for `max_tokens` tokens. Throws UsageError as make_cache() does.
+  /// Makes empty caches for `max_tokens` tokens, those that have a format by `rounded`. Throws UsageError as make_cache()
+  /// and RoundedCacheMaker::make() do.
   EvalCaches(const LlamaConfig& model, const EvalOptions& options, uint32_t max_tokens,
-             const std::vector<AttendSpec>& specs, const std::vector<BudgetChoice>& budgets);
+             const std::vector<AttendSpec>& specs, const std::vector<BudgetChoice>& budgets,
+             RoundedCacheMaker& rounded);
 
   /// Runs the prompt, with a progress bar, except its last `turn` tokens, which follow by extend_by_turn() after the
   /// index of the main cache is built. Returns its seconds.

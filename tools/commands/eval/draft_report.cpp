@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <cstdio>
-#include <numeric>
 #include <utility>
 
 #include "runtime/files/json.h"
@@ -25,6 +24,12 @@ DraftSums DraftRow::sums() const {
     for (const DraftRound& round : text.rounds) sums.add(round);
   }
   return sums;
+}
+
+size_t DraftRow::tokens_as_plain() const {
+  size_t tokens = 0;
+  for (const PlainPart& part : as_plain) tokens += part.tokens;
+  return tokens;
 }
 
 size_t DraftRow::tokens() const {
@@ -60,6 +65,25 @@ std::optional<Difference> accepted_above(const DraftRow& row, const DraftRow& ex
   return paired_difference(row.accepted_by_prompt(), exact.accepted_by_prompt());
 }
 
+namespace {
+
+/// Where texts part from plain decoding, and how near a tie that was.
+std::string parting_text(const DraftRow& row) {
+  std::string text;
+  for (size_t i = 0; i < row.as_plain.size(); ++i) {
+    const PlainPart& part = row.as_plain[i];
+    if (std::isnan(part.margin)) continue;
+    const std::string of =
+        row.role == DraftRole::both ? "" : ", of the " + std::string(role_text(row.role));
+    text += row.way().name() + of + ", prompt " + std::to_string(i + 1) +
+            ": another token than plain decoding's after " + std::to_string(part.tokens) +
+            ", where that preferred its own by " + format_number(part.margin) + " nats\n";
+  }
+  return text;
+}
+
+}  // namespace
+
 std::string draft_text(const std::vector<DraftRow>& rows) {
   Table table({{"index", Table::Align::left},
                {"k"},
@@ -88,14 +112,13 @@ std::string draft_text(const std::vector<DraftRow>& rows) {
       places += (places.empty() ? "" : " ") + std::to_string(std::lround(100.0 * share));
     }
     cells.push_back(places);
-    cells.push_back(
-        std::to_string(std::accumulate(row.as_plain.begin(), row.as_plain.end(), size_t{0})) + "/" +
-        std::to_string(row.tokens()));
+    cells.push_back(std::to_string(row.tokens_as_plain()) + "/" + std::to_string(row.tokens()));
     const std::vector<std::string> cost =
         row.role == DraftRole::target ? std::vector<std::string>(6, "-") : cost_cells(way);
     for (const size_t i : {1U, 3U, 5U}) cells.push_back(cost[i]);
     table.add_row(std::move(cells));
     if (row.role != DraftRole::target) notes += emulation_text(way);
+    notes += parting_text(row);
   }
   return table.text(style_of(stdout)) +
          "accepted: tokens of a draft that the target would have chosen itself; tokens/pass: "
@@ -115,8 +138,11 @@ nlohmann::ordered_json draft_json(const std::vector<DraftRow>& rows) {
     for (size_t i = 0; i < row.texts.size(); ++i) {
       std::vector<uint32_t> accepted;
       for (const DraftRound& round : row.texts[i].rounds) accepted.push_back(round.accepted);
-      texts.push_back(
-          {{"tokens", row.texts[i].tokens}, {"as_plain", row.as_plain[i]}, {"accepted", accepted}});
+      texts.push_back({{"tokens", row.texts[i].tokens},
+                       {"as_plain", row.as_plain[i].tokens},
+                       {"accepted", accepted}});
+      const double margin = row.as_plain[i].margin;
+      if (!std::isnan(margin)) texts.back()["margin"] = margin;
     }
     nlohmann::ordered_json result = {{"of", role_text(row.role)},
                                      {"rounds", sums.rounds},

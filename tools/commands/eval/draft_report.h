@@ -26,12 +26,13 @@ struct DraftRow {
   std::vector<EvalWay>
       runs;  ///< the way, with the cost of the draft's steps where the draft attends in it
   std::vector<DraftedTokens> texts;
-  std::vector<size_t>
-      as_plain;  ///< the first tokens of each that are those of plain decoding of the same target
+  std::vector<PlainPart> as_plain;  ///< of each text, beside plain decoding of the same target
 
   [[nodiscard]] EvalWay way() const;
   [[nodiscard]] DraftSums sums() const;
   [[nodiscard]] size_t tokens() const;
+  /// Of these, the first ones of each text that plain decoding chooses, too.
+  [[nodiscard]] size_t tokens_as_plain() const;
   /// Mean accepted tokens of a round of each prompt.
   [[nodiscard]] std::vector<double> accepted_by_prompt() const;
   /// The mean's standard error over all rounds.

@@ -67,11 +67,11 @@ class Passage {
       : target_(target), draft_(draft), last_(last), limits_(limits) {}
 
   void run(std::vector<DraftRow>& rows, const std::function<void(const std::string&)>& show) {
-    const std::vector<uint32_t> plain = plain_tokens(target_.exact().cache);
+    const PlainTokens plain = plain_tokens(target_.exact().cache);
     const bool first = rows.empty();
     size_t row = 0;
     const auto add = [&](DraftRole role, WayCache& checks, WayCache& drafts, const EvalWay& way,
-                         const std::vector<uint32_t>& expected) {
+                         const PlainTokens& expected) {
       show(way.name());
       if (first) rows.emplace_back().role = role;
       decode(checks, drafts, way, expected, rows[row++]);
@@ -87,21 +87,19 @@ class Passage {
   }
 
  private:
-  std::vector<uint32_t> plain_tokens(const KeyholeCache& cache) {
+  PlainTokens plain_tokens(const KeyholeCache& cache) {
     KeyholeCache copy = cache.fork();
     return decode_plainly(*target_.decoder(copy), last_, limits_);
   }
 
   void decode(const WayCache& checks, const WayCache& drafts, const EvalWay& way,
-              const std::vector<uint32_t>& expected, DraftRow& row) {
+              const PlainTokens& expected, DraftRow& row) {
     KeyholeCache target_cache = checks.cache.fork(), draft_cache = drafts.cache.fork();
     const auto target = target_.decoder(target_cache), draft = draft_.decoder(draft_cache);
     draft_cache.reset_statistics();
     const DraftedTokens& text = row.texts.emplace_back(
         decode_by_drafts(*target, *draft, last_, limits_, [](size_t) { throw_if_interrupted(); }));
-    const auto [ours, theirs] =
-        std::mismatch(text.tokens.begin(), text.tokens.end(), expected.begin(), expected.end());
-    row.as_plain.push_back(static_cast<size_t>(ours - text.tokens.begin()));
+    row.as_plain.push_back(compare_with_plain(text.tokens, expected));
     EvalWay& run = row.runs.emplace_back(way);
     if (row.role != DraftRole::target) {
       measure_way(draft_cache, *draft, draft_.model(), draft_.context(), run);

@@ -85,6 +85,7 @@ EvalWay mean_way(const std::vector<EvalWay>& runs) {
   }
   mean.times = {};
   uint64_t format_bytes = 0;
+  double numbers = 0.0;  // of K and V of all prompts
   for (const EvalWay& run : runs) {
     mean.times.steps += run.times.steps;
     mean.times.attention += run.times.attention;
@@ -92,8 +93,14 @@ EvalWay mean_way(const std::vector<EvalWay>& runs) {
     mean.times.mlp += run.times.mlp;
     mean.times.logits += run.times.logits;
     format_bytes += run.format_bytes;
+    if (run.format_bytes != 0) {
+      numbers += 8.0 * static_cast<double>(run.format_bytes) / run.format_bits_in_all;
+    }
   }
   mean.format_bytes = format_bytes / runs.size();
+  if (numbers > 0.0) {
+    mean.format_bits_in_all = 8.0 * static_cast<double>(format_bytes) / numbers;
+  }
   return mean;
 }
 

@@ -45,7 +45,7 @@ struct TurnMean {
 };
 [[nodiscard]] std::vector<TurnMean> turn_means(const RulerGroup& group, const RulerRow& row);
 
-/// The way of several runs: what it cost on average.
+/// The way of several runs: what it cost on average; bits of a number are those of all prompts together.
 [[nodiscard]] EvalWay mean_way(const std::vector<EvalWay>& runs);
 
 /// Samples with a lower score than by exact attention (lost) and with a higher one (won); nothing where `exact`, its

@@ -30,6 +30,7 @@ EvalOptions checked(const EvalOptions& options) {
   for (const std::string& path : {options.json, options.html}) {
     if (!path.empty()) check_writable(path);
   }
+  check_calibration_has_use(options.cache, all_specs(options));
   return options;
 }
 
@@ -48,7 +49,8 @@ EvalRun::EvalRun(const EvalOptions& options)
 
 void EvalRun::prefill(const std::vector<uint32_t>& prompt, uint32_t more) {
   prompt_tokens_ = prompt.size();
-  caches_.emplace(model(), options_, static_cast<uint32_t>(prompt.size()) + more, specs_, budgets_);
+  caches_.emplace(model(), options_, static_cast<uint32_t>(prompt.size()) + more, specs_, budgets_,
+                  rounded_);
   prefill_seconds_ += caches_->prefill(runner_, prompt, options_.turn);
 }
 

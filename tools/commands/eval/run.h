@@ -44,6 +44,7 @@ class EvalRun {
   std::optional<GpuMemoryPlan>
       memory_;  ///< with --gpu-memory, which limits the session of options_
   Runner runner_;
+  RoundedCacheMaker rounded_;
   std::optional<EvalCaches> caches_;
   size_t prompt_tokens_ = 0;
   double prefill_seconds_ = 0.0;

@@ -30,7 +30,8 @@ class TurnsGenerator : public Generator {
   explicit TurnsGenerator(const TaskSetup& setup) : random_(setup.seed) {}
 
   [[nodiscard]] SizeSearch size_search() const override {
-    return {.step = 10, .probe = 10, .margin = 3};
+    // The questions are as long as some tens of lockers: a smaller text would seem to have fewer of them in a length.
+    return {.step = 10, .probe = 100, .margin = 3};
   }
 
   [[nodiscard]] Sample draw(size_t /*index*/, size_t units) override {

@@ -22,7 +22,7 @@ DraftRow row_of(const char* index, DraftRole role, const std::vector<uint32_t>& 
     DraftedTokens& text = row.texts.emplace_back();
     for (const uint32_t accepted : *rounds) text.rounds.push_back({4, accepted});
     text.tokens = {1, 2, 3};
-    row.as_plain.push_back(2);
+    row.as_plain.push_back({2, row.as_plain.empty() ? 0.125 : std::nan("")});
     EvalWay& way = row.runs.emplace_back();
     way.spec.text = index;
     way.times.steps = 1;
@@ -64,8 +64,12 @@ TEST(DraftReport, JsonHasEveryRound) {
   EXPECT_DOUBLE_EQ(flat["above_exact"]["mean_accepted"].get<double>(), -2.25);
   EXPECT_EQ(flat["texts"][1]["accepted"], json({2, 4, 0}));
   EXPECT_EQ(flat["texts"][0]["as_plain"], 2);
+  EXPECT_EQ(flat["texts"][0]["margin"], 0.125);
+  EXPECT_FALSE(flat["texts"][1].contains("margin"));
   const std::string text = draft_text(rows);
-  for (const char* part : {"2.8", "60 60 40 20", "4/6", "target", "-2.25 +- 0.25"}) {
+  for (const char* part : {"2.8", "60 60 40 20", "4/6", "target", "-2.25 +- 0.25",
+                           "prompt 1: another token than plain decoding's after 2, where that "
+                           "preferred its own by 0.125 nats"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
 }

@@ -50,6 +50,23 @@ TEST(RulerReport, MeansOfRuns) {
   EXPECT_TRUE(std::isnan(mean_way({way_of("flat", 3, 1, 1)}).scan_fraction));
 }
 
+TEST(RulerReport, BitsOfANumberAreThoseOfAllPromptsTogether) {
+  // 1,000 numbers in 16 bits and 9,000 in 4: 5.2 bits of each, and not the mean of both prompts, 10.
+  EvalWay young = way_of("kivi4", 1, 1, 1), old = young;
+  young.format_bits = old.format_bits = 4;
+  young.format_bytes = 2000;
+  young.format_bits_in_all = 16;
+  old.format_bytes = 4500;
+  old.format_bits_in_all = 4;
+  for (const auto& runs : {std::vector{young, old}, std::vector{old, young}}) {
+    const EvalWay mean = mean_way(runs);
+    EXPECT_EQ(mean.format_bytes, 3250U);
+    EXPECT_NEAR(mean.format_bits_in_all, 5.2, 1e-12);
+    EXPECT_EQ(mean.format_bits, 4);
+  }
+  EXPECT_EQ(mean_way({way_of("flat", 1, 1, 1)}).format_bits_in_all, 0.0);
+}
+
 TEST(RulerReport, LostAndWonAreSamples) {
   const RulerGroup group = group_of("vt", 4096, {0.75, 0.5, 0.25});
   const auto swaps = score_swaps(group.rows[1], &group.rows[0]);

@@ -93,6 +93,27 @@ TEST(RulerSamples, OfEveryTaskKeepTheBudgetAndUseIt) {
   }
 }
 
+TEST(RulerSamples, OfTurnsUseTheLengthWhateverTheirQuestionsTake) {
+  const TaskInfo& task = *find_task("turns");
+  // Words of all that a session takes, and so many tokens that a chat template puts around each question.
+  for (const size_t around : {0U, 20U, 60U}) {
+    const auto count = [around](const Sample& sample) {
+      size_t tokens = around + word_count(sample) + words_in(sample.answer).size();
+      for (const FollowUp& next : sample.follow_ups) {
+        tokens += around + words_in(next.prompt + next.prefix + next.answer).size();
+      }
+      return tokens;
+    };
+    for (const size_t budget : {4000U, 32000U}) {
+      SCOPED_TRACE(std::to_string(around) + " around, " + std::to_string(budget));
+      Samples samples(task.make(setup_of(static_cast<uint32_t>(budget))), budget, count);
+      const size_t tokens = count(samples.next());
+      EXPECT_LE(tokens, budget);
+      EXPECT_GT(tokens, budget - 100);
+    }
+  }
+}
+
 TEST(RulerTasks, AreThoseOfTheBenchmarks) {
   std::vector<std::string> names;
   for (const TaskInfo& task : all_tasks()) names.emplace_back(task.name);
