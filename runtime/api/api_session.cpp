@@ -267,7 +267,21 @@ keyhole_status keyhole_session_set_stream(keyhole_session* session, void* stream
 }
 
 keyhole_status keyhole_session_announce(keyhole_session* session) {
-  return with_session(session, Needs::stream, [&](SessionInterface& s) { s.announce(); });
+  return with_session(session, Needs::stream, [&](SessionInterface& s) { s.announce(0); });
+}
+
+keyhole_status keyhole_session_get_graph(const keyhole_session* session, uint64_t* graph) {
+  return with_session(session, Needs::nothing, [&](SessionInterface& s) {
+    require(graph, "graph");
+    *graph = s.last_graph();
+  });
+}
+
+keyhole_status keyhole_session_announce_graph(keyhole_session* session, uint64_t graph) {
+  return with_session(session, Needs::stream, [&](SessionInterface& s) {
+    if (graph == 0) throw Error(Status::invalid_argument, "graph is 0; numbers of graphs are not");
+    s.announce(graph);
+  });
 }
 
 keyhole_status keyhole_session_synchronize(keyhole_session* session) {

@@ -19,6 +19,12 @@ void for_each_step(const SpreadGraph& graph, std::vector<uint32_t> held, F&& f) 
   }
 }
 
+[[noreturn]] void refuse_graph_numbers() {
+  throw Error(Status::unsupported,
+              "a sequence over several ranks has one graph, that which was captured last, "
+              "and no numbers of graphs");
+}
+
 }  // namespace
 
 void SpreadSession::check_graph_room() const {
@@ -57,7 +63,7 @@ void SpreadSession::announce_own() {
     }
     // Taking a block in waits for the stream, on which a gather may be that never ends.
     if (is_due) wait_for_stream();
-    if (asks) own_->announce();
+    if (asks) own_->announce(0);
   } catch (const Error& e) {
     if (e.status() != Status::invalid_argument) throw;
     // What a capture needs of this rank: keyhole_session_synchronize would wait for the others.
@@ -67,7 +73,10 @@ void SpreadSession::announce_own() {
   }
 }
 
-void SpreadSession::announce() {
+uint64_t SpreadSession::last_graph() { refuse_graph_numbers(); }
+
+void SpreadSession::announce(uint64_t graph) {
+  if (graph != 0) refuse_graph_numbers();
   if (has_ended_) std::rethrow_exception(failure_);
   own_->stream().check_not_capturing();
   // What stands in for the graph's steps must be as many as the others make.

@@ -90,7 +90,8 @@ class SpreadSession final : public SessionInterface {
   /// Announces one launch of the graph that was captured last on the stream. Throws Error(invalid_argument) where nothing was
   /// captured or this rank has to capture again, and then has done nothing: the other ranks' streams wait for it. Where
   /// this rank cannot make the graph's steps, it enqueues what enqueue() would in their place, and throws why.
-  void announce() override;
+  void announce(uint64_t graph) override;
+  [[nodiscard]] uint64_t last_graph() override;
   void set_stream(gpu::Stream stream) override {
     own_->set_stream(stream);
     stream_ = stream;

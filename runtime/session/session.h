@@ -77,7 +77,8 @@ class Session final : public SessionInterface {
                      const TensorOut& out, float* lse) override;
   void search_tokens(uint32_t layer, const TensorView& q, const TokenSearch::Found& found) override;
   void set_stream(gpu::Stream stream) override { stream_.set_stream(stream); }
-  void announce() override { stream_.announce(); }
+  void announce(uint64_t graph) override { stream_.announce(graph); }
+  [[nodiscard]] uint64_t last_graph() override { return stream_.last_graph(); }
   void synchronize() override { stream_.synchronize(); }
   std::unique_ptr<SessionInterface> fork() override;
   void save(const std::string& path) override;

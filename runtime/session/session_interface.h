@@ -111,7 +111,10 @@ class SessionInterface {
 
   // Streams.
   virtual void set_stream(gpu::Stream stream) = 0;
-  virtual void announce() = 0;
+  /// graph: the number of one that was captured; 0: of the last one.
+  virtual void announce(uint64_t graph) = 0;
+  /// 0: none was captured.
+  [[nodiscard]] virtual uint64_t last_graph() = 0;
   virtual void synchronize() = 0;
 
   // Copies.

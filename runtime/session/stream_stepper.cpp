@@ -49,16 +49,16 @@ void StreamStepper::enqueue_end(const TensorOut& out, float* lse) {
   runner("tensors in device memory").enqueue_end(out, lse);
 }
 
-void StreamStepper::announce() {
-  StreamRunner& graph = runner("a graph");
-  graph.wait_for_host();
+void StreamStepper::announce(uint64_t graph) {
+  StreamRunner& steps = runner("a graph");
+  steps.wait_for_host();
   std::vector<uint32_t> before(parts_.engine.model().layers);
   for (uint32_t layer = 0; layer < before.size(); ++layer) {
     before[layer] = parts_.sequence.tokens(layer);
   }
-  graph.announce();
+  steps.announce(graph);
   for (uint32_t layer = 0; layer < before.size(); ++layer) {
-    const uint32_t n = graph.announced_tokens(layer);
+    const uint32_t n = steps.announced_tokens(layer);
     if (n != 0) extended_->set(layer, before[layer], n, true);
   }
 }

@@ -35,7 +35,9 @@ class StreamStepper {
   void enqueue_end(const TensorOut& out, float* lse);
   [[nodiscard]] bool in_step() const { return exists() && runner_->in_step(); }
   void set_stream(gpu::Stream stream) { runner("a stream").set_stream(stream); }
-  void announce();
+  /// 0: the graph that was captured last.
+  void announce(uint64_t graph);
+  [[nodiscard]] uint64_t last_graph() { return runner("a graph").last_graph(); }
   void synchronize() {
     if (exists()) runner_->synchronize();
   }

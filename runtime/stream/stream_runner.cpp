@@ -354,7 +354,7 @@ void StreamRunner::submit(StreamStep step) {
 // ---- Steps ---------------------------------------------------------------------------------------
 
 void StreamRunner::prepare_capture(uint64_t id, uint32_t layer) {
-  capture_.enter(id, graph_version());
+  captures_.enter(id, graph_version());
   try {
     if (codes_->layer_has(layer) && !codes_->is_current(layer)) {
       throw Error(Status::invalid_argument,
@@ -362,14 +362,14 @@ void StreamRunner::prepare_capture(uint64_t id, uint32_t layer) {
                       " has tokens without codes; call keyhole_session_synchronize before "
                       "cudaStreamBeginCapture");
     }
-    if (capture_.steps().size() >= StreamServer::kCapacity) {
+    if (captures_.newest().steps().size() >= StreamServer::kCapacity) {
       throw Error(Status::invalid_argument,
                   "capture: a step of layer " + std::to_string(layer) + " after " +
-                      std::to_string(capture_.steps().size()) + " others, allowed: " +
+                      std::to_string(captures_.newest().steps().size()) + " others, allowed: " +
                       std::to_string(StreamServer::kCapacity) + " steps in a graph");
     }
   } catch (...) {
-    capture_.spoil();
+    captures_.newest().spoil();
     throw;
   }
 }
@@ -413,7 +413,7 @@ bool StreamRunner::enqueue_tokens(uint32_t layer, const gpu::ManyTokens& tokens)
   if (!is_coded(layer)) return false;
   const StreamStep step{layer, 0, n, true};
   if (is_captured) {
-    capture_.add(step);
+    captures_.newest().add(step);
   } else {
     submit(step);
   }
@@ -435,7 +435,7 @@ void StreamRunner::enqueue(uint32_t layer, const TensorView& q, const TensorView
   StreamStep step{layer, 0, appends, on_device.codes != nullptr};
   if (is_captured) {
     on_device.keeps_answer = client_->has_audits();  // which launches are audited is not known yet
-    capture_.add(step);
+    captures_.newest().add(step);
   } else {
     step = counted(step);
     on_device.keeps_answer = step.audited;
@@ -466,7 +466,7 @@ void StreamRunner::enqueue_end(const TensorOut& out, float* lse) {
   }
   is_open_ = false;
   if (id != open_capture_) {
-    capture_.spoil();
+    captures_.newest().spoil();
     throw Error(Status::invalid_argument,
                 "the step was begun in a capture that is over: what was captured has no end");
   }
@@ -479,12 +479,18 @@ void StreamRunner::enqueue_end(const TensorOut& out, float* lse) {
   });
 }
 
-void StreamRunner::announce() {
+void StreamRunner::announce(uint64_t graph) {
   failure_.rethrow();
   check_not_capturing();
   check_no_open_step();
-  const auto captured = capture_.steps();
-  if (capture_.is_spoiled()) {
+  const Capture* known = graph == 0 ? &captures_.newest() : captures_.find(graph);
+  if (known == nullptr) {
+    throw Error(Status::invalid_argument, "no graph has the number " + std::to_string(graph) +
+                                              ", or " + std::to_string(Captures::kMost) +
+                                              " others were captured since: capture it again");
+  }
+  const auto captured = known->steps();
+  if (known->is_spoiled()) {
     throw Error(Status::invalid_argument,
                 "a call failed while the graph was captured: capture it again");
   }
@@ -507,7 +513,7 @@ void StreamRunner::announce() {
     make_room(step.layer, ahead_[step.layer]);
     update_codes(step.layer);
   }
-  if (capture_.version() != graph_version()) {
+  if (known->version() != graph_version()) {
     throw Error(Status::invalid_argument,
                 "the session has changed since the graph was captured: capture it again");
   }

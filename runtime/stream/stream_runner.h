@@ -139,8 +139,10 @@ class StreamRunner {
   [[nodiscard]] std::unique_ptr<gpu::StepGroup> make_group(uint32_t most) const {
     return steps_->make_group(most);
   }
-  /// Submits the steps of the last capture.
-  void announce();
+  /// Submits the steps of the capture with this number; 0: of the last one.
+  void announce(uint64_t graph);
+  /// The number of the last capture that a step was recorded in, 0: none.
+  [[nodiscard]] uint64_t last_graph() const { return captures_.newest().id(); }
   /// wait_idle(), then throws the first error of the steps; otherwise the device is made ready for a capture.
   void synchronize();
 
@@ -242,7 +244,7 @@ class StreamRunner {
   StreamFailure failure_;
   std::atomic<bool> gives_up_{false};  ///< waits for the device end: it will not publish any more
 
-  Capture capture_;
+  Captures captures_;
   uint64_t settings_version_ = 1;
   std::vector<uint32_t> ahead_;  ///< [layer] tokens of a capture, while it is announced
 
@@ -271,7 +273,7 @@ void StreamRunner::launch(bool is_captured, F&& launches) {
     launches();
   } catch (...) {
     if (is_captured) {
-      capture_.spoil();
+      captures_.newest().spoil();
     } else {
       // The host is waiting for a step that may never come.
       keep_failure();

@@ -21,7 +21,7 @@ void StreamRunner::enqueue_window(uint32_t layer, const TensorView& q, const Ten
   gpu::Windows& windows = windows_->on_device(layer);
   if (id != 0) {
     prepare_capture(id, layer);
-    capture_.add({.layer = layer, .appends = appends});
+    captures_.newest().add({.layer = layer, .appends = appends});
   } else {
     windows_->move_to_device(layer);
   }

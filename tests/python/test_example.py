@@ -34,15 +34,16 @@ def test_the_chart_of_errors_and_times(root, tmp_path):
 def test_the_table_of_speeds(root, tmp_path, capsys):
     speed = load(root, "speed")
     file = tmp_path / "speed.json"
-    speed.main(["--tokens", "700,2k", "--new", "3", "--rounds", "1", "--index", "auto", "--json", str(file)])
+    speed.main(["--tokens", "690,2k", "--new", "3", "--rounds", "1", "--index", "auto", "--json", str(file)])
     result = json.loads(file.read_text())
     assert result["format"] == "keyhole-speed" and result["device"] == "cpu" and result["dtype"] == "float32"
     printed = capsys.readouterr().out
-    for context in (700, 2048):
+    for context in (690, 2048):
         rows = {row["way"]: row for row in result["rows"] if row["context"] == context}
-        assert list(rows) == ["sdpa", "static", "offloaded", "quanto 4 bits", "hqq 4 bits", "keyhole auto"]
+        assert list(rows) == ["sdpa", "static", "offloaded", "quanto 4 bits", "hqq 4 bits", "keyhole auto", "keyhole auto, graphs"]
         for way in ("sdpa", "static", "keyhole auto"):
             assert rows[way]["seconds"] > 0 and rows[way]["tokens_per_second"] == 1 / rows[way]["seconds"]
+        assert rows["keyhole auto, graphs"]["skipped"] == "CUDA graphs need a CUDA device"
         assert rows["offloaded"]["skipped"] == "it needs a CUDA device" and rows["offloaded"]["seconds"] is None
         for backend in ("quanto", "hqq"):
             row = rows[f"{backend} 4 bits"]
@@ -50,11 +51,22 @@ def test_the_table_of_speeds(root, tmp_path, capsys):
             assert row["seconds"] or backend in row["skipped"].lower()
         # K and V of all tokens in fp32, 6 layers of 2 heads of 128: the prompt and what was decoded.
         one = 2 * 6 * 2 * 128 * 4
-        assert rows["sdpa"]["host_bytes"] == (context + 4) * one
-        assert (context + 4) * one <= rows["static"]["host_bytes"] < (context + 5) * one
+        assert rows["sdpa"]["host_bytes"] == (context + 6) * one
+        assert (context + 6) * one <= rows["static"]["host_bytes"] < (context + 7) * one
         assert rows["keyhole auto"]["host_bytes"] > 0 and (rows["keyhole auto"]["bytes_read"] > 0) == (context == 2048)
         assert rows["sdpa"]["bytes_read"] is None
-    assert "skipped: it needs a CUDA device" in printed and printed.count("\n") == 2 + 12
+    assert "skipped: it needs a CUDA device" in printed and printed.count("\n") == 2 + 14
+
+
+def test_caches_of_random_numbers(root, tmp_path):
+    """Filled at once, and Keyhole's cache of one index serves all its rounds."""
+    file = tmp_path / "speed.json"
+    load(root, "speed").main(["--tokens", "2k", "--new", "3", "--rounds", "2", "--index", "auto", "ivf", "--ways", "dynamic,keyhole",
+                              "--fill", "random", "--json", str(file)])  # fmt: skip
+    result = json.loads(file.read_text())
+    assert result["fill"] == "random"
+    assert [row["way"] for row in result["rows"]] == ["sdpa", "keyhole auto", "keyhole ivf"]
+    assert all(row["seconds"] > 0 and not row["skipped"] for row in result["rows"])
 
 
 @pytest.mark.parametrize("words, message", [

@@ -163,6 +163,27 @@ def test_prompts_are_indexed_before_the_next_step():
     assert cache.sessions[0].layer_tokens(0).indexed > 300
 
 
+def test_a_row_that_fails_takes_no_other_with_it():
+    """A NaN in one row: the error names it, and the same tokens again without it are as if nothing had been."""
+    cache, truth = cache_of(), [Truth(), Truth()]
+    q, k, v, start, _, handle, layer = sample(cache)
+    call = torch.ops.keyhole.attend
+    bad = k.clone()
+    bad[4, 1, 7] = float("nan")  # of row 1
+    for _ in range(2):
+        with pytest.raises(keyhole.BatchError, match="session 1") as raised:
+            call(q, bad, v, start, cache.lengths, handle, layer)
+        assert raised.value.errors[0] is None and isinstance(raised.value.errors[1], keyhole.NotFinite)
+        assert cache.lengths.sum() == 0
+    for _ in range(2):
+        got = call(q, k, v, start, cache.lengths, handle, layer)
+        for row, own in enumerate(truth):
+            expected = own.attend(0, *(one[3 * row : 3 * row + 3].transpose(0, 1)[None] for one in (q, k, v)))[0].transpose(0, 1)
+            assert torch.allclose(got[3 * row : 3 * row + 3], expected, atol=2e-4), row
+    assert cache.lengths.tolist() == [[6, 6], [0, 0]]
+    assert [session.layer_tokens(0).total for session in cache.sessions] == [6, 6]
+
+
 def test_what_is_wrong_is_said():
     cache = cache_of()
     q, k, v, start, lengths, handle, layer = sample(cache)

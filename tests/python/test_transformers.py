@@ -373,6 +373,34 @@ def test_a_pass_that_fails_puts_states_back(family):
         assert torch.allclose(model(more, past_key_values=cache).logits, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name in HYBRIDS])
+def test_a_single_step_that_fails_again_and_again_takes_nothing_with_it(family):
+    """States of the layers before the failure have gone on, and K and V: all are as they were, also where nothing could be computed
+    again, and what was copied serves crop() as before."""
+    model, ids = make(family), batch(60)["input_ids"]
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits
+        keyhole.transformers.enable(model, **EXACT)
+        cache = keyhole.transformers.KeyholeCache(model)
+        model(ids[:, :40], past_key_values=cache)
+        for place in range(40, 45):
+            model(ids[:, place : place + 1], past_key_values=cache)
+        handle = model.get_decoder().norm.register_forward_pre_hook(lambda *_: 1 / 0) if hasattr(model.get_decoder(), "norm") else None
+        if handle is None:
+            handle = model.get_decoder().layers[-1].register_forward_hook(lambda *_: 1 / 0)
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                model(ids[:, 45:46], past_key_values=cache)
+            assert cache.get_seq_length() == 45
+            assert cache.rows[0].layer_tokens(0).total == 45
+        handle.remove()
+        got = model(ids[:, 45:50], past_key_values=cache).logits
+        assert torch.allclose(got, expected[:, 45:50], atol=2e-3 * float(expected.std()), rtol=0)
+        cache.crop(-7)  # into the steps before the failure
+        got = model(ids[:, 43:55], past_key_values=cache).logits
+        assert torch.allclose(got, expected[:, 43:55], atol=2e-3 * float(expected.std()), rtol=0)
+
+
 def test_what_is_unusual_is_refused_by_its_attribute():
     """An attention that says something else than what the library does, or does something else than it says."""
 

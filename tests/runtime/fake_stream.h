@@ -40,8 +40,11 @@ class FakeStream {
   void end_capture() { capture_ = 0; }
   /// The number of the capture under way; 0: none.
   uint64_t capture_id() const { return capture_; }
-  void launch_graph() {
-    for (const auto& f : graph_) push(f);
+  using Graph = std::vector<std::function<void()>>;
+  const Graph& graph() const { return graph_; }  ///< the one recorded last
+  void launch_graph() { launch_graph(graph_); }
+  void launch_graph(const Graph& graph) {
+    for (const auto& f : graph) push(f);
   }
   /// Waits for the stream. During a capture it throws and ends the capture, as CUDA does.
   void synchronize() {
@@ -82,7 +85,7 @@ class FakeStream {
   std::deque<std::function<void()>> queue_;
   bool busy_ = false;
   uint64_t capture_ = 0, captures_ = 0;
-  std::vector<std::function<void()>> graph_;
+  Graph graph_;
   std::thread thread_;
 };
 

@@ -30,6 +30,18 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_stream(keyhole_s
  * then. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_announce(keyhole_session* session);
 
+/* The number of the graph that was captured last: of the newest capture in which a step of the session was enqueued,
+ * which may be under way; 0: there was none. UNSUPPORTED on a host device, and of a sequence over several ranks
+ * (keyhole/parallel.h). */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_session_get_graph(const keyhole_session* session, uint64_t* graph);
+
+/* keyhole_session_announce of a graph that others were captured after, by its number: for callers that have several, of
+ * different numbers of tokens, and launch now one, now another. The session knows the newest 16. Errors as there;
+ * INVALID_ARGUMENT also for a number that it does not know, or not any more. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_announce_graph(keyhole_session* session,
+                                                                           uint64_t graph);
+
 /* Waits until all steps that were enqueued or announced are done, and returns the first error among them. What is to be
  * pinned and encoded of prompts is then pinned, and its encoding enqueued; with KEYHOLE_PLACE_DEVICE also OUT_OF_MEMORY
  * where the system does not let it be pinned. */

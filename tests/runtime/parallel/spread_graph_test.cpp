@@ -164,6 +164,9 @@ TEST(SpreadGraph, RefusesGraphsWithoutAStepBeforeAndGapsByName) {
   on_two_ranks([&](uint32_t, StreamRank& its, keyhole_session* s, Numbers& numbers) {
     Step step(shape, numbers, true);
     EXPECT_EQ(keyhole_session_announce(s), KEYHOLE_INVALID_ARGUMENT);  // nothing was captured
+    uint64_t number = 0;
+    EXPECT_EQ(keyhole_session_get_graph(s, &number), KEYHOLE_UNSUPPORTED);
+    EXPECT_EQ(keyhole_session_announce_graph(s, 1), KEYHOLE_UNSUPPORTED);
     its.device->stream.begin_capture();
     EXPECT_EQ(step.enqueue(s, shape, 0, false), KEYHOLE_INVALID_ARGUMENT);
     expect_error_text("memory of the ranks' states");

@@ -12,11 +12,12 @@ TEST(Capture, HoldsNothingAtFirst) {
 }
 
 TEST(Capture, HoldsTheStepsOfOneCaptureInTheirOrder) {
-  Capture capture;
+  Captures captures;
   for (uint32_t i = 0; i < 3; ++i) {
-    capture.enter(7, {2, 5});
-    capture.add({i, 0, i != 1, i == 2});
+    captures.enter(7, {2, 5});
+    captures.newest().add({i, 0, i != 1, i == 2});
   }
+  const Capture& capture = captures.newest();
   ASSERT_EQ(capture.steps().size(), 3U);
   for (uint32_t i = 0; i < 3; ++i) {
     EXPECT_EQ(capture.steps()[i].layer, i);
@@ -29,17 +30,34 @@ TEST(Capture, HoldsTheStepsOfOneCaptureInTheirOrder) {
 }
 
 TEST(Capture, AnotherNumberBeginsAnew) {
-  Capture capture;
-  capture.enter(7, {1, 1});
-  capture.add({0, 0, true, false});
-  capture.spoil();
-  EXPECT_TRUE(capture.is_spoiled());
-  capture.enter(7, {1, 1});
-  EXPECT_TRUE(capture.is_spoiled()) << "the same capture is not whole again";
-  capture.enter(8, {4, 1});
-  EXPECT_FALSE(capture.is_spoiled());
-  EXPECT_TRUE(capture.steps().empty());
-  EXPECT_EQ(capture.version(), (GraphVersion{4, 1}));
+  Captures captures;
+  EXPECT_EQ(captures.newest().id(), 0U);
+  captures.enter(7, {1, 1});
+  captures.newest().add({0, 0, true, false});
+  captures.newest().spoil();
+  captures.enter(7, {1, 1});
+  EXPECT_TRUE(captures.newest().is_spoiled()) << "the same capture is not whole again";
+  captures.enter(8, {4, 1});
+  EXPECT_FALSE(captures.newest().is_spoiled());
+  EXPECT_TRUE(captures.newest().steps().empty());
+  EXPECT_EQ(captures.newest().version(), (GraphVersion{4, 1}));
+}
+
+TEST(Capture, TheNewestAreKnownByTheirNumbers) {
+  Captures captures;
+  for (uint64_t id = 1; id <= Captures::kMost + 1; ++id) {
+    captures.enter(id, {id, 1});
+    captures.newest().add({0, 0, static_cast<uint32_t>(id), false});
+  }
+  EXPECT_EQ(captures.find(1), nullptr) << "the oldest has gone";
+  EXPECT_EQ(captures.find(99), nullptr);
+  for (uint64_t id = 2; id <= Captures::kMost + 1; ++id) {
+    const Capture* const capture = captures.find(id);
+    ASSERT_NE(capture, nullptr) << id;
+    EXPECT_EQ(capture->version().settings, id);
+    ASSERT_EQ(capture->steps().size(), 1U);
+    EXPECT_EQ(capture->steps()[0].appends, id);
+  }
 }
 
 }  // namespace

@@ -113,6 +113,47 @@ TEST_F(StreamGraphs, TwoCapturesInARowDoNotAddUp) {
   }
 }
 
+TEST_F(StreamGraphs, OfOneTokenAndOfThreeAreLaunchedInAnyOrder) {
+  StreamEngine device(engine_config_);
+  SessionPtr s = ready(device, 50);
+  uint64_t one = 1;
+  ASSERT_OK(keyhole_session_get_graph(s.get(), &one));
+  EXPECT_EQ(one, 0U) << "nothing was captured";
+  const Token t = token();
+  std::vector<float> out(t.q.size());
+  capture(device, s.get(), t, out);
+  const FakeStream::Graph first = device.stream.graph();
+  ASSERT_OK(keyhole_session_get_graph(s.get(), &one));
+  capture(device, s.get(), t, out, 3);
+  const FakeStream::Graph second = device.stream.graph();
+  uint64_t three = 0;
+  ASSERT_OK(keyhole_session_get_graph(s.get(), &three));
+  EXPECT_NE(one, 0U);
+  EXPECT_NE(one, three);
+  uint32_t tokens = 50;
+  for (const bool of_three : {false, true, true, false, true, false, false}) {
+    ASSERT_OK(keyhole_session_announce_graph(s.get(), of_three ? three : one));
+    device.stream.launch_graph(of_three ? second : first);
+    ASSERT_OK(keyhole_session_synchronize(s.get()));
+    tokens += of_three ? 3 : 1;
+    EXPECT_EQ(layer_tokens(s.get(), 0).total, tokens);
+    EXPECT_EQ(layer_tokens(s.get(), 1).total, tokens);
+  }
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_announce_graph(s.get(), 0));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_announce_graph(s.get(), three + 1));
+  expect_error_text("capture it again");
+
+  // Sixteen are known: the first of seventeen is not any more, the second is.
+  for (int i = 0; i < 15; ++i) capture(device, s.get(), t, out);
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_announce_graph(s.get(), one));
+  ASSERT_OK(keyhole_session_announce_graph(s.get(), three));
+  device.stream.launch_graph(second);
+  ASSERT_OK(keyhole_session_synchronize(s.get()));
+  EXPECT_EQ(layer_tokens(s.get(), 1).total, tokens + 3);
+  ASSERT_OK(keyhole_session_set_mode(s.get(), KEYHOLE_MODE_EXACT, 0));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_announce_graph(s.get(), three));
+}
+
 TEST_F(StreamGraphs, ACaptureThatWasGivenUpLeavesNothing) {
   StreamEngine device(engine_config_);
   SessionPtr s = ready(device, 50);

@@ -2,11 +2,14 @@
 
     OMP_WAIT_POLICY=passive python tools/python/example/speed.py [--tokens 8k,32k] [--index auto ivf] [--json speed.json]
     python tools/python/example/speed.py --device cuda --tokens 8k,32k,128k --model DIR
+    python tools/python/example/speed.py --device cuda --tokens 128k --model 8b --fill random --index auto --rounds 1
 
 Beside each other: sdpa with a DynamicCache, a StaticCache, an OffloadedCache (a GPU alone) and QuantizedCaches of the backends that
-are installed, and Keyhole with each --index. What cannot run here is skipped, and says why.
+are installed, and Keyhole with each --index, each step in pieces and as one CUDA graph (a GPU alone). What cannot run here is
+skipped, and says why. --model 8b is a model of that shape with random weights.
 
-The prompt is computed once, by sdpa; every way decodes from it, greedily, by turns, `--rounds` times. Each time is the best round,
+The prompt is computed once, by sdpa, or its keys and values are random numbers (--fill random: nothing to wait for, and no text);
+every way decodes from it, greedily, by turns, `--rounds` times. Each time is the best round,
 and the machine should have nothing else to do. Memory is what decoding takes: of the device PyTorch's peak, the model's weights
 among it, and what Keyhole holds there; of the host what the cache holds.
 """
@@ -28,8 +31,11 @@ from transformers.cache_utils import DynamicCache, QuantizedCache, StaticCache
 import keyhole.transformers
 
 MODEL = Path(__file__).resolve().parents[2] / "model"
+WARM = 3  # steps before those that are timed
 CHUNK = 8192  # of the prompt: what sdpa takes at once
-WAYS = ("dynamic", "static", "offloaded", "quantized", "keyhole")
+WAYS = ("dynamic", "static", "offloaded", "quantized", "keyhole", "graphs")
+SHAPE_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 131072 + 4096}  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -66,6 +72,29 @@ def prefilled(model, context):
     for first in range(0, context, CHUNK):
         model(ids[:, first : first + CHUNK], past_key_values=cache, logits_to_keep=1)
     return [(layer.keys.cpu(), layer.values.cpu()) for layer in cache.layers]
+
+
+def random_states(model, context):
+    """Random keys and values in place of a prompt's."""
+    config = model.config.get_text_config()
+    heads = config.num_key_value_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    draw = torch.Generator(model.device).manual_seed(1)
+    rows = {"dtype": model.dtype, "device": model.device, "generator": draw}
+    return [tuple(torch.randn(1, heads, context, size, **rows) for _ in range(2)) for _ in range(config.num_hidden_layers)]
+
+
+def random_model(dtype, device):
+    """A Llama of an 8B's shape. Weights are small, so that states stay in range."""
+    config = transformers.LlamaConfig(**SHAPE_8B)
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+    model = model.to(dtype).to_empty(device=device)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)  # what is computed, not loaded
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        torch.nn.init.ones_(parameter) if name.endswith("norm.weight") else torch.nn.init.normal_(parameter, std=0.02)
+    return model.eval()
 
 
 def filled(cache, states, device):
@@ -106,7 +135,8 @@ def cached_bytes(cache):
 
 
 def ways(model, chosen, indexes, capacity):
-    """Of each way its name, its index (None: none of Keyhole's) and its empty cache, or why it cannot be."""
+    """Of each way its name, its index (None: none of Keyhole's) and its empty cache, or why it cannot be. With Keyhole the cache is
+    that of the way before with the same index; then the steps are graphs."""
     config = model.config
     on_cuda = model.device.type == "cuda"
     if "dynamic" in chosen:
@@ -125,15 +155,18 @@ def ways(model, chosen, indexes, capacity):
                 yield f"{backend} 4 bits", None, str(error).split(". ")[0]
                 continue
             yield f"{backend} 4 bits", None, lambda backend=backend, axes=axes: QuantizedCache(backend, config=config, nbits=4, **axes)
-    if "keyhole" in chosen:
-        for index in indexes:
-            yield f"keyhole {index}", index, lambda: None
+    for index in indexes:
+        if "keyhole" in chosen:
+            yield f"keyhole {index}", index, lambda: False
+        if "graphs" in chosen:
+            yield f"keyhole {index}, graphs", index, (lambda: True) if on_cuda else "CUDA graphs need a CUDA device"
 
 
 def timed(model, cache, tokens):
-    """Seconds for a token. The first step is not timed: it builds what is to be built."""
+    """Seconds for a token. The first steps are not timed: they build what is to be built, and capture graphs."""
     token = torch.tensor([[10]], device=model.device)
-    token = model(token, past_key_values=cache).logits[:, -1:].argmax(-1)
+    for _ in range(WARM):
+        token = model(token, past_key_values=cache).logits[:, -1:].argmax(-1)
     synchronize(model.device)
     start = time.perf_counter()
     for _ in range(tokens):
@@ -142,21 +175,46 @@ def timed(model, cache, tokens):
     return (time.perf_counter() - start) / tokens
 
 
-def one_round(model, row, index, make, states, tokens):
+def kept_cache(model, index, states, tokens, kept):
+    """Keyhole's cache of the prompt: made once for each index, as to bring 16 GiB into it takes longer than to decode from it."""
+    if kept.get("index") != index:
+        drop(kept)
+        on_cuda = model.device.type == "cuda"
+        # On a GPU codes take device memory for as many tokens as a session may hold.
+        kept["enabled"] = keyhole.transformers.enable(model, index=index, max_tokens=states[0][0].shape[-2] + tokens + 64, graphs=on_cuda,
+                                                       window_slack=max(64, tokens + WARM))  # fmt: skip
+        dynamic = filled(DynamicCache(), states, model.device)
+        kept["cache"] = keyhole.transformers.KeyholeCache.from_cache(model, dynamic)
+        for session in kept["cache"].sessions:
+            session.synchronize()  # what was enqueued has read K and V: they can go
+        kept["index"] = index
+    cache = kept["cache"]
+    cache.crop(states[0][0].shape[-2] - cache.get_seq_length())
+    for session in cache.sessions:
+        session.reset_statistics()
+    return cache
+
+
+def drop(kept):
+    """Frees it."""
+    for session in kept["cache"].sessions if kept else []:
+        session.close()
+    kept.clear()
+
+
+def one_round(model, row, index, make, states, tokens, kept):
     """Decodes from the prompt once, and keeps the best of what is measured in `row`."""
     device = model.device
     on_cuda = device.type == "cuda"
     if index is None:
+        drop(kept)
         keyhole.transformers.disable(model)
         cache = filled(make(), states, device)
     else:
-        # On a GPU codes take device memory for as many tokens as a session may hold.
-        keyhole.transformers.enable(model, index=index, max_tokens=states[0][0].shape[-2] + tokens + 64)
-        dynamic = filled(DynamicCache(), states, device)
-        cache = keyhole.transformers.KeyholeCache.from_cache(model, dynamic)
-        for session in cache.sessions:
-            session.synchronize()  # what was enqueued has read K and V: they can go
-        del dynamic
+        cache = kept_cache(model, index, states, tokens, kept)
+        if on_cuda:
+            kept["enabled"].graphs.on = make()
+            launched = kept["enabled"].graphs.replays
     gc.collect()
     if on_cuda:
         torch.cuda.empty_cache()
@@ -173,23 +231,24 @@ def one_round(model, row, index, make, states, tokens):
         row.attend_seconds = figures.attend_seconds / steps
         if on_cuda:
             row.device_bytes += sum(one.device_bytes_peak for one in cache.statistics())
-        for session in cache.sessions:
-            session.close()
+            if make() and kept["enabled"].graphs.replays - launched < tokens:
+                raise keyhole.Unsupported("steps were no graphs: see the log")
 
 
 @torch.no_grad()
-def measure(model, context, tokens, rounds, indexes, chosen=WAYS):
+def measure(model, context, tokens, rounds, indexes, chosen=WAYS, fill="prompt"):
     """The rows of one context."""
     keyhole.transformers.disable(model)
-    states = prefilled(model, context)
-    found = list(ways(model, chosen, indexes, context + tokens + 1))
+    states = random_states(model, context) if fill == "random" else prefilled(model, context)
+    found = list(ways(model, chosen, indexes, context + tokens + WARM))
+    kept = {}
     rows = [Row(context, name, skipped=make if isinstance(make, str) else "") for name, _, make in found]
     for _ in range(rounds):
         for row, (_, index, make) in zip(rows, found):
             if row.skipped:
                 continue
             try:
-                one_round(model, row, index, make, states, tokens)
+                one_round(model, row, index, make, states, tokens, kept)
             except (torch.OutOfMemoryError, keyhole.OutOfMemory, keyhole.OutOfDeviceMemory) as error:
                 row.skipped = "it does not fit: " + str(error).split("\n")[0]
             except keyhole.Unsupported as error:
@@ -197,12 +256,13 @@ def measure(model, context, tokens, rounds, indexes, chosen=WAYS):
             gc.collect()
             if model.device.type == "cuda":
                 torch.cuda.empty_cache()
+    drop(kept)
     keyhole.transformers.disable(model)
     return rows
 
 
 def shown(row):
-    line = f"{row.context:>8}  {row.way:<16}"
+    line = f"{row.context:>8}  {row.way:<20}"
     if row.seconds is None:
         return f"{line} skipped: {row.skipped}"
 
@@ -222,7 +282,8 @@ def arguments(words: Optional[list[str]]) -> Any:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ways", default=",".join(WAYS), help=f"what is compared [{','.join(WAYS)}]")
     parser.add_argument("--index", nargs="+", default=["auto", "ivf"], help="of Keyhole [auto ivf]")
-    parser.add_argument("--model", default=str(MODEL), help="a folder in the Hugging Face layout [the bundled model]")
+    parser.add_argument("--model", default=str(MODEL), help="a folder in the Hugging Face layout, or 8b: random weights [the bundled model]")
+    parser.add_argument("--fill", choices=["prompt", "random"], default="prompt", help="what the caches hold [prompt]")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... [cpu]")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="[float32; on a GPU bfloat16]")
     parser.add_argument("--json", help="write all figures here")
@@ -240,7 +301,7 @@ def arguments(words: Optional[list[str]]) -> Any:
     if options.device.type == "cuda":
         if not torch.cuda.is_available():
             parser.error("--device cuda: PyTorch finds no CUDA device")
-        if "keyhole" in options.ways and not keyhole.CUDA:
+        if {"keyhole", "graphs"} & set(options.ways) and not keyhole.CUDA:
             parser.error("--device cuda: this keyhole was built without CUDA; build its wheel where nvcc is on the PATH, or "
                          "leave keyhole out of --ways")  # fmt: skip
         torch.cuda.set_device(options.device.index or 0)
@@ -253,22 +314,26 @@ def arguments(words: Optional[list[str]]) -> Any:
 def main(words: Optional[list[str]] = None):
     options = arguments(words)
     transformers.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype)).eval().to(options.device)
+    dtype = getattr(torch, options.dtype)
+    if options.model == "8b":
+        model = random_model(dtype, options.device)
+    else:
+        model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype).eval().to(options.device)
     on_cuda = options.device.type == "cuda"
     machine = torch.cuda.get_device_name(options.device) if on_cuda else f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
     print(f"{machine}; {options.dtype}; {options.new} tokens, best of {options.rounds}; keyhole {keyhole.__version__}, torch "
           f"{torch.__version__}, transformers {transformers.__version__}")  # fmt: skip
-    print(f"{'context':>8}  {'way':<16} {'tokens/s':>9} {'ms/token':>9} {'device MiB':>11} {'host MiB':>11} {'attention ms':>13} {'read MiB':>11}")
+    print(f"{'context':>8}  {'way':<20} {'tokens/s':>9} {'ms/token':>9} {'device MiB':>11} {'host MiB':>11} {'attention ms':>13} {'read MiB':>11}")
     rows = []
     for context in options.tokens:
-        for row in measure(model, context, options.new, options.rounds, options.index, options.ways):
+        for row in measure(model, context, options.new, options.rounds, options.index, options.ways, options.fill):
             print(shown(row), flush=True)
             rows.append(row)
     if options.json:
         figures = [{**dataclasses.asdict(row), "tokens_per_second": row.seconds and 1 / row.seconds} for row in rows]
         Path(options.json).write_text(json.dumps({
             "format": "keyhole-speed", "version": 1, "machine": machine, "device": str(options.device), "dtype": options.dtype,
-            "model": options.model, "new": options.new, "rounds": options.rounds, "keyhole": keyhole.__version__,
+            "model": options.model, "new": options.new, "rounds": options.rounds, "fill": options.fill, "keyhole": keyhole.__version__,
             "torch": torch.__version__, "transformers": transformers.__version__, "rows": figures,
         }, indent=1) + "\n")  # fmt: skip
     return rows

@@ -208,9 +208,17 @@ class Session:
         self._native.set_stream(stream)
         self._stream = stream
 
-    def announce(self) -> None:
-        """Announces one launch of the graph that was captured last on the session's stream."""
-        self._native.announce()
+    def announce(self, graph: int = 0) -> None:
+        """Announces one launch of a graph that was captured on the session's stream, by its number; 0: of the last one."""
+        if graph == 0:
+            self._native.announce()
+        else:
+            self._native.announce_graph(graph)
+
+    @property
+    def graph(self) -> int:
+        """The number of the graph that was captured last, or is being captured; 0: none was. The newest 16 can be announced."""
+        return int(self._native.graph())
 
     def synchronize(self) -> None:
         """Waits until all steps that were enqueued are done, and raises the first error among them."""
@@ -267,8 +275,7 @@ class Session:
     def fork(self) -> "Session":
         """An independent copy, which shares offloaded K and V and indexes until one of the two changes them."""
         copy = Session._of(self.engine, self._native.fork())
-        copy._stream = self._stream
-        return copy
+        return copy  # it follows the stream of its first array
 
     def save(self, path: str) -> None:
         """Writes the session to a file: config, K, V and indexes."""

@@ -287,6 +287,18 @@ void set_stream(Session& self, uintptr_t stream) {
   run([&] { return keyhole_session_set_stream(use.get(), reinterpret_cast<void*>(stream)); });
 }
 
+uint64_t graph(Session& self) {
+  Session::Use use(self);
+  uint64_t number = 0;
+  check(keyhole_session_get_graph(use.get(), &number));
+  return number;
+}
+
+void announce_graph(Session& self, uint64_t number) {
+  Session::Use use(self);
+  run([&] { return keyhole_session_announce_graph(use.get(), number); });
+}
+
 void truncate(Session& self, uint32_t n_tokens) {
   Session::Use use(self);
   run([&] { return keyhole_session_truncate(use.get(), n_tokens); });
@@ -403,6 +415,8 @@ void define_session(nb::module_& module) {
       .def("get_budget", get_budget)
       .def("set_stream", set_stream)
       .def("announce", plain<keyhole_session_announce>)
+      .def("announce_graph", announce_graph)
+      .def("graph", graph)
       .def("synchronize", plain<keyhole_session_synchronize>)
       .def("truncate", truncate)
       .def("remove", remove, nb::arg("first"), nb::arg("count"), nb::arg("shift"))

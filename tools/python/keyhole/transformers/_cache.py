@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any, Optional
 
@@ -120,6 +121,11 @@ class KeyholeCache(Cache):
         self._ids: Optional[torch.Tensor] = None
         self._forward: Optional[Forward] = None
         self._unbuilt = False
+        # Passes that are graphs (_graphs.py), by their shape; whether rows were chosen anew, which ends that; and, while a first
+        # pass is watched, where it is noted that somebody asks for the length, which a graph would know as it was.
+        self.steps: dict[Any, Any] = {}
+        self.reordered = False
+        self.asked: Optional[list[str]] = None
 
     # ---- what transformers calls ----
 
@@ -132,6 +138,10 @@ class KeyholeCache(Cache):
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
+        if self.asked is not None:
+            asks = sys._getframe(1)
+            if not asks.f_globals.get("__name__", "").startswith(("transformers.masking_utils", "transformers.cache_utils", "keyhole.")):
+                self.asked.append(f"{asks.f_code.co_filename}:{asks.f_lineno} asks for the length of the cache")
         return self._attending[0].columns
 
     def activate_past_recording(self) -> None: ...
@@ -197,6 +207,7 @@ class KeyholeCache(Cache):
         if indices.dtype == torch.bool:
             indices = indices.nonzero()[:, 0]
         self._record.clear()
+        self.steps, self.reordered = {}, True
         self._states.select(indices)
         self.rows = [self.rows[index] for index in indices.tolist()]
         self._real = None if self._real is None else self._real[indices]
@@ -208,6 +219,7 @@ class KeyholeCache(Cache):
     def reset(self) -> None:
         """Forgets all sequences."""
         self.rows, self._real, self._ids, self._unbuilt = [], None, None, False
+        self.steps, self.reordered = {}, False
         self._states.reset()
         self._record.clear()
         self._set_columns(0)
@@ -361,11 +373,14 @@ class KeyholeCache(Cache):
     def end_forward(self, failed: bool) -> None:
         """After the last layer. What a pass that failed has appended is taken back, as far as sliding layers reach."""
         forward, self._forward = self._forward, None
-        if failed and forward is not None and forward.empty:
+        if forward is None:
+            return
+        if failed and forward.empty:
             self.reset()
-        elif failed and forward is not None:
-            self._set_columns(forward.before + forward.n)
-            self.crop(-forward.n)
+        elif failed:
+            self._cut(forward.before)
+        if self._states:
+            self._record.end(failed)
 
     def _session(self) -> Session:
         return self.enabled.session(self._max_tokens)

@@ -1,7 +1,9 @@
 """What enable() does to a model: an engine of its shape, the attention, the cache."""
 
+import contextlib
 import copy
 import dataclasses
+import functools
 import inspect
 import logging
 import os
@@ -21,6 +23,7 @@ from .._progress import Progress
 from .._session import BatchError, Session
 from .._structs import Budget, SessionConfig
 from ._cache import CHUNK, KeyholeCache, _Length, rows_of
+from ._graphs import Graphs, Recorder
 from ._prompt import masked_attention, prompt_attention
 from ._shapes import Attention, attentions, engine_config, states_of, text_config
 
@@ -44,11 +47,13 @@ class Enabled:
         self.text_config = text_config(model)
         # Newer versions of transformers have given it another name.
         parameters = inspect.signature(type(self.decoder).forward).parameters
+        self.decoder_parameters = set(parameters)
         self.cache_name = "cache" if "cache" in parameters else "past_key_values"
         self.config = config
         self.progress = progress
         self.pattern = pattern
         self.model_id = f"{getattr(model.config, '_name_or_path', '') or type(model).__name__}"[:255]
+        self.graphs: Optional[Graphs] = None
         self.exact = config.mode is not None and number("mode", config.mode) == Mode.EXACT
         # Graphs that follow the prompt's queries need these; nobody else does.
         self.samples = "roargraph" in (config.index or "") or config.budgets is not None
@@ -71,7 +76,7 @@ class Enabled:
         """The decoder over tokens that the cache has lost and is to have again."""
         if mask is not None:
             mask = mask.to(device=self.device, dtype=torch.long)
-        with torch.no_grad():
+        with torch.no_grad(), contextlib.nullcontext() if self.graphs is None else self.graphs.recorder.turn():
             self.decoder(**inputs, attention_mask=mask, use_cache=True, **{self.cache_name: cache})
 
     def build(self, session: Session) -> None:
@@ -80,7 +85,7 @@ class Enabled:
 
 
 def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed", threads: Optional[int] = None,
-           max_tokens: Optional[int] = None, window_slack: int = 64, prefill: Optional[str] = "dense",
+           max_tokens: Optional[int] = None, window_slack: int = 64, prefill: Optional[str] = "dense", graphs: bool = False,
            progress: Progress = None, **budget: Any) -> Enabled:  # fmt: skip
     """From now on the model's sequences lie in keyhole sessions, and its attention reads those keys that matter.
 
@@ -92,9 +97,15 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
     longest context of a sequence; default: the model's, at least 131072, and what the call needs in a generate() that makes a cache
     and does not return it. Of host memory only addresses are reserved; codes on a GPU take its memory for so many
     tokens: for caches of your own, give what you need there or to KeyholeCache(). window_slack: tokens that sliding layers keep behind their window, so that as many drafts can be taken back. prefill: the pattern by which chunks
-    of 128 tokens and more that follow others attend (keyhole.prompt_help()); None: as steps do. progress: of builds, as in
+    of 128 tokens and more that follow others attend (keyhole.prompt_help()); None: as steps do. graphs: on a GPU, whether
+    the forward pass of a step is one CUDA graph: see below. progress: of builds, as in
     Session.build(). budget: fields of keyhole.Budget (top_k=, tail=, error_target=, ...) and of keyhole.SessionConfig (sink=,
     window=, budgets=, audit_share=, kv_host=, ...).
+
+    graphs=True: the first pass of 1 to 32 new tokens behind a context goes as ever, the second one of as many tokens is captured,
+    and from then on such a pass is one launch. Sampling, stopping and all else of generate() stay outside. Of a cache of one row,
+    whose pass waits for nothing on the host and keeps no states; without gradients. What cannot be captured goes on without a graph,
+    and the log says why, once. Weights, adapters and hooks that change under a cache are not seen by its graphs.
 
     Taken is every causal model whose attention calls transformers' attention interface and says in the usual attributes what it is:
     layer_idx, scaling, head_dim, num_key_value_groups, sliding_window, attn_logit_softcapping, sinks. Layers that keep other
@@ -124,6 +135,8 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
     config.device = "auto" if on_cuda else "host"
     if on_cuda:
         config.device_ordinal = model.device.index or 0
+    if graphs and not on_cuda:
+        raise Unsupported(f"graphs=True needs a model on a CUDA device; this one is on {model.device.type}")
     config.threads = threads or (None if on_cuda else torch.get_num_threads())
     given = max_tokens is not None
     if max_tokens is None:
@@ -151,7 +164,23 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
         model._is_stateful = False  # drafts can be taken back: KeyholeCache.crop()
     if hasattr(model, "generate"):
         model.generate = types.MethodType(_generate, model)
+    if graphs:
+        use_graphs(model, Recorder(model.device))
     return enabled
+
+
+def use_graphs(model: Any, recorder: Any) -> Graphs:
+    """Has the forward passes of an enabled model go by graphs that `recorder` records."""
+    enabled = model._keyhole
+    enabled.forward_before = model.__dict__.get("forward")
+    enabled.graphs = graphs = Graphs(enabled, model.forward, recorder)
+
+    @functools.wraps(type(model).forward)  # transformers looks at its arguments
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return graphs(*args, **kwargs)
+
+    model.forward = types.MethodType(forward, model)
+    return graphs
 
 
 def disable(model: Any) -> None:
@@ -165,6 +194,10 @@ def disable(model: Any) -> None:
         one.module.__dict__.pop("_keyhole", None)
     for name in ("generate", "_is_stateful"):
         model.__dict__.pop(name, None)
+    if enabled.graphs is not None:
+        model.__dict__.pop("forward", None)
+        if enabled.forward_before is not None:
+            model.forward = enabled.forward_before
     model.set_attn_implementation(enabled.before)
 
 
@@ -235,6 +268,8 @@ def _before_forward(enabled: Enabled, decoder: Any, args: tuple[Any, ...], kwarg
     elif cache.enabled is not enabled:
         raise InvalidArgument("the cache was made for another model, or before enable() was called again")
     kwargs[enabled.cache_name] = cache
+    if enabled.graphs is not None and enabled.graphs.begun is cache:
+        return args, kwargs
     ids = kwargs.get("input_ids", args[0] if args else None)
     cache.begin_forward(ids, kwargs.get("inputs_embeds"), kwargs.get("attention_mask"), kwargs.get("position_ids"))
     return args, kwargs
@@ -242,7 +277,7 @@ def _before_forward(enabled: Enabled, decoder: Any, args: tuple[Any, ...], kwarg
 
 def _after_forward(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     cache = kwargs.get("cache", kwargs.get("past_key_values"))
-    if isinstance(cache, KeyholeCache):
+    if isinstance(cache, KeyholeCache) and (cache.enabled.graphs is None or cache.enabled.graphs.begun is not cache):
         cache.end_forward(failed=output is None)
 
 

@@ -1,5 +1,6 @@
 """Layers of a cache that keep no keys and values: linear attention, convolutions, recurrences. They stay transformers' own."""
 
+from collections.abc import Iterator
 from typing import Any, Optional
 
 import torch
@@ -15,6 +16,29 @@ def _copied(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_copied(entry) for entry in value)
     return value
+
+
+def _restored(now: Any, then: Any) -> Any:
+    """What was copied, in the memory that the value has now where it has the same shape: graphs know it."""
+    if isinstance(then, torch.Tensor):
+        same = isinstance(now, torch.Tensor) and now is not then and (now.shape, now.dtype, now.device) == (then.shape, then.dtype, then.device)
+        if not same or (now.is_inference() and not torch.is_inference_mode_enabled()):
+            return then.clone()
+        return now.copy_(then)
+    if isinstance(then, dict):
+        return {name: _restored(now.get(name) if isinstance(now, dict) else None, entry) for name, entry in then.items()}
+    if isinstance(then, (list, tuple)):
+        alike = isinstance(now, (list, tuple)) and len(now) == len(then)
+        return type(then)(_restored(now[place] if alike else None, entry) for place, entry in enumerate(then))
+    return then
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(entry)
 
 
 # Tokens that can be taken back whatever came since, as sliding layers have them (window_slack); the most copies for it; and tokens
@@ -38,13 +62,18 @@ class States:
         return {number: _copied(vars(layer)) for number, layer in self.layers.items()}
 
     def put(self, states: dict[int, dict[str, Any]]) -> None:
-        """Makes the layers what copy() took. The layers have the tensors from now on."""
+        """Makes the layers what copy() took, which stays as it is."""
         for number, layer in self.layers.items():
+            found = _restored(dict(vars(layer)), states[number])
             vars(layer).clear()
-            vars(layer).update(states[number])
+            vars(layer).update(found)
+
+    def addresses(self) -> list[int]:
+        """Where the states lie."""
+        return [tensor.data_ptr() for layer in self.layers.values() for tensor in _tensors(vars(layer))]
 
     def reset(self) -> None:
-        self.put(_copied(self._fresh))
+        self.put(self._fresh)
 
     def select(self, rows: torch.Tensor) -> None:
         """Row i becomes what row rows[i] was; rows [any number] in host memory."""
@@ -92,9 +121,11 @@ class Record:
         self.states = states
         self.copies: list[tuple[int, Optional[dict[int, Any]]]] = []  # tokens before, states; None: there were none
         self.pieces: list[Piece] = []
+        # The states before the newest pass, until it has ended.
+        self._newest: Optional[dict[int, Any]] = None
 
     def clear(self) -> None:
-        self.copies, self.pieces = [], []
+        self.copies, self.pieces, self._newest = [], [], None
 
     @property
     def oldest(self) -> Optional[int]:
@@ -103,8 +134,9 @@ class Record:
 
     def begin(self, piece: Piece) -> None:
         """Before a forward pass."""
+        self._newest = self.states.copy() if piece.before else None
         if not self.copies or piece.n > 1 or piece.before - self.copies[-1][0] >= _STRIDE:
-            self.copies.append((piece.before, self.states.copy() if piece.before else None))
+            self.copies.append((piece.before, self._newest))
         self.pieces.append(piece)
         if len(self.copies) > _COPIES:  # what is nearest to others is missed least
             gaps = [self.copies[place + 1][0] - self.copies[place - 1][0] for place in range(1, len(self.copies) - 1)]
@@ -112,6 +144,15 @@ class Record:
         while len(self.copies) > 1 and self.copies[1][0] <= piece.before - _BACK:
             del self.copies[0]
         self.pieces = [one for one in self.pieces if one.before >= self.copies[0][0]]
+
+    def end(self, failed: bool) -> None:
+        """After the pass. One that failed, behind other tokens, leaves no trace: nothing has to be computed again, which could fail as
+        the pass has."""
+        newest, self._newest = self._newest, None
+        if failed and newest is not None and self.pieces:
+            before = self.pieces.pop().before
+            self.copies = [copy for copy in self.copies if copy[0] < before]
+            self.states.put(newest)
 
     def back(self, columns: int) -> tuple[int, Optional[dict[int, Any]], list[Piece]]:
         """Goes back to `columns` tokens, at least `oldest`: the tokens before the copy that serves, the copy, and what has to be
