@@ -16,7 +16,12 @@
 namespace keyhole::bench {
 
 inline constexpr uint32_t kHeads = 32, kKvHeads = 8, kDim = 128;  // Llama-3-8B
-inline constexpr uint32_t kChunk = 8192;                          // tokens of a prompt at once
+
+/// Heads of a layer's attention.
+struct Heads {
+  uint32_t heads = kHeads, kv_heads = kKvHeads, dim = kDim;
+};
+inline constexpr uint32_t kChunk = 8192;  // tokens of a prompt at once
 
 inline void must(bool is_well, const char* what) {
   if (is_well) return;
@@ -25,14 +30,15 @@ inline void must(bool is_well, const char* what) {
   std::exit(1);
 }
 
-/// Rows `[tokens, heads, kDim]` f16 in device memory, between -2 and 2.
+/// Rows `[tokens, heads, dim]` f16 in device memory, between -2 and 2.
 class Rows {
  public:
   /// Number of tensors of the same numbers that begin elsewhere, so that no row of one is a row of another.
   static constexpr uint32_t kShifts = 256;
 
-  Rows(uint32_t tokens, uint32_t heads) : tokens_(tokens), heads_(heads) {
-    std::vector<uint16_t> numbers(size_t{tokens} * heads * kDim + kShifts * kShift);
+  Rows(uint32_t tokens, uint32_t heads, uint32_t dim = kDim)
+      : tokens_(tokens), heads_(heads), dim_(dim) {
+    std::vector<uint16_t> numbers(size_t{tokens} * heads * dim + kShifts * kShift);
     std::mt19937 rng(1);
     for (uint16_t& x : numbers) x = static_cast<uint16_t>((rng() & 0x83ffU) | 0x3800U);
     must(cudaMalloc(&data_, numbers.size() * 2) == cudaSuccess, "memory");
@@ -45,7 +51,7 @@ class Rows {
   Rows& operator=(const Rows&) = delete;
   /// A tensor of the first `tokens` tokens.
   [[nodiscard]] keyhole_tensor tensor(uint32_t tokens, uint32_t shift = 0) const {
-    const int64_t shape[] = {tokens, heads_, kDim};
+    const int64_t shape[] = {tokens, heads_, dim_};
     auto* const first = static_cast<uint16_t*>(data_) + size_t{shift % kShifts} * kShift;
     keyhole_tensor t = keyhole_tensor_host(first, KEYHOLE_F16, 3, shape);
     t.memory = KEYHOLE_DEVICE;
@@ -56,18 +62,18 @@ class Rows {
  private:
   static constexpr uint32_t kShift = 8;  // numbers: rows stay aligned to 16 bytes
 
-  uint32_t tokens_, heads_;
+  uint32_t tokens_, heads_, dim_;
   void* data_ = nullptr;
 };
 
 /// Makes an engine of this many layers on the device.
-inline keyhole_engine* make_engine(uint32_t layers) {
+inline keyhole_engine* make_engine(uint32_t layers, const Heads& heads = {}) {
   keyhole_engine_config e;
   keyhole_engine_config_init(&e);
   e.layers = layers;
-  e.q_heads = kHeads;
-  e.kv_heads = kKvHeads;
-  e.head_dim = kDim;
+  e.q_heads = heads.heads;
+  e.kv_heads = heads.kv_heads;
+  e.head_dim = heads.dim;
   e.device = KEYHOLE_DEVICE_CUDA;
   keyhole_engine* engine = nullptr;
   must(keyhole_engine_create(&e, &engine) == KEYHOLE_OK, "engine");

@@ -1,17 +1,20 @@
-// Several new tokens at once in a session with codes on the device, tensors in device memory, shape of Llama-3-8B (8 KV heads
-// with 4 query heads each, 128 components, f16): drafts in a graph, none of which is accepted, so that the context stays as
+// Several new tokens at once in a session with codes on the device, tensors in device memory, by default in the shape of
+// Llama-3-8B (8 KV heads with 4 query heads each, 128 components, f16): drafts in a graph, none of which is accepted, so that the context stays as
 // long; and turns, which are attended at once or a few tokens at a time, as the library chooses. Microseconds a layer, beside
 // one token; resident attention included. Drafts with the products of a layer beside: in the graph, too. Then longer turns, exactly
 // and by a pattern of prompts, whose share of the blocks it says: numbers here are random, so that no choice by weight gives one
 // that texts have. The default chooses as `auto` does, and attends the newest 10 % of 128k in place of what it has chosen.
+// Beside drafts stands the share of the floor: the time in which a copy moves as many bytes as the layer's codes have. The products
+// are those of Llama-3-8B in any shape.
 //
-//   gpu_turn_bench [tokens] [layers] [bits] [pattern]
+//   gpu_turn_bench [tokens] [layers] [bits] [pattern] [query heads] [KV heads] [components]
 #include <cuda_runtime_api.h>
 #include <keyhole/batch.h>
 #include <keyhole/keyhole.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -20,6 +23,7 @@
 
 #include "bench/gpu/layer_products.h"
 #include "bench/gpu/session_rows.h"
+#include "cpu/code_layout.h"
 
 namespace {
 
@@ -31,6 +35,32 @@ double us_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 
+/// Bytes that a copy on the device moves in a microsecond, those read and those written.
+double copied_bytes_per_us(cudaStream_t stream) {
+  constexpr size_t kBytes = size_t{1} << 29U;
+  void* memory = nullptr;
+  must(cudaMalloc(&memory, 2 * kBytes) == cudaSuccess, "memory");
+  auto* const to = static_cast<std::byte*>(memory) + kBytes;
+  must(cudaMemsetAsync(memory, 0x5A, kBytes, stream) == cudaSuccess, "memory");
+  cudaEvent_t begin, end;
+  must(cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess, "event");
+  float best = 1e9F;
+  for (int i = 0; i < 6; ++i) {
+    (void)cudaEventRecord(begin, stream);
+    must(cudaMemcpyAsync(to, memory, kBytes, cudaMemcpyDeviceToDevice, stream) == cudaSuccess,
+         "copy");
+    (void)cudaEventRecord(end, stream);
+    must(cudaStreamSynchronize(stream) == cudaSuccess, "copy");
+    float ms = 0;
+    (void)cudaEventElapsedTime(&ms, begin, end);
+    best = std::min(best, ms);
+  }
+  (void)cudaEventDestroy(begin);
+  (void)cudaEventDestroy(end);
+  must(cudaFree(memory) == cudaSuccess, "memory");
+  return 2.0 * static_cast<double>(kBytes) / (1000.0 * static_cast<double>(best));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -38,14 +68,25 @@ int main(int argc, char** argv) {
   const uint32_t layers = argc > 2 ? static_cast<uint32_t>(std::atoi(argv[2])) : 8;
   const std::string bits = argc > 3 ? argv[3] : "2";
   const char* const pattern = argc > 4 ? argv[4] : "sampled:mass=0,near=13056,from=0";
+  const auto number = [&](int i, uint32_t otherwise) {
+    return argc > i ? static_cast<uint32_t>(std::atoi(argv[i])) : otherwise;
+  };
+  const Heads heads{number(5, kHeads), number(6, kKvHeads), number(7, kDim)};
   constexpr uint32_t kMost = kChunk;
-  keyhole_engine* const engine = make_engine(layers);
+  keyhole_engine* const engine = make_engine(layers, heads);
   const std::string spec = codes_spec(bits);
   keyhole_session* const session = make_session(engine, tokens + 2 * kMost, spec);
   cudaStream_t stream;
   must(cudaStreamCreate(&stream) == cudaSuccess, "stream");
   must(keyhole_session_set_stream(session, stream) == KEYHOLE_OK, "stream");
-  const Rows q(kChunk, kHeads), k(kChunk, kKvHeads), v(kChunk, kKvHeads), out(kMost, kHeads);
+  const double rate = copied_bytes_per_us(stream);
+  const auto width = static_cast<uint32_t>(std::atoi(bits.c_str()));
+  const keyhole::CodeShape shape{heads.dim, width, width};
+  const double floor = static_cast<double>(size_t{heads.kv_heads} * (tokens / keyhole::kCodeBlock) *
+                                           shape.block_bytes()) /
+                       rate;
+  const Rows q(kChunk, heads.heads, heads.dim), k(kChunk, heads.kv_heads, heads.dim),
+      v(kChunk, heads.kv_heads, heads.dim), out(kMost, heads.heads, heads.dim);
   fill(session, layers, tokens, q, k, v);
   const auto extend = [&](uint32_t n, LayerProducts* products = nullptr) {
     const keyhole_tensor tq = q.tensor(n), tk = k.tensor(n), tv = v.tensor(n), to = out.tensor(n);
@@ -58,8 +99,11 @@ int main(int argc, char** argv) {
   };
   LayerProducts products(16);
 
-  std::printf("%u tokens before, %u layers, %s\n%8s %12s %8s %14s %8s\n", tokens, layers,
-              spec.c_str(), "drafts", "us a layer", "/ one", "with products", "/ one");
+  std::printf(
+      "%u / %u heads of %u, %u tokens before, %u layers, %s; copies %.2f TB/s, floor %.1f us\n",
+      heads.heads, heads.kv_heads, heads.dim, tokens, layers, spec.c_str(), rate * 1e-6, floor);
+  std::printf("%8s %12s %8s %8s %14s %8s\n", "drafts", "us a layer", "/ one", "floor",
+              "with products", "/ one");
   double one = 0, one_with = 0;
   const auto time = [&](uint32_t n, LayerProducts* with) {
     cudaGraph_t graph;
@@ -91,7 +135,8 @@ int main(int argc, char** argv) {
   for (const uint32_t n : {1U, 2U, 4U, 8U, 16U}) {
     const double us = time(n, nullptr), with = time(n, &products);
     if (n == 1) one = us, one_with = with;
-    std::printf("%8u %12.1f %8.2f %14.1f %8.2f\n", n, us, us / one, with, with / one_with);
+    std::printf("%8u %12.1f %8.2f %7.0f%% %14.1f %8.2f\n", n, us, us / one, 100.0 * floor / us,
+                with, with / one_with);
     std::fflush(stdout);
   }
   std::printf("%8s %12s %8s %14s\n", "turn", "us a layer", "/ one", "as single steps");
