@@ -63,19 +63,21 @@ struct DoubtBoard {
   uint32_t again[kDoubtPasses] = {};      ///< parts that have another pass
 };
 
-/// In device memory, zero at first: a DoubtBoard, `[kv_heads]` uint32 of those on it, `[kv_heads]` DoubtRecord, and
-/// queries `[kv_heads, heads, dim]` fp32, times the logits' scale and log2(e), of KV heads on the board.
+/// In device memory, zero at first: a DoubtBoard, `[parts, kv_heads]` uint32 of those on it, `[parts, kv_heads]` DoubtRecord,
+/// and queries `[parts, kv_heads, heads of a part, dim]` fp32, times the logits' scale and log2(e), of KV heads on the board.
 struct DoubtLayout {
   size_t list = 0, records = 0, queries = 0, bytes = 0;
 
-  /// heads: query heads of a KV head, of all tokens of a step.
-  DoubtLayout(size_t kv_heads, size_t heads, size_t dim) {
+  /// heads: query heads of a KV head, of all tokens of a step; parts: StepParts.
+  DoubtLayout(size_t kv_heads, size_t heads, size_t dim, size_t parts = 1) {
+    // The last part has room for as many as the others.
+    if (parts > 1) heads += kMaxDeviceGroup;
     const auto aligned = [](size_t n) {
       return (n + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
     };
     list = aligned(sizeof(DoubtBoard));
-    records = list + aligned(kv_heads * sizeof(uint32_t));
-    queries = records + aligned(kv_heads * sizeof(DoubtRecord));
+    records = list + aligned(parts * kv_heads * sizeof(uint32_t));
+    queries = records + aligned(parts * kv_heads * sizeof(DoubtRecord));
     bytes = queries + aligned(kv_heads * heads * dim * sizeof(float));
   }
 };

@@ -93,15 +93,21 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
   if (shape.sinks != nullptr) sinks = take({shape.layers, shape.q_heads, sizeof(float)});
   // A maximum of every 32 rows and padded head, and the splits' states: o, a maximum, a sum, and the codes' log-sum-exp.
   // Of several tokens as many heads as the largest step has.
-  const size_t heads = std::max<size_t>(group * most_step_tokens(static_cast<uint32_t>(group)), 1);
+  const auto of_token = static_cast<uint32_t>(group);
+  const uint32_t tokens = most_codes_tokens(shape);
+  const size_t heads = std::max<size_t>(group * tokens, 1),
+               parts = most_step_parts(of_token, tokens);
   const size_t padded = heads <= 4 ? 4 : heads <= 8 ? 8 : 16;
-  work_bytes = kWorkBeside +
-               aligned_product({kv_heads, capacity, kMaximaOfBlock, padded, sizeof(float)}) +
-               aligned_product({kv_heads, splits, heads, dim + 3, sizeof(float)});
+  // And a bit for every row and four heads.
+  const size_t found = (std::min<size_t>(heads, kMaxDeviceGroup) + kDoubtHeads - 1) / kDoubtHeads;
+  work_bytes =
+      kWorkBeside * parts +
+      aligned_product({parts, kv_heads, capacity, kMaximaOfBlock, padded + found, sizeof(float)}) +
+      aligned_product({kv_heads, splits, heads, dim + 3, sizeof(float)});
   work = take({work_bytes});
   figures = take({layers, kv_heads, sizeof(CodeFigures)});
   arrivals = take({capacity, kv_heads, sizeof(uint32_t)});
-  doubt = take({DoubtLayout(kv_heads, heads, dim).bytes});
+  doubt = take({DoubtLayout(kv_heads, heads, dim, parts).bytes});
   bytes = blocks_bytes;
   add(bytes, others_bytes);
 }

@@ -20,6 +20,12 @@ namespace keyhole::gpu {
   return shape.coded_layers == 0 ? shape.layers : shape.coded_layers;
 }
 
+/// Tokens that a step may have, where the device has kernels and shared memory for them.
+[[nodiscard]] constexpr uint32_t most_codes_tokens(const CodesShape& shape) {
+  const uint32_t group = shape.q_heads / (shape.kv_heads == 0 ? 1 : shape.kv_heads);
+  return shape.rows_by_host ? most_hosted_tokens(group) : most_step_tokens(group);
+}
+
 struct CodesLayout {
   /// Throws as codes_bytes().
   explicit CodesLayout(const CodesShape& shape);

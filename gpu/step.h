@@ -30,12 +30,44 @@ namespace keyhole::gpu {
 /// A cudaStream_t, so that a file that includes this needs no CUDA.
 using Stream = void*;
 
-/// Tokens of one step over codes, at most: as many as the tensor cores take query heads of at once, 16 of a KV head.
+/// Query rows of one step over codes, at most: query heads of a KV head times tokens.
+inline constexpr uint32_t kMostStepRows = 48;
+/// Tokens of one step over codes, at most.
 [[nodiscard]] constexpr uint32_t most_step_tokens(uint32_t group) {
   constexpr uint32_t kMost = 8;
-  const uint32_t tokens = kMaxDeviceGroup / (group == 0 ? 1 : group);
+  const uint32_t tokens = kMostStepRows / (group == 0 ? 1 : group);
   return tokens < 1 ? 1 : tokens > kMost ? kMost : tokens;
 }
+
+/// A step over codes attends all of its query rows in one pass; what follows takes them in parts of whole tokens, of up to
+/// kMaxDeviceGroup query rows each. Every part has exact rows of its own.
+struct StepParts {
+  uint32_t count;
+  uint32_t tokens;  ///< of every part but the last, which may have fewer
+};
+[[nodiscard]] constexpr StepParts step_parts(uint32_t group, uint32_t tokens) {
+  if (group * tokens <= kMaxDeviceGroup) return {1, tokens};
+  const uint32_t most = kMaxDeviceGroup / group < 1 ? 1 : kMaxDeviceGroup / group;
+  const uint32_t parts = (tokens + most - 1) / most, each = (tokens + parts - 1) / parts;
+  return {(tokens + each - 1) / each, each};
+}
+inline constexpr uint32_t kMostStepParts = 5;  ///< 5 tokens of 9 query heads
+/// Parts of the steps of up to `tokens` tokens, at most.
+[[nodiscard]] constexpr uint32_t most_step_parts(uint32_t group, uint32_t tokens) {
+  uint32_t most = 1;
+  for (uint32_t n = 2; n <= tokens; ++n) {
+    const uint32_t parts = step_parts(group, n).count;
+    most = parts > most ? parts : most;
+  }
+  return most;
+}
+/// most_step_tokens() where the host reads the exact rows, which it does for one part.
+[[nodiscard]] constexpr uint32_t most_hosted_tokens(uint32_t group) {
+  uint32_t tokens = most_step_tokens(group);
+  while (tokens > 1 && group * tokens > kMaxDeviceGroup) --tokens;
+  return tokens;
+}
+
 /// Tokens that masks of drafts are about, at most.
 inline constexpr uint32_t kMostDrafts = 64;
 

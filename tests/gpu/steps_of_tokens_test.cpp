@@ -253,6 +253,11 @@ TEST(StepsOfTokens, AnswerAsEachTokenAlone) {
   run({96, 4, 4, DType::f16, DType::f32, 15.0F}, 5, 30);
   run({128, 4, 4, DType::f16, DType::f32}, 5, 30);
   run({256, 2, 8, DType::f16, DType::f16}, 5, 30);
+  run({256, 4, 6, DType::f16, DType::f16}, 5, 30);
+  run({256, 2, 12, DType::f16, DType::f16}, 5, 30);
+  run({64, 2, 16, DType::f16, DType::f16}, 5, 30);
+  run({80, 2, 5, DType::f16, DType::f16}, 5, 30);
+  run({96, 2, 6, DType::f16, DType::f16, 15.0F}, 5, 30);
   run({128, 2, 4, DType::f16, DType::f16, 0.0F, Signal::host_launch}, 5, 30);
 }
 
@@ -270,7 +275,7 @@ TEST(StepsOfTokens, RefuseTooMany) {
   ManyTokens t;
   t.out = dense_tensor(rows.data(), 1, 8, 128, DType::f16, Memory::device);
   t.q = t.k = t.v = t.out;
-  for (const auto& [tokens, drafts] : {std::pair{0U, 0U}, {5U, 5U}, {4U, 3U}, {4U, 65U}}) {
+  for (const auto& [tokens, drafts] : {std::pair{0U, 0U}, {9U, 9U}, {4U, 3U}, {4U, 65U}}) {
     t.q.tokens = tokens;
     t.drafts = drafts;
     EXPECT_THROW(s.steps().step_tokens(0, t, s.codes(), s.stream()), Error)

@@ -194,7 +194,8 @@ __global__ void __launch_bounds__(kFinishThreads, kDim* kHeadTiles <= 128 ? 3 : 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   // The counts are older than the pass.
   const Division d = divide(batch).of(blockIdx.y);
-  finish<kDim, kBits, kHeadTiles>(batch.steps[blockIdx.y], JointSplits{d.family + d.own});
+  finish<kDim, kBits, kHeadTiles>(batch.steps[blockIdx.y], JointSplits{d.family + d.own},
+                                  blockIdx.x / kFinishBlocks);
 #endif
 }
 

@@ -5,18 +5,15 @@
 #include "gpu/cuda/codes/batch_params.h"
 #include "gpu/cuda/codes/choose.cuh"
 #include "gpu/cuda/codes/choose_single.cuh"
+#include "gpu/cuda/codes/launch_codes.h"
 #include "gpu/cuda/codes/params.h"
 #include "gpu/cuda/common/launch.h"
 
 namespace keyhole::gpu {
 namespace codes {
-namespace {
-
-constexpr uint32_t kMostHeads = 16;
-constexpr int kReservedShared = 1024;  // bytes of every thread block, by CUDA
 
 Kernels kernels_of(const CodeShape& shape, uint32_t group) {
-  if (group == 0 || group > kMostHeads || shape.key_bits != shape.value_bits) return {};
+  if (group == 0 || group > kMaxDeviceGroup || shape.key_bits != shape.value_bits) return {};
   switch (shape.dim) {
     case 64: return kernels_of_64(shape.key_bits, group);
     case 80: return kernels_of_80(shape.key_bits, group);
@@ -27,6 +24,8 @@ Kernels kernels_of(const CodeShape& shape, uint32_t group) {
   }
 }
 
+namespace {
+
 BatchKernels batch_kernels_of(const CodeShape& shape, uint32_t group) {
   if (group == 0 || shape.key_bits != shape.value_bits) return {};
   switch (shape.key_bits) {
@@ -36,6 +35,8 @@ BatchKernels batch_kernels_of(const CodeShape& shape, uint32_t group) {
   }
 }
 
+}  // namespace
+
 SettleKernel settle_kernel_of(const CodeShape& shape) {
   switch (shape.key_bits) {
     case 2: return settle_kernel_of_2_bits(shape.dim);
@@ -44,7 +45,6 @@ SettleKernel settle_kernel_of(const CodeShape& shape) {
   }
 }
 
-/// Parts of the work space one after the other, from step.work on; returns their end.
 size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& params) {
   static_cast<CodesStep&>(params) = step;
   size_t end = 0;
@@ -64,6 +64,8 @@ size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& param
       take(size_t{step.kv_heads} * parts * step.block_capacity * kBlockMaxima * sizeof(uint32_t)));
   return end;
 }
+
+namespace {
 
 bool valid(const CodesStep& step, const Kernels& kernels) {
   return kernels.attend != nullptr && step.exact_rows <= kMostDeviceRows && step.splits >= 1 &&
@@ -132,7 +134,8 @@ cudaError_t prepare_settle(const CodesStep& step, int device, size_t& needs) {
                               per_block - static_cast<int>(attributes.sharedSizeBytes));
 }
 
-/// Clusters of finish_codes(): one beside those of the KV heads publishes the step.
+}  // namespace
+
 uint32_t clusters(const CodesStep& step) {
   return step.kv_heads + (step.has_resident && step.resident.counts ? 1 : 0);
 }
@@ -154,7 +157,6 @@ cudaError_t launch_clusters(const void* kernel, dim3 grid, size_t bytes, cudaStr
   return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 
-/// Shared memory of the kernel that follows the pass, of one step or of several, beside what it declares.
 size_t shared_bytes(const CodesStep& step, const Kernels& kernels) {
   if (!step.cluster) return kernels.single_shared;
   const size_t turns =
@@ -162,6 +164,8 @@ size_t shared_bytes(const CodesStep& step, const Kernels& kernels) {
   return std::max(kernels.finish_shared + turns * kFinishThreads * sizeof(float),
                   kernels.settle_shared);
 }
+namespace {
+
 /// shared_bytes() plus what the kernel declares.
 cudaError_t all_shared_bytes(const CodesStep& step, const Kernels& kernels, size_t& bytes) {
   cudaFuncAttributes attributes{};
@@ -205,7 +209,10 @@ bool codes_have_kernels(const CodeShape& shape, uint32_t group) {
 }
 
 uint32_t code_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
-                   uint32_t multiprocessors, size_t shared_of_multiprocessor) {
+                   uint32_t multiprocessors, size_t shared_of_multiprocessor, bool wide) {
+  if (wide) {
+    return codes::wide_fill(shape, kv_heads, group, multiprocessors, shared_of_multiprocessor);
+  }
   const codes::Kernels kernels = codes::kernels_of(shape, group);
   if (kernels.attend == nullptr) return 1;
   CodesStep least;
@@ -220,23 +227,27 @@ uint32_t code_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
 
 uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
                      uint32_t block_capacity, uint32_t multiprocessors,
-                     size_t shared_of_multiprocessor, uint32_t resident_capacity) {
-  const codes::Kernels kernels = codes::kernels_of(shape, group);
+                     size_t shared_of_multiprocessor, uint32_t resident_capacity, bool wide) {
+  const codes::Kernels kernels = codes::kernels_of(shape, wide ? 1 : group);
   if (kernels.attend == nullptr) return 1;
   const uint32_t most =
-      code_fill(shape, kv_heads, group, multiprocessors, shared_of_multiprocessor);
-  // A warp has 32 rows of codes or more; resident tokens come 32 to a thread block at once.
-  const uint64_t wanted = uint64_t{block_capacity} * codes::kBlockMaxima / kernels.attend_warps +
-                          resident_capacity / 32;
+      code_fill(shape, kv_heads, group, multiprocessors, shared_of_multiprocessor, wide);
+  // A warp has 32 rows of codes or more; resident tokens come 32 to a thread block at once. The pass for many query rows
+  // takes 128 rows of codes by a thread block.
+  const uint64_t wanted =
+      uint64_t{block_capacity} * codes::kBlockMaxima / (wide ? 4 : kernels.attend_warps) +
+      resident_capacity / 32;
   return static_cast<uint32_t>(std::clamp<uint64_t>(wanted, 1, most));
 }
 
 size_t codes_work_bytes(const CodesStep& step) {
+  if (step.wide) return codes::wide_work_bytes(step);
   codes::CodesParams params;
   return codes::lay_out(step, codes::kernels_of(step.shape, step.group), params);
 }
 
 cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
+  if (step.wide) return codes::prepare_wide(step, device, needs);
   const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
   if (kernels.attend == nullptr) return cudaErrorInvalidValue;
   int major = 0, most = 0;
@@ -283,6 +294,7 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
 }
 
 cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead) {
+  if (step.wide) return codes::attend_wide(step, stream, ahead);
   const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
   if (!codes::valid(step, kernels)) return cudaErrorInvalidValue;
   codes::CodesParams params;
@@ -294,6 +306,7 @@ cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead)
 }
 
 cudaError_t finish_codes(const CodesStep& step, cudaStream_t stream, bool ahead) {
+  if (step.wide) return codes::finish_wide(step, stream, ahead);
   const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
   if (!codes::valid(step, kernels)) return cudaErrorInvalidValue;
   codes::CodesParams params;
@@ -311,6 +324,7 @@ cudaError_t finish_codes(const CodesStep& step, cudaStream_t stream, bool ahead)
 
 cudaError_t settle_codes(const CodesStep& step, cudaStream_t stream) {
   if (step.doubt.board == nullptr || step.exact_rows == 0 || step.cluster) return cudaSuccess;
+  if (step.wide) return cudaSuccess;  // finish_codes() has enqueued it for each part
   const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
   if (!codes::valid(step, kernels)) return cudaErrorInvalidValue;
   codes::CodesParams params;
@@ -324,8 +338,8 @@ cudaError_t settle_codes(const CodesStep& step, cudaStream_t stream) {
 }
 
 CodesKind codes_kind(const CodesStep& step) {
-  const bool joins =
-      step.cluster && step.host_rows.requests == nullptr && step.resident_o == nullptr;
+  const bool joins = step.cluster && !step.wide && step.host_rows.requests == nullptr &&
+                     step.resident_o == nullptr;
   if (!joins) return {};
   const codes::BatchKernels kernels = codes::batch_kernels_of(step.shape, step.group);
   return {kernels.attend, step.kv_heads, codes::clusters(step), step.fill, step.stages};

@@ -35,9 +35,9 @@ inline constexpr uint32_t kMostJointSteps = 16;
 /// `figures`.
 struct CodesDoubt {
   DoubtBoard* board = nullptr;     ///< null: nothing is asked, and no kernel takes a second look
-  uint32_t* list = nullptr;        ///< `[kv_heads]`
-  DoubtRecord* records = nullptr;  ///< `[kv_heads]`
-  float* queries = nullptr;        ///< `[kv_heads, group, dim]`
+  uint32_t* list = nullptr;        ///< `[parts, kv_heads]`
+  DoubtRecord* records = nullptr;  ///< `[parts, kv_heads]`
+  float* queries = nullptr;  ///< `[parts, kv_heads, group, dim]`, the group that of the first part
   const CodeFigures* figures = nullptr;  ///< `[kv_heads]`
 };
 /// Divides memory of DoubtLayout::bytes, aligned to 16 and zero at first.
@@ -53,7 +53,7 @@ struct CodesStep {
   CodeShape shape;
   uint32_t kv_heads = 0;
   uint32_t group =
-      0;  ///< query heads of a KV head, 1..16; of several tokens all of theirs, token by token
+      0;  ///< query heads of a KV head, 1..16; of several tokens all of theirs, token by token, up to kMostStepRows
   uint32_t tokens = 1;          ///< tokens of the step; divides `group`
   uint32_t block_capacity = 0;  ///< blocks of 256 rows that a KV head has space for
   uint32_t splits = 0;          ///< thread blocks of a KV head, see code_splits()
@@ -66,6 +66,9 @@ struct CodesStep {
   /// Pairs of tiles, 32 rows each, that a warp of attend_codes() has under way or at hand, 2 or 3; prepare_codes()
   /// sets the number for which the device has shared memory.
   int stages = 2;
+  /// Whether the pass is the one for many query rows (gpu/cuda/codes/wide.cuh); see codes_are_wide(). What follows it takes
+  /// the tokens in parts (StepParts), each with `exact_rows` rows of its own.
+  bool wide = false;
   /// Whether families of steps have kernels for this shape; set by prepare_codes().
   bool shares = false;
   uint32_t processors = 1;  ///< of the device; set by prepare_codes()
@@ -121,22 +124,27 @@ struct CodesStep {
   TensorOut out;         ///< as q
   float* lse = nullptr;  ///< `[tokens, kv_heads * group / tokens]`, natural log; null: not wanted
   uint32_t* chosen =
-      nullptr;  ///< `[kv_heads, exact_rows]`, the rows read exactly, in no order; null: not wanted
+      nullptr;  ///< `[parts, kv_heads, exact_rows]`, the rows read exactly, in no order; null: not wanted
 };
 
-/// Whether kernels exist for the shape.
+/// Whether steps of so many query rows have the pass for many rows: it alone takes more than 16, and it is faster where the
+/// other one would divide the rows among thread blocks.
+[[nodiscard]] bool codes_are_wide(const CodeShape& shape, uint32_t group);
+
+/// Whether kernels exist for the shape, of one token.
 [[nodiscard]] bool codes_have_kernels(const CodeShape& shape, uint32_t group);
 
-/// The number of thread blocks per KV head that fill `multiprocessors` of so many bytes of shared memory each.
+/// The number of thread blocks per KV head that fill `multiprocessors` of so many bytes of shared memory each. wide:
+/// CodesStep::wide.
 [[nodiscard]] uint32_t code_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
                                  uint32_t multiprocessors,
-                                 size_t shared_of_multiprocessor = SIZE_MAX);
+                                 size_t shared_of_multiprocessor = SIZE_MAX, bool wide = false);
 /// The number of thread blocks per KV head of a step, at most code_fill(): as many as have work with `block_capacity`
 /// blocks of codes and `resident_capacity` resident tokens.
 [[nodiscard]] uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
                                    uint32_t block_capacity, uint32_t multiprocessors,
                                    size_t shared_of_multiprocessor = SIZE_MAX,
-                                   uint32_t resident_capacity = 0);
+                                   uint32_t resident_capacity = 0, bool wide = false);
 
 /// The bytes of CodesStep::work. They depend on the shape, kv_heads, group, block_capacity and splits.
 [[nodiscard]] size_t codes_work_bytes(const CodesStep& step);

@@ -146,7 +146,9 @@ struct CudaCodes::Impl {
   [[nodiscard]] uint32_t* device_shared(uint32_t layer) const { return device_count(layer) + 1; }
 
   [[nodiscard]] DoubtLayout doubt_layout() const {
-    return {shape.kv_heads, size_t{group()} * most_step_tokens(group()), shape.code.dim};
+    const uint32_t tokens = most_codes_tokens(shape);
+    return {shape.kv_heads, size_t{group()} * tokens, shape.code.dim,
+            most_step_parts(group(), tokens)};
   }
   /// Bytes from the rows of a head to those of the next: kernels and copies move rows as bytes.
   [[nodiscard]] size_t head_bytes(uint32_t layer) const {

@@ -25,15 +25,17 @@ CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordin
   s.group = shape.q_heads / shape.kv_heads * tokens;
   s.tokens = tokens;
   s.block_capacity = std::max(shape.blocks, 1U);
-  s.fill = code_fill(shape.code, shape.kv_heads, s.group, processors, shared);
+  s.wide = codes_are_wide(shape.code, s.group);
+  s.fill = code_fill(shape.code, shape.kv_heads, s.group, processors, shared, s.wide);
   s.splits = std::min(code_splits(shape.code, shape.kv_heads, s.group, s.block_capacity, processors,
-                                  shared, resident_tokens),
+                                  shared, resident_tokens, s.wide),
                       most_code_splits(shape.kv_heads));
   s.block_stride = layout.block_stride;
   s.head_stride = layout.head_stride;
   // What the host reads has places for one token's.
-  s.exact_rows =
-      shape.rows_by_host ? shape.exact_rows : std::min(shape.exact_rows * tokens, kMostDeviceRows);
+  const uint32_t choosing = step_parts(s.group / tokens, tokens).tokens;
+  s.exact_rows = shape.rows_by_host ? shape.exact_rows
+                                    : std::min(shape.exact_rows * choosing, kMostDeviceRows);
   s.dtype = shape.dtype;
   s.row_stride = shape.code.dim * dtype_size(shape.dtype);
   return s;
@@ -44,7 +46,7 @@ CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordin
 CodesVariants::CodesVariants(const CodesShape& shape, const CodesLayout& layout, int ordinal,
                              uint32_t resident_tokens) {
   const uint32_t group = shape.q_heads / shape.kv_heads;
-  for (uint32_t tokens = 1; tokens <= most_step_tokens(group); ++tokens) {
+  for (uint32_t tokens = 1; tokens <= most_codes_tokens(shape); ++tokens) {
     CodesStep s = sizes_of(shape, layout, ordinal, resident_tokens, tokens);
     size_t needs = 0;
     const cudaError_t status = prepare_codes(s, ordinal, tokens == 1 ? &needs : nullptr);

@@ -173,9 +173,10 @@ __device__ inline bool leave_record(const CodesParams& s, uint32_t kv_head, uint
   return true;
 }
 
-/// The kernel's work for one step. splits: how many splits the pass has left.
+/// The kernel's work for one step. splits: how many splits the pass has left; kv_head: the cluster's.
 template <int kDim, int kBits, int kHeadTiles, class Splits>
-__device__ __forceinline__ void finish(const CodesParams& s, const Splits& splits) {
+__device__ __forceinline__ void finish(const CodesParams& s, const Splits& splits,
+                                       uint32_t kv_head) {
   using Shared = FinishShared<kDim, kBits, kHeadTiles>;
   constexpr uint32_t kBatch = GroupMaxima<kHeadTiles>::kBatch;
   extern __shared__ __align__(16) unsigned char memory[];
@@ -185,7 +186,6 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
 
   const uint32_t warp = threadIdx.x / 32;
   const Deal deal{blockIdx.x % kFinishBlocks};
-  const uint32_t kv_head = blockIdx.x / kFinishBlocks;
   if (kv_head == s.kv_heads) {  // the cluster beside those of the heads
     let_next_kernel_start();
     publish_and_advance<kDim>(s, deal.rank, kFinishBlocks);
@@ -367,7 +367,7 @@ template <int kDim, int kBits, int kHeadTiles>
 __global__ void __launch_bounds__(kFinishThreads, kHeadTiles == 1 ? 2 : 1)
     finish_kernel(const __grid_constant__ CodesParams s) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  finish<kDim, kBits, kHeadTiles>(s, AllSplits{});
+  finish<kDim, kBits, kHeadTiles>(s, AllSplits{}, blockIdx.x / kFinishBlocks);
 #endif
 }
 

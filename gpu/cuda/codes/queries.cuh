@@ -277,6 +277,94 @@ struct RawQueries {
   }
 };
 
+/// Prepares a query by a warp, from x, a lane's quads as they came; logits: as in the step. row: gets it rotated, times scale
+/// log2(e); `as_they_came` the same before it is rotated; `scale`: of the lane's channels. store(part, quad, word) keeps the four
+/// bytes of quad `quad` of a lane of the high part (0) or the low one.
+template <int kDim, int kBits, class Store>
+__device__ __forceinline__ void prepare_query(const LogitParams& logits,
+                                              float (&x)[kLaneParts<kDim>],
+                                              const float (&scale)[kLaneParts<kDim>], float* row,
+                                              HeadConstants& constants, float* as_they_came,
+                                              const Store& store) {
+  constexpr int kSteps = (kDim + 31) / 32, kParts = kLaneParts<kDim>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const float unit = logits.scale * kLog2E;
+  const bool inside = 4 * lane < kDim;
+  if (inside) store_quads<kDim>(as_they_came, lane, x, unit);
+    // An approximate division is good to 2 units in the last place; a full one is a function of 40 instructions.
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) x[i] = __fdividef(x[i], scale[i]);
+  rotate_quads<kDim>(x, row, lane, false);
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    if (!inside) x[i] = 0.0F;
+  }
+  float square = 0.0F, largest = 0.0F;
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    square = fmaf(x[i], x[i], square);
+    largest = fmaxf(largest, fabsf(x[i]));
+  }
+  largest = warp_max(largest);
+  square = warp_sum(square);
+  // The unit for 127 * 128: the high part has 8 bits, and 7 bits are below it.
+  const float step = largest > 0.0F ? largest * (1.0F / 16256.0F) : 1.0F;
+  // The shift is the same for all quads of a lane: 8 steps of 16 components lie between them, a multiple of the
+  // steps of a word.
+  const int shift = key_shift<kBits>(lane / 4);
+  const float inverse = __fdividef(__int_as_float((127 - shift) << 23), step);
+  uint32_t high[kLaneQuads<kDim>] = {}, low[kLaneQuads<kDim>] = {};
+  int sum = 0;
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    const int y = __float2int_rn(x[i] * inverse);
+    const int upper = (y + 64) >> 7;
+    high[i / 4] |= (static_cast<uint32_t>(upper) & 0xFFU) << (8 * (i % 4));
+    low[i / 4] |= (static_cast<uint32_t>(y - upper * 128) & 0xFFU) << (8 * (i % 4));
+    sum += y << shift;
+  }
+  sum = __reduce_add_sync(kWholeWarp, sum);
+  if (lane < kSteps * 8) {
+#pragma unroll
+    for (int u = 0; u < kLaneQuads<kDim>; ++u) {
+      store(0, u, high[u]);
+      store(1, u, low[u]);
+    }
+  }
+  if (inside) store_quads<kDim>(row, lane, x, unit);
+  if (lane == 0) {
+    constants = {2.0F * unit * step,
+                 -unit * step * static_cast<float>((1 << kBits) - 1) * static_cast<float>(sum),
+                 0.5F * logits.scale * logits.scale * square * kLog2E};
+  }
+}
+
+/// Prepares queries by kBlockWarps warps, by prepare_query(). store(h, part, quad, word): as there, of head h. heads: as in
+/// RawQueries::load(), of steps with the same scale.
+template <int kDim, int kBits, int kHeads, int kBlockWarps, class Heads, class Store>
+__device__ __forceinline__ void prepare_queries(const Heads& heads,
+                                                const RawQueries<kDim, kHeads, kBlockWarps>& raw,
+                                                float (*rows)[kDim], HeadConstants* constants,
+                                                float (*as_they_came)[kDim], const Store& store) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bool inside = 4 * lane < kDim;
+#pragma unroll
+  for (int own = 0; own < raw.kOwn; ++own) {
+    const int h = warp + own * kBlockWarps;
+    if (h >= kHeads) break;
+    float x[kLaneParts<kDim>] = {};
+    if (inside && heads.has(static_cast<uint32_t>(h))) {
+      const DType dtype = heads.step(h / 4).q.dtype;
+#pragma unroll
+      for (int u = 0; u < kLaneQuads<kDim>; ++u) convert_quad(raw.q[own][u], dtype, &x[4 * u]);
+    }
+    prepare_query<kDim, kBits>(
+        heads.step(0).logits, x, raw.scale, rows[h], constants[h], as_they_came[h],
+        [&](int part, int quad, uint32_t word) { store(h, part, quad, word); });
+  }
+}
+
 template <int kDim, int kBits, int kHeadTiles>
 struct SharedQueries {
   static constexpr int kSteps = (kDim + 31) / 32;  // products
@@ -290,72 +378,12 @@ struct SharedQueries {
   template <class Heads, int kBlockWarps>
   __device__ void prepare(const Heads& heads, const RawQueries<kDim, kHeads, kBlockWarps>& raw,
                           float (*as_they_came)[kDim]) {
-    const CodesParams& s = heads.step(0);
-    constexpr int kParts = kLaneParts<kDim>;
-    const int warp = static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const float unit = s.logits.scale * kLog2E;
-    const bool inside = 4 * lane < kDim;
-#pragma unroll
-    for (int own = 0; own < raw.kOwn; ++own) {
-      const int h = warp + own * kBlockWarps;
-      if (h >= kHeads) break;
-      float* row = rows[h];
-      float x[kParts] = {};
-      if (inside && heads.has(static_cast<uint32_t>(h))) {
-        const DType dtype = heads.step(h / 4).q.dtype;
-#pragma unroll
-        for (int u = 0; u < kLaneQuads<kDim>; ++u) convert_quad(raw.q[own][u], dtype, &x[4 * u]);
-      }
-      if (inside) store_quads<kDim>(as_they_came[h], lane, x, unit);
-        // An approximate division is good to 2 units in the last place; a full one is a function of 40 instructions.
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) x[i] = __fdividef(x[i], raw.scale[i]);
-      rotate_quads<kDim>(x, row, lane, false);
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        if (!inside) x[i] = 0.0F;
-      }
-      float square = 0.0F, largest = 0.0F;
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        square = fmaf(x[i], x[i], square);
-        largest = fmaxf(largest, fabsf(x[i]));
-      }
-      largest = warp_max(largest);
-      square = warp_sum(square);
-      // The unit for 127 * 128: the high part has 8 bits, and 7 bits are below it.
-      const float step = largest > 0.0F ? largest * (1.0F / 16256.0F) : 1.0F;
-      // The shift is the same for all quads of a lane: 8 steps of 16 components lie between them, a multiple of the
-      // steps of a word.
-      const int shift = key_shift<kBits>(lane / 4);
-      const float inverse = __fdividef(__int_as_float((127 - shift) << 23), step);
-      uint32_t high[kLaneQuads<kDim>] = {}, low[kLaneQuads<kDim>] = {};
-      int sum = 0;
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        const int y = __float2int_rn(x[i] * inverse);
-        const int upper = (y + 64) >> 7;
-        high[i / 4] |= (static_cast<uint32_t>(upper) & 0xFFU) << (8 * (i % 4));
-        low[i / 4] |= (static_cast<uint32_t>(y - upper * 128) & 0xFFU) << (8 * (i % 4));
-        sum += y << shift;
-      }
-      sum = __reduce_add_sync(kWholeWarp, sum);
-      if (lane < kSteps * 8) {
-#pragma unroll
-        for (int u = 0; u < kLaneQuads<kDim>; ++u) {
-          *reinterpret_cast<uint32_t*>(&parts[2 * h][128 * u + 4 * lane]) = high[u];
-          *reinterpret_cast<uint32_t*>(&parts[2 * h + 1][128 * u + 4 * lane]) = low[u];
-        }
-      }
-      if (inside) store_quads<kDim>(row, lane, x, unit);
-      if (lane == 0) {
-        constants[h] = {
-            2.0F * unit * step,
-            -unit * step * static_cast<float>((1 << kBits) - 1) * static_cast<float>(sum),
-            0.5F * s.logits.scale * s.logits.scale * square * kLog2E};
-      }
-    }
+    prepare_queries<kDim, kBits>(heads, raw, rows, constants, as_they_came,
+                                 [&](int h, int part, int quad, uint32_t word) {
+                                   int8_t* to = &parts[2 * h + part][128 * quad + 4 * lane];
+                                   *reinterpret_cast<uint32_t*>(to) = word;
+                                 });
   }
 };
 

@@ -48,7 +48,7 @@ __device__ inline float4 quad_of(const std::byte* rows, DType dtype, uint32_t ro
 
 /// The share of a thread block of attend_codes(). Code that runs once is slow, because each of its instructions comes
 /// from memory: so loops are not unrolled here, and rows go to shared memory as they are.
-template <int kDim, int kHeadTiles>
+template <int kDim, int kHeadTiles, uint32_t kWarps = kAttendWarps<kDim>>
 class ResidentShare {
  public:
   static constexpr uint32_t kHeads = 4 * kHeadTiles;
@@ -104,7 +104,6 @@ class ResidentShare {
   }
 
  private:
-  static constexpr uint32_t kWarps = kAttendWarps<kDim>;
   static constexpr int kOwn = (kHeads + kWarps - 1) / kWarps;  ///< heads of a warp
   struct Sums {
     float o[kLaneParts<kDim>] = {};

@@ -30,6 +30,33 @@ __device__ inline uint32_t place_of_piece(uint32_t piece) {
   return piece;
 }
 
+/// Reads a lane's words of a tile, whose pieces were placed by place_of_piece<kPieces>(); 0: they do not make pieces, and lie
+/// as they came. tile: its number, whose pieces begin at a multiple of 32.
+template <uint32_t kPieces, int kWords>
+__device__ inline void read_words(const std::byte* from, int tile, int lane,
+                                  uint32_t (&words)[kWords]) {
+  if constexpr (kPieces != 0) {
+    const uint32_t first = static_cast<uint32_t>(tile * 32 + lane) * kPieces;
+#pragma unroll
+    for (uint32_t i = 0; i < kPieces; ++i) {
+      const uint4 x =
+          *reinterpret_cast<const uint4*>(from + 16 * place_of_piece<kPieces>(first + i));
+      words[4 * i] = x.x, words[4 * i + 1] = x.y, words[4 * i + 2] = x.z, words[4 * i + 3] = x.w;
+    }
+  } else if constexpr (kWords % 2 == 0) {
+    const auto* at = reinterpret_cast<const uint2*>(from) + (tile * 32 + lane) * (kWords / 2);
+#pragma unroll
+    for (int i = 0; i < kWords / 2; ++i) words[2 * i] = at[i].x, words[2 * i + 1] = at[i].y;
+  } else {
+    const auto* at = reinterpret_cast<const uint32_t*>(from) + (tile * 32 + lane) * kWords;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = at[i];
+  }
+}
+
+/// Number of 16-byte pieces that a lane reads of a tile; 0: its words do not make such pieces.
+constexpr uint32_t pieces_of(uint32_t words) { return words % 4 == 0 ? words / 4 : 0; }
+
 /// A warp's ring. Between wait() and the next take_in(), all lanes may read the pair that wait() was for.
 template <int kDim, int kBits>
 class TileRing {
@@ -94,10 +121,8 @@ class TileRing {
   }
 
  private:
-  static constexpr uint32_t pieces(uint32_t words) { return words % 4 == 0 ? words / 4 : 0; }
-  /// Number of 16-byte pieces that a lane reads of a tile; 0: its words do not make such pieces.
-  static constexpr uint32_t kKeyPieces = pieces(Pair::kShape.key_words());
-  static constexpr uint32_t kValuePieces = pieces(Pair::kShape.value_words());
+  static constexpr uint32_t kKeyPieces = pieces_of(Pair::kShape.key_words());
+  static constexpr uint32_t kValuePieces = pieces_of(Pair::kShape.value_words());
 
   static constexpr uint32_t kPairs = kCodeBlock / (2 * kCodeTile);  ///< of a block
   static constexpr int kKeyStep = Pair::kKeyBytes, kValueStep = Pair::kValueBytes,
@@ -116,28 +141,6 @@ class TileRing {
   }
   [[nodiscard]] __device__ uint32_t next(uint32_t at) const {
     return at + Pair::kBytes == end_ ? 0 : at + Pair::kBytes;
-  }
-
-  template <uint32_t kPieces, int kWords>
-  __device__ static void read_words(const std::byte* from, int tile, int lane,
-                                    uint32_t (&words)[kWords]) {
-    if constexpr (kPieces != 0) {
-      const uint32_t first = static_cast<uint32_t>(tile * 32 + lane) * kPieces;
-#pragma unroll
-      for (uint32_t i = 0; i < kPieces; ++i) {
-        const uint4 x =
-            *reinterpret_cast<const uint4*>(from + 16 * place_of_piece<kPieces>(first + i));
-        words[4 * i] = x.x, words[4 * i + 1] = x.y, words[4 * i + 2] = x.z, words[4 * i + 3] = x.w;
-      }
-    } else if constexpr (kWords % 2 == 0) {
-      const auto* at = reinterpret_cast<const uint2*>(from) + (tile * 32 + lane) * (kWords / 2);
-#pragma unroll
-      for (int i = 0; i < kWords / 2; ++i) words[2 * i] = at[i].x, words[2 * i + 1] = at[i].y;
-    } else {
-      const auto* at = reinterpret_cast<const uint32_t*>(from) + (tile * 32 + lane) * kWords;
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) words[i] = at[i];
-    }
   }
 
   std::byte* memory_;

@@ -1,0 +1,35 @@
+// What the launches of both passes over codes share (codes_kernels.cu, wide_codes.cu).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "gpu/cuda/codes/params.h"
+
+namespace keyhole::gpu::codes {
+
+inline constexpr int kReservedShared = 1024;  ///< bytes of every thread block, by CUDA
+
+/// The kernels of one shape and up to 16 query heads of a KV head; null kernels: there are none.
+[[nodiscard]] Kernels kernels_of(const CodeShape& shape, uint32_t group);
+[[nodiscard]] SettleKernel settle_kernel_of(const CodeShape& shape);
+
+/// Lays the parts of the work space out one after the other, from step.work on; returns their bytes.
+size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& params);
+
+/// The clusters of finish_codes(): one beside those of the KV heads publishes the step.
+[[nodiscard]] uint32_t clusters(const CodesStep& step);
+/// Shared memory of the kernel that follows the pass, of one step or of several, beside what it declares.
+[[nodiscard]] size_t shared_bytes(const CodesStep& step, const Kernels& kernels);
+/// Launches a kernel of clusters of kFinishBlocks thread blocks.
+[[nodiscard]] cudaError_t launch_clusters(const void* kernel, dim3 grid, size_t bytes,
+                                          cudaStream_t stream, void** arguments, bool ahead);
+
+// Steps with CodesStep::wide: what the functions of codes_kernels.h do for them.
+[[nodiscard]] uint32_t wide_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t rows,
+                                 uint32_t multiprocessors, size_t shared_of_multiprocessor);
+[[nodiscard]] size_t wide_work_bytes(const CodesStep& step);
+[[nodiscard]] cudaError_t prepare_wide(CodesStep& step, int device, size_t* needs);
+[[nodiscard]] cudaError_t attend_wide(const CodesStep& step, cudaStream_t stream, bool ahead);
+[[nodiscard]] cudaError_t finish_wide(const CodesStep& step, cudaStream_t stream, bool ahead);
+
+}  // namespace keyhole::gpu::codes

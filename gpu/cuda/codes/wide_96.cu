@@ -1,0 +1,9 @@
+#include "gpu/cuda/codes/wide_instances.cuh"
+
+namespace keyhole::gpu::codes {
+
+WideKernels wide_kernels_of_96(uint32_t bits, uint32_t rows) {
+  return wide_kernels_for<96>(bits, rows);
+}
+
+}  // namespace keyhole::gpu::codes

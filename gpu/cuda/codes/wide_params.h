@@ -1,0 +1,58 @@
+// Parameters of the pass for many query rows (gpu/cuda/codes/wide.cuh), and of what follows it.
+#pragma once
+
+#include <algorithm>
+
+#include "gpu/cuda/codes/params.h"
+
+namespace keyhole::gpu::codes {
+
+/// A step of several tokens, and its parts: each has the heads of some of the tokens, 16 at most, and is chosen for, read for and
+/// merged like a step of its own. All parts have the same tokens but the last, which may have fewer.
+struct WideParams {
+  CodesParams step;  ///< the whole step: only q, resident tokens and where the codes lie count
+  CodesParams parts[kMostStepParts];
+  uint32_t count = 0;  ///< number of parts
+
+  /// The part that a row of the step's group belongs to, and its number there.
+  struct Place {
+    uint32_t part, row;
+  };
+  KEYHOLE_HOST_DEVICE Place place(uint32_t row) const {
+    const uint32_t rows = parts[0].group, part = row / rows;
+    return {part, row - part * rows};
+  }
+};
+// CUDA 12.1 or newer takes as much as a parameter on GPUs of compute capability 7.0 or newer.
+static_assert(sizeof(WideParams) <= 32764);
+
+inline constexpr uint32_t kWideWarps = 8;   ///< of a thread block of the pass
+inline constexpr uint32_t kWideRows = 128;  ///< rows of codes that it takes at once: half a block
+inline constexpr uint32_t kPartHeads =
+    16;  ///< a part's query heads, with those that are there to fill tiles
+
+/// The kernels of one shape, for so many query rows.
+struct WideKernels {
+  const void* attend = nullptr;  ///< null: there is none
+  const void* finish = nullptr;  ///< of all parts, by clusters
+  int occupancy = 1;             ///< thread blocks that a multiprocessor has registers for
+  size_t fixed = 0;              ///< bytes of shared memory that the pass takes beside its stages,
+  size_t shared = 0;             ///< at least so many bytes for these,
+  size_t stage = 0;              ///< bytes of one of CodesStep::stages
+  size_t mean = 0;               ///< and of a block's means, of which there is one more than stages
+
+  /// Bytes of the pass's shared memory.
+  [[nodiscard]] size_t bytes(int stages) const {
+    const auto n = static_cast<size_t>(stages);
+    return fixed + std::max(shared, n * stage + (n + 1) * mean);
+  }
+};
+
+/// Each function has its file, so that compilers run side by side.
+[[nodiscard]] WideKernels wide_kernels_of_64(uint32_t bits, uint32_t rows);
+[[nodiscard]] WideKernels wide_kernels_of_80(uint32_t bits, uint32_t rows);
+[[nodiscard]] WideKernels wide_kernels_of_96(uint32_t bits, uint32_t rows);
+[[nodiscard]] WideKernels wide_kernels_of_128(uint32_t bits, uint32_t rows);
+[[nodiscard]] WideKernels wide_kernels_of_256(uint32_t bits, uint32_t rows);
+
+}  // namespace keyhole::gpu::codes
