@@ -155,9 +155,16 @@ cudaError_t finish_wide(const CodesStep& step, cudaStream_t stream, bool ahead) 
   const bool publishes = clusters(step) != step.kv_heads;
   if (step.cluster) {
     void* arguments[] = {&params};
-    const uint32_t count = params.count * step.kv_heads + (publishes ? 1 : 0);
-    return launch_clusters(kernels.finish, dim3(count * kFinishBlocks), bytes, stream, arguments,
-                           ahead);
+    const uint32_t of_heads = params.count * step.kv_heads;
+    // The ring may advance when all clusters have read it, which is so where all thread blocks are there at once.
+    const bool together =
+        (of_heads + 1) * kFinishBlocks <= step.processors * (step.shape.dim <= 128 ? 2U : 1U);
+    const uint32_t count = of_heads + (publishes && together ? 1 : 0);
+    const cudaError_t status = launch_clusters(kernels.finish, dim3(count * kFinishBlocks), bytes,
+                                               stream, arguments, ahead);
+    if (status != cudaSuccess || !publishes || together) return status;
+    params.count = 0;  // of a step without parts the first cluster publishes
+    return launch_clusters(kernels.finish, dim3(kFinishBlocks), bytes, stream, arguments, false);
   }
   // One part after the other; the first one publishes the whole step, behind whose tokens the others stand.
   cudaError_t status = cudaSuccess;

@@ -104,7 +104,7 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
 
     graphs=True: the first pass of 1 to 32 new tokens behind a context goes as ever, the second one of as many tokens is captured,
     and from then on such a pass is one launch. Sampling, stopping and all else of generate() stay outside. Of a cache of one row,
-    whose pass waits for nothing on the host and keeps no states; without gradients. What cannot be captured goes on without a graph,
+    whose pass waits for nothing on the host and whose states stay where they are; without gradients. What cannot be captured goes on without a graph,
     and the log says why, once. Weights, adapters and hooks that change under a cache are not seen by its graphs.
 
     Taken is every causal model whose attention calls transformers' attention interface and says in the usual attributes what it is:

@@ -220,6 +220,9 @@ class Graphs:
             step.graph = None
         if step.graph is None and not self._captured(call, step, before):
             return self._run(call, call.tensors)
+        # Before the steps are announced: a session waits for those that are, and nothing may come between them and the launch.
+        for name, tensor in step.inputs.items():
+            tensor.copy_(call.tensors[name], non_blocking=True)
         try:
             for session, number in zip(step.sessions, step.numbers):
                 self.recorder.announce(session, number)
@@ -230,8 +233,6 @@ class Graphs:
             if step.failures > 1:
                 self._tell(f"a graph was captured twice, and refused: {error}")
             return self._run(call, call.tensors)
-        for name, tensor in step.inputs.items():
-            tensor.copy_(call.tensors[name], non_blocking=True)
         step.graph.replay()
         step.failures = 0
         self.replays += 1
