@@ -131,7 +131,8 @@ class Codes {
   virtual void give_up_rows(uint32_t step) = 0;
 
   /// Tokens that a step of the layer may have (StreamSteps::step_tokens()): most_step_tokens(), or fewer where the device lacks the shared
-  /// memory. Their exact rows are chosen together, exact_rows for each, kMostDeviceRows at most (with rows_by_host exact_rows).
+  /// memory. The exact rows of each of its parts (step_parts()) are chosen together, exact_rows for each token, kMostDeviceRows at
+  /// most (with rows_by_host exact_rows).
   [[nodiscard]] virtual uint32_t most_tokens(uint32_t layer) const = 0;
 
   /// A block as it lies in device memory, to out (code.block_bytes()), after all that was enqueued here: waits for the
