@@ -12,6 +12,7 @@
 
 #include "cpu/pool.h"
 #include "cpu/types.h"
+#include "tests/cpu/task_witness.h"
 
 namespace keyhole::cpu::test {
 namespace {
@@ -49,27 +50,6 @@ PoolConfig lent(Run run, uint32_t threads) {
   return config;
 }
 
-/// Counts each task, and sees two that run at once on one worker number.
-class Tally {
- public:
-  Tally(uint32_t tasks, uint32_t threads) : ran_(tasks), busy_(threads) {}
-  static void call(void* self, uint32_t task, uint32_t worker) {
-    auto& tally = *static_cast<Tally*>(self);
-    if (tally.busy_.at(worker).exchange(true)) ++tally.faults_;
-    ++tally.ran_.at(task);
-    tally.busy_[worker].store(false);
-  }
-  void expect_all_once() const {
-    EXPECT_EQ(faults_.load(), 0U);
-    for (const auto& ran : ran_) ASSERT_EQ(ran.load(), 1U);
-  }
-
- private:
-  std::vector<std::atomic<uint32_t>> ran_;
-  std::vector<std::atomic<bool>> busy_;
-  std::atomic<uint32_t> faults_{0};
-};
-
 size_t threads_of_process() {
   const std::filesystem::directory_iterator tasks("/proc/self/task");
   return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));
@@ -83,12 +63,12 @@ TEST(PoolOfTheCaller, RunsEveryTaskOnceAndStartsNoThread) {
     EXPECT_EQ(threads_of_process(), before);
     EXPECT_EQ(pool.threads(), 4U);
     for (const uint32_t count : {0U, 1U, 2U, 3U, 4U, 5U, 300U}) {
-      Tally tally(count, 4);
-      pool.run(count, Tally::call, &tally);
-      tally.expect_all_once();
-      Tally asynchronous(count, 4);
+      Witness witness(count, 4);
+      pool.run(count, Witness::call, &witness);
+      witness.expect_all_once();
+      Witness asynchronous(count, 4);
       Job job;
-      pool.start(job, count, Tally::call, &asynchronous);
+      pool.start(job, count, Witness::call, &asynchronous);
       pool.finish(job);
       asynchronous.expect_all_once();
     }
@@ -169,9 +149,9 @@ TEST(PoolOfTheCaller, SeveralCallersAtOnce) {
   for (int caller = 0; caller < 3; ++caller) {
     callers.emplace_back([&] {
       for (int round = 0; round < 10; ++round) {
-        Tally tally(17, 3);
-        pool.run(17, Tally::call, &tally);
-        tally.expect_all_once();
+        Witness witness(17, 3);
+        pool.run(17, Witness::call, &witness);
+        witness.expect_all_once();
       }
     });
   }

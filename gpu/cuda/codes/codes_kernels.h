@@ -127,9 +127,9 @@ struct CodesStep {
       nullptr;  ///< `[parts, kv_heads, exact_rows]`, the rows read exactly, in no order; null: not wanted
 };
 
-/// Whether steps of so many query rows have the pass for many rows: it alone takes more than 16, and it is faster where the
-/// other one would divide the rows among thread blocks.
-[[nodiscard]] bool codes_are_wide(const CodeShape& shape, uint32_t group);
+/// Whether steps of so many query rows have the pass for many rows. It alone takes more than 16; up to these the other one is
+/// faster.
+[[nodiscard]] bool codes_are_wide(uint32_t group);
 
 /// Whether kernels exist for the shape, of one token.
 [[nodiscard]] bool codes_have_kernels(const CodeShape& shape, uint32_t group);

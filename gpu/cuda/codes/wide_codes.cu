@@ -188,9 +188,6 @@ cudaError_t finish_wide(const CodesStep& step, cudaStream_t stream, bool ahead) 
 
 }  // namespace codes
 
-bool codes_are_wide(const CodeShape& shape, uint32_t group) {
-  (void)shape;
-  return group > kMaxDeviceGroup;
-}
+bool codes_are_wide(uint32_t group) { return group > kMaxDeviceGroup; }
 
 }  // namespace keyhole::gpu

@@ -43,7 +43,6 @@ WideKernels wide_kernels() {
 
 template <int kDim, int kBits>
 WideKernels wide_kernels_for_rows(uint32_t rows) {
-  if (rows <= 16) return wide_kernels<kDim, kBits, 2>();
   if (rows <= 24) return wide_kernels<kDim, kBits, 3>();
   if (rows <= 32) return wide_kernels<kDim, kBits, 4>();
   if (rows <= 48) return wide_kernels<kDim, kBits, 6>();
