@@ -1,11 +1,13 @@
 // Writes a model of random weights, for timings and for checks beside itself: any card computes it as fast as a real one
 // of its shape, and next to nothing has to be brought.
-//   llama-random-model 8b|1b|tiny FILE [NATS]
+//   llama-random-model 8b|1b|30b-a3b|27b|tiny|tiny-hybrid FILE [NATS]
 //   8b    shape of Llama 3 8B, Q4_K and Q6_K where llama.cpp's recipe of Q4_K_M has them
 //   1b    shape of Llama 3.2 1B, the same
-//   tiny  four layers of 512 components, f16
-// NATS is the standard deviation of the logits of attention in the first layer (default: 1, as ordinary heads have it). It has
-// no vocabulary: tokens are numbers.
+//   30b-a3b  shape of Qwen3 30B-A3B, a mixture of 128 experts, the same
+//   27b   shape of Qwen3.5 27B, a hybrid: 16 of 64 layers have a cache, with 24 query and 4 KV heads of 256; the same
+//   tiny, tiny-hybrid  four layers of 512 components, f16
+// NATS is the standard deviation of the logits of attention in the first layer (default: 1, as ordinary heads have it). The
+// quantised ones have no vocabulary: tokens are numbers.
 #include <fcntl.h>
 #include <ggml.h>
 #include <gguf.h>
@@ -17,115 +19,55 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <random>
+#include <initializer_list>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "tools/engines/llama.cpp/random_weights.h"
+
+namespace keyhole::llama_cpp {
 namespace {
+
+enum class Kind : uint8_t {
+  kPlain,    // Llama's
+  kExperts,  // Qwen 3's mixture
+  kHybrid,   // Qwen 3.5's: three of four layers have a recurrent state in the place of a cache
+};
 
 struct Shape {
   const char* name;
+  Kind kind;
   uint32_t layers, width, inner, heads, kv_heads, head_dim, words;
   bool is_quantised;
 };
 
 constexpr Shape kShapes[] = {
-    {"8b", 32, 4096, 14336, 32, 8, 128, 128256, true},
-    {"1b", 16, 2048, 8192, 32, 8, 64, 128256, true},
-    {"tiny", 4, 512, 1536, 8, 2, 64, 4096, false},
+    {"8b", Kind::kPlain, 32, 4096, 14336, 32, 8, 128, 128256, true},
+    {"1b", Kind::kPlain, 16, 2048, 8192, 32, 8, 64, 128256, true},
+    {"30b-a3b", Kind::kExperts, 48, 2048, 768, 32, 4, 128, 151936, true},
+    {"27b", Kind::kHybrid, 64, 5120, 17408, 24, 4, 256, 248320, true},
+    {"tiny", Kind::kPlain, 4, 512, 1536, 8, 2, 64, 4096, false},
+    {"tiny-hybrid", Kind::kHybrid, 4, 512, 1536, 6, 1, 256, 4096, false},
 };
+constexpr uint32_t kExperts = 128;
+constexpr uint32_t kExpertsOfAToken = 8;
+constexpr uint32_t kFullLayerEvery = 4;
+constexpr uint32_t kStateSize = 128;  // of a head of a recurrent layer
+constexpr uint32_t kConvolved = 4;    // tokens
+
+const char* architecture(Kind kind) {
+  switch (kind) {
+    case Kind::kExperts: return "qwen3moe";
+    case Kind::kHybrid: return "qwen35";
+    default: return "llama";
+  }
+}
 
 [[noreturn]] void fail(const std::string& what) {
   std::fprintf(stderr, "%s\n", what.c_str());
   std::exit(1);
-}
-
-// Blocks of 256 weights, as ggml has them.
-struct Q4K {
-  ggml_fp16_t d, dmin;
-  uint8_t scales[12];
-  uint8_t q[128];
-};
-static_assert(sizeof(Q4K) == 144);
-struct Q6K {
-  uint8_t low[128];
-  uint8_t high[64];
-  int8_t scales[16];
-  ggml_fp16_t d;
-};
-static_assert(sizeof(Q6K) == 210);
-
-/// Numbers that are random enough for weights, 8 bytes at a time.
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed * 0x9E3779B97F4A7C15U + 1) {}
-  uint64_t next() {
-    state_ ^= state_ << 13U;
-    state_ ^= state_ >> 7U;
-    state_ ^= state_ << 17U;
-    return state_;
-  }
-  void fill(void* to, size_t bytes) {
-    auto* out = static_cast<uint8_t*>(to);
-    for (size_t i = 0; i < bytes; i += 8) {
-      const uint64_t word = next();
-      std::memcpy(out + i, &word, std::min<size_t>(8, bytes - i));
-    }
-  }
-
- private:
-  uint64_t state_;
-};
-
-/// Normal numbers in f16, of which weights are drawn.
-class Normal {
- public:
-  Normal() : values_(1U << 14U) {
-    std::mt19937 random(5);
-    std::normal_distribution<float> normal;
-    for (float& value : values_) value = normal(random);
-  }
-  [[nodiscard]] float at(uint64_t bits) const { return values_[bits % values_.size()]; }
-
- private:
-  std::vector<float> values_;
-};
-
-/// Weights of a standard deviation of about `deviation`, mean 0.
-void fill(std::vector<uint8_t>& out, ggml_type type, float deviation, uint64_t seed) {
-  static const Normal normal;
-  Random random(seed);
-  if (type == GGML_TYPE_Q4_K) {
-    // Each weight is d * 32 * q - dmin * 60, q even over 0 to 15; the scales 32 and the minima 60 are packed in 6 bits.
-    Q4K block{};
-    block.d = ggml_fp32_to_fp16(deviation / (32.0F * 4.61F));
-    block.dmin = ggml_fp32_to_fp16(deviation / (32.0F * 4.61F) * 4.0F);
-    std::memset(block.scales, 160, 4);
-    std::memset(block.scales + 4, 252, 4);
-    std::memset(block.scales + 8, 192, 4);
-    for (size_t at = 0; at < out.size(); at += sizeof block) {
-      random.fill(block.q, sizeof block.q);
-      std::memcpy(out.data() + at, &block, sizeof block);
-    }
-  } else if (type == GGML_TYPE_Q6_K) {
-    Q6K block{};
-    block.d = ggml_fp32_to_fp16(deviation / (32.0F * 18.5F));
-    std::memset(block.scales, 32, sizeof block.scales);
-    for (size_t at = 0; at < out.size(); at += sizeof block) {
-      random.fill(block.low, sizeof block.low + sizeof block.high);
-      std::memcpy(out.data() + at, &block, sizeof block);
-    }
-  } else if (type == GGML_TYPE_F16) {
-    auto* halves = reinterpret_cast<ggml_fp16_t*>(out.data());
-    for (size_t i = 0; i < out.size() / 2; ++i) {
-      halves[i] = ggml_fp32_to_fp16(deviation * normal.at(random.next() >> 20U));
-    }
-  } else {
-    auto* numbers = reinterpret_cast<float*>(out.data());
-    std::fill_n(numbers, out.size() / sizeof(float), 1.0F);  // norms
-  }
 }
 
 struct Weight {
@@ -136,24 +78,49 @@ struct Weight {
 
 class Model {
  public:
-  Model(const Shape& shape, float nats) : shape_(shape), sharpness_(std::sqrt(nats)) {
+  Model(const Shape& shape, float nats)
+      : shape_(shape),
+        most_(shape.is_quantised ? GGML_TYPE_Q4_K : GGML_TYPE_F16),
+        best_(shape.is_quantised ? GGML_TYPE_Q6_K : GGML_TYPE_F16),
+        sharpness_(std::sqrt(nats)) {
     context_ = ggml_init({ggml_tensor_overhead() * 4096, nullptr, true});
     file_ = gguf_init_empty();
-    text("general.architecture", "llama");
+    text("general.architecture", architecture(shape.kind));
     text("general.name", std::string("random ") + shape.name);
-    text("tokenizer.ggml.model", "no_vocab");
-    number("llama.vocab_size", shape.words);
-    number("llama.context_length", 1U << 20U);
-    number("llama.embedding_length", shape.width);
-    number("llama.block_count", shape.layers);
-    number("llama.feed_forward_length", shape.inner);
-    number("llama.attention.head_count", shape.heads);
-    number("llama.attention.head_count_kv", shape.kv_heads);
-    number("llama.attention.key_length", shape.head_dim);
-    number("llama.attention.value_length", shape.head_dim);
-    number("llama.rope.dimension_count", shape.head_dim);
-    gguf_set_val_f32(file_, "llama.rope.freq_base", 500000.0F);
-    gguf_set_val_f32(file_, "llama.attention.layer_norm_rms_epsilon", 1e-5F);
+    if (shape.is_quantised) {
+      text("tokenizer.ggml.model", "no_vocab");
+    } else {
+      add_vocabulary();
+    }
+    of_kind("vocab_size", shape.words);
+    of_kind("context_length", 1U << 20U);
+    of_kind("embedding_length", shape.width);
+    of_kind("block_count", shape.layers);
+    of_kind("feed_forward_length", shape.inner);
+    of_kind("attention.head_count", shape.heads);
+    of_kind("attention.head_count_kv", shape.kv_heads);
+    of_kind("attention.key_length", shape.head_dim);
+    of_kind("attention.value_length", shape.head_dim);
+    of_kind("rope.dimension_count",
+            shape.kind == Kind::kHybrid ? shape.head_dim / 4 : shape.head_dim);
+    of_kind("rope.freq_base", shape.kind == Kind::kPlain ? 500000.0F : 1e7F);
+    of_kind("attention.layer_norm_rms_epsilon", 1e-5F);
+    if (shape.kind == Kind::kExperts) {
+      of_kind("expert_count", kExperts);
+      of_kind("expert_used_count", kExpertsOfAToken);
+      of_kind("expert_feed_forward_length", shape.inner);
+    }
+    if (shape.kind == Kind::kHybrid) {
+      of_kind("full_attention_interval", kFullLayerEvery);
+      constexpr uint32_t kSections[] = {11, 11, 10, 0};
+      gguf_set_arr_data(file_, key("rope.dimension_sections").c_str(), GGUF_TYPE_UINT32, kSections,
+                        4);
+      of_kind("ssm.conv_kernel", kConvolved);
+      of_kind("ssm.state_size", kStateSize);
+      of_kind("ssm.group_count", state_keys());
+      of_kind("ssm.time_step_rank", state_values());
+      of_kind("ssm.inner_size", state_values() * kStateSize);
+    }
     number("general.quantization_version", 2);
     number("general.file_type", shape.is_quantised ? 15 : 1);
     add_all();
@@ -175,7 +142,7 @@ class Model {
         for (size_t i = next++; i < weights_.size(); i = next++) {
           const Weight& weight = weights_[i];
           std::vector<uint8_t> bytes(ggml_nbytes(weight.tensor));
-          fill(bytes, weight.tensor->type, weight.deviation, i + 1);
+          fill_random(bytes, weight.tensor->type, weight.deviation, i + 1);
           size_t done = 0;
           while (done < bytes.size()) {
             const ssize_t n = ::pwrite(out, bytes.data() + done, bytes.size() - done,
@@ -202,51 +169,146 @@ class Model {
     gguf_set_val_str(file_, key, value.c_str());
   }
   void number(const char* key, uint32_t value) { gguf_set_val_u32(file_, key, value); }
-  void add(const std::string& name, ggml_type type, int64_t in, int64_t out, float deviation) {
-    ggml_tensor* tensor = out > 0 ? ggml_new_tensor_2d(context_, type, in, out)
-                                  : ggml_new_tensor_1d(context_, type, in);
+  [[nodiscard]] std::string key(const char* name) const {
+    return std::string(architecture(shape_.kind)) + "." + name;
+  }
+  /// All bytes are tokens, so that any text has some; all others are words that no text has.
+  void add_vocabulary() {
+    constexpr int32_t kNormal = 1;
+    constexpr int32_t kUnknown = 2;
+    constexpr int32_t kControl = 3;
+    constexpr int32_t kByte = 6;
+    std::vector<std::string> words{"<unk>", "<s>", "</s>"};
+    std::vector<int32_t> types{kUnknown, kControl, kControl};
+    for (int byte = 0; byte < 256; ++byte) {
+      char name[8];
+      std::snprintf(name, sizeof name, "<0x%02X>", byte);
+      words.emplace_back(name);
+      types.push_back(kByte);
+    }
+    while (words.size() < shape_.words) {
+      words.push_back("[" + std::to_string(words.size()) + "]");
+      types.push_back(kNormal);
+    }
+    std::vector<const char*> texts;
+    for (const std::string& word : words) texts.push_back(word.c_str());
+    // Scores order merges. No two tokens of a text make a third one, as brackets and digits are bytes, never words.
+    const std::vector<float> scores(words.size(), -1e6F);
+    text("tokenizer.ggml.model", "llama");
+    gguf_set_arr_str(file_, "tokenizer.ggml.tokens", texts.data(), texts.size());
+    gguf_set_arr_data(file_, "tokenizer.ggml.scores", GGUF_TYPE_FLOAT32, scores.data(),
+                      scores.size());
+    gguf_set_arr_data(file_, "tokenizer.ggml.token_type", GGUF_TYPE_INT32, types.data(),
+                      types.size());
+    number("tokenizer.ggml.bos_token_id", 1);
+    number("tokenizer.ggml.eos_token_id", 2);
+  }
+  void of_kind(const char* name, uint32_t value) { number(key(name).c_str(), value); }
+  void of_kind(const char* name, float value) { gguf_set_val_f32(file_, key(name).c_str(), value); }
+
+  /// Heads of a recurrent layer: keys, and values, of kStateSize components.
+  [[nodiscard]] uint32_t state_keys() const { return shape_.width / 320; }
+  [[nodiscard]] uint32_t state_values() const { return 3 * state_keys(); }
+
+  void add(const std::string& name, ggml_type type, std::initializer_list<int64_t> extents,
+           float deviation) {
+    ggml_tensor* tensor =
+        ggml_new_tensor(context_, type, static_cast<int>(extents.size()), std::data(extents));
     ggml_set_name(tensor, name.c_str());
     weights_.push_back({tensor, deviation});
   }
+  /// A matrix by which inputs of variance 1 have outputs of variance `gain` squared.
+  void matrix(const std::string& name, ggml_type type, int64_t in, int64_t out, float gain = 1.0F) {
+    add(name, type, {in, out}, gain / std::sqrt(static_cast<float>(in)));
+  }
+  void numbers(const std::string& name, int64_t count, float value = 1.0F) {
+    add(name, GGML_TYPE_F32, {count}, value);
+  }
+
   void add_all() {
     const Shape& s = shape_;
-    const ggml_type most = s.is_quantised ? GGML_TYPE_Q4_K : GGML_TYPE_F16;
-    const ggml_type best = s.is_quantised ? GGML_TYPE_Q6_K : GGML_TYPE_F16;
-    // By which inputs of variance 1 give outputs of variance 1.
-    const float wide = 1.0F / std::sqrt(static_cast<float>(s.width));
-    const float inner = 1.0F / std::sqrt(static_cast<float>(s.inner));
-    const int64_t q = int64_t{s.heads} * s.head_dim;
-    const int64_t kv = int64_t{s.kv_heads} * s.head_dim;
-    add("token_embd.weight", most, s.width, s.words, 1.0F);
+    add("token_embd.weight", most_, {s.width, s.words}, 1.0F);
     for (uint32_t i = 0; i < s.layers; ++i) {
       const std::string block = "blk." + std::to_string(i) + ".";
       const uint32_t eighth = s.layers / 8;
       const bool more_bits = i < eighth || i >= 7 * s.layers / 8 || (i - eighth) % 3 == 2;
-      add(block + "attn_norm.weight", GGML_TYPE_F32, s.width, 0, 0);
-      add(block + "attn_q.weight", most, s.width, q, sharpness_ * wide);
-      add(block + "attn_k.weight", most, s.width, kv, sharpness_ * wide);
-      add(block + "attn_v.weight", more_bits ? best : most, s.width, kv, wide);
-      add(block + "attn_output.weight", most, q, s.width, 1.0F / std::sqrt(static_cast<float>(q)));
-      add(block + "ffn_norm.weight", GGML_TYPE_F32, s.width, 0, 0);
-      add(block + "ffn_gate.weight", most, s.width, s.inner, wide);
-      add(block + "ffn_up.weight", most, s.width, s.inner, wide);
-      add(block + "ffn_down.weight", more_bits ? best : most, s.inner, s.width, inner);
+      numbers(block + "attn_norm.weight", s.width);
+      if (s.kind == Kind::kHybrid && (i + 1) % kFullLayerEvery != 0) {
+        add_recurrent(block);
+      } else {
+        add_attention(block, more_bits ? best_ : most_);
+      }
+      numbers(block + (s.kind == Kind::kHybrid ? "post_attention_norm" : "ffn_norm") + ".weight",
+              s.width);
+      add_products(block, more_bits ? best_ : most_);
     }
-    add("output_norm.weight", GGML_TYPE_F32, s.width, 0, 0);
-    add("output.weight", best, s.width, s.words, 2.0F * wide);
+    numbers("output_norm.weight", s.width);
+    matrix("output.weight", best_, s.width, s.words, 2.0F);
+  }
+
+  void add_attention(const std::string& block, ggml_type of_values) {
+    const Shape& s = shape_;
+    const int64_t q = int64_t{s.heads} * s.head_dim;
+    const int64_t kv = int64_t{s.kv_heads} * s.head_dim;
+    const bool has_norms = s.kind != Kind::kPlain;
+    const float gain = has_norms ? 1.0F : sharpness_;
+    // Hybrids have a gate for each component of the output beside the queries.
+    matrix(block + "attn_q.weight", most_, s.width, s.kind == Kind::kHybrid ? 2 * q : q, gain);
+    matrix(block + "attn_k.weight", most_, s.width, kv, gain);
+    matrix(block + "attn_v.weight", of_values, s.width, kv);
+    matrix(block + "attn_output.weight", most_, q, s.width);
+    if (has_norms) {
+      numbers(block + "attn_q_norm.weight", s.head_dim, sharpness_);
+      numbers(block + "attn_k_norm.weight", s.head_dim, sharpness_);
+    }
+  }
+
+  void add_recurrent(const std::string& block) {
+    const int64_t width = shape_.width;
+    const int64_t values = int64_t{state_values()} * kStateSize;
+    const int64_t convolved = 2 * int64_t{state_keys()} * kStateSize + values;
+    matrix(block + "attn_qkv.weight", most_, width, convolved);
+    matrix(block + "attn_gate.weight", most_, width, values);
+    add(block + "ssm_conv1d.weight", GGML_TYPE_F32, {kConvolved, convolved}, 0.5F);
+    numbers(block + "ssm_dt.bias", state_values(), 0.0F);
+    numbers(block + "ssm_a", state_values(), -1.0F);
+    matrix(block + "ssm_beta.weight", most_, width, state_values());
+    matrix(block + "ssm_alpha.weight", most_, width, state_values());
+    numbers(block + "ssm_norm.weight", kStateSize);
+    matrix(block + "ssm_out.weight", most_, values, width);
+  }
+
+  void add_products(const std::string& block, ggml_type of_last) {
+    const Shape& s = shape_;
+    if (s.kind != Kind::kExperts) {
+      matrix(block + "ffn_gate.weight", most_, s.width, s.inner);
+      matrix(block + "ffn_up.weight", most_, s.width, s.inner);
+      matrix(block + "ffn_down.weight", of_last, s.inner, s.width);
+      return;
+    }
+    const float wide = 1.0F / std::sqrt(static_cast<float>(s.width));
+    add(block + "ffn_gate_inp.weight", GGML_TYPE_F16, {s.width, kExperts}, wide);
+    add(block + "ffn_gate_exps.weight", most_, {s.width, s.inner, kExperts}, wide);
+    add(block + "ffn_up_exps.weight", most_, {s.width, s.inner, kExperts}, wide);
+    add(block + "ffn_down_exps.weight", of_last, {s.inner, s.width, kExperts},
+        1.0F / std::sqrt(static_cast<float>(s.inner)));
   }
 
   const Shape& shape_;
-  float sharpness_;  // of queries, and of keys
+  ggml_type most_, best_;  // Q4_K_M has more bits in some matrices
+  float sharpness_;        // of queries, and of keys
   ggml_context* context_ = nullptr;
   gguf_context* file_ = nullptr;
   std::vector<Weight> weights_;
 };
 
 }  // namespace
+}  // namespace keyhole::llama_cpp
 
 int main(int argc, char** argv) {
-  if (argc != 3 && argc != 4) fail("llama-random-model 8b|1b|tiny FILE [NATS]");
+  using namespace keyhole::llama_cpp;  // NOLINT(google-build-using-namespace)
+  if (argc != 3 && argc != 4)
+    fail("llama-random-model 8b|1b|30b-a3b|27b|tiny|tiny-hybrid FILE [NATS]");
   const float nats = argc == 4 ? std::strtof(argv[3], nullptr) : 1.0F;
   if (!(nats > 0.0F && nats < 100.0F)) fail("NATS: above 0 and below 100");
   const auto* shape = std::find_if(std::begin(kShapes), std::end(kShapes),

@@ -240,6 +240,9 @@ int main(int argc, char** argv) {
   const bool has_card = ggml_backend_dev_by_name("KEYHOLE0") != nullptr;
   const Side with{load(argv[1], has_card ? "KEYHOLE0" : "KEYHOLE"), nullptr};
   const Side without{load(argv[1], has_card ? "CUDA0" : nullptr), nullptr};
+  // The state of a recurrent layer holds all tokens, and none can be taken out of it.
+  const bool can_go_back =
+      !llama_model_is_hybrid(with.model) && !llama_model_is_recurrent(with.model);
   int failures = 0;
   {
     Check one(with, without, 1, true, static_cast<uint32_t>(2 * n + 4096), allowed);
@@ -250,18 +253,22 @@ int main(int argc, char** argv) {
     one.report("saved and restored, a step");
     one.steps({0}, 150);
     one.report("steps");
-    one.drafts(0, 12, 4);
-    one.report("drafts of 4");
-    one.steps({0}, 20);
-    one.report("steps behind them");
+    if (can_go_back) {
+      one.drafts(0, 12, 4);
+      one.report("drafts of 4");
+      one.steps({0}, 20);
+      one.report("steps behind them");
+    }
     one.prompt(0, 700);
     one.report("a second turn");
     one.steps({0}, 40);
     one.report("steps behind it");
-    one.remove(0, n / 2, -1);
-    one.prompt(0, 3);
-    one.steps({0}, 20);
-    one.report("the end removed, steps");
+    if (can_go_back) {
+      one.remove(0, n / 2, -1);
+      one.prompt(0, 3);
+      one.steps({0}, 20);
+      one.report("the end removed, steps");
+    }
     one.clear(false);
     one.prompt(0, n / 2);
     one.steps({0}, 20);
