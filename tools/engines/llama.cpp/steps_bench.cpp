@@ -1,8 +1,9 @@
 // What one context costs a decoder: the time of a prompt, of the first step behind it (with Keyhole on a card the cache goes to
-// its sessions there), and of steps of 1 to 9 tokens, as drafts have them; and the device's memory that is in use after each.
-//   llama-steps-bench MODEL DEVICE TOKENS [BATCH [STEPS]]
-// DEVICE: CUDA0, KEYHOLE0, ... or CPU. TOKENS: of the prompt. BATCH: of the prompt at once (default: 2048). STEPS: of each kind
-// (default: 64). Tokens are random; drafts are kept. GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings.
+// its sessions there), and of steps of several tokens, as drafts have them; and the device's memory that is in use.
+//   llama-steps-bench MODEL DEVICE TOKENS [BATCH [STEPS [N ...]]]
+// DEVICE: CUDA0, KEYHOLE0, ... or CPU. TOKENS: of the prompt. BATCH: of the prompt at once (default: 2048). STEPS: of each number
+// of tokens N (default: 64 of 1, 2, 3, 5 and 9). Tokens are random; drafts are kept.
+// GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings.
 #include <ggml-backend.h>
 #include <llama.h>
 
@@ -96,13 +97,21 @@ uint32_t number(const char* text) { return static_cast<uint32_t>(std::strtoul(te
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 4 || argc > 6) fail("llama-steps-bench MODEL DEVICE TOKENS [BATCH [STEPS]]");
+  if (argc < 4) fail("llama-steps-bench MODEL DEVICE TOKENS [BATCH [STEPS [N ...]]]");
   const uint32_t tokens = number(argv[3]);
   const uint32_t batch = argc > 4 ? number(argv[4]) : 2048;
   const uint32_t steps = argc > 5 ? number(argv[5]) : 64;
-  constexpr std::array<uint32_t, 5> kTokensOfAStep{1, 2, 3, 5, 9};
-  if (tokens == 0 || batch < kTokensOfAStep.back() || steps == 0)
-    fail("TOKENS and STEPS: at least 1; BATCH: at least 9");
+  std::vector<uint32_t> tokens_of_step{1, 2, 3, 5, 9};
+  if (argc > 6) {
+    tokens_of_step.clear();
+    for (int i = 6; i < argc; ++i) tokens_of_step.push_back(number(argv[i]));
+  }
+  uint32_t of_all = 0;
+  for (const uint32_t n : tokens_of_step) {
+    if (n == 0 || n > batch) fail("N: from 1 to BATCH");
+    of_all += n;
+  }
+  if (tokens == 0 || steps == 0) fail("TOKENS and STEPS: at least 1");
   llama_log_set(
       [](ggml_log_level level, const char* text, void*) {
         if (level == GGML_LOG_LEVEL_ERROR || std::string(text).starts_with("keyhole:"))
@@ -111,7 +120,7 @@ int main(int argc, char** argv) {
       nullptr);
   ggml_backend_load_all();
   llama_backend_init();
-  const uint32_t room = tokens + 1 + (steps + 4) * 20;
+  const uint32_t room = tokens + 1 + (steps + 4) * of_all;
   Bench bench(argv[1], argv[2], room, batch);
   double prompt = 0;
   double most = bench.gib_in_use();
@@ -124,8 +133,8 @@ int main(int argc, char** argv) {
   const double first = bench.decode(1, true);
   std::printf("  first step %.1f ms, %.1f GiB behind it\n", first * 1e3, bench.gib_in_use());
   std::fflush(stdout);
-  double one = 0;
-  for (const uint32_t n : kTokensOfAStep) {
+  double one = 0;  // of the first N
+  for (const uint32_t n : tokens_of_step) {
     std::vector<double> times;
     for (uint32_t i = 0; i < 4; ++i)
       bench.decode(n, true);  // graphs are captured at a step's second time
@@ -136,9 +145,9 @@ int main(int argc, char** argv) {
     }
     std::sort(times.begin(), times.end());
     const double median = times[times.size() / 2];
-    if (n == 1) one = median;
-    std::printf("  steps of %u: median %.2f ms, mean %.2f, %.2f times one; %.1f tokens/s\n", n,
-                median * 1e3, sum / steps * 1e3, median / one, n / median);
+    if (one == 0) one = median;
+    std::printf("  steps of %u: median %.2f ms, mean %.2f, %.2f times the first; %.1f tokens/s\n",
+                n, median * 1e3, sum / steps * 1e3, median / one, n / median);
     std::fflush(stdout);
   }
   return 0;
