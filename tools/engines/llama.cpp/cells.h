@@ -49,8 +49,9 @@ class Cells {
     std::copy(at(from), at(from) + cells_, at(to));
     ++changes_;
   }
-  /// What lies in the cells has changed, in each stream by itself: every token gets a new number, in the same order.
-  void renew();
+  /// What lies in the cells has changed, in each stream by itself: every token whose number is above `after` gets a new one, in the
+  /// same order.
+  void renew(uint64_t after = 0);
   void clear() {
     std::fill(stamps_.begin(), stamps_.end(), 0);
     ++changes_;
@@ -64,10 +65,10 @@ class Cells {
   std::vector<uint64_t> stamps_;
 };
 
-inline void Cells::renew() {
+inline void Cells::renew(uint64_t after) {
   std::vector<std::pair<uint64_t, size_t>> written;
   for (size_t i = 0; i < stamps_.size(); ++i) {
-    if (stamps_[i] != 0) written.emplace_back(stamps_[i], i);
+    if (stamps_[i] > after) written.emplace_back(stamps_[i], i);
   }
   std::sort(written.begin(), written.end());
   for (const auto& [stamp, i] : written) stamps_[i] = ++last_;

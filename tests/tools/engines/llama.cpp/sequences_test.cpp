@@ -304,6 +304,24 @@ TEST(LlamaCppCells, CopiesAreTheSameTokensUntilOneOfThemIsChanged) {
   EXPECT_EQ(cells.stamp(0, 0), 0U);
 }
 
+TEST(LlamaCppCells, TokensUpToANumberKeepTheirsWhenOthersAreRenewed) {
+  Cells cells(1, 4);
+  cells.write(0, 3);
+  const Token kept{3, cells.stamp(0, 3)};
+  cells.write(0, 0);
+  cells.write(0, 1);
+  const Token first{0, cells.stamp(0, 0)}, second{1, cells.stamp(0, 1)};
+  const uint64_t before = cells.last(), changes = cells.changes();
+  cells.renew(kept.stamp);
+  EXPECT_TRUE(cells.holds(0, kept));
+  EXPECT_FALSE(cells.holds(0, first));
+  EXPECT_FALSE(cells.holds(0, second));
+  EXPECT_GT(cells.stamp(0, 0), before);
+  EXPECT_LT(cells.stamp(0, 0), cells.stamp(0, 1));
+  EXPECT_EQ(cells.stamp(0, 2), 0U);
+  EXPECT_GT(cells.changes(), changes);
+}
+
 TEST(LlamaCppSequences, AnotherSequenceInTheSameCellsIsANewSession) {
   Fake fake;
   (void)fake.add(Fake::run(0, 0, 0, 4));

@@ -223,30 +223,64 @@ std::string CardCache::why_to_leave(const ggml_tensor* node, Layer& layer) {
   return why;
 }
 
-void CardCache::meet_other(const ggml_tensor* touched, const CacheName& name, bool changes) {
+void CardCache::meet_read(const ggml_tensor* touched, const CacheName& name) {
+  Layer& layer = layers_.at(name.layer);
+  if (!on_card() && layer.left.empty() && layer.shape) {
+    throw std::runtime_error("it reads llama.cpp's cache, for which Keyhole needs copy=on");
+  }
+  hold(touched, name);
+}
+
+bool CardCache::meet_change(const ggml_tensor* node, const ggml_tensor* touched,
+                            const CacheName& name) {
   Layer& layer = layers_.at(name.layer);
   const bool in_sessions = std::any_of(layers_.begin(), layers_.end(), [](const auto& other) {
     return other.second.left.empty() && other.second.shape;
   });
-  if (changes && !copy_ && ((!on_card_ && in_sessions) || gone_ != 0)) {
-    throw std::runtime_error("positions were shifted, for which Keyhole needs copy=on");
+  if (!copy_ && !on_card_ && in_sessions) {
+    note_shifts(node);
+    if (layer.left.empty() && layer.shape) return false;
+    hold(touched, name);
+    return true;
   }
-  if (!on_card() && layer.left.empty() && layer.shape) {
-    throw std::runtime_error(changes
-                                 ? "positions were shifted, for which Keyhole needs copy=on"
-                                 : "it reads llama.cpp's cache, for which Keyhole needs copy=on");
-  }
-  if (!layer.rows.hold_bytes(memory_, name.values,
-                             touched == root(touched) ? 0 : touched->view_offs,
-                             ggml_nbytes(touched))) {
-    no_memory();
-  }
-  if (!changes || renewed_) return;
+  hold(touched, name);
+  if (renewed_) return true;
   end_following();
   sequences_->clear();
-  cells_->renew();
+  // Tokens that are gone have their numbers still, by which they are known.
+  cells_->renew(gone_);
   renewed_ = true;
   if (!on_card_) come_back();
+  return true;
+}
+
+/// A shifted token is another one, which no session holds.
+void CardCache::note_shifts(const ggml_tensor* node) {
+  if (shifted_ == graph_) return;
+  const ggml_tensor* shifts = node->src[1];
+  const size_t room = size_t{cells_->streams()} * cells_->cells();
+  if (node->op != GGML_OP_ROPE || shifts->type != GGML_TYPE_I32 ||
+      static_cast<size_t>(ggml_nelements(shifts)) != room) {
+    throw std::runtime_error("it changes llama.cpp's cache, for which Keyhole needs copy=on");
+  }
+  const auto* by = static_cast<const int32_t*>(host_input(shifts));
+  if (by == nullptr)
+    throw std::runtime_error("how far positions are shifted is not known on the host");
+  for (size_t id = 0; id < room; ++id) {
+    if (by[id] == 0) continue;
+    cells_->write(static_cast<uint32_t>(id / cells_->cells()),
+                  static_cast<uint32_t>(id % cells_->cells()));
+  }
+  shifted_ = graph_;
+}
+
+/// Memory for the cells of a tensor of the cache, or of a view of it.
+void CardCache::hold(const ggml_tensor* touched, const CacheName& name) {
+  if (!layers_.at(name.layer)
+           .rows.hold_bytes(memory_, name.values, touched == root(touched) ? 0 : touched->view_offs,
+                            ggml_nbytes(touched))) {
+    no_memory();
+  }
 }
 
 Way CardCache::way(const CacheName& name) const {

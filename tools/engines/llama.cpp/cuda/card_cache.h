@@ -67,8 +67,12 @@ class CardCache {
   void meet_write(const ggml_tensor* node, const CacheName& name);
   /// A FLASH_ATTN_EXT over the cache.
   void meet_attention(const ggml_tensor* node, const CacheName& name);
-  /// Another node that reads the cells (`touched`: the tensor of the cache or a view of it), or changes them.
-  void meet_other(const ggml_tensor* touched, const CacheName& name, bool changes);
+  /// Another node that reads the cells; `touched` is the tensor of the cache, or the view of it, that is read.
+  void meet_read(const ggml_tensor* touched, const CacheName& name);
+  /// One that changes them: it shifts positions. False: the tokens are in sessions, so that there is nothing to compute, and batches
+  /// that see a shifted token are refused.
+  [[nodiscard]] bool meet_change(const ggml_tensor* node, const ggml_tensor* touched,
+                                 const CacheName& name);
   /// What becomes of a FLASH_ATTN_EXT that was met.
   [[nodiscard]] Way way(const CacheName& name) const;
   /// Whether a SET_ROWS that was met is llama.cpp's to compute.
@@ -115,6 +119,8 @@ class CardCache {
   [[nodiscard]] std::string why_to_leave(const ggml_tensor* node, Layer& layer);
   void begin_batch(const ggml_tensor* ids);
   void hold_batch();
+  void hold(const ggml_tensor* touched, const CacheName& name);
+  void note_shifts(const ggml_tensor* node);
   void plan(const ggml_tensor* node);
   void choose_way();
   void check_not_gone();
@@ -145,6 +151,7 @@ class CardCache {
   bool on_card_ = true;     // else the tokens are in sessions
   bool too_large_ = false;  // the card has no memory for the cells of the batch under way
   bool renewed_ = false;    // all cells have new numbers, and nothing has happened since
+  uint64_t shifted_ = 0;    // the last graph whose shifts are noted
   std::string stays_;       // why llama.cpp attends, whatever comes
   /// Of tokens in sessions: 1 for each cell, through all streams, that was filled from outside since. Empty: none.
   std::vector<uint8_t> restored_;

@@ -3,12 +3,15 @@
 #include <ggml-impl.h>
 #include <ggml.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "tools/engines/llama.cpp/cuda/card_buffer.h"
 #include "tools/engines/llama.cpp/cuda/card_cache.h"
@@ -65,8 +68,10 @@ bool copy_tensor_async(ggml_backend_t from_backend, ggml_backend_t to_backend,
   return of(to_backend).cuda->iface.cpy_tensor_async(from_backend, to_backend, from, to);
 }
 
-/// Tells the caches what is about to be computed, node by node.
-void meet(CutGraph& found, ggml_cgraph* graph, ProxyBackend& proxy, const ggml_tensor*& at) {
+/// Tells the caches what is about to be computed, node by node. Returns the nodes that have nothing to do.
+std::vector<const ggml_tensor*> meet(CutGraph& found, ggml_cgraph* graph, ProxyBackend& proxy,
+                                     const ggml_tensor*& at) {
+  std::vector<const ggml_tensor*> idle;
   ++proxy.graphs;
   for (const Mark& mark : found.marks) {
     ggml_tensor* node = graph->nodes[mark.node];
@@ -75,10 +80,24 @@ void meet(CutGraph& found, ggml_cgraph* graph, ProxyBackend& proxy, const ggml_t
     switch (mark.kind) {
       case Mark::Kind::kWrite: mark.cache->meet_write(node, mark.name); break;
       case Mark::Kind::kAttend: mark.cache->meet_attention(node, mark.name); break;
-      case Mark::Kind::kRead: mark.cache->meet_other(mark.touched, mark.name, false); break;
-      case Mark::Kind::kChange: mark.cache->meet_other(mark.touched, mark.name, true); break;
+      case Mark::Kind::kRead: mark.cache->meet_read(mark.touched, mark.name); break;
+      case Mark::Kind::kChange:
+        if (!mark.cache->meet_change(node, mark.touched, mark.name)) idle.push_back(node);
+        break;
     }
   }
+  return idle;
+}
+
+/// The graph without some of its nodes, which no other node reads.
+ggml_status compute_without(const std::vector<const ggml_tensor*>& idle, ggml_cgraph* graph,
+                            ggml_backend_t cuda) {
+  Piece rest;
+  std::copy_if(graph->nodes, graph->nodes + graph->n_nodes, std::back_inserter(rest.nodes),
+               [&](const ggml_tensor* node) {
+                 return std::find(idle.begin(), idle.end(), node) == idle.end();
+               });
+  return rest.nodes.empty() ? GGML_STATUS_SUCCESS : compute(cuda, graph, rest);
 }
 
 ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph* graph) {
@@ -88,8 +107,10 @@ ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph* graph) {
   const ggml_tensor* at = nullptr;
   ggml_status status = GGML_STATUS_SUCCESS;
   try {
-    meet(found, graph, proxy, at);
-    if (!GraphCuts::cut(found, graph)) {
+    const std::vector<const ggml_tensor*> idle = meet(found, graph, proxy, at);
+    if (!idle.empty()) {
+      status = compute_without(idle, graph, proxy.cuda);
+    } else if (!GraphCuts::cut(found, graph)) {
       status = ggml_backend_graph_compute_async(proxy.cuda, graph);
     } else if (!proxy.token.compute(found, graph, proxy.cuda)) {
       for (Piece& piece : found.pieces) {
