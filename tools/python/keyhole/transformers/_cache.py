@@ -304,11 +304,6 @@ class KeyholeCache(Cache):
         cache._set_columns(content["columns"])
         return cache
 
-    # A compiler that looks into these compiles a layer's number into it, and so each layer by itself.
-    for _name in STATE_CALLS:
-        locals()[_name] = torch.compiler.disable(getattr(Cache, _name))
-    del _name
-
     def __repr__(self) -> str:
         return f"KeyholeCache({len(self.rows)} rows, {len(self.sessions)} sessions, {self.get_seq_length()} tokens)"
 
@@ -404,3 +399,8 @@ class KeyholeCache(Cache):
         self._unbuilt = False
         for session in self.sessions:
             self.enabled.build(session)
+
+
+# A compiler that looks into these compiles a layer's number into it, and so each layer by itself.
+for name in STATE_CALLS:
+    setattr(KeyholeCache, name, torch.compiler.disable(getattr(Cache, name)))
