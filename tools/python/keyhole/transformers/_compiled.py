@@ -16,8 +16,6 @@ OPTIONS = {"coordinate_descent_tuning": True, "combo_kernels": True}
 # Of a kind of layers a few are made: of each type, and once more for what differs between layers of a type.
 LIMIT = 64
 
-Failed = torch._dynamo.exc.TorchDynamoException
-
 
 class Compiled:
     """Each layer of a decoder, compiled by itself: layers that are alike share what is made. Attention stays a call of its own."""

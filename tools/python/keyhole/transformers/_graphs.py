@@ -13,7 +13,7 @@ import torch
 from .._errors import Error
 from .._session import Session
 from ._cache import KeyholeCache
-from ._compiled import Compiled, Failed
+from ._compiled import Compiled
 
 # New tokens of a pass that may be a graph: one, or that many drafts and one; and the graphs of one cache, each for its own number
 # of tokens, as many as a session knows the captures of.
@@ -139,6 +139,7 @@ class Graphs:
         self.replays = 0  # passes that were a launch of a graph
         self.captures = 0
         self.compiled: Optional[Compiled] = None  # the model's layers, for passes of one token
+        self._compiling = False  # during a pass that may compile
         self._failed: dict[Any, int] = {}  # of each kind of pass, captures that failed in a row
         self._told: set[str] = set()
         # The cache whose pass has begun here, so that the hooks of the decoder leave that alone.
@@ -213,15 +214,15 @@ class Graphs:
     def _pass(self, call: Call) -> Any:
         try:
             return self._whole(call)
-        except Failed as error:
-            if self.compiled is None:
+        except Exception as error:
+            # Whatever compilers raise; the pass has left no trace, and goes again without one, which raises what is not a compiler's.
+            if not self._compiling or isinstance(error, (Error, torch.OutOfMemoryError)):
                 raise
-            # The pass has left no trace: it goes again, as it is without a compiler.
-            self.compiled = None
-            for step in call.cache.steps.values():
-                step.graph, step.output = None, {}
-            self._tell(f"layers are not compiled: {error}", "layers are as they were")
+            self._compiling, self.compiled = False, None
+            self._tell(f"they cannot be compiled: {error}", "layers are as they were")
             return self._whole(call)
+        finally:
+            self._compiling = False
 
     def _whole(self, call: Call) -> Any:
         cache, before = call.cache, call.cache.get_seq_length()
@@ -304,9 +305,11 @@ class Graphs:
         self._fill(step, call)
         step.addresses = states.addresses()
         call.cache.asked = found
+        self._compiling = self.compiled is not None and call.n == 1
         try:
             with self.recorder.watch(found), self._layers(call):
                 output = self._forward(call, step.inputs)
+            self._compiling = False
         finally:
             call.cache.asked = None
         step.passes += 1
