@@ -40,10 +40,11 @@ def test_the_table_of_speeds(root, tmp_path, capsys):
     printed = capsys.readouterr().out
     for context in (690, 2048):
         rows = {row["way"]: row for row in result["rows"] if row["context"] == context}
-        assert list(rows) == ["sdpa", "static", "offloaded", "quanto 4 bits", "hqq 4 bits", "keyhole auto", "keyhole auto, graphs"]
+        assert list(rows) == ["sdpa", "static", "offloaded", "quanto 4 bits", "hqq 4 bits", "keyhole auto", "keyhole auto, graphs",
+                              "keyhole auto, compiled"]
         for way in ("sdpa", "static", "keyhole auto"):
             assert rows[way]["seconds"] > 0 and rows[way]["tokens_per_second"] == 1 / rows[way]["seconds"]
-        assert rows["keyhole auto, graphs"]["skipped"] == "CUDA graphs need a CUDA device"
+        assert rows["keyhole auto, graphs"]["skipped"] == rows["keyhole auto, compiled"]["skipped"] == "CUDA graphs need a CUDA device"
         assert rows["offloaded"]["skipped"] == "it needs a CUDA device" and rows["offloaded"]["seconds"] is None
         for backend in ("quanto", "hqq"):
             row = rows[f"{backend} 4 bits"]
@@ -55,7 +56,7 @@ def test_the_table_of_speeds(root, tmp_path, capsys):
         assert (context + 6) * one <= rows["static"]["host_bytes"] < (context + 7) * one
         assert rows["keyhole auto"]["host_bytes"] > 0 and (rows["keyhole auto"]["bytes_read"] > 0) == (context == 2048)
         assert rows["sdpa"]["bytes_read"] is None
-    assert "skipped: it needs a CUDA device" in printed and printed.count("\n") == 2 + 14
+    assert "skipped: it needs a CUDA device" in printed and printed.count("\n") == 2 + 16
 
 
 def test_caches_of_random_numbers(root, tmp_path):
@@ -67,6 +68,22 @@ def test_caches_of_random_numbers(root, tmp_path):
     assert result["fill"] == "random"
     assert [row["way"] for row in result["rows"]] == ["sdpa", "keyhole auto", "keyhole ivf"]
     assert all(row["seconds"] > 0 and not row["skipped"] for row in result["rows"])
+
+
+def test_a_hybrid_of_random_numbers(root):
+    """K and V of its attention alone are drawn; other layers keep the states of a few tokens, which rounds do not change."""
+    speed = load(root, "speed")
+    if not hasattr(speed.transformers, "Qwen3_5TextConfig"):
+        pytest.skip("no Qwen3.5 in this version of transformers")
+    small = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 97,
+             "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # fmt: skip
+    speed.SHAPES["hybrid"] = ("Qwen3_5", {**speed.SHAPES["hybrid"][1], **small})
+    model = speed.random_model("hybrid", 8, speed.torch.float32, "cpu")
+    with speed.torch.no_grad():
+        given = speed.random_prompt(model, 600)
+    assert list(given.rows) == [3, 7] and list(given.states) == [0, 1, 2, 4, 5, 6] and given.rows[3][0].shape == (1, 2, 600, 64)
+    rows = speed.measure(model, 600, 3, 2, ["exact"], ("dynamic", "keyhole"), "random")
+    assert [row.way for row in rows] == ["sdpa", "keyhole exact"] and all(row.seconds and not row.skipped for row in rows)
 
 
 @pytest.mark.parametrize("words, message", [

@@ -18,6 +18,10 @@ from ._states import Piece, Record, States
 # New tokens from which on a chunk is a prompt rather than steps: PyTorch or the library's dense blocks attend it exactly.
 CHUNK = 128
 
+# What layers with a state ask of a cache; where these are calls, from transformers 5.2x on.
+STATE_CALLS = [name for name in ("get_conv_state", "get_recurrent_state", "update_conv_state", "update_recurrent_state", "has_previous_state",
+                                 "is_recording_past") if hasattr(Cache, name)]  # fmt: skip
+
 
 def rows_of(*states: Any) -> list[Any]:
     """[H, n, d] of each as [n, H, d]. In a device's memory the heads of a token lie side by side, as sessions want them there."""
@@ -129,6 +133,7 @@ class KeyholeCache(Cache):
 
     # ---- what transformers calls ----
 
+    @torch.compiler.disable  # the counts of tokens would be compiled into a step
     def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Hands new keys to the attention, which is not told of the cache otherwise, by a mark on them."""
         if self._forward is None:
@@ -304,8 +309,9 @@ class KeyholeCache(Cache):
 
     # ---- a forward pass ----
 
-    def begin_forward(self, ids: Any, embeds: Any, mask: Any, positions: Any = None) -> None:
-        """Before the first layer: which tokens are new, whose they are, and who still shares a session with whom."""
+    def begin_forward(self, ids: Any, embeds: Any, mask: Any, positions: Any = None, copied: bool = True) -> None:
+        """Before the first layer: which tokens are new, whose they are, and who still shares a session with whom. copied: whether the
+        states of other layers are copied now, in case that the pass fails; else copy_states() does it, before they change."""
         new = ids if ids is not None else embeds
         batch, n = new.shape[:2]
         if not self.rows:
@@ -319,7 +325,7 @@ class KeyholeCache(Cache):
             self._build()
         self._part(new, real)
         if self._states:
-            self._record.begin(Piece(columns, n, input_ids=ids, inputs_embeds=embeds, position_ids=positions))
+            self._record.begin(Piece(columns, n, input_ids=ids, inputs_embeds=embeds, position_ids=positions), copied)
         if real is not None or self._real is not None:
             before = torch.ones(batch, columns, dtype=torch.bool) if self._real is None else self._real
             added = torch.ones(batch, n, dtype=torch.bool) if real is None else real
@@ -331,6 +337,10 @@ class KeyholeCache(Cache):
         self._forward = Forward(self.rows, n, real, columns)
         if n >= CHUNK:
             self._unbuilt = True
+
+    def copy_states(self) -> None:
+        if self._states and self._forward is not None:
+            self._record.copy()
 
     def _new_mask(self, mask: Any, columns: int, batch: int, n: int) -> Optional[torch.Tensor]:
         """Which of the new tokens are real, [B, n] in host memory; None: all."""
@@ -389,3 +399,8 @@ class KeyholeCache(Cache):
         self._unbuilt = False
         for session in self.sessions:
             self.enabled.build(session)
+
+
+# A compiler that looks into these compiles a layer's number into it, and so each layer by itself.
+for name in STATE_CALLS:
+    setattr(KeyholeCache, name, torch.compiler.disable(getattr(Cache, name)))

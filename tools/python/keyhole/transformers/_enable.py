@@ -23,6 +23,7 @@ from .._progress import Progress
 from .._session import BatchError, Session
 from .._structs import Budget, SessionConfig
 from ._cache import CHUNK, KeyholeCache, _Length, rows_of
+from ._compiled import Compiled
 from ._graphs import Graphs, Recorder
 from ._prompt import masked_attention, prompt_attention
 from ._shapes import Attention, attentions, engine_config, states_of, text_config
@@ -86,7 +87,7 @@ class Enabled:
 
 def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed", threads: Optional[int] = None,
            max_tokens: Optional[int] = None, window_slack: int = 64, prefill: Optional[str] = "dense", graphs: bool = False,
-           progress: Progress = None, **budget: Any) -> Enabled:  # fmt: skip
+           compile: bool = False, progress: Progress = None, **budget: Any) -> Enabled:  # fmt: skip
     """From now on the model's sequences lie in keyhole sessions, and its attention reads those keys that matter.
 
     generate() stays as it is: greedy and sampling, batches with padding, several turns on one KeyholeCache, assisted generation,
@@ -98,7 +99,7 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
     and does not return it. Of host memory only addresses are reserved; codes on a GPU take its memory for so many
     tokens: for caches of your own, give what you need there or to KeyholeCache(). window_slack: tokens that sliding layers keep behind their window, so that as many drafts can be taken back. prefill: the pattern by which chunks
     of 128 tokens and more that follow others attend (keyhole.prompt_help()); None: as steps do. graphs: on a GPU, whether
-    the forward pass of a step is one CUDA graph: see below. progress: of builds, as in
+    the forward pass of a step is one CUDA graph: see below. compile: whether graphs of one token are of compiled layers. progress: of builds, as in
     Session.build(). budget: fields of keyhole.Budget (top_k=, tail=, error_target=, ...) and of keyhole.SessionConfig (sink=,
     window=, budgets=, audit_share=, kv_host=, ...).
 
@@ -106,6 +107,10 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
     and from then on such a pass is one launch. Sampling, stopping and all else of generate() stay outside. Of a cache of one row,
     whose pass waits for nothing on the host and whose states stay where they are; without gradients. What cannot be captured goes on without a graph,
     and the log says why, once. Weights, adapters and hooks that change under a cache are not seen by its graphs.
+
+    compile=True: in graphs of one token each layer is what torch.compile makes of it: norms, rotations and products of a matrix and
+    a vector become fewer kernels, which round in fewer places, so that logits differ in their last bits. The first steps of a
+    model compile, for a minute or so; it takes a C compiler, as Triton does. All other passes are the model's own.
 
     Taken is every causal model whose attention calls transformers' attention interface and says in the usual attributes what it is:
     layer_idx, scaling, head_dim, num_key_value_groups, sliding_window, attn_logit_softcapping, sinks. Layers that keep other
@@ -137,6 +142,8 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
         config.device_ordinal = model.device.index or 0
     if graphs and not on_cuda:
         raise Unsupported(f"graphs=True needs a model on a CUDA device; this one is on {model.device.type}")
+    if compile and not graphs:
+        raise Unsupported("compile=True is of steps that are graphs: give graphs=True, too")
     config.threads = threads or (None if on_cuda else torch.get_num_threads())
     given = max_tokens is not None
     if max_tokens is None:
@@ -165,15 +172,16 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
     if hasattr(model, "generate"):
         model.generate = types.MethodType(_generate, model)
     if graphs:
-        use_graphs(model, Recorder(model.device))
+        use_graphs(model, Recorder(model.device), Compiled(enabled.decoder) if compile else None)
     return enabled
 
 
-def use_graphs(model: Any, recorder: Any) -> Graphs:
+def use_graphs(model: Any, recorder: Any, compiled: Optional[Compiled] = None) -> Graphs:
     """Has the forward passes of an enabled model go by graphs that `recorder` records."""
     enabled = model._keyhole
     enabled.forward_before = model.__dict__.get("forward")
     enabled.graphs = graphs = Graphs(enabled, model.forward, recorder)
+    graphs.compiled = compiled
 
     @functools.wraps(type(model).forward)  # transformers looks at its arguments
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,6 @@
 """Decoding steps of a whole model as CUDA graphs: what enable(graphs=True) does."""
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
@@ -12,10 +13,14 @@ import torch
 from .._errors import Error
 from .._session import Session
 from ._cache import KeyholeCache
+from ._compiled import Compiled
 
 # New tokens of a pass that may be a graph: one, or that many drafts and one; and the graphs of one cache, each for its own number
 # of tokens, as many as a session knows the captures of.
 TOKENS, GRAPHS = 32, 16
+# Captures of one kind of pass that may fail in a row; passes in a row that may still compile something; and passes that go without
+# a graph behind graphs of which none was taken, at most.
+TRIES, COMPILING, REST = 3, 6, 1024
 _CACHES = ("cache", "past_key_values")
 _log = logging.getLogger("keyhole")
 
@@ -28,6 +33,7 @@ class Recorder:
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+        self._keeper: Any = None  # a pool without graphs is gone, and its handle must not be used again
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -62,11 +68,17 @@ class Recorder:
                 session.set_stream(self._stream.cuda_stream)
             session.synchronize()
         torch.cuda.synchronize(self._device)
+        if self._keeper is None:
+            self._keeper, _ = self._graph(lambda: torch.zeros(1, device=self._device))
+        graph, output = self._graph(run)
+        return graph, [session.graph for session in sessions], output
+
+    def _graph(self, run: Callable[[], Any]) -> tuple[Any, Any]:
         graph = torch.cuda.CUDAGraph()
         # Threads of the sessions may take memory meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             output = run()
-        return graph, [session.graph for session in sessions], output
+        return graph, output
 
     def announce(self, session: Session, number: int) -> None:
         session.announce(number)
@@ -80,6 +92,7 @@ class Call:
     tensors: dict[str, torch.Tensor]  # those that a graph reads: new ones in each pass
     constants: dict[str, Any]
     mask: Optional[torch.Tensor]
+    training: bool
 
     @property
     def n(self) -> int:
@@ -87,13 +100,15 @@ class Call:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in sorted(self.tensors.items())]
-        return (*shapes, *sorted(self.constants.items(), key=lambda item: item[0]))
+        """What a graph is for. Values that are equal and of different types are different: 1, 1.0 and True."""
+        tensors = [(name, tuple(tensor.shape), tensor.dtype, tensor.device) for name, tensor in sorted(self.tensors.items())]
+        constants = [(name, type(value), value) for name, value in sorted(self.constants.items(), key=lambda item: item[0])]
+        return (*tensors, *constants, self.training)
 
 
 @dataclass
 class Step:
-    """A pass of one shape of one cache: seen once, then a graph."""
+    """A pass of one kind of one cache: seen once, then a graph."""
 
     sessions: list[Session]
     graph: Any = None
@@ -103,7 +118,11 @@ class Step:
     output: dict[str, torch.Tensor] = field(default_factory=dict)
     cache_name: Optional[str] = None
     addresses: list[int] = field(default_factory=list)  # of states that other layers keep
-    failures: int = 0
+    passes: int = 0  # that were seen
+    ready: bool = False  # to be captured
+    never: bool = False
+    refusals: int = 0  # of its graphs in a row, by sessions that took the step itself
+    rest: int = 0  # passes without a graph before the next capture
 
 
 class Graphs:
@@ -119,7 +138,9 @@ class Graphs:
         self.on = True  # False: every pass goes as it would without graphs
         self.replays = 0  # passes that were a launch of a graph
         self.captures = 0
-        self._refused: Optional[str] = None
+        self.compiled: Optional[Compiled] = None  # the model's layers, for passes of one token
+        self._compiling = False  # during a pass that may compile
+        self._failed: dict[Any, int] = {}  # of each kind of pass, captures that failed in a row
         self._told: set[str] = set()
         # The cache whose pass has begun here, so that the hooks of the decoder leave that alone.
         self.begun: Optional[KeyholeCache] = None
@@ -141,12 +162,12 @@ class Graphs:
             return None
         if len(args) > 1 or not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.shape[1] > TOKENS:
             return None
-        why = self._refused or self._why_not(cache, kwargs)
+        why = self._why_not(cache, kwargs)
         if why is not None:
             self._tell(why)
             return None
         mask = kwargs.pop("attention_mask", None)
-        call = Call(cache, {}, {}, mask)
+        call = Call(cache, {}, {}, mask, self.enabled.decoder.training)
         for name, value in kwargs.items():
             if name in _CACHES:
                 continue
@@ -183,28 +204,49 @@ class Graphs:
             return "output_hidden_states and return_dict=False are not for graphs"
         return None
 
-    def _tell(self, why: str) -> None:
+    def _tell(self, why: str, what: str = "steps are no CUDA graphs") -> None:
         if why not in self._told:
             self._told.add(why)
-            _log.warning("steps are no CUDA graphs: %s", why)
+            _log.warning("%s: %s", what, why)
 
     # ---- a pass ----
 
     def _pass(self, call: Call) -> Any:
+        try:
+            return self._whole(call)
+        except Exception as error:
+            # Whatever compilers raise; the pass has left no trace, and goes again without one, which raises what is not a compiler's.
+            if not self._compiling or isinstance(error, (Error, torch.OutOfMemoryError)):
+                raise
+            self._compiling, self.compiled = False, None
+            self._tell(f"they cannot be compiled: {error}", "layers are as they were")
+            return self._whole(call)
+        finally:
+            self._compiling = False
+
+    def _whole(self, call: Call) -> Any:
         cache, before = call.cache, call.cache.get_seq_length()
-        cache.begin_forward(call.tensors["input_ids"], None, call.mask, call.tensors.get("position_ids"))
+        cache.begin_forward(call.tensors["input_ids"], None, call.mask, call.tensors.get("position_ids"), copied=False)
         self.begun = cache
         failed = True
         try:
-            output = self._graphed(call, before) if cache._forward.real is None else self._run(call, call.tensors)
+            output = self._graphed(call, before) if cache._forward.real is None else self._run(call)
             failed = False
         finally:
             self.begun = None
             cache.end_forward(failed)
         return output
 
-    def _run(self, call: Call, tensors: dict[str, torch.Tensor]) -> Any:
+    def _run(self, call: Call) -> Any:
+        """The pass without a graph. It may fail in its midst: only then, and not by a launch, can states have gone on."""
+        call.cache.copy_states()
+        return self._forward(call, call.tensors)
+
+    def _forward(self, call: Call, tensors: dict[str, torch.Tensor]) -> Any:
         return self.forward(**{**tensors, **call.constants, self.enabled.cache_name: call.cache})
+
+    def _layers(self, call: Call) -> Any:
+        return self.compiled.layers() if self.compiled is not None and call.n == 1 else contextlib.nullcontext()
 
     def _graphed(self, call: Call, before: int) -> Any:
         cache, key = call.cache, call.key
@@ -213,28 +255,33 @@ class Graphs:
             if len(cache.steps) >= GRAPHS and key not in cache.steps:
                 cache.steps.pop(next(iter(cache.steps)))  # the oldest
             cache.steps[key] = step = Step(list(cache.rows))
+        if step.never or self._failed.get(key, 0) >= TRIES:
+            return self._run(call)
+        if not step.ready:
             return self._watched(call, step)
-        if step.failures > 1:
-            return self._run(call, call.tensors)
+        if step.rest > 0:
+            step.rest -= 1
+            return self._run(call)
         if step.addresses != cache._states.addresses():
             step.graph = None
         if step.graph is None and not self._captured(call, step, before):
-            return self._run(call, call.tensors)
+            return self._run(call)
         # Before the steps are announced: a session waits for those that are, and nothing may come between them and the launch.
-        for name, tensor in step.inputs.items():
-            tensor.copy_(call.tensors[name], non_blocking=True)
+        self._fill(step, call)
         try:
             for session, number in zip(step.sessions, step.numbers):
                 self.recorder.announce(session, number)
         except Error as error:
-            # The session has changed, or takes no such tokens: then the step itself says so.
+            # The session has changed, or takes no such tokens: then the step itself says so, and the graph may be good again.
+            output = self._run(call)
             step.graph, step.output = None, {}
-            step.failures += 1
-            if step.failures > 1:
+            step.refusals += 1
+            if step.refusals > 1:
+                step.rest = min(REST, 8**step.refusals)
                 self._tell(f"a graph was captured twice, and refused: {error}")
-            return self._run(call, call.tensors)
+            return output
         step.graph.replay()
-        step.failures = 0
+        step.refusals = 0
         self.replays += 1
         cache._set_columns(before + call.n)
         output = {name: tensor.clone() for name, tensor in step.output.items()}
@@ -242,23 +289,40 @@ class Graphs:
             output[step.cache_name] = cache
         return step.kind(**output)
 
+    @staticmethod
+    def _fill(step: Step, call: Call) -> None:
+        if not step.inputs:
+            with torch.inference_mode(False):
+                step.inputs = {name: torch.empty_like(tensor) for name, tensor in call.tensors.items()}
+        for name, tensor in step.inputs.items():
+            tensor.copy_(call.tensors[name], non_blocking=True)
+
     def _watched(self, call: Call, step: Step) -> Any:
-        """The first pass of its shape, which also shows whether it can be captured."""
+        """The first pass of its kind, which also shows whether it can be captured; and the first ones, as long as they compile."""
         found: list[str] = []
-        step.addresses = call.cache._states.addresses()
+        states, compiled = call.cache._states, 0 if self.compiled is None else self.compiled.count
+        call.cache.copy_states()
+        self._fill(step, call)
+        step.addresses = states.addresses()
         call.cache.asked = found
+        self._compiling = self.compiled is not None and call.n == 1
         try:
-            with self.recorder.watch(found):
-                output = self._run(call, call.tensors)
+            with self.recorder.watch(found), self._layers(call):
+                output = self._forward(call, step.inputs)
+            self._compiling = False
         finally:
             call.cache.asked = None
-        if step.addresses != call.cache._states.addresses():
-            found.append(f"layers that keep a state ({call.cache._states!r}) do not keep it in one place")
+        step.passes += 1
+        if self.compiled is not None and self.compiled.count != compiled and step.passes < COMPILING:
+            return output  # the compiler waits for the device
+        step.ready = True
+        if step.addresses != states.addresses():
+            found.append(f"layers that keep a state ({states!r}) do not keep it in one place")
         if not found:
             found += self._outputs(output)
         if found:
             self._tell(found[0])
-            step.failures = 2
+            step.never = True
         return output
 
     @staticmethod
@@ -273,22 +337,26 @@ class Graphs:
         ]
 
     def _captured(self, call: Call, step: Step, before: int) -> bool:
-        with torch.inference_mode(False):
-            step.inputs = {name: torch.empty_like(tensor) for name, tensor in call.tensors.items()}
-        for name, tensor in step.inputs.items():
-            tensor.copy_(call.tensors[name])
+        self._fill(step, call)
         step.addresses = call.cache._states.addresses()
+        key = call.key
+
+        def run() -> Any:
+            with self._layers(call):
+                return self._forward(call, step.inputs)
+
         try:
-            step.graph, step.numbers, output = self.recorder.record(step.sessions, lambda: self._run(call, step.inputs))
+            step.graph, step.numbers, output = self.recorder.record(step.sessions, run)
         except (Error, RuntimeError) as error:
             # Nothing of a capture has happened.
-            self._refused = f"a capture failed: {error}"
-            self._tell(self._refused)
+            self._failed[key] = self._failed.get(key, 0) + 1
+            self._tell(f"a capture failed: {error}")
             step.graph = None
             return False
         finally:
             call.cache._set_columns(before)
         self.captures += 1
+        self._failed.pop(key, None)
         step.kind = type(output)
         step.output = {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
         step.cache_name = next((name for name, value in output.items() if isinstance(value, KeyholeCache)), None)

@@ -61,6 +61,10 @@ class States:
         """All states, of each layer by its number; tensors are copies."""
         return {number: _copied(vars(layer)) for number, layer in self.layers.items()}
 
+    def copy_to(self, memory: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        """copy(), in the memory of an older copy, which is lost."""
+        return {number: _restored(memory.get(number), vars(layer)) for number, layer in self.layers.items()}
+
     def put(self, states: dict[int, dict[str, Any]]) -> None:
         """Makes the layers what copy() took, which stays as it is."""
         for number, layer in self.layers.items():
@@ -121,8 +125,9 @@ class Record:
         self.states = states
         self.copies: list[tuple[int, Optional[dict[int, Any]]]] = []  # tokens before, states; None: there were none
         self.pieces: list[Piece] = []
-        # The states before the newest pass, until it has ended.
+        # The states before the newest pass, until it has ended, where they were copied; and the memory of such copies.
         self._newest: Optional[dict[int, Any]] = None
+        self._memory: dict[int, Any] = {}
 
     def clear(self) -> None:
         self.copies, self.pieces, self._newest = [], [], None
@@ -132,10 +137,11 @@ class Record:
         """Tokens that can be gone back to; None: not known."""
         return self.copies[0][0] if self.copies else None
 
-    def begin(self, piece: Piece) -> None:
-        """Before a forward pass."""
-        self._newest = self.states.copy() if piece.before else None
+    def begin(self, piece: Piece, copied: bool = True) -> None:
+        """Before a forward pass. copied: False: copy() comes in time, or the pass cannot fail in its midst."""
+        self._newest = None
         if not self.copies or piece.n > 1 or piece.before - self.copies[-1][0] >= _STRIDE:
+            self._newest = self.states.copy() if piece.before else None
             self.copies.append((piece.before, self._newest))
         self.pieces.append(piece)
         if len(self.copies) > _COPIES:  # what is nearest to others is missed least
@@ -144,15 +150,23 @@ class Record:
         while len(self.copies) > 1 and self.copies[1][0] <= piece.before - _BACK:
             del self.copies[0]
         self.pieces = [one for one in self.pieces if one.before >= self.copies[0][0]]
+        if copied:
+            self.copy()
+
+    def copy(self) -> None:
+        """Copies the states before the newest pass, for an end that failed; a second time does nothing."""
+        if self._newest is None and self.pieces[-1].before:
+            self._newest = self._memory = self.states.copy_to(self._memory)
 
     def end(self, failed: bool) -> None:
         """After the pass. One that failed, behind other tokens, leaves no trace: nothing has to be computed again, which could fail as
         the pass has."""
         newest, self._newest = self._newest, None
-        if failed and newest is not None and self.pieces:
+        if failed and self.pieces and self.pieces[-1].before:
             before = self.pieces.pop().before
             self.copies = [copy for copy in self.copies if copy[0] < before]
-            self.states.put(newest)
+            if newest is not None:
+                self.states.put(newest)
 
     def back(self, columns: int) -> tuple[int, Optional[dict[int, Any]], list[Piece]]:
         """Goes back to `columns` tokens, at least `oldest`: the tokens before the copy that serves, the copy, and what has to be
