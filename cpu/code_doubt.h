@@ -38,7 +38,7 @@ inline constexpr float kLeastKept = 0.1F;
 /// The limits beyond which codes are doubted. They depend on the bits of keys or of values, whichever are fewer.
 struct DoubtLimits {
   float error;  ///< error of the output from which on more rows are read
-  float light;  ///< nats below the log-sum-exp at which a row does not matter
+  float light;  ///< nats below the log-sum-exp at which a row does not matter, see light_of()
   /// ln of e^t w from which on errors of single rows show, for heads most of whose weight is unread and whose
   /// variance is above kKnownVariance. With one bit the limit is so high that answers do not require reading
   /// everything.
@@ -79,7 +79,26 @@ struct HeadDoubt {
   float widest = 0.0F;   ///< the largest f^2 noise of a row
   float rows = 1.0F;     ///< rows that were read
   float softcap = 0.0F;  ///< as LogitParams::softcap
+  /// The squared length of the output, |o|^2, in units of a value's (Balance::value_scale^2 * dim); 0: not known.
+  float square = 0.0F;
 };
+
+/// The squared length of the output, in units of a value's, if values are alike in length: at least that of the rows
+/// that were read, if all of them weigh alike, or of the heaviest unread one. unread, heaviest: their weights.
+[[nodiscard]] KEYHOLE_ANYWHERE float square_of_weights(float unread, float heaviest, float rows) {
+  const float read = 1.0F - unread, of_read = read * read / rows, of_one = heaviest * heaviest;
+  return of_read < of_one ? of_one : of_read;
+}
+
+/// How many nats below the log-sum-exp a row of the head does not matter: DoubtLimits::light, and more where the
+/// output is known to be shorter than its weights say. So it is where most weight lies on a row whose value is short,
+/// as those of sinks are: beside it a light row counts for as much as its value is longer.
+[[nodiscard]] KEYHOLE_ANYWHERE float light_of(const HeadDoubt& head, const DoubtLimits& limits) {
+  if (!(head.square > 0.0F)) return limits.light;
+  const float square = square_of_weights(std::exp(head.unread - head.lse),
+                                         std::exp(head.heaviest - head.lse), head.rows);
+  return head.square < square ? limits.light + 0.5F * std::log(square / head.square) : limits.light;
+}
 
 /// Whether codes cannot tell which rows of the head weigh. usual() returns the mean of f^2 noise over the rows; it is
 /// called only where the answer depends on it.
@@ -90,11 +109,11 @@ template <class Usual>
   const auto smaller = [](float a, float b) { return b < a ? b : a; };
   const auto is_finite = [](float x) { return x - x == 0.0F; };
   if (!is_finite(head.lse) || !is_finite(head.heaviest)) return false;
-  const float cap = head.softcap;
+  const float cap = head.softcap, light = light_of(head, limits);
   // The weight by code already has the noise taken from it.
   const float logit = head.heaviest + smaller(0.5F * head.spread * head.widest, kMostNoiseBias);
   const float cut = uncapped_logit(logit, cap);
-  const float bound = uncapped_logit(head.lse - limits.light, cap);
+  const float bound = uncapped_logit(head.lse - light, cap);
   // reach_of(noise): how far the logit of the heaviest unread row may be off if the row has this f^2 noise.
   const auto reach_of = [&](float noise) {
     const float far = kDoubtDeviations * std::sqrt(head.spread * noise);
@@ -114,15 +133,14 @@ template <class Usual>
   const float most_of_16 = 16.0F * heaviest;
   const bool may_be_sharp = 1.5F * most_of_16 >= unread - 0.15F;
   if (t <= kKnownVariance) {
-    // o|^2 is at least that of the rows that were read, if all of them weigh alike.
-    const float read = 1.0F - unread;
-    const float square = larger(read * read / head.rows, heaviest * heaviest);
+    const float by_weights = square_of_weights(unread, heaviest, head.rows);
+    const float square = head.square > 0.0F ? smaller(by_weights, head.square) : by_weights;
     const float error = (std::expm1(t) + limits.value_square) * smaller(heaviest, unread) * unread;
     return may_be_sharp && error > limits.error * limits.error * square;
   }
   if (unread < 0.5F || may_be_sharp) {
     const float far = kDoubtDeviations * std::sqrt(head.spread * head.widest);
-    return capped_logit(cut + far, cap) > head.lse - limits.light;
+    return capped_logit(cut + far, cap) > head.lse - light;
   }
   const float usual_reach = reach_of(smaller(head.widest, kLongerKeys * usual()));
   return smaller(variance_of(usual_reach), usual_reach) + head.heaviest - head.lse > limits.likely;

@@ -204,16 +204,17 @@ class CodeScan {
   void put_state(const CodeSearch& search, bool none, StateView out) const;
 
   [[nodiscard]] Doubt doubt(const CodeSearch& search, const CodeParts& parts,
-                            const float* exact_lse, const float* coded_lse) const;
+                            const StateView& exact, const StateView& coded) const;
   /// The mean of f^2 noise over rows that were read by their codes, from a sample of their blocks or lists.
   [[nodiscard]] static float mean_noise(const CodeSearch& search);
-  /// Computes the bounds for rows that are up to `light` nats below the log-sum-exp.
-  static void set_bounds(const CodeSearch& search, float light, Doubt& doubt);
-  /// Writes the log-sum-exps `[group]` that lists are to reach.
-  static void least_lses(const CodeSearch& search, const Doubt& doubt, float* lses);
+  /// Computes the bounds for rows that are up to lights[h] nats below the log-sum-exp.
+  static void set_bounds(const CodeSearch& search, const float* lights, Doubt& doubt);
+  /// Writes the logits `[group]` that a list with such a row is to reach.
+  static void least_logits(const CodeSearch& search, const Doubt& doubt, const float* lights,
+                           float* least);
   /// As ListChoice::may_widen(); false where there are no lists.
-  [[nodiscard]] static bool may_widen(const CodeSearch& search, const Doubt& doubt, float light,
-                                      float wide);
+  [[nodiscard]] static bool may_widen(const CodeSearch& search, const Doubt& doubt,
+                                      const float* lights, float wide);
   [[nodiscard]] bool find_doubted(const CodeSearch& search, const Doubt& doubt, bool all_runs);
   void read_doubted(const CodeSearch& search, const KvView& kv, CodeParts& parts, StateView exact,
                     StateView coded);

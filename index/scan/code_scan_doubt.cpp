@@ -11,7 +11,9 @@
 //
 //     no doubt   the unread rows are off by sqrt((e^t - 1 + r) w W) at most, r being the squared error of a value by its code;
 //                that is below kError of the output, or even 16 unread rows cannot hold what is missing to nine tenths of the
-//                weight: then errors of many rows are averaged, and reading some of them would not help
+//                weight: then errors of many rows are averaged, and reading some of them would not help. The output is taken
+//                to be as long as values that are alike make it, or as it is, if that is shorter: where most weight lies on a
+//                sink whose value is short, light rows count for as much as their values are longer, and kLight is more
 //     doubt      else; and where t > 2, when such sums say nothing, where an unread row may weigh e^-kLight: its logit by code
 //                and 4 standard deviations. If most weight is unread, this is asked of the weights of such rows only as
 //                far as their errors are likely to show
@@ -46,33 +48,53 @@ constexpr float kHiddenLight = 0.575F;
 // By how much the log-sum-exp rises if such a row was there.
 constexpr float kHiddenRise = 0.1F;
 
+/// HeadDoubt::square of two states merged, whose log-sum-exp is `lse`.
+float square_of(const CodeSearch& s, uint32_t head, float lse, const StateView& exact,
+                const StateView& coded) {
+  const uint32_t dim = s.shape().dim;
+  const float scale = s.rows.balance().value_scale;
+  const float of_exact = std::exp(exact.lse[head] - lse) / scale;
+  const float of_coded = std::exp(coded.lse[head] - lse) / scale;
+  const float *from_exact = exact.o + size_t{head} * dim,
+              *from_coded = coded.o + size_t{head} * dim;
+  float square = 0.0F;
+  for (uint32_t j = 0; j < dim; ++j) {
+    const float o = of_exact * from_exact[j] + of_coded * from_coded[j];
+    square += o * o;
+  }
+  return square / static_cast<float>(dim);
+}
+
 }  // namespace
 
 struct CodeScan::Doubt {
   bool any = false;
-  float lses[kMaxGroup];
+  float lses[kMaxGroup];    ///< of all rows
+  float lights[kMaxGroup];  ///< light_of() each head
   float cuts[kMaxGroup];    ///< products with keys that no unread row is above by its code
   float bounds[kMaxGroup];  ///< products from which on a row matters
   float units
       [kMaxGroup];  ///< standard deviations of a product by code that are possible, for f^2 noise = 1
 };
 
-CodeScan::Doubt CodeScan::doubt(const CodeSearch& s, const CodeParts& parts, const float* exact_lse,
-                                const float* coded_lse) const {
+CodeScan::Doubt CodeScan::doubt(const CodeSearch& s, const CodeParts& parts, const StateView& exact,
+                                const StateView& coded) const {
   const DoubtLimits limits = doubt_limits(s.shape());
   float widest = 0.0F, usual = -1.0F;
   for (uint32_t p = 0; p < s.rows.parts(); ++p) widest = std::max(widest, parts.widest_[p]);
   Doubt d;
   for (uint32_t h = 0; h < s.group; ++h) {
     HeadDoubt head;
-    head.lse = cpu::add_logs(exact_lse[h], coded_lse[h]);
-    head.unread = coded_lse[h];
+    head.lse = cpu::add_logs(exact.lse[h], coded.lse[h]);
+    head.unread = coded.lse[h];
     head.heaviest = coded_lses_[h] + cut_;
     head.spread = s.logits.scale * s.logits.scale * norms_[h];
     head.widest = widest;
     head.rows = static_cast<float>(std::max<size_t>(chosen_.size(), 1));
     head.softcap = s.logits.softcap;
+    head.square = square_of(s, h, head.lse, exact, coded);
     d.lses[h] = head.lse;
+    d.lights[h] = light_of(head, limits);
     d.units[h] = kDoubtDeviations * std::sqrt(norms_[h]);
     // The cut is of a weight, from which the noise was taken.
     const float most_bias = std::min(0.5F * head.spread * widest, kMostNoiseBias);
@@ -83,7 +105,7 @@ CodeScan::Doubt CodeScan::doubt(const CodeSearch& s, const CodeParts& parts, con
               return usual;
             });
   }
-  set_bounds(s, limits.light, d);
+  set_bounds(s, d.lights, d);
   return d;
 }
 
@@ -170,23 +192,27 @@ bool CodeScan::has_unknown(const CodeSearch& s, const CodeParts& parts) {
   return std::any_of(widest, widest + s.rows.parts(), [](float x) { return std::isinf(x); });
 }
 
-void CodeScan::set_bounds(const CodeSearch& s, float light, Doubt& d) {
-  for (uint32_t h = 0; h < s.group; ++h) d.bounds[h] = cpu::score_of(d.lses[h] - light, s.logits);
+void CodeScan::set_bounds(const CodeSearch& s, const float* lights, Doubt& d) {
+  for (uint32_t h = 0; h < s.group; ++h) {
+    d.bounds[h] = cpu::score_of(d.lses[h] - lights[h], s.logits);
+  }
 }
 
 // Unread lists weigh what second order says. Behind a soft-cap this may be many times what their rows can, as half of the
 // rows of a list whose mean is at the cap are far below it: the log-sum-exp would seem to be out of the reach of any row.
-void CodeScan::least_lses(const CodeSearch& s, const Doubt& d, float* lses) {
+void CodeScan::least_logits(const CodeSearch& s, const Doubt& d, const float* lights,
+                            float* least) {
+  const float cap = s.logits.softcap;
   for (uint32_t h = 0; h < s.group; ++h) {
-    lses[h] = s.logits.softcap > 0.0F ? std::min(d.lses[h], s.logits.softcap) : d.lses[h];
+    least[h] = (cap > 0.0F ? std::min(d.lses[h], cap) : d.lses[h]) - lights[h];
   }
 }
 
-bool CodeScan::may_widen(const CodeSearch& s, const Doubt& d, float light, float wide) {
+bool CodeScan::may_widen(const CodeSearch& s, const Doubt& d, const float* lights, float wide) {
   if (s.choice == nullptr) return false;
-  float lses[kMaxGroup];
-  least_lses(s, d, lses);
-  return s.choice->may_widen(lses, light, wide, kDoubtDeviations);
+  float least[kMaxGroup];
+  least_logits(s, d, lights, least);
+  return s.choice->may_widen(least, wide, kDoubtDeviations);
 }
 
 CodeDoubt CodeScan::settle(const CodeSearch& s, const KvView& kv, CodeParts& parts, StateView exact,
@@ -201,21 +227,22 @@ CodeDoubt CodeScan::settle(const CodeSearch& s, const KvView& kv, CodeParts& par
   if (!is_known) return read_all(s, kv, exact, coded);
   if (s.wanted == 0) return out;
   if (has_unknown(s, parts)) return read_all(s, kv, exact, coded);
-  Doubt d = doubt(s, parts, exact.lse, coded.lse);
-  const DoubtLimits limits = doubt_limits(s.shape());
-  float light = limits.light;
-  bool wider = may_widen(s, d, light, kWideList);
+  Doubt d = doubt(s, parts, exact, coded);
+  const float* lights = d.lights;
+  bool wider = may_widen(s, d, lights, kWideList);
   out.any = d.any || wider;
+  float hidden[kMaxGroup];
+  std::fill_n(hidden, s.group, kHiddenLight);
   if (!out.any) {
-    light = kHiddenLight;
-    if (!may_widen(s, d, light, 0.0F)) return out;
-    set_bounds(s, light, d);
+    lights = hidden;
+    if (!may_widen(s, d, lights, 0.0F)) return out;
+    set_bounds(s, lights, d);
   }
   for (uint32_t round = 0; round < kDoubtRounds; ++round) {
     if (s.choice != nullptr) {
-      float lses[kMaxGroup];
-      least_lses(s, d, lses);
-      wider = s.choice->widen(lses, light, kDoubtDeviations) || wider;
+      float least[kMaxGroup];
+      least_logits(s, d, lights, least);
+      wider = s.choice->widen(least, kDoubtDeviations) || wider;
     }
     if (!find_doubted(s, d, wider)) return read_all(s, kv, exact, coded);
     places_.insert(places_.end(), chosen_.begin(), chosen_.end());
@@ -232,10 +259,10 @@ CodeDoubt CodeScan::settle(const CodeSearch& s, const KvView& kv, CodeParts& par
       d.lses[h] = lse;
     }
     const bool was_hidden = !out.any && out.more != 0 && rises;
-    if (was_hidden) light = limits.light;
+    if (was_hidden) lights = d.lights;
     out.any = out.any || out.more != 0;
     if (!falls && !was_hidden) return out;
-    set_bounds(s, light, d);
+    set_bounds(s, lights, d);
   }
   // What lists weigh by their means has changed each time, and no row was hidden.
   return out.any ? read_all(s, kv, exact, coded) : out;

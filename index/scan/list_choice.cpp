@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cpu/attention_state.h"
+#include "cpu/code_doubt.h"
 #include "cpu/row_access.h"
 #include "index/grow.h"
 
@@ -200,21 +201,22 @@ float largest_of(std::span<const float> x) {
   return *std::max_element(most.begin(), most.end());
 }
 
-bool ListChoice::may_widen(const float* lses, float light, float wide, float deviations) const {
+bool ListChoice::may_widen(const float* least, float wide, float deviations) const {
   float widest = 0.0F;
   for (size_t c = 0; c < lists_->chunks(); ++c) {
     widest = std::max(widest, largest_of(lists_->chunk(c).widest));
   }
-  bool any_wide = false, any_reach = logits_.softcap > 0.0F;
+  bool any_wide = false, any_reach = false;
   for (uint32_t h = 0; h < group_; ++h) {
     const float variance = logits_.scale * logits_.scale * norms_[h] * widest;
     any_wide = any_wide || variance > wide;
-    // Most heads are settled by their largest mean and the longest row of all lists.
-    any_reach = any_reach || tops_[h] + deviations * std::sqrt(variance) > lses[h] - light;
+    // Most heads are settled by their largest mean and the longest row of all lists. What is no number may reach all.
+    const float far = deviations * std::sqrt(variance), cap = logits_.softcap;
+    any_reach = any_reach || !(uncapped_logit(tops_[h], cap) + far < uncapped_logit(least[h], cap));
   }
   if (!any_wide || !any_reach) return false;
   float bounds[kMaxGroup];
-  for (uint32_t h = 0; h < group_; ++h) bounds[h] = cpu::score_of(lses[h] - light, logits_);
+  for (uint32_t h = 0; h < group_; ++h) bounds[h] = cpu::score_of(least[h], logits_);
   for (size_t c = 0, i = 0; c < lists_->chunks(); ++c) {
     const CodeChunk& chunk = lists_->chunk(c);
     for (size_t l = 0; l < chunk.lists(); ++l, ++i) {
@@ -224,9 +226,9 @@ bool ListChoice::may_widen(const float* lses, float light, float wide, float dev
   return false;
 }
 
-bool ListChoice::widen(const float* lses, float light, float deviations) {
+bool ListChoice::widen(const float* least, float deviations) {
   float bounds[kMaxGroup];
-  for (uint32_t h = 0; h < group_; ++h) bounds[h] = cpu::score_of(lses[h] - light, logits_);
+  for (uint32_t h = 0; h < group_; ++h) bounds[h] = cpu::score_of(least[h], logits_);
   const size_t before = chosen_count_;
   chosen_count_ = 0;
   for (size_t c = 0, i = 0; c < lists_->chunks(); ++c) {

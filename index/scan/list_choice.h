@@ -67,11 +67,11 @@ class ListChoice {
   void choose(const ListGoal& goal);
 
   /// May be called after the scan. A list may hold a row that matters for a head if its mean logit plus `deviations`
-  /// standard deviations, as the list's longest row would have them, reaches lses[h] - light. may_widen() says
-  /// whether such a list is not read, where a list has a variance above `wide` for some head; widen() makes such lists
-  /// read from now on and returns true where there were any.
-  [[nodiscard]] bool may_widen(const float* lses, float light, float wide, float deviations) const;
-  bool widen(const float* lses, float light, float deviations);
+  /// standard deviations, as the list's longest row would have them, reaches the head's `least`, `[group]` logits.
+  /// may_widen() says whether such a list is not read, where a list has a variance above `wide` for some head; widen()
+  /// makes such lists read from now on and returns true where there were any.
+  [[nodiscard]] bool may_widen(const float* least, float wide, float deviations) const;
+  bool widen(const float* least, float deviations);
 
   // What follows is valid after choose().
   /// The lists to be read, rising.

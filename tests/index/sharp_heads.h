@@ -27,8 +27,9 @@ struct SharpShape {
   uint32_t dim = 128;
   size_t rows = 4096;
   Bias bias = Bias::none;
-  float norm = 1.0F;    ///< of a key, root mean square
-  bool uneven = false;  ///< norms of the random parts differ by factors of up to 30
+  float norm = 1.0F;         ///< of a key, root mean square
+  bool uneven = false;       ///< norms of the random parts differ by factors of up to 30
+  float first_value = 1.0F;  ///< length of the value of row 0 beside those of others
 };
 
 /// K and V in f16, as sessions hold them, and the same numbers in fp32 for the truth.
@@ -61,6 +62,7 @@ class SharpHead {
       }
       for (uint32_t j = 0; j < d; ++j) square += double{k[j]} * k[j];
     }
+    for (uint32_t j = 0; j < d; ++j) values[j] *= shape.first_value;
     const auto unit = static_cast<float>(shape.norm * std::sqrt(double(shape.rows) / square));
     for (float& x : keys) x *= unit;
     store(keys, key_bytes_, keys_);
@@ -87,6 +89,23 @@ class SharpHead {
       const double spread = std::sqrt(squares / static_cast<double>(shape_.rows) - mean * mean);
       const auto unit = static_cast<float>(deviation * std::sqrt(double(d)) / spread);
       for (uint32_t j = 0; j < d; ++j) row[j] *= unit;
+    }
+    return q;
+  }
+  /// A query whose logits of all other rows have this standard deviation, and for which row 0 has this share of the
+  /// weight, at scale 1 / sqrt(dim).
+  [[nodiscard]] std::vector<float> query_of_first(double deviation, double weight) {
+    std::vector<float> q = queries(1, deviation);
+    const double root = std::sqrt(double(shape_.dim)), square = product(keys_.data(), 0);
+    const auto turn = [&](double along) {
+      for (uint32_t j = 0; j < shape_.dim; ++j) q[j] += static_cast<float>(along) * keys_[j];
+    };
+    turn(-product(q.data(), 0) / square);
+    // What is added along the row's key changes the other logits, too.
+    for (int round = 0; round < 8; ++round) {
+      double others = 0.0;
+      for (size_t i = 1; i < shape_.rows; ++i) others += std::exp(product(q.data(), i) / root);
+      turn((std::log(others * weight / (1.0 - weight)) * root - product(q.data(), 0)) / square);
     }
     return q;
   }

@@ -309,6 +309,36 @@ TEST(CodesInDoubt, ListsHideNoRowThatOutweighsAllOthers) {
   }
 }
 
+// A sink: most weight lies on a row whose value is short, so that the output is short, and rows that weigh little count for as much
+// as their values are longer. Before doubt knew the output's length, 33 of these heads were beyond the limits.
+TEST(CodesInDoubt, ShortValuesOfHeavyRowsLetLightRowsCount) {
+  size_t sharp = 0;
+  for (const float length : {0.02F, 0.08F, 1.0F}) {
+    SharpShape shape{64, 2048, Bias::none, 8.0F, false};
+    shape.first_value = length;
+    SharpHead head(shape, 31);
+    for (const uint32_t bits : {2U, 4U}) {
+      const auto index = coded(head, bits, "");
+      const LogitParams logits = logits_for(64, 0.0F);
+      for (const double deviation : {0.5, 1.0, 2.0, 3.0}) {
+        for (const double weight : {0.9, 0.95, 0.99, 0.999}) {
+          for (int time = 0; time < 3; ++time) {
+            const std::vector<float> q = head.query_of_first(deviation, weight);
+            const SharpTruth truth(head, q.data(), logits);
+            if (!truth.is_sharp()) continue;
+            ++sharp;
+            const SharpAnswer seen = answer(*index, head, cpu::select_kernels(), q, logits);
+            EXPECT_LE(truth.error(seen.o.data()), allowed_error(bits))
+                << bits << " bits, value " << length << ", deviation " << deviation << ", weight "
+                << weight;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(sharp, 200U);
+}
+
 // The correction for a code's noise is bounded at every level, before and behind a soft-cap.
 TEST(CodesInDoubt, TheNoiseTakesNoMoreThanItsBound) {
   ASSERT_EQ(kMostNoiseBias, 1.0F);
