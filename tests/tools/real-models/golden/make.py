@@ -7,7 +7,8 @@ The model and its tokenizer come from the GGUF file in the cache by transformers
 tools/real-models/bring makes of it, so that the tests check that folder, too. Weights are dequantised, and everything is computed in fp32.
 
 A prompt is continued greedily, whatever ends a text. "margin" is the smallest difference of the two largest logits of its
-steps: rounding in another order must not decide a token, so a prompt whose margin is below MARGIN is refused.
+steps: rounding in another order must not decide a token, so a text ends before the first token whose margin is below MARGIN,
+and a prompt that LEAST tokens do not follow until there is refused.
 
 Needs torch, transformers, gguf and the models in the cache (tools/real-models/bring MODEL). Takes some minutes on two cores.
 """
@@ -26,6 +27,7 @@ sys.path.append(str(ROOT / "tools" / "real-models"))
 import models  # noqa: E402
 
 MARGIN = 2e-3
+LEAST = 6
 PROSE = ROOT / "tools" / "model" / "haystack.txt"
 LONG = 2000  # tokens of the long prompt
 
@@ -58,13 +60,16 @@ def long_prompt(tokenizer):
 
 
 def greedy(model, tokens, count):
-    """`count` tokens and the smallest margin, with transformers' own cache."""
+    """`count` tokens, or those before a near tie, and the smallest margin, with transformers' own cache."""
     generated, cache, new, margin = [], None, tokens, float("inf")
     with torch.no_grad():
         while len(generated) < count:
             out = model(torch.tensor([new]), past_key_values=cache, use_cache=True, logits_to_keep=1)
             best = torch.topk(out.logits[0, -1], 2)
-            margin = min(margin, float(best.values[0] - best.values[1]))
+            step = float(best.values[0] - best.values[1])
+            if step < MARGIN:
+                break
+            margin = min(margin, step)
             cache, new = out.past_key_values, [int(best.indices[0])]
             generated += new
     return generated, margin
@@ -89,8 +94,8 @@ def make(name):
             generated.pop()
             said = text_of(tokenizer, generated)
         print("%s, %s: %d tokens, margin %.4f: %r" % (name, prompt, len(tokens), margin, said), flush=True)
-        if margin < MARGIN:
-            sys.exit("the margin is below %g: another text, or fewer tokens" % MARGIN)
+        if len(generated) < LEAST:
+            sys.exit("a margin is below %g after %d tokens: another text" % (MARGIN, len(generated)))
         golden = {"name": prompt, "tokens": tokens, "generated": generated, "generated_text": said,
                   "margin": float("%.2g" % margin)}
         golden.update({"prose_bytes": prose_bytes} if prompt == "long" else {"text": text})
