@@ -20,7 +20,7 @@ namespace {
 
 struct Backend {
   CpuBackend cpu;
-  int threads = 0;
+  int threads = 0, most_threads = 0;  // as llama.cpp computes with now, and has ever said
 };
 
 Backend& of(ggml_backend_t backend) { return *static_cast<Backend*>(backend->context); }
@@ -45,7 +45,7 @@ void compute_node(Backend& backend, ggml_tensor* node) {
   if (node->op == GGML_OP_SET_ROWS) {
     done = cache->write(node, *name);
   } else if (node->op == GGML_OP_FLASH_ATTN_EXT) {
-    cache->set_threads(static_cast<uint32_t>(std::max(backend.threads, 0)));
+    cache->set_threads(backend.threads, backend.most_threads);
     done = cache->attend(node, *name);
   } else {
     throw std::runtime_error("it is none of Keyhole's");
@@ -82,7 +82,8 @@ ggml_backend_t make_backend(ggml_backend_dev_t device) {
 }
 
 void set_backend_threads(ggml_backend_t backend, int threads) {
-  of(backend).threads = std::max(of(backend).threads, threads);
+  of(backend).threads = threads;
+  of(backend).most_threads = std::max(of(backend).most_threads, threads);
   of(backend).cpu.set_threads(threads);
 }
 

@@ -105,7 +105,10 @@ void Cache::announce(const ggml_tensor* attention, const CacheName& name) {
   }
 }
 
-void Cache::set_threads(uint32_t threads) { threads_ = std::max(threads_, threads); }
+void Cache::set_threads(int now, int most) {
+  threads_ = std::max(threads_, static_cast<uint32_t>(std::max(most, 0)));
+  parallel_.set_threads(now);
+}
 
 /// The cache that its thread made before this one, or after it, where that has the model's other layers and the two are
 /// mixed. So llama.cpp makes the two caches of a model in which some layers have a sliding window: theirs is the second.
@@ -153,6 +156,7 @@ void Cache::open() {
   StoreShape shape;
   shape.max_tokens = cells_->cells();
   shape.threads = settings_.threads != 0 ? settings_.threads : threads_;
+  if (settings_.threads == 0 && ParallelFor::keeps_threads()) shape.parallel = &parallel_;
   std::string left;
   std::string why;
   for (auto& [number, layer] : layers_) {
@@ -187,9 +191,10 @@ void Cache::tell(const StoreShape& shape) const {
           " query and " + std::to_string(first.kv_heads) + " KV heads of " +
           std::to_string(first.head_dim) + ": index " + settings_.index + ", sink " +
           std::to_string(settings_.sink) + ", window " + std::to_string(settings_.window) + ", " +
-          std::to_string(shape.threads) + " threads, up to " + std::to_string(shape.max_tokens) +
-          " tokens; memory, taken as tokens come: up to " + mib(host_bytes(settings_, shape)) +
-          " for each sequence" +
+          std::to_string(shape.threads) +
+          (shape.parallel != nullptr ? " threads of llama.cpp's, up to " : " threads, up to ") +
+          std::to_string(shape.max_tokens) + " tokens; memory, taken as tokens come: up to " +
+          mib(host_bytes(settings_, shape)) + " for each sequence" +
           (copy > 0 ? ", " + mib(copy) + " for the copy in llama.cpp's cache"
                     : ", without a copy"));
 }

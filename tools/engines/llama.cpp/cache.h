@@ -37,8 +37,9 @@ class Cache {
   /// A FLASH_ATTN_EXT of a graph that will be computed, maybe: remembers the layer's shape, as an engine wants all of
   /// them.
   void announce(const ggml_tensor* attention, const CacheName& name);
-  /// How many threads llama.cpp computes with; the engine, when it is made, has the most that were ever said.
-  void set_threads(uint32_t threads);
+  /// How many threads llama.cpp computes with now, and the most that it has ever said, which the engine has when it is
+  /// made.
+  void set_threads(int now, int most);
 
   /// A SET_ROWS of new K or V, and the cells that they go to. False: it is llama.cpp's to compute as well.
   [[nodiscard]] bool write(const ggml_tensor* node, const CacheName& name);
@@ -107,6 +108,7 @@ class Cache {
   bool copy_;
   std::thread::id made_by_ = std::this_thread::get_id();
   uint32_t threads_ = 0;
+  ParallelFor parallel_;
   std::map<int, Layer> layers_;
   std::unique_ptr<Cells> cells_;
   std::unique_ptr<Sequences> sequences_;

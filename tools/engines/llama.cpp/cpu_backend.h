@@ -21,9 +21,14 @@ class CpuBackend {
   /// Computes one node, whose sources are in host memory. Throws std::runtime_error where there is no CPU backend or it
   /// fails.
   void compute(ggml_tensor* node);
+  /// compute() of a graph.
+  void compute(ggml_cgraph* graph);
 
  private:
-  int threads_ = 0;
+  /// Makes the backend.
+  void open();
+
+  int threads_ = 0, told_ = 0;       // as set, and as the backend knows
   ggml_backend* backend_ = nullptr;  // made when it is first needed
   ggml_context* memory_ = nullptr;
   ggml_cgraph* graph_ = nullptr;

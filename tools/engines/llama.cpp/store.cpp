@@ -104,6 +104,12 @@ class EngineConfig {
     config_.softcap = first.softcap;
     config_.kv_dtype = dtype(shape.number);
     config_.threads = shape.threads;
+    if (shape.parallel != nullptr) {
+      config_.run_user = shape.parallel;
+      config_.run = [](void* parallel, keyhole_task_fn task, void* context, uint32_t count) {
+        static_cast<ParallelFor*>(parallel)->run(task, context, count);
+      };
+    }
     config_.device = shape.device ? KEYHOLE_DEVICE_CUDA : KEYHOLE_DEVICE_HOST;
     config_.device_ordinal = shape.device.value_or(0);
     if (!sinks_.empty()) config_.sink_logits = sinks_.data();
@@ -331,7 +337,8 @@ std::string refusal(const Settings& settings, const LayerShape& shape,
   try {
     Settings any_layer = settings;
     any_layer.budgets.clear();  // a file is for all layers of a model
-    const Engine engine = make_engine({{shape}, Number::kF16, 0, 1, device, nullptr}, false);
+    const Engine engine =
+        make_engine({{shape}, Number::kF16, 0, 1, nullptr, device, nullptr}, false);
     (void)make_handle(engine.get(), any_layer, 1024);
     return "";
   } catch (const std::runtime_error& error) {
@@ -346,7 +353,8 @@ void check_settings(const Settings& settings) {
   }
   Settings any_model = settings;
   any_model.budgets.clear();  // a file is for one model, and is read when there is one
-  const Engine engine = make_engine({{{1, 1, 64, 0, 0}}, Number::kF16, 0, 1, {}, nullptr}, false);
+  const Engine engine =
+      make_engine({{{1, 1, 64, 0, 0}}, Number::kF16, 0, 1, nullptr, {}, nullptr}, false);
   (void)make_handle(engine.get(), any_model, 1024);
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/engines/llama.cpp/parallel_for.h"
 #include "tools/engines/llama.cpp/session.h"
 #include "tools/engines/llama.cpp/settings.h"
 
@@ -34,6 +35,8 @@ struct StoreShape {
   uint32_t max_tokens = 0;
   /// Of the pool. 0: one per core.
   uint32_t threads = 0;
+  /// Runs the parallel work, by up to `threads` threads, in place of a pool; it outlives the store. Null: a pool.
+  ParallelFor* parallel = nullptr;
   /// A CUDA device, and a cudaStream_t of it in whose order sessions work on what lies there; none: the host.
   std::optional<uint32_t> device;
   void* stream = nullptr;
