@@ -113,6 +113,7 @@ def conversation(start, slots, refuses):
             refused.append("shift")
         said["refused"] = refused
         said["goes on"] = server.chat(talk("Who is it about?", []), 1)
+        said["the other slot, 0"] = server.chat(talk(QUESTIONS[2], [first["text"], said["second turn"]["text"]]), 0)
         server.stop()
         return said
     # The first question is gone, so what follows it moves to the front.

@@ -270,6 +270,7 @@ void CardCache::note_shifts(const ggml_tensor* node) {
     if (by[id] == 0) continue;
     cells_->write(static_cast<uint32_t>(id / cells_->cells()),
                   static_cast<uint32_t>(id % cells_->cells()));
+    if (!restored_.empty()) restored_[id] = 0;  // its key in the cell is not turned
   }
   shifted_ = graph_;
 }

@@ -41,7 +41,11 @@ std::vector<Mark> find_marks(const ggml_cgraph* graph) {
         continue;
       }
     }
-    if (place) marks.push_back({i, Mark::Kind::kChange, place->cache, place->name, node});
+    if (place) {
+      marks.push_back({i, Mark::Kind::kChange, place->cache, place->name, node});
+      if (node->op == GGML_OP_ROPE)
+        continue;  // it reads what it changes, and nothing else of a cache
+    }
     for (const ggml_tensor* source : node->src) {
       if (source == nullptr) continue;
       if (const auto read = card_place(source)) {

@@ -103,7 +103,7 @@ class Call:
         """What a graph is for. Values that are equal and of different types are different: 1, 1.0 and True."""
         tensors = [(name, tuple(tensor.shape), tensor.dtype, tensor.device) for name, tensor in sorted(self.tensors.items())]
         constants = [(name, type(value), value) for name, value in sorted(self.constants.items(), key=lambda item: item[0])]
-        return (*tensors, *constants, self.training)
+        return (*tensors, *constants, self.training, torch.is_inference_mode_enabled())
 
 
 @dataclass
@@ -218,9 +218,14 @@ class Graphs:
             # Whatever compilers raise; the pass has left no trace, and goes again without one, which raises what is not a compiler's.
             if not self._compiling or isinstance(error, (Error, torch.OutOfMemoryError)):
                 raise
-            self._compiling, self.compiled = False, None
+            compiled, self._compiling, self.compiled = self.compiled, False, None
+            try:
+                output = self._whole(call)
+            except Exception:
+                self.compiled = compiled  # it was not the compiler
+                raise
             self._tell(f"they cannot be compiled: {error}", "layers are as they were")
-            return self._whole(call)
+            return output
         finally:
             self._compiling = False
 
@@ -266,25 +271,28 @@ class Graphs:
             step.graph = None
         if step.graph is None and not self._captured(call, step, before):
             return self._run(call)
-        # Before the steps are announced: a session waits for those that are, and nothing may come between them and the launch.
+        # Before the steps are announced: a session waits for those that are, and nothing may come between them and the launch; and
+        # nothing may fail behind it, as states of other layers have no copy.
         self._fill(step, call)
+        output: dict[str, Any] = {name: torch.empty_like(tensor) for name, tensor in step.output.items()}
         try:
             for session, number in zip(step.sessions, step.numbers):
                 self.recorder.announce(session, number)
         except Error as error:
             # The session has changed, or takes no such tokens: then the step itself says so, and the graph may be good again.
-            output = self._run(call)
+            own = self._run(call)
             step.graph, step.output = None, {}
             step.refusals += 1
             if step.refusals > 1:
                 step.rest = min(REST, 8**step.refusals)
                 self._tell(f"a graph was captured twice, and refused: {error}")
-            return output
+            return own
         step.graph.replay()
+        for name, tensor in step.output.items():
+            output[name].copy_(tensor)
         step.refusals = 0
         self.replays += 1
         cache._set_columns(before + call.n)
-        output = {name: tensor.clone() for name, tensor in step.output.items()}
         if step.cache_name is not None:
             output[step.cache_name] = cache
         return step.kind(**output)
@@ -349,7 +357,8 @@ class Graphs:
             step.graph, step.numbers, output = self.recorder.record(step.sessions, run)
         except (Error, RuntimeError) as error:
             # Nothing of a capture has happened.
-            self._failed[key] = self._failed.get(key, 0) + 1
+            if not isinstance(error, torch.OutOfMemoryError):
+                self._failed[key] = self._failed.get(key, 0) + 1
             self._tell(f"a capture failed: {error}")
             step.graph = None
             return False
