@@ -121,8 +121,8 @@ bool Cache::attend(const ggml_tensor* node, const CacheName& name) {
       }
     }
   } catch (...) {
-    // Sessions may have the tokens in some layers and not in others.
-    sequences_->clear();
+    // Their sessions may have the tokens in some layers and not in others; other sequences go on.
+    sequences_->drop_current();
     parts_.clear();
     kind_ = BatchKind::kOther;
     throw;
