@@ -98,7 +98,8 @@ def conversation(start, slots, refuses):
     with concurrent.futures.ThreadPoolExecutor() as pool:
         both = [pool.submit(server.chat, talk(QUESTIONS[2], [first["text"], said["second turn"]["text"]]), 0),
                 pool.submit(server.chat, talk("Who is it about?", []), 1)]
-        said["both slots, 0"], said["both slots, 1"] = (one.result() for one in both)
+        # Where both need a cell, one loses what it had: which one is the first that comes.
+        said["both slots, 0"], said["both slots, 1"] = ({"text": one.result()["text"]} for one in both)
     if refuses:
         refused = []
         try:
