@@ -3,12 +3,11 @@
 // keys, so codes have to notice where they cannot tell which rows weigh, and read these exactly.
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <numeric>
 #include <string>
 
 #include "runtime/files/safetensors.h"
 #include "tests/runtime/fixture.h"
+#include "tests/runtime/session/recorded_heads.h"
 
 namespace keyhole::test {
 namespace {
@@ -43,37 +42,6 @@ const LongKeys& long_keys() {
   return head;
 }
 
-/// Exact attention of one query to the tokens before `seen`.
-struct LongKeysTruth {
-  std::vector<double> o = std::vector<double>(kWide, 0.0);
-  double heaviest = 0.0;  ///< the weight of the 16 heaviest tokens
-
-  LongKeysTruth(const float* q, uint32_t seen) {
-    const LongKeys& h = long_keys();
-    std::vector<double> weights(seen);
-    for (uint32_t t = 0; t < seen; ++t) {
-      weights[t] = exact_dot(q, &h.keys[size_t{t} * kWide], kWide) / std::sqrt(double{kWide});
-    }
-    const double top = *std::max_element(weights.begin(), weights.end());
-    double sum = 0.0;
-    for (double& w : weights) sum += w = std::exp(w - top);
-    for (uint32_t t = 0; t < seen; ++t) {
-      weights[t] /= sum;
-      add_weighted(o.data(), weights[t], &h.values[size_t{t} * kWide], kWide);
-    }
-    std::partial_sort(weights.begin(), weights.begin() + 16, weights.end(), std::greater<>());
-    heaviest = std::accumulate(weights.begin(), weights.begin() + 16, 0.0);
-  }
-  [[nodiscard]] double error(const float* seen) const {
-    double difference = 0.0, norm = 0.0;
-    for (uint32_t j = 0; j < kWide; ++j) {
-      difference += (seen[j] - o[j]) * (seen[j] - o[j]);
-      norm += o[j] * o[j];
-    }
-    return std::sqrt(difference / norm);
-  }
-};
-
 /// The output errors of a session that decodes the last tokens, of each step and query head, beside how sharp these are.
 struct LongKeysErrors {
   std::vector<double> all;    ///< ascending
@@ -82,20 +50,8 @@ struct LongKeysErrors {
 
   LongKeysErrors(const char* index, uint32_t sink, keyhole_tail_mode tail, uint32_t top_k) {
     const LongKeys& h = long_keys();
-    keyhole_engine_config ec = small_engine();
-    ec.layers = 1;
-    ec.kv_heads = 1;
-    ec.q_heads = kQueries;
-    ec.head_dim = kWide;
-    ec.kv_dtype = KEYHOLE_F16;
-    const EnginePtr engine = make_engine(ec);
-    keyhole_session_config c = small_session();
-    c.sink = sink;
-    c.window = 64;
-    c.index = index;
-    c.budget.top_k = top_k;
-    c.budget.tail = tail;
-    const SessionPtr session = make_session(engine.get(), c);
+    const EnginePtr engine = make_engine(heads_engine(kQueries, 1, kWide));
+    const SessionPtr session = make_session(engine.get(), heads_session(index, sink, tail, top_k));
     const auto prompt_k = h.rows(h.keys, 0, h.first_query);
     const auto prompt_v = h.rows(h.values, 0, h.first_query);
     const auto tpk = tensor(prompt_k, {h.first_query, 1, kWide});
@@ -110,17 +66,14 @@ struct LongKeysErrors {
       const auto tq = tensor(q, {kQueries, kWide}), to = tensor(o, {kQueries, kWide});
       EXPECT_OK(keyhole_session_attend(session.get(), 0, &tq, &tk, &tv, &to, nullptr));
       for (uint32_t j = 0; j < kQueries; ++j) {
-        const LongKeysTruth truth(&q[size_t{j} * kWide], t + 1);
+        const HeadTruth truth(&q[size_t{j} * kWide], h.keys, h.values, t + 1, kWide);
         all.push_back(truth.error(&o[size_t{j} * kWide]));
-        if (truth.heaviest >= 0.9) sharp.push_back(all.back());
+        if (truth.is_sharp()) sharp.push_back(all.back());
       }
     }
     std::sort(all.begin(), all.end());
     std::sort(sharp.begin(), sharp.end());
     doubted = statistics(session.get()).codes_doubted;
-  }
-  [[nodiscard]] double quantile(double share) const {
-    return all[static_cast<size_t>(share * static_cast<double>(all.size() - 1))];
   }
 };
 
@@ -147,7 +100,7 @@ TEST(LongKeysByCodes, KnowThatTheyCannotTell) {
       EXPECT_GT(errors.doubted, 0U);
       ASSERT_FALSE(errors.sharp.empty());
       EXPECT_LE(errors.sharp.back(), fine ? 0.02 : 0.1);
-      EXPECT_LE(errors.quantile(0.95), fine ? 0.02 : 0.1);
+      EXPECT_LE(quantile(errors.all, 0.95), fine ? 0.02 : 0.1);
     }
   }
 }
@@ -157,8 +110,8 @@ TEST(LongKeysByIndex, ErrorsAreThoseOfTheBestKeysWithATail) {
   for (const char* index : {"flat", "ivf", "hnsw", "roargraph", "sparq"}) {
     SCOPED_TRACE(index);
     const LongKeysErrors errors(index, 4, KEYHOLE_TAIL_SECOND, 50);
-    EXPECT_LE(errors.quantile(0.5), 0.14);
-    EXPECT_LE(errors.quantile(0.95), 0.32);
+    EXPECT_LE(quantile(errors.all, 0.5), 0.14);
+    EXPECT_LE(quantile(errors.all, 0.95), 0.32);
   }
 }
 

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <functional>
-#include <numeric>
 
 #include "runtime/files/safetensors.h"
 #include "tests/runtime/fixture.h"
+#include "tests/runtime/session/recorded_heads.h"
 
 namespace keyhole::test {
 namespace {
@@ -63,43 +62,6 @@ const RealHeads& real_heads() {
   return heads;
 }
 
-/// Exact attention of one query head: its output, and how sharp it is.
-struct HeadTruth {
-  std::vector<double> o;
-  double lse = 0.0;
-  double first = 0.0;     ///< the weight of token 0
-  double heaviest = 0.0;  ///< the weight of the 16 heaviest tokens
-
-  HeadTruth(const float* q, const std::vector<float>& keys, const std::vector<float>& values,
-            uint32_t tokens)
-      : o(kDim, 0.0) {
-    std::vector<double> weights(tokens);
-    for (uint32_t t = 0; t < tokens; ++t) {
-      weights[t] = exact_dot(q, &keys[size_t{t} * kDim], kDim) / std::sqrt(double{kDim});
-    }
-    const double top = *std::max_element(weights.begin(), weights.end());
-    double sum = 0.0;
-    for (double& w : weights) sum += w = std::exp(w - top);
-    lse = top + std::log(sum);
-    for (uint32_t t = 0; t < tokens; ++t) {
-      weights[t] /= sum;
-      add_weighted(o.data(), weights[t], &values[size_t{t} * kDim], kDim);
-    }
-    first = weights.front();
-    std::partial_sort(weights.begin(), weights.begin() + 16, weights.end(), std::greater<>());
-    heaviest = std::accumulate(weights.begin(), weights.begin() + 16, 0.0);
-  }
-  [[nodiscard]] bool is_sharp() const { return heaviest >= 0.9; }
-  [[nodiscard]] double error(const float* seen) const {
-    double difference = 0.0, norm = 0.0;
-    for (uint32_t j = 0; j < kDim; ++j) {
-      difference += (seen[j] - o[j]) * (seen[j] - o[j]);
-      norm += o[j] * o[j];
-    }
-    return std::sqrt(difference / norm);
-  }
-};
-
 /// The truth of all steps, `[step][query head]`: once for all tests.
 const std::vector<std::vector<HeadTruth>>& truths() {
   static const auto all = [] {
@@ -108,7 +70,8 @@ const std::vector<std::vector<HeadTruth>>& truths() {
     for (size_t i = 0; i < out.size(); ++i) {
       for (uint32_t head = 0; head < h.heads() * kGroup; ++head) {
         const float* q = &h.queries[head / kGroup][(i * kGroup + head % kGroup) * kDim];
-        out[i].emplace_back(q, h.keys[head / kGroup], h.values[head / kGroup], h.query_at[i] + 1);
+        out[i].emplace_back(q, h.keys[head / kGroup], h.values[head / kGroup], h.query_at[i] + 1,
+                            kDim);
       }
     }
     return out;
@@ -120,20 +83,9 @@ const std::vector<std::vector<HeadTruth>>& truths() {
 std::vector<Answer> decode(const char* index, uint32_t sink, keyhole_tail_mode tail,
                            uint32_t top_k) {
   const RealHeads& h = real_heads();
-  keyhole_engine_config ec = small_engine();
-  ec.layers = 1;
-  ec.kv_heads = h.heads();
-  ec.q_heads = h.heads() * kGroup;
-  ec.head_dim = kDim;
-  ec.kv_dtype = KEYHOLE_F16;
+  const keyhole_engine_config ec = heads_engine(h.heads() * kGroup, h.heads(), kDim);
   const EnginePtr engine = make_engine(ec);
-  keyhole_session_config c = small_session();
-  c.sink = sink;
-  c.window = 64;
-  c.index = index;
-  c.budget.top_k = top_k;
-  c.budget.tail = tail;
-  const SessionPtr session = make_session(engine.get(), c);
+  const SessionPtr session = make_session(engine.get(), heads_session(index, sink, tail, top_k));
   const Shape shape(ec);
   const auto append = [&](uint32_t first, uint32_t count, const std::vector<float>& q) {
     const auto k = RealHeads::rows(h.keys, first, count, kDim);
@@ -169,21 +121,15 @@ std::vector<Answer> decode(const char* index, uint32_t sink, keyhole_tail_mode t
   return out;
 }
 
-struct Errors {
-  std::vector<double> all;  ///< of every step and query head, ascending
-  [[nodiscard]] double quantile(double share) const {
-    return all[static_cast<size_t>(share * static_cast<double>(all.size() - 1))];
-  }
-};
-
-Errors errors_of(const std::vector<Answer>& answers) {
-  Errors errors;
+/// Of every step and query head, ascending.
+std::vector<double> errors_of(const std::vector<Answer>& answers) {
+  std::vector<double> errors;
   for (size_t i = 0; i < answers.size(); ++i) {
     for (size_t h = 0; h < truths()[i].size(); ++h) {
-      errors.all.push_back(truths()[i][h].error(&answers[i].o[h * kDim]));
+      errors.push_back(truths()[i][h].error(&answers[i].o[h * kDim]));
     }
   }
-  std::sort(errors.all.begin(), errors.all.end());
+  std::sort(errors.begin(), errors.end());
   return errors;
 }
 
@@ -237,10 +183,10 @@ TEST(RealHeadsByCodes, StayWithinWhatIsPromised) {
           }
         }
       }
-      const Errors errors = errors_of(answers);
+      const std::vector<double> errors = errors_of(answers);
       // Twice what they are.
-      EXPECT_LE(errors.quantile(0.5), fine ? 0.0006 : 0.0035);
-      EXPECT_LE(errors.quantile(0.95), fine ? 0.009 : 0.05);
+      EXPECT_LE(quantile(errors, 0.5), fine ? 0.0006 : 0.0035);
+      EXPECT_LE(quantile(errors, 0.95), fine ? 0.009 : 0.05);
     }
   }
 }
@@ -256,9 +202,9 @@ class RealHeadsByIndex : public testing::TestWithParam<IndexLimit> {};
 /// `flat`, whose errors are those of the best 50 themselves (median 0.006, p95 0.104).
 TEST_P(RealHeadsByIndex, ErrorsAreThoseOfTheBestKeysWithATail) {
   const auto [index, median, p95] = GetParam();
-  const Errors errors = errors_of(decode(index, 4, KEYHOLE_TAIL_SECOND, 50));
-  EXPECT_LE(errors.quantile(0.5), median);
-  EXPECT_LE(errors.quantile(0.95), p95);
+  const std::vector<double> errors = errors_of(decode(index, 4, KEYHOLE_TAIL_SECOND, 50));
+  EXPECT_LE(quantile(errors, 0.5), median);
+  EXPECT_LE(quantile(errors, 0.95), p95);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -277,8 +223,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 /// An index that returns every key leaves what rounding leaves.
 TEST(RealHeadsWhole, AreExact) {
-  const Errors errors = errors_of(decode("flat", 4, KEYHOLE_TAIL_NONE, 4096));
-  EXPECT_LE(errors.all.back(), 1e-4);
+  const std::vector<double> errors = errors_of(decode("flat", 4, KEYHOLE_TAIL_NONE, 4096));
+  EXPECT_LE(errors.back(), 1e-4);
 }
 
 }  // namespace

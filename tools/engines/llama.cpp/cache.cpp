@@ -279,17 +279,8 @@ void Cache::changed_by_others() {
 }
 
 void Cache::shifted(const ggml_tensor* node) {
-  const ggml_tensor* shifts = node->src[1];
-  const size_t room = size_t{cells_->streams()} * cells_->cells();
-  if (node->op != GGML_OP_ROPE || shifts->type != GGML_TYPE_I32 ||
-      static_cast<size_t>(ggml_nelements(shifts)) != room) {
-    throw std::runtime_error("it changes llama.cpp's cache, for which Keyhole needs copy=on");
-  }
-  for (size_t id = 0; id < room; ++id) {
-    if (static_cast<const int32_t*>(shifts->data)[id] == 0) continue;
-    cells_->write(static_cast<uint32_t>(id / cells_->cells()),
-                  static_cast<uint32_t>(id % cells_->cells()));
-  }
+  const ggml_tensor* shifts = shifts_of(node, size_t{cells_->streams()} * cells_->cells());
+  cells_->write_where(static_cast<const int32_t*>(shifts->data));
 }
 
 void Cache::copied(uint32_t from, uint32_t to) {

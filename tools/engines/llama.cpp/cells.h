@@ -41,6 +41,13 @@ class Cells {
     stamps_[size_t{stream} * cells_ + cell] = ++last_;
     ++changes_;
   }
+  /// As write() for each cell whose number in `by`, `[streams, cells]`, is not 0.
+  void write_where(const int32_t* by) {
+    for (size_t i = 0; i < stamps_.size(); ++i) {
+      if (by[i] != 0) stamps_[i] = ++last_;
+    }
+    ++changes_;
+  }
   /// The tokens of `from` lie in `to` as well: they keep their numbers.
   void copy_stream(uint32_t from, uint32_t to) {
     const auto at = [&](uint32_t stream) {

@@ -3,9 +3,11 @@
 #include <ggml-backend.h>
 #include <ggml.h>
 
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -136,6 +138,15 @@ std::string node_text(const ggml_tensor* node) {
     }
   }
   return text;
+}
+
+const ggml_tensor* shifts_of(const ggml_tensor* node, size_t cells) {
+  const ggml_tensor* shifts = node->src[1];
+  if (node->op != GGML_OP_ROPE || shifts->type != GGML_TYPE_I32 ||
+      static_cast<size_t>(ggml_nelements(shifts)) != cells) {
+    throw std::runtime_error("it changes llama.cpp's cache, for which Keyhole needs copy=on");
+  }
+  return shifts;
 }
 
 bool is_view_node(const ggml_tensor* node) {

@@ -2,6 +2,7 @@
 // that `get` brings; nothing here is documented by llama.cpp.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -36,6 +37,10 @@ struct CacheName {
 
 /// "FLASH_ATTN_EXT 'kqv_out-3' of layer 3", for messages.
 [[nodiscard]] std::string node_text(const ggml_tensor* node);
+
+/// By how much a ROPE over a cache of `cells` cells, all streams' together, moves the position of each: `[cells]`, I32, wherever
+/// it lies. Throws std::runtime_error where the node is none.
+[[nodiscard]] const ggml_tensor* shifts_of(const ggml_tensor* node, size_t cells);
 
 /// Tensors that only look at others.
 [[nodiscard]] bool is_view_node(const ggml_tensor* node);

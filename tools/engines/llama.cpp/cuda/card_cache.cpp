@@ -257,20 +257,14 @@ bool CardCache::meet_change(const ggml_tensor* node, const ggml_tensor* touched,
 /// A shifted token is another one, which no session holds.
 void CardCache::note_shifts(const ggml_tensor* node) {
   if (shifted_ == graph_) return;
-  const ggml_tensor* shifts = node->src[1];
   const size_t room = size_t{cells_->streams()} * cells_->cells();
-  if (node->op != GGML_OP_ROPE || shifts->type != GGML_TYPE_I32 ||
-      static_cast<size_t>(ggml_nelements(shifts)) != room) {
-    throw std::runtime_error("it changes llama.cpp's cache, for which Keyhole needs copy=on");
-  }
-  const auto* by = static_cast<const int32_t*>(host_input(shifts));
-  if (by == nullptr)
+  const auto* by = static_cast<const int32_t*>(host_input(shifts_of(node, room)));
+  if (by == nullptr) {
     throw std::runtime_error("how far positions are shifted is not known on the host");
-  for (size_t id = 0; id < room; ++id) {
-    if (by[id] == 0) continue;
-    cells_->write(static_cast<uint32_t>(id / cells_->cells()),
-                  static_cast<uint32_t>(id % cells_->cells()));
-    if (!restored_.empty()) restored_[id] = 0;  // its key in the cell is not turned
+  }
+  cells_->write_where(by);
+  for (size_t id = 0; id < restored_.size(); ++id) {
+    if (by[id] != 0) restored_[id] = 0;  // its key in the cell is not turned
   }
   shifted_ = graph_;
 }
