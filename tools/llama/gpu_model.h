@@ -22,6 +22,12 @@ namespace keyhole::tools {
 /// Throws LibraryError where the library takes no such pattern for prompts of the model.
 void check_prefill_pattern(const LlamaConfig& config, const std::string& pattern);
 
+/// How the products of a prompt's tokens, and of those of a turn, with the weights are formed. exact: activations are
+/// sums of two bf16, a product each (cuda/split.h). bf16: activations and weights are rounded to bf16, one product.
+/// automatic: as bf16 in a context of more than kFineTokens (gpu_sizes.h) of a model whose matrices all are bf16 and
+/// that does not ask for float32, which is how such models are run; else exact.
+enum class PromptProducts { automatic, bf16, exact };
+
 /// The weights, as bf16 where that loses nothing, else as sums of two bf16. Immutable: several decoders may share
 /// one.
 class GpuModel {
@@ -49,6 +55,10 @@ class GpuModel {
   /// 0, as at first: as many as 1 GiB has room for, 8192 at most.
   void set_prefill_chunk(size_t chunk) { prefill_chunk_ = chunk; }
   [[nodiscard]] size_t prefill_chunk() const { return prefill_chunk_; }
+  /// Sets how products of many tokens are formed; automatic at first. Call it before prompts.
+  void set_products(PromptProducts products) { products_ = products; }
+  /// Whether products of tokens that end a context of so many tokens take activations rounded to bf16.
+  [[nodiscard]] bool rounds_activations(size_t context) const;
   /// Notes the share of the blocks seen by the queries of the last prompt that they attended. Any thread.
   void note_prefill_share(double share) const noexcept { prefill_share_ = share; }
   [[nodiscard]] double prefill_share() const { return prefill_share_; }
@@ -77,6 +87,7 @@ class GpuModel {
   mutable std::atomic<uint64_t> memory_peak_ = 0;
   std::string prefill_pattern_ = "dense";
   size_t prefill_chunk_ = 0;
+  PromptProducts products_ = PromptProducts::automatic;
   mutable std::atomic<double> prefill_share_ = 1.0;
   bool checks_prefill_ = false;
   mutable std::vector<PrefillErrors> prefill_errors_;
@@ -90,7 +101,7 @@ struct DeviceSink {
 };
 
 /// Computes prefill() of prefill.h on the GPU: the same logits up to rounding (attention in fp16 with fp32 sums,
-/// products of numbers with 16 bits), and the same hand-over to `sink`, while the GPU goes on. times: written, by the
+/// products as PromptProducts says), and the same hand-over to `sink`, while the GPU goes on. times: written, by the
 /// GPU's clock, for the hand-over by the host's; null: not wanted.
 ///
 /// Hidden states of all tokens, RoPE's table and one layer's K and V (fp16) lie on the card, beside the activations

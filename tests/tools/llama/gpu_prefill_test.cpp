@@ -1,4 +1,5 @@
-// The hand-over of a prompt to a sink on the GPU: what one on the host gets, rounded.
+// The hand-over of a prompt to a sink on the GPU: what one on the host gets, rounded. And how its products are formed.
+#include <cmath>
 #include <random>
 
 #include "tests/tools/llama/gpu_arrays.h"
@@ -85,6 +86,52 @@ TEST(GpuPrefillToDevice, IsThatToTheHostRounded) {
     expect_device_rows<float, float>(gpu, tokens, ElementType::f32, logits, expected);
     expect_device_rows<__half, __half>(gpu, tokens, ElementType::f16, logits, expected);
     expect_device_rows<__nv_bfloat16, __half>(gpu, tokens, ElementType::bf16, logits, expected);
+  }
+}
+
+/// |a - b| / |b|
+double difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double squares = 0.0, norm = 0.0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    squares += std::pow(double{a[i]} - b[i], 2.0);
+    norm += std::pow(double{b[i]}, 2.0);
+  }
+  return std::sqrt(squares / norm);
+}
+
+/// The logits behind the first `length` of some tokens.
+std::vector<float> logits_by(GpuModel& gpu, PromptProducts products, size_t length) {
+  std::mt19937 random(8);
+  std::vector<uint32_t> tokens(length);
+  for (uint32_t& token : tokens) token = random() % 37;
+  gpu.set_products(products);
+  return gpu_prefill(gpu, tokens, {});
+}
+
+/// Activations of long prompts are rounded where the weights are bf16 anyway, which moves logits by some 2^-9.
+TEST(GpuPrefillProducts, AreOfRoundedNumbersInLongPromptsOfBf16Models) {
+  KEYHOLE_NEEDS_GPU();
+  constexpr size_t kLong = 4097;
+  constexpr double kRounding = 1.0 / 512;
+  for (const ElementType type : {ElementType::bf16, ElementType::f16}) {
+    SCOPED_TRACE(type == ElementType::bf16 ? "bf16" : "f16");
+    const TemporaryFolder folder;
+    write_model(folder.path(), small_config(), random_weights(small_config(), type, 2), type);
+    const LlamaModel model = load_llama(folder.path());
+    if (const std::string refusal = gpu_refusal(model.config); !refusal.empty()) {
+      GTEST_SKIP() << refusal;
+    }
+    GpuModel gpu(model);
+    for (const size_t length : {kLong - 1, kLong}) {
+      SCOPED_TRACE(length);
+      const auto by = [&](PromptProducts products) { return logits_by(gpu, products, length); };
+      const std::vector<float> exact = by(PromptProducts::exact),
+                               rounded = by(PromptProducts::bf16);
+      EXPECT_GT(difference(rounded, exact), kRounding / 64);
+      EXPECT_LT(difference(rounded, exact), kRounding * 16);
+      const bool rounds = type == ElementType::bf16 && length == kLong;
+      EXPECT_EQ(by(PromptProducts::automatic), rounds ? rounded : exact);
+    }
   }
 }
 

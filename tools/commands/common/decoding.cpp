@@ -129,7 +129,7 @@ Runner make_runner(const ModelOptions& options, uint32_t threads) {
   return {load_model(options),
           options.device,
           threads,
-          {options.prefill, options.check_prefill, options.chunk}};
+          {options.prefill, options.check_prefill, options.chunk, options.products}};
 }
 
 std::unique_ptr<const Tokenizer> find_tokenizer(const ModelOptions& options,

@@ -42,6 +42,11 @@ std::string loading_title(uint64_t done, uint64_t total, double seconds) {
   return title;
 }
 
+PromptProducts products_of(const std::string& word) {
+  if (word == "exact") return PromptProducts::exact;
+  return word == "bf16" ? PromptProducts::bf16 : PromptProducts::automatic;
+}
+
 }  // namespace
 
 void add_prefill_option(CLI::App& command, std::string& pattern) {
@@ -62,6 +67,18 @@ void add_chunk_option(CLI::App& command, uint32_t& chunk) {
                   "Tokens of a prompt whose queries attend, and choose what they attend, at once; "
                   "default: 8192 on the host, on a GPU as many as its memory has room for")
       ->check(CLI::Range(1U, kMost));
+}
+
+void add_products_option(CLI::App& command, std::string& products) {
+  command
+      .add_option(
+          "--products", products,
+          "On a GPU, products of a prompt's activations with the weights: bf16 (rounded, one "
+          "product, as models are usually run), exact (activations as sums of two bf16, twice the "
+          "work), or auto: bf16 from 4097 tokens on where all weights are bf16, else exact")
+      ->type_name("HOW")
+      ->check(CLI::IsMember({"auto", "bf16", "exact"}))
+      ->capture_default_str();
 }
 
 Runner::Runner(LlamaModel model, const std::string& device, uint32_t threads,
@@ -145,6 +162,7 @@ void Runner::set_prefill(const PrefillChoice& prefill) {
     gpu_->set_prefill_pattern(prefill.pattern);
     gpu_->check_prefill(prefill.check);
     gpu_->set_prefill_chunk(prefill.chunk);
+    gpu_->set_products(products_of(prefill.products));
     return;
   }
   std::unique_ptr<HostPrompt> prompt, truth;

@@ -25,6 +25,9 @@ void add_prefill_option(CLI::App& command, std::string& pattern);
 /// Adds `--chunk`, see PrefillChoice.
 void add_chunk_option(CLI::App& command, uint32_t& chunk);
 
+/// Adds `--products`, which sets ModelOptions::products.
+void add_products_option(CLI::App& command, std::string& products);
+
 /// The pattern that the library chooses, by the device that the model runs on.
 inline constexpr const char* kAutoPrefill = "auto";
 /// How prompts of more than 4096 tokens are attended: a pattern of keyhole_prompt_create(), and whether dense
@@ -36,6 +39,8 @@ struct PrefillChoice {
   /// chunks. On the host, dense attention of prompts of any length is then the library's, too. 0: 8192 on the host,
   /// on a GPU by its memory.
   size_t chunk = 0;
+  /// "auto", "bf16" or "exact": PromptProducts, of a model on a GPU; the host computes in fp32.
+  std::string products = "auto";
 };
 
 /// A model on the device that was asked for. auto: the GPU where the machine has one that can run it.

@@ -146,6 +146,7 @@ void add_decode_options(CLI::App& command, DecodeOptions& options) {
   options.model.prefill = kAutoPrefill;
   add_prefill_option(command, options.model.prefill);
   add_chunk_option(command, options.model.chunk);
+  add_products_option(command, options.model.products);
   add_prompt(command, options);
   add_generation(command, options);
   add_sessions(command, options);

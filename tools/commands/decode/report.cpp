@@ -130,6 +130,7 @@ Json report_json(const DecodeOptions& options, const Runner& runner, const Decod
                {"prefill_s", work.seconds},
                {"prefill", runner.prefill_pattern()},
                {"prefill_share", runner.prefill_share()},
+               {"products", options.model.products},
                {"build_s", run.taken.build_seconds},
                {"turn", turn_json(run.turn)},
                {"tokens_per_second", run.tokens_per_second()},

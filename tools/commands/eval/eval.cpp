@@ -218,6 +218,7 @@ void add_eval(CLI::App& keyhole) {
   add_gpu_memory_option(*command, options->model.gpu_memory);
   add_prefill_option(*command, options->model.prefill);
   add_chunk_option(*command, options->model.chunk);
+  add_products_option(*command, options->model.products);
   command->add_option("--turn", options->turn,
                       "Tokens of the prompt, the last ones, that come as a later turn: behind the "
                       "build of the index, --chunk at once (default: 4096), by the pattern of "

@@ -211,6 +211,7 @@ ordered_json eval_header(const EvalOptions& options, const Runner& runner,
           {"prefill", runner.prefill_pattern()},
           {"prefill_share", runner.prefill_share()},
           {"chunk", runner.prefill_chunk()},
+          {"products", options.model.products},
           {"turn", turn_json(turn)},
           {"hand_over_s", cache.prefill_seconds()}};
 }

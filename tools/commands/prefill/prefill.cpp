@@ -67,6 +67,10 @@ size_t best_token(const std::vector<float>& logits) {
   return static_cast<size_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
+PrefillChoice choice_of(const ModelOptions& model, const std::string& pattern, bool check = false) {
+  return {pattern, check, model.chunk, model.products};
+}
+
 void set_pattern(Runner& runner, const PrefillChoice& choice) {
   try {
     runner.set_prefill(choice);
@@ -77,13 +81,13 @@ void set_pattern(Runner& runner, const PrefillChoice& choice) {
 
 std::vector<PrefillMeasurement> measure(Runner& runner, const std::vector<uint32_t>& tokens,
                                         const std::vector<std::string>& patterns, bool errors,
-                                        size_t chunk) {
+                                        const ModelOptions& model) {
   // Misspelt patterns are reported before minutes of work.
-  for (const std::string& pattern : patterns) set_pattern(runner, {pattern, false, chunk});
+  for (const std::string& pattern : patterns) set_pattern(runner, choice_of(model, pattern));
   std::vector<PrefillMeasurement> all;
   size_t dense_token = 0;
   for (const std::string& pattern : patterns) {
-    set_pattern(runner, {pattern, false, chunk});
+    set_pattern(runner, choice_of(model, pattern));
     PrefillMeasurement& m = all.emplace_back();
     m.pattern = pattern;
     const Clock::time_point start = Clock::now();
@@ -94,7 +98,7 @@ std::vector<PrefillMeasurement> measure(Runner& runner, const std::vector<uint32
     if (is_dense) dense_token = best_token(logits);
     m.same_token = best_token(logits) == dense_token;
     if (!errors || is_dense) continue;
-    set_pattern(runner, {pattern, true, chunk});
+    set_pattern(runner, choice_of(model, pattern, true));
     (void)run_prompt(runner, tokens, "errors of " + pattern, nullptr);
     m.errors = runner.prefill_errors();
   }
@@ -103,10 +107,11 @@ std::vector<PrefillMeasurement> measure(Runner& runner, const std::vector<uint32
 
 /// Measures the last `turn` tokens alone, as a later turn behind all others, which were attended densely.
 std::vector<PrefillMeasurement> measure_turn(Runner& runner, const std::vector<uint32_t>& tokens,
-                                             const std::vector<std::string>& patterns, size_t chunk,
-                                             uint32_t turn, uint32_t threads) {
-  for (const std::string& pattern : patterns) set_pattern(runner, {pattern, false, chunk});
-  set_pattern(runner, {"dense", false, chunk});
+                                             const std::vector<std::string>& patterns,
+                                             const ModelOptions& model, uint32_t turn,
+                                             uint32_t threads) {
+  for (const std::string& pattern : patterns) set_pattern(runner, choice_of(model, pattern));
+  set_pattern(runner, choice_of(model, "dense"));
   const auto before = static_cast<uint32_t>(tokens.size()) - turn;
   KeyholeCacheOptions options;
   options.max_tokens = static_cast<uint32_t>(tokens.size());
@@ -121,7 +126,7 @@ std::vector<PrefillMeasurement> measure_turn(Runner& runner, const std::vector<u
   std::vector<PrefillMeasurement> all;
   size_t dense_token = 0;
   for (const std::string& pattern : patterns) {
-    set_pattern(runner, {pattern, false, chunk});
+    set_pattern(runner, choice_of(model, pattern));
     KeyholeCache copy = cache.fork();
     std::vector<float> logits;
     const TurnCost cost =
@@ -164,8 +169,8 @@ void prefill(PrefillOptions options) {
   Runner runner = make_runner(prompt.model, prompt.threads);
   const std::vector<PrefillMeasurement> all =
       options.turn != 0
-          ? measure_turn(runner, tokens, patterns, prompt.model.chunk, options.turn, prompt.threads)
-          : measure(runner, tokens, patterns, !options.no_errors, prompt.model.chunk);
+          ? measure_turn(runner, tokens, patterns, prompt.model, options.turn, prompt.threads)
+          : measure(runner, tokens, patterns, !options.no_errors, prompt.model);
   const Machine machine = describe_machine("");
   if (!options.json.empty()) {
     write_json(options.json, {{"machine", to_text(machine)},
@@ -173,6 +178,7 @@ void prefill(PrefillOptions options) {
                               {"model", model_name(prompt.model)},
                               {"tokens", tokens.size()},
                               {"chunk", prompt.model.chunk},
+                              {"products", prompt.model.products},
                               {"turn", options.turn},
                               {"load_s", runner.load_seconds()},
                               {"patterns", prefill_json(all)}});
@@ -218,6 +224,7 @@ void add_prefill(CLI::App& keyhole) {
                      std::string(keyhole_prompt_help()),
                  options->patterns, kDefaultPatterns);
   add_chunk_option(*command, prompt.model.chunk);
+  add_products_option(*command, prompt.model.products);
   command->add_option("--turn", options->turn,
                       "Measure the prompt's last tokens alone, as a later turn behind all others: "
                       "so many of them, --chunk at once (default: 4096); without errors");

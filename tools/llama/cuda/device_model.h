@@ -39,6 +39,7 @@ struct GpuModel::Device {
   DeviceMatrix lm_head;  ///< empty if tied
   float eps = 0.0F;
   bool tied = false;
+  bool is_bf16 = false;  ///< no matrix of a layer has a low part
 
   [[nodiscard]] const DeviceMatrix& output_projection() const { return tied ? embedding : lm_head; }
   [[nodiscard]] cuda::Norm norm(const cuda::Buffer<float>& weight) const {

@@ -21,7 +21,7 @@ class Extension {
         host_qkv_(cache.on_device() ? 0 : qkv_.size()),
         host_attended_(cache.on_device() ? 0 : attended_.size()),
         ropes_(config_, rope_tokens, n_),
-        rows_(model, gpu_chunk_sizes(config_, n_), stream) {
+        rows_(model, gpu_chunk_sizes(config_, n_), model.rounds_activations(before + n_), stream) {
     cuda::copy_now(tokens_.get(), tokens.data(), n_);
     ropes_.fill(before, n_, stream);
   }

@@ -7,6 +7,7 @@
 
 #include "tools/llama/cuda/blas_lt.h"
 #include "tools/llama/cuda/device_model.h"
+#include "tools/llama/gpu_sizes.h"
 
 namespace keyhole::tools {
 namespace {
@@ -100,6 +101,9 @@ GpuModel::Device::Device(const LlamaModel& model, cuda::Upload&& weights_upload)
   }
   if (!tied) lm_head = DeviceMatrix(model.lm_head, weights_upload);
   weights_upload.wait();
+  is_bf16 = std::all_of(layers.begin(), layers.end(), [](const DeviceLayer& layer) {
+    return !layer.qkv.low && !layer.output.low && !layer.gate_up.low && !layer.down.low;
+  });
 }
 
 std::string gpu_refusal(const LlamaConfig& config) {
@@ -151,6 +155,15 @@ GpuModel::GpuModel(const LlamaModel& model, const LoadProgress& progress) : mode
   note_memory();
 }
 GpuModel::~GpuModel() = default;
+
+bool GpuModel::rounds_activations(size_t context) const {
+  switch (products_) {
+    case PromptProducts::exact: return false;
+    case PromptProducts::bf16: return true;
+    case PromptProducts::automatic: break;
+  }
+  return context > kFineTokens && device_->is_bf16 && model_.config.dtype != "float32";
+}
 
 void GpuModel::note_memory() const noexcept {
   size_t free = 0, total = 0;

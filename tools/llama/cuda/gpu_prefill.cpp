@@ -134,7 +134,7 @@ class GpuPrefill {
         attention_(config_, sizes_.fine ? "dense" : model.prefill_pattern(), attended()),
         exports_{make_export(), make_export()},
         clock_(times, stream_.get()),
-        rows_(model, sizes_.rows, stream_.get()) {
+        rows_(model, sizes_.rows, model.rounds_activations(n_), stream_.get()) {
     cuda::copy_now(tokens_.get(), tokens.data(), n_);
     if (!sizes_.fine && model.checks_prefill()) check_.emplace(config_, sizes_);
   }

@@ -21,10 +21,11 @@ __device__ inline float joined(const Split& numbers, size_t i) {
 struct alignas(8) Bf16x4 {
   __nv_bfloat162 first, second;
 };
-/// Writes elements [i, i + 4); i a multiple of 4.
+/// Writes elements [i, i + 4); i a multiple of 4. Without a low part they are rounded.
 __device__ inline void write_split(const SplitOut& out, size_t i, const float4& x) {
   const Bf16x4 high{__floats2bfloat162_rn(x.x, x.y), __floats2bfloat162_rn(x.z, x.w)};
   *reinterpret_cast<Bf16x4*>(out.high + i) = high;
+  if (out.low == nullptr) return;
   *reinterpret_cast<Bf16x4*>(out.low + i) = {
       __floats2bfloat162_rn(x.x - __low2float(high.first), x.y - __high2float(high.first)),
       __floats2bfloat162_rn(x.z - __low2float(high.second), x.w - __high2float(high.second))};

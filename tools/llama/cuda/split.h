@@ -10,7 +10,7 @@
 
 namespace keyhole::tools::cuda {
 
-/// Two arrays of the same shape. low may be null and then stands for 0.
+/// Two arrays of the same shape. low may be null and then stands for 0; what is written without it is rounded.
 struct Split {
   const __nv_bfloat16* high = nullptr;
   const __nv_bfloat16* low = nullptr;

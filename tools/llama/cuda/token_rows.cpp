@@ -5,14 +5,15 @@
 
 namespace keyhole::tools::cuda {
 
-TokenRows::TokenRows(const GpuModel& model, const GpuChunkSizes& sizes, cudaStream_t stream)
+TokenRows::TokenRows(const GpuModel& model, const GpuChunkSizes& sizes, bool rounded,
+                     cudaStream_t stream)
     : config_(model.host().config),
       device_(model.device()),
       stream_(stream),
       wide_(sizes.wide),
-      normed_(sizes.normed),
-      attended_(sizes.attended),
-      inner_(sizes.inner) {}
+      normed_(sizes.normed, rounded),
+      attended_(sizes.attended, rounded),
+      inner_(sizes.inner, rounded) {}
 
 void TokenRows::embed(const uint32_t* tokens, size_t n, float* hidden) const {
   embed_tokens(tokens, static_cast<uint32_t>(n), device_.embedding.split(), config_.hidden_size,

@@ -11,19 +11,19 @@
 
 namespace keyhole::tools::cuda {
 
-/// Device memory for numbers that are sums of two bf16.
+/// Device memory for numbers that are sums of two bf16, or one bf16 each, which have no low part.
 struct SplitBuffer {
   Buffer<__nv_bfloat16> high, low;
-  explicit SplitBuffer(size_t count) : high(count), low(count) {}
+  SplitBuffer(size_t count, bool rounded) : high(count), low(rounded ? 0 : count) {}
   [[nodiscard]] SplitOut out() const { return {high.get(), low.get()}; }
   [[nodiscard]] Split in() const { return {high.get(), low.get()}; }
 };
 
-/// Computes with rows of tokens; enqueues everything on one stream. `hidden` are the tokens' hidden states, fp32
+/// Computes with rows of tokens; enqueues everything on one stream. rounded: GpuModel::rounds_activations(). `hidden` are the tokens' hidden states, fp32
 /// `[count, hidden]`; counts are at most sizes.chunk. Borrows the model.
 class TokenRows {
  public:
-  TokenRows(const GpuModel& model, const GpuChunkSizes& sizes, cudaStream_t stream);
+  TokenRows(const GpuModel& model, const GpuChunkSizes& sizes, bool rounded, cudaStream_t stream);
 
   /// Writes the hidden states of n tokens (any number), whose ids are in device memory.
   void embed(const uint32_t* tokens, size_t n, float* hidden) const;
