@@ -215,5 +215,44 @@ TEST(Plan, RefusesWhatCannotBe) {
           "30");
 }
 
+/// The card's memory, less what others take of it, is the limit; estimates stand beside the memory.
+TEST(Plan, EstimatesTheSpeedOfACard) {
+  const std::vector<std::string> args = {"--context", "128k",     "--weights", "14GiB",
+                                         "--card",    "RTX 4090", "--index",   "codes:k=2,v=2"};
+  const json result = plan_json(args);
+  EXPECT_EQ(result["gpu_memory"], 23 * kGib);
+  const json& card = result["card"];
+  EXPECT_EQ(card["card"], "RTX 4090");
+  EXPECT_EQ(card["weights_read"], 14 * kGib);
+  ASSERT_EQ(card["estimates"].size(), 2U);
+  const json& codes = card["estimates"][0];
+  const json& full = card["estimates"][1];
+  // The bytes of the codes and of the weights at the card's own rate are the floor.
+  const double floor = (result["plans"][0]["code_bytes"].get<double>() + 14.0 * kGib) / 1008e9;
+  EXPECT_GT(codes["token_s"].get<double>(), floor);
+  EXPECT_LT(codes["token_s"].get<double>(), 1.6 * floor);
+  EXPECT_NEAR(codes["attention_s"].get<double>(), 32 * codes["layer_s"].get<double>(), 1e-9);
+  EXPECT_GT(full["attention_s"].get<double>(), 131072 * kTokenBytes / 1008e9);
+  EXPECT_GT(full["attention_s"], codes["attention_s"]);
+
+  const Outcome text = plan(args);
+  EXPECT_NE(text.out.find("taken for granted"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("does not fit the card"), std::string::npos) << text.out;
+}
+
+TEST(Plan, EstimatesNothingThatIsNotOnTheCard) {
+  const json result = plan_json({"--context", "1M", "--weights", "14GiB", "--card", "RTX 3080",
+                                 "--index", "codes:k=4,v=4", "--index", "flat"});
+  for (const size_t i : {0, 1}) {
+    EXPECT_EQ(result["card"]["estimates"][i]["why_not"], "not all layers' codes are on the card");
+  }
+  EXPECT_TRUE(plan_json({"--context", "128k"}).value("card", json()).is_null());
+}
+
+TEST(Plan, RefusesUnknownCards) {
+  expect_failure(plan({"--context", "128k", "--card", "Voodoo"}), 2, "RTX 4090");
+  expect_failure(plan({"--context", "128k", "--exact-rows", "64"}), 2, "--card");
+}
+
 }  // namespace
 }  // namespace keyhole::tools

@@ -14,6 +14,7 @@
 #include "tools/commands/common/budget_choice.h"
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/plan/card_report.h"
 #include "tools/llama/keyhole_cache.h"
 #include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
@@ -41,6 +42,8 @@ struct PlanOptions {
   uint32_t sink = 128, window = 512;
   uint32_t ranks = 1;
   std::string json;
+  std::string card, active_weights;
+  uint32_t exact_rows = 16;
 };
 
 // Facts of a text that is spread over ranks: what keyhole/parallel.h says of blocks, and of what each rank sends to
@@ -105,7 +108,17 @@ LlamaConfig take_shape_of_model(PlanOptions& options) {
   return config;
 }
 
+/// The card's memory is the limit where none is given, but for what CUDA and a display take of it.
+void take_card(PlanOptions& options) {
+  constexpr uint64_t kOthers = uint64_t{1} << 30U;
+  const Card card = find_card(options.card);
+  if (options.gpu_memory.empty()) {
+    options.gpu_memory = std::to_string(card.memory - std::min(card.memory / 2, kOthers));
+  }
+}
+
 Request understand(PlanOptions& options) {
+  if (!options.card.empty()) take_card(options);
   std::optional<LlamaConfig> model;
   if (!options.model.empty()) model = take_shape_of_model(options);
   if (options.dtype == "auto") options.dtype = "f16";
@@ -317,6 +330,29 @@ void add_next_better(const Request& request, const PlanOptions& options, std::ve
   rows.push_back(row);
 }
 
+CardQuestion question_of(const Request& request, const PlanOptions& options) {
+  CardQuestion question;
+  question.card = find_card(options.card);
+  question.engine = request.engine;
+  question.full_layers = request.full_layers;
+  question.context = request.context;
+  question.weights =
+      options.active_weights.empty() ? request.weights : parse_bytes(options.active_weights);
+  question.exact_rows = options.exact_rows;
+  constexpr double kInt8Share = 0.5;
+  if (options.kv_host == "int8") question.host_row_share = kInt8Share;
+  return question;
+}
+
+std::vector<CardEstimate> estimates_of(const CardQuestion& question, const std::vector<Row>& rows) {
+  std::vector<CardEstimate> all;
+  for (const auto& [index, plan] : rows) {
+    all.push_back(estimate_codes(question, index, plan));
+  }
+  all.push_back(estimate_full(question, rows.front().plan.kv_bytes / question.full_layers));
+  return all;
+}
+
 void run(PlanOptions options) {
   const Request request = understand(options);
   std::vector<Row> rows;
@@ -330,8 +366,22 @@ void run(PlanOptions options) {
     const std::string others = options.indexes.empty() ? kAutoIndex : options.indexes.front();
     rows.push_back({options.budgets, plan_one(request, options, others, options.budgets)});
   }
-  if (options.json != "-") print(request, rows);
-  if (!options.json.empty()) write_json(options.json, to_json(request, options, rows));
+  std::optional<CardQuestion> question;
+  std::vector<CardEstimate> estimates;
+  if (!options.card.empty()) {
+    question = question_of(request, options);
+    estimates = estimates_of(*question, rows);
+  }
+  if (options.json != "-") {
+    print(request, rows);
+    if (question) {
+      std::printf("\n%s", card_text(*question, estimates, style_of(stdout)).c_str());
+    }
+  }
+  if (options.json.empty()) return;
+  ordered_json json = to_json(request, options, rows);
+  if (question) json["card"] = card_json(*question, estimates);
+  write_json(options.json, json);
 }
 
 }  // namespace
@@ -404,6 +454,25 @@ void add_plan(CLI::App& keyhole) {
           "that holds most, and what they send")
       ->check(CLI::Range(1U, 65536U))
       ->capture_default_str();
+  command
+      ->add_option("--card", options->card,
+                   "Estimate tokens/s on this GPU, whose memory is the limit where --gpu-memory is "
+                   "not given: a name (RTX 4090, 3090, H100, ...), or MEMORY,BANDWIDTH,BUS of "
+                   "another (24GiB,1008GB,25GB)")
+      ->type_name("CARD");
+  command
+      ->add_option("--active-weights", options->active_weights,
+                   "With --card: bytes of the weights that a token reads, of mixtures of experts "
+                   "[--weights]")
+      ->type_name("BYTES")
+      ->needs("--card");
+  command
+      ->add_option("--exact-rows", options->exact_rows,
+                   "With --card: tokens of a KV head that are read exactly in a step; sharp heads "
+                   "ask for hundreds")
+      ->type_name("N")
+      ->needs("--card")
+      ->capture_default_str();
   command->add_option("--json", options->json, "Write the plan here (- for standard output)")
       ->type_name("FILE");
   command->footer(examples(
@@ -413,6 +482,7 @@ void add_plan(CLI::App& keyhole) {
        "keyhole plan --layers 32 --heads 32 --kv-heads 8 --head-dim 128 --context 128k --weights "
        "15GiB "
        "--gpu-memory 24GiB --pinned-memory 8GiB",
+       "keyhole plan --model MODEL --context 128k --card \"RTX 4090\" --weights 15GiB",
        "keyhole plan --layers 32 --heads 32 --kv-heads 8 --head-dim 128 --context 16M --ranks 16",
        "keyhole plan --model MODEL --context 128k --index flat --index hnsw:M=32,ef=128"}));
   command->callback([options] { run(*options); });

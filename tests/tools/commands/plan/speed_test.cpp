@@ -1,0 +1,133 @@
+// Estimates for a card beside what was measured on two cards, and what a plan is told of a card.
+#include "tools/commands/plan/speed.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tools/commands/plan/cards.h"
+#include "tools/terminal/errors.h"
+
+namespace keyhole::tools {
+namespace {
+
+AttentionShape shape(uint32_t q_heads, uint32_t kv_heads, uint32_t dim, uint64_t tokens,
+                     uint32_t bits) {
+  AttentionShape s;
+  s.q_heads = q_heads;
+  s.kv_heads = kv_heads;
+  s.head_dim = dim;
+  s.kv_bytes = tokens * kv_heads * dim * 2 * 2;
+  // A scale and an offset of 16 bits for K's row and V's row.
+  s.code_bytes = tokens * kv_heads * (2 * (dim * bits / 8) + 8);
+  s.code_bits = bits;
+  s.row_bytes = uint64_t{2} * 2 * dim;
+  return s;
+}
+
+struct Measured {
+  const char* card;
+  AttentionShape shape;
+  double codes, full;  ///< microseconds of a layer in a token; 0: not measured
+};
+
+/// bench/RESULTS.md, "Codes in sessions" and "Several new tokens"; full attention of the same shapes.
+TEST(CardSpeed, IsWithinAnEighthOfWhatWasMeasured) {
+  constexpr double kAllowed = 0.15;
+  constexpr uint64_t k128 = 131072, k262 = 262144, k1M = 1048576;
+  const Measured all[] = {
+      {"H200", shape(32, 8, 128, k128, 4), 63.1, 140},
+      {"H200", shape(32, 8, 128, k128, 2), 45.0, 140},
+      {"H200", shape(32, 8, 128, k128 / 4, 4), 32.0, 43},
+      {"H200", shape(32, 8, 128, k128 / 4, 2), 27.6, 43},
+      {"H100", shape(32, 8, 128, k128, 4), 78.5, 194},
+      {"H100", shape(32, 8, 128, k128, 2), 55.0, 194},
+      {"H100", shape(24, 4, 256, k262, 4), 148.5, 389},
+      {"H100", shape(24, 4, 256, k262, 2), 101, 389},
+      {"H100", shape(16, 2, 256, k262, 4), 103, 215},
+      {"H100", shape(16, 2, 256, k262, 2), 80, 215},
+      {"H100", shape(32, 8, 128, k1M, 4), 473, 1480},
+      {"H100", shape(32, 8, 128, k1M, 2), 279, 1480},
+  };
+  for (const Measured& m : all) {
+    SCOPED_TRACE(std::string(m.card) + ", " + std::to_string(m.shape.kv_heads) + " KV heads of " +
+                 std::to_string(m.shape.head_dim) + ", " + std::to_string(m.shape.code_bits) +
+                 " bits, " + std::to_string(m.shape.kv_bytes) + " bytes");
+    const Card card = find_card(m.card);
+    EXPECT_NEAR(seconds_of_codes(card, m.shape) * 1e6, m.codes, kAllowed * m.codes);
+    EXPECT_NEAR(seconds_of_full(card, m.shape) * 1e6, m.full, kAllowed * m.full);
+  }
+}
+
+/// Tokens a second of 14 GiB of weights in 16 bits with 32 layers behind 131,072 tokens.
+TEST(CardSpeed, OfWholeTokensIsWithinASeventhOfWhatWasMeasured) {
+  constexpr double kAllowed = 0.15;
+  constexpr uint64_t kWeights = uint64_t{14} << 30U, kTokens = 131072;
+  struct Token {
+    const char* card;
+    uint32_t bits;
+    double rate;
+  };
+  for (const Token& t : {Token{"H200", 4, 172}, Token{"H200", 2, 194}, Token{"H100", 4, 127}}) {
+    const Card card = find_card(t.card);
+    const double token = seconds_of_weights(card, kWeights) +
+                         32 * seconds_of_codes(card, shape(32, 8, 128, kTokens, t.bits));
+    EXPECT_NEAR(1.0 / token, t.rate, kAllowed * t.rate) << t.card << ' ' << t.bits;
+  }
+}
+
+TEST(CardSpeed, FollowsMemoryAndBus) {
+  const AttentionShape s = shape(32, 8, 128, 131072, 4);
+  Card card = find_card("RTX 4090");
+  const double before = seconds_of_codes(card, s);
+  card.bandwidth *= 2;
+  EXPECT_LT(seconds_of_codes(card, s), before);
+  EXPECT_NEAR(seconds_of_full(card, s), 10e-6 + (seconds_of_full(find_card("4090"), s) - 10e-6) / 2,
+              1e-9);
+  card = find_card("RTX 4090");
+  AttentionShape many = s;
+  many.exact_rows += 1000;
+  // 1000 rows of 512 bytes of 8 KV heads over the bus.
+  EXPECT_NEAR(seconds_of_codes(card, many) - before, 1000 * 8 * 512 / card.bus, 1e-9);
+}
+
+TEST(Cards, AreFoundByWhatPeopleCallThem) {
+  for (const char* name : {"RTX 4090", "4090", "rtx4090", "NVIDIA GeForce RTX 4090"}) {
+    EXPECT_EQ(find_card(name).name, "RTX 4090") << name;
+  }
+  EXPECT_EQ(find_card("h100").name, "H100");
+  EXPECT_EQ(find_card("H100 PCIE").name, "H100 PCIe");
+  EXPECT_EQ(find_card("4080").name, "RTX 4080");
+  EXPECT_EQ(find_card("4080s").name, "RTX 4080 Super");
+}
+
+TEST(Cards, OfOnesOwnAreRead) {
+  const Card card = find_card("24GiB,1008GB,25GB");
+  EXPECT_EQ(card.memory, uint64_t{24} << 30U);
+  EXPECT_EQ(card.bandwidth, 1008e9);
+  EXPECT_EQ(card.bus, 25e9);
+}
+
+std::string refusal(const char* text) {
+  try {
+    (void)find_card(text);
+  } catch (const UsageError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Cards, ThatAreNotKnownAreRefusedWithThoseThatAre) {
+  EXPECT_NE(refusal("Voodoo 2").find("RTX 3090"), std::string::npos);
+  EXPECT_NE(refusal("").find("RTX 3090"), std::string::npos);
+  const std::string several = refusal("50");
+  EXPECT_NE(several.find("could be one of"), std::string::npos);
+  EXPECT_NE(several.find("RTX 5090"), std::string::npos);
+  EXPECT_EQ(several.find("RTX 3090"), std::string::npos);
+  EXPECT_NE(refusal("24GiB,1008GB").find("2 parts"), std::string::npos);
+  EXPECT_NE(refusal("24GiB,0,25GB").find("is 0"), std::string::npos);
+  EXPECT_FALSE(refusal("24GiB,fast,25GB").empty());
+}
+
+}  // namespace
+}  // namespace keyhole::tools

@@ -1,0 +1,47 @@
+// Tokens a second that a card will reach at a context, for people and for machines.
+#pragma once
+
+#include <keyhole/keyhole.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/files/json.h"
+#include "tools/commands/plan/cards.h"
+#include "tools/terminal/style.h"
+
+namespace keyhole::tools {
+
+/// What is estimated for.
+struct CardQuestion {
+  Card card;
+  keyhole_engine_config engine{};
+  uint32_t full_layers = 0;     ///< that attend to all tokens
+  uint64_t context = 0;         ///< tokens
+  uint64_t weights = 0;         ///< bytes that a token's products read; 0: not known
+  uint32_t exact_rows = 16;     ///< AttentionShape::exact_rows
+  double host_row_share = 1.0;  ///< bytes of a row in host memory, of those of the engine's dtype
+};
+
+/// One index of the plan.
+struct CardEstimate {
+  std::string index;
+  std::string why_not;     ///< why there is no estimate; empty: there is one
+  double layer = 0.0;      ///< seconds of a layer's attention
+  double attention = 0.0;  ///< of all layers
+  double token = 0.0;      ///< with the weights; 0 where those are not known
+};
+
+[[nodiscard]] CardEstimate estimate_codes(const CardQuestion& question, const std::string& index,
+                                          const keyhole_memory_plan& plan);
+/// Full attention with K and V on the card, whether or not they fit there.
+[[nodiscard]] CardEstimate estimate_full(const CardQuestion& question, uint64_t kv_bytes);
+
+/// The estimates as a table, with the card and everything that they take for granted.
+[[nodiscard]] std::string card_text(const CardQuestion& question,
+                                    const std::vector<CardEstimate>& estimates, const Style& style);
+[[nodiscard]] nlohmann::ordered_json card_json(const CardQuestion& question,
+                                               const std::vector<CardEstimate>& estimates);
+
+}  // namespace keyhole::tools

@@ -1,0 +1,127 @@
+#include "tools/commands/plan/cards.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <vector>
+
+#include "tools/terminal/errors.h"
+#include "tools/terminal/units.h"
+
+namespace keyhole::tools {
+namespace {
+
+struct KnownCard {
+  const char* name;
+  double gib;        ///< GiB of memory
+  double bandwidth;  ///< GB/s, its maker's figure
+  double bus;        ///< GB/s
+};
+
+// Copies from pinned memory: 55 of PCIe 5.0's 64 GB/s are measured (bench/RESULTS.md); the same share of the others'.
+constexpr double kPcie5 = 55.0, kPcie4 = 26.0, kPcie3 = 13.0, kPcie4Half = 13.0, kPcie5Half = 26.0;
+
+constexpr std::array kCards = {
+    KnownCard{"RTX 3060", 12, 360, kPcie4},
+    KnownCard{"RTX 3080", 10, 760, kPcie4},
+    KnownCard{"RTX 3090", 24, 936, kPcie4},
+    KnownCard{"RTX 3090 Ti", 24, 1008, kPcie4},
+    KnownCard{"RTX 4060 Ti 16GB", 16, 288, kPcie4Half},
+    KnownCard{"RTX 4070 Ti Super", 16, 672, kPcie4},
+    KnownCard{"RTX 4080", 16, 717, kPcie4},
+    KnownCard{"RTX 4080 Super", 16, 736, kPcie4},
+    KnownCard{"RTX 4090", 24, 1008, kPcie4},
+    KnownCard{"RTX 5060 Ti 16GB", 16, 448, kPcie5Half},
+    KnownCard{"RTX 5070 Ti", 16, 896, kPcie5},
+    KnownCard{"RTX 5080", 16, 960, kPcie5},
+    KnownCard{"RTX 5090", 32, 1792, kPcie5},
+    KnownCard{"RTX A5000", 24, 768, kPcie4},
+    KnownCard{"RTX A6000", 48, 768, kPcie4},
+    KnownCard{"RTX 6000 Ada", 48, 960, kPcie4},
+    KnownCard{"RTX PRO 6000", 96, 1792, kPcie5},
+    KnownCard{"A10", 24, 600, kPcie4},
+    KnownCard{"A30", 24, 933, kPcie4},
+    KnownCard{"A40", 48, 696, kPcie4},
+    KnownCard{"A100 40GB", 40, 1555, kPcie4},
+    KnownCard{"A100 80GB", 80, 2039, kPcie4},
+    KnownCard{"L4", 24, 300, kPcie4},
+    KnownCard{"L40S", 48, 864, kPcie4},
+    KnownCard{"H100", 80, 3350, kPcie5},
+    KnownCard{"H100 PCIe", 80, 2039, kPcie5},
+    KnownCard{"H200", 141, 4800, kPcie5},
+};
+
+/// Lower case, letters and digits alone.
+std::string plain(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (std::isalnum(static_cast<unsigned char>(c)) != 0) {
+      out += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    }
+  }
+  return out;
+}
+
+/// plain() without the words that stand on every box.
+std::string key_of(std::string_view text) {
+  std::string out = plain(text);
+  for (const std::string_view word : {"nvidia", "geforce", "rtx"}) {
+    if (out.starts_with(word)) out.erase(0, word.size());
+  }
+  return out;
+}
+
+Card card_of(const KnownCard& known) {
+  constexpr double kGib = 1024.0 * 1024 * 1024, kGb = 1e9;
+  return {known.name, static_cast<uint64_t>(known.gib * kGib), known.bandwidth * kGb,
+          known.bus * kGb};
+}
+
+std::string names_of(const std::vector<const KnownCard*>& cards) {
+  std::string out;
+  for (const KnownCard* card : cards) out += (out.empty() ? "" : ", ") + std::string(card->name);
+  return out;
+}
+
+Card read_card(std::string_view text) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == ',') {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  constexpr size_t kParts = 3;
+  if (parts.size() != kParts) {
+    throw UsageError("--card " + std::string(text) + " has " + std::to_string(parts.size()) +
+                     " parts; needed: MEMORY,BANDWIDTH,BUS, e.g. 24GiB,1008GB,25GB");
+  }
+  const Card card{"a card of your own", parse_bytes(parts[0]),
+                  static_cast<double>(parse_bytes(parts[1])),
+                  static_cast<double>(parse_bytes(parts[2]))};
+  if (card.memory == 0 || card.bandwidth == 0.0 || card.bus == 0.0) {
+    throw UsageError("--card " + std::string(text) + ": a part is 0; needed: more");
+  }
+  return card;
+}
+
+}  // namespace
+
+Card find_card(std::string_view text) {
+  if (text.find(',') != std::string_view::npos) return read_card(text);
+  const std::string key = key_of(text);
+  std::vector<const KnownCard*> all, like;
+  for (const KnownCard& card : kCards) {
+    if (key_of(card.name) == key) return card_of(card);
+    all.push_back(&card);
+    if (!key.empty() && key_of(card.name).find(key) != std::string::npos) like.push_back(&card);
+  }
+  if (like.size() == 1) return card_of(*like.front());
+  const std::string named = "--card " + std::string(text);
+  if (!like.empty()) throw UsageError(named + " could be one of " + names_of(like));
+  throw UsageError(named + " is not known; known: " + names_of(all) +
+                   ". Another one: MEMORY,BANDWIDTH,BUS, e.g. 24GiB,1008GB,25GB");
+}
+
+}  // namespace keyhole::tools

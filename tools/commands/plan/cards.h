@@ -1,0 +1,24 @@
+// GPUs by name: what a plan for a card needs to know of it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace keyhole::tools {
+
+/// A GPU and the bus to it. Rates are bytes a second: of its memory as its maker states it, of the bus as copies from
+/// pinned memory reach it.
+struct Card {
+  std::string name;
+  uint64_t memory = 0;
+  double bandwidth = 0.0;
+  double bus = 0.0;
+};
+
+/// Finds a card by its name: "RTX 4090", "4090", "h100 pcie"; case, spaces and the maker's words do not count. Or reads
+/// one that is not in the table: "MEMORY,BANDWIDTH,BUS", "24GiB,1008GB,25GB" (the latter two a second). Throws
+/// UsageError with the names that are known, or those that the text could mean.
+[[nodiscard]] Card find_card(std::string_view text);
+
+}  // namespace keyhole::tools

@@ -1,0 +1,44 @@
+// What a card will do at a context: an estimate from its bandwidth and what was measured on other cards.
+#pragma once
+
+#include <cstdint>
+
+#include "tools/commands/plan/cards.h"
+
+namespace keyhole::tools {
+
+/// One layer's attention in a token, and how the codes of its tokens lie.
+struct AttentionShape {
+  uint32_t q_heads = 0, kv_heads = 0, head_dim = 0;
+  uint64_t kv_bytes = 0;     ///< of the layer's K and V, all tokens, as the cache has them
+  uint64_t code_bytes = 0;   ///< of the layer's codes
+  double code_bits = 4.0;    ///< of a component of K or V, as the codes take them
+  uint32_t exact_rows = 16;  ///< of a KV head, which the device reads from host memory
+  uint64_t row_bytes = 0;    ///< of K and V of one token and KV head in host memory
+};
+
+/// What the estimates take for granted. Each was measured on an H100 and an H200, as bench/RESULTS.md tells; the shares
+/// are of the rate at which a card copies within its own memory.
+struct CardShares {
+  double copies = 0.89;   ///< of the bandwidth that its maker states
+  double weights = 0.92;  ///< products of one token with weights in 16 bits
+  double full = 0.97;     ///< full attention
+  double codes_4 = 0.84,
+         codes_2 = 0.78;  ///< passes over codes of 4 and of 2 bits; between them by their bits
+  /// What does not grow with the context, seconds a layer: queries are prepared once for each part of the codes, by the
+  /// components of a group's queries.
+  double fixed = 15e-6, fixed_per_component = 1e-6 / 64;
+  double full_fixed = 10e-6;
+};
+
+/// Seconds of a layer's attention by codes, all of them read.
+[[nodiscard]] double seconds_of_codes(const Card& card, const AttentionShape& shape,
+                                      const CardShares& shares = {});
+/// Seconds of a layer's full attention, with K and V on the card.
+[[nodiscard]] double seconds_of_full(const Card& card, const AttentionShape& shape,
+                                     const CardShares& shares = {});
+/// Seconds in which a token's products read so many bytes of weights.
+[[nodiscard]] double seconds_of_weights(const Card& card, uint64_t bytes,
+                                        const CardShares& shares = {});
+
+}  // namespace keyhole::tools
