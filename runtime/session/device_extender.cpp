@@ -1,8 +1,10 @@
 #include "runtime/session/device_extender.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
+#include "cpu/code_layout.h"
 #include "gpu/codes.h"
 
 namespace keyhole::runtime {
@@ -15,6 +17,10 @@ constexpr double kBlockedFixedUs = 300.0;  // waiting for the stream, handing K 
 constexpr double kCodedStepUs = 25.0, kCodeBytesPerUs = 1.9e6;
 constexpr double kHostStepUs = 300.0;
 constexpr double kAtOnceGain = 1.9;  // of four tokens of a step over codes, for each of them
+// Codes of many tokens at once: operations in a microsecond, of query rows in tiles of 128, and what takes as long whatever the
+// rows; and up to so many tokens, from where on the bus is no longer what exact attention waits for.
+constexpr double kTurnOperationsPerUs = 270e6, kCodedTurnUs = 260.0;
+constexpr uint32_t kMostCodedTurn = 1024, kTurnTile = 128;
 
 }  // namespace
 
@@ -27,6 +33,11 @@ bool DeviceExtender::attends_blocked(uint32_t layer, uint32_t n, bool masked) co
   const uint32_t at_once = parts_.stream.runner().most_tokens(layer);
   // Steps need the tokens of a mask in the window until the last of them.
   if (masked && (at_once == 1 || n > parts_.params.window)) return true;
+  const TurnTimes times = times_of(layer);
+  return n * times.token_by_step > times.in_full;
+}
+
+DeviceExtender::TurnTimes DeviceExtender::times_of(uint32_t layer) const {
   const ModelShape& m = parts_.engine.model();
   const bool reads_rows = parts_.params.mode != KEYHOLE_MODE_RESIDENT;
   const double rows = reads_rows ? parts_.sequence.rows(layer) : 0.0;
@@ -35,11 +46,34 @@ bool DeviceExtender::attends_blocked(uint32_t layer, uint32_t n, bool masked) co
   double step = reads_rows ? kHostStepUs : kCodedStepUs;
   if (const gpu::Codes* codes = parts_.codes.of_step(layer); codes != nullptr) {
     const double row = parts_.codes.row_bytes();
-    step = (kCodedStepUs + rows * row / kCodeBytesPerUs) / (at_once == 1 ? 1.0 : kAtOnceGain);
+    const bool alone = parts_.stream.runner().most_tokens(layer) == 1;
+    step = (kCodedStepUs + rows * row / kCodeBytesPerUs) / (alone ? 1.0 : kAtOnceGain);
   }
   const double pinned = reads_rows ? parts_.codes.pinned_rows(layer) : 0.0;
-  return n * step > kBlockedFixedUs +
-                        (pinned / kBusBytesPerUs + (rows - pinned) / kCopyBytesPerUs) * row_bytes;
+  return {step, kBlockedFixedUs +
+                    (pinned / kBusBytesPerUs + (rows - pinned) / kCopyBytesPerUs) * row_bytes};
+}
+
+gpu::CodedRows DeviceExtender::codes_of_turn(uint32_t layer, const ExtendArgs& args) {
+  const gpu::Codes* const codes = parts_.codes.of_step(layer);
+  const uint32_t n = args.k.tokens;
+  if (codes == nullptr || n > kMostCodedTurn || !attends_at_once(layer) ||
+      parts_.patterns.is_prompt(args)) {
+    return {};
+  }
+  const gpu::CodedRows rows = codes->coded_rows(layer);
+  const LayerShape m = parts_.engine.model().of(layer);
+  const double tiles = std::ceil(double{1.0} * n * m.q_heads / m.kv_heads / kTurnTile);
+  const double operations = 4.0 * m.head_dim * tiles * kTurnTile * m.kv_heads * rows.blocks *
+                            static_cast<double>(kCodeBlock);
+  const double coded = kCodedTurnUs + operations / kTurnOperationsPerUs;
+  const TurnTimes times = times_of(layer);
+  const bool masks = args.mask != nullptr && n > parts_.params.window;  // what no step takes
+  if (rows.blocks == 0 || coded > times.in_full || (!masks && coded > n * times.token_by_step) ||
+      !parts_.blocks.blocked(layer).attends_codes(rows)) {
+    return {};
+  }
+  return rows;
 }
 
 void DeviceExtender::extend(uint32_t layer, const ExtendArgs& args) {
@@ -50,7 +84,10 @@ void DeviceExtender::extend(uint32_t layer, const ExtendArgs& args) {
   if (!parts_.sequence.layer(layer).offloads()) return extend_window(layer, args);
   if (!parts_.stream.is_capturing()) parts_.stream.settle(layer);
   const bool by_pattern = attends_by_pattern(layer, args);
-  if (!by_pattern && !attends_blocked(layer, n, masked)) return extend_by_steps(layer, args);
+  const gpu::CodedRows codes = by_pattern ? gpu::CodedRows{} : codes_of_turn(layer, args);
+  if (!by_pattern && codes.blocks_at == nullptr && !attends_blocked(layer, n, masked)) {
+    return extend_by_steps(layer, args);
+  }
   parts_.stream.wait_idle();
   parts_.stream.check_failure();
   parts_.tokens.check_room(layer, n);
@@ -71,7 +108,7 @@ void DeviceExtender::extend(uint32_t layer, const ExtendArgs& args) {
   for (uint32_t at = 0; at < n; at += gpu::kMostBlockedTokens) {
     try {
       extend_blocked(layer, slice(args, at, std::min(n - at, gpu::kMostBlockedTokens)),
-                     parts_.patterns.is_prompt(args));
+                     parts_.patterns.is_prompt(args), codes);
     } catch (const Error& e) {
       if (parts_.sequence.tokens(layer) != before) parts_.tokens.truncate_layer(layer, before);
       if (e.status() != Status::out_of_device_memory) throw;
@@ -172,19 +209,41 @@ uint32_t DeviceExtender::enqueue_some(uint32_t layer, const ExtendArgs& args, ui
   return 1;
 }
 
-void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args, bool is_prompt) {
+bool DeviceExtender::attends_in_full(gpu::BlockedAttention& blocked, const gpu::CodedRows& codes,
+                                     gpu::Stream stream) {
+  try {
+    const gpu::CodedAttention end = blocked.attend_codes(codes, stream);
+    parts_.totals.add_doubts(end.heads, end.refused ? end.heads : 0);
+    return end.refused;
+  } catch (const Error& e) {
+    if (e.status() != Status::out_of_device_memory) throw;
+    return true;
+  }
+}
+
+void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args, bool is_prompt,
+                                    const gpu::CodedRows& codes) {
   const gpu::Stream stream = parts_.stream.runner().stream();
   const ModelShape& m = parts_.engine.model();
   gpu::BlockedAttention& blocked = parts_.blocks.blocked(layer);
   blocked.begin(args.q, {m.logits_of(layer), m.sinks_of(layer)}, stream);
-  if (parts_.params.mode != KEYHOLE_MODE_RESIDENT && parts_.sequence.rows(layer) != 0) {
+  // Of the offloaded rows the first ones have codes.
+  const size_t coded = size_t{codes.blocks} * kCodeBlock;
+  const auto attend_rows = [&](size_t begin, size_t end) {
+    size_t at = 0;
     for (const KvView& rows : parts_.blocks.offloaded_rows(layer)) {
-      if (rows.keys.tokens != 0) blocked.attend(rows, stream);
+      const size_t count = rows.keys.tokens, from = std::clamp(begin, at, at + count) - at,
+                   to = std::clamp(end, at, at + count) - at;
+      if (from < to) blocked.attend(rows.slice(from, to - from), stream);
+      at += count;
     }
-  }
+  };
+  const bool has_rows = parts_.params.mode != KEYHOLE_MODE_RESIDENT;
+  if (has_rows) attend_rows(coded, parts_.sequence.rows(layer));
   const KvPieces resident = parts_.sequence.resident().stream_steps()->device_rows(layer);
   for (uint32_t i = 0; i < resident.count; ++i) blocked.attend(resident.pieces[i], stream);
   blocked.attend_new(args.k, args.v, args.mask, stream);
+  if (coded != 0 && attends_in_full(blocked, codes, stream)) attend_rows(0, coded);
   blocked.finish(args.out, args.lse, stream);
   if (blocked.saw_bad_queries(stream)) {
     throw Error(Status::not_finite, "tensor q has a NaN or an infinity");
