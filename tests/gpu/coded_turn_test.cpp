@@ -220,7 +220,7 @@ class CodedTurnTest : public testing::TestWithParam<TurnCase> {
 
 TEST_P(CodedTurnTest, CodesOfFlatHeadsEqualDoublePrecision) {
   const TurnCase& c = GetParam();
-  make(20, 0.3F, false);
+  make(20, 0.2F, false);
   sinks_.assign(shape_.q_heads, 1.5F);
   sinks_[0] = -INFINITY;
   const CodedAttention end = attend();
