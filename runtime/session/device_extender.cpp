@@ -17,10 +17,16 @@ constexpr double kBlockedFixedUs = 300.0;  // waiting for the stream, handing K 
 constexpr double kCodedStepUs = 25.0, kCodeBytesPerUs = 1.9e6;
 constexpr double kHostStepUs = 300.0;
 constexpr double kAtOnceGain = 1.9;  // of four tokens of a step over codes, for each of them
-// Codes of many tokens at once: operations in a microsecond, of query rows in tiles of 128, and what takes as long whatever the
-// rows; and up to so many tokens, from where on the bus is no longer what exact attention waits for.
-constexpr double kTurnOperationsPerUs = 270e6, kCodedTurnUs = 260.0;
-constexpr uint32_t kMostCodedTurn = 1024, kTurnTile = 128;
+// Codes of many tokens at once, measured on an H100 (bench/RESULTS.md, "Several new tokens"): what takes as long whatever the rows,
+// and operations in a microsecond, of query rows in tiles of 128, of which fewer than make up kTurnTiles leave processors idle.
+constexpr double kCodedTurnUs = 250.0, kTurnOperationsPerUs = 420e6,
+                 kWideTurnOperationsPerUs = 340e6;
+constexpr uint32_t kMostCodedTurn = 1024, kTurnTile = 128, kTurnDim = 128;
+constexpr double kTurnTiles = 4.0;
+// Each of some tokens of a step over codes, there; what the host takes in of K and V in a microsecond when many are attended at
+// once; and the share of exact attention's time, estimated for slower buses, from which on it is sure to be the slower.
+constexpr double kTokenUs = 8.0, kTokenOperationsPerUs = 120e6, kHandedBytesPerUs = 1.1e3;
+constexpr double kSurelyFaster = 0.85;
 
 }  // namespace
 
@@ -62,14 +68,22 @@ gpu::CodedRows DeviceExtender::codes_of_turn(uint32_t layer, const ExtendArgs& a
     return {};
   }
   const gpu::CodedRows rows = codes->coded_rows(layer);
+  if (rows.blocks == 0) return {};
   const LayerShape m = parts_.engine.model().of(layer);
-  const double tiles = std::ceil(double{1.0} * n * m.q_heads / m.kv_heads / kTurnTile);
-  const double operations = 4.0 * m.head_dim * tiles * kTurnTile * m.kv_heads * rows.blocks *
-                            static_cast<double>(kCodeBlock);
-  const double coded = kCodedTurnUs + operations / kTurnOperationsPerUs;
+  const double of_row =
+      4.0 * m.head_dim * rows.blocks * static_cast<double>(kCodeBlock);  // operations
+  const double tiles = std::ceil(double{1.0} * n * m.q_heads / m.kv_heads / kTurnTile) * m.kv_heads;
+  const double rate = m.head_dim <= kTurnDim ? kTurnOperationsPerUs : kWideTurnOperationsPerUs;
+  const double coded = kCodedTurnUs + of_row * kTurnTile * std::max(tiles, kTurnTiles) / rate;
   const TurnTimes times = times_of(layer);
+  double step = times.token_by_step;
+  if (parts_.stream.runner().most_tokens(layer) > 1) {
+    step = std::min(step, kTokenUs + of_row * m.q_heads / kTokenOperationsPerUs);
+  }
+  const double handed =
+      2.0 * static_cast<double>(m.token_bytes(parts_.engine.model().kv_dtype)) / kHandedBytesPerUs;
   const bool masks = args.mask != nullptr && n > parts_.params.window;  // what no step takes
-  if (rows.blocks == 0 || coded > times.in_full || (!masks && coded > n * times.token_by_step) ||
+  if (coded > kSurelyFaster * times.in_full || (!masks && coded + n * handed > n * step) ||
       !parts_.blocks.blocked(layer).attends_codes(rows)) {
     return {};
   }

@@ -52,9 +52,10 @@ uint32_t CodedTurn::splits_of(uint32_t padded) const {
 }
 
 size_t CodedTurn::list_entries() const {
-  // In doubt few queries list many rows each.
+  // In doubt few queries list many rows each, and behind a short context all may list all rows.
   return std::max(size_t{params_.padded} * kListCapacity,
-                  size_t{kCodedQueries} * params_.row_capacity);
+                  std::min(size_t{params_.padded} * params_.row_capacity,
+                           size_t{kCodedQueries} * kMostFetched));
 }
 
 void CodedTurn::lay_out(std::byte* base, size_t& end) {

@@ -149,11 +149,11 @@ TEST_P(StreamExtend, ManyTokensAttendCodesAtOnce) {
   prompt(s.get(), m, 900);
   const bool is_kept = GetParam().kept == KEYHOLE_KV_HOST_SAME;
   const uint64_t layers = is_kept ? engine_config_.layers : 0;  // int8 is attended in full here
-  extend(s.get(), m, 26);
+  extend(s.get(), m, 40);
   EXPECT_EQ(device.coded_calls, layers);
   step(s.get(), m);
   device.refuses_codes = true;
-  extend(s.get(), m, 26);
+  extend(s.get(), m, 40);
   EXPECT_EQ(device.coded_calls, 2 * layers);
   step(s.get(), m);
   device.refuses_codes = false;
