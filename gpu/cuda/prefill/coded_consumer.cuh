@@ -149,13 +149,17 @@ struct Consumer {
     }
   }
 
-  /// Takes the noise of codes from the logits, and caps them. is_small: what it takes is nowhere the most that it may.
-  __device__ void take_noise(const float* of_rows, bool is_small) {
-    const uint32_t column = threadIdx.x % 4 * 2;
+  /// Takes the noise of codes from the logits, and caps them. of_rows: an address of shared memory; is_small: what it takes is nowhere the most that it may.
+  __device__ void take_noise(uint32_t of_rows, bool is_small) {
+    of_rows += threadIdx.x % 4 * 8;
+    const auto noise_of = [&](int i) {
+      const uint2 x = load_two(of_rows + 32 * i);
+      return make_float2(__uint_as_float(x.x), __uint_as_float(x.y));
+    };
     if (is_small) {
 #pragma unroll
       for (int i = 0; i < kKeys / 8; ++i) {
-        const float2 n = *reinterpret_cast<const float2*>(of_rows + 8 * i + column);
+        const float2 n = noise_of(i);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float& x = logits[4 * i + 2 * half];
@@ -168,7 +172,7 @@ struct Consumer {
     }
 #pragma unroll
     for (int i = 0; i < kKeys / 8; ++i) {
-      const float2 n = *reinterpret_cast<const float2*>(of_rows + 8 * i + column);
+      const float2 n = noise_of(i);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
