@@ -15,6 +15,7 @@
 
 #include "cpu/tensor_view.h"
 #include "cpu/types.h"
+#include "gpu/coded_rows.h"
 #include "gpu/step.h"
 
 namespace keyhole::gpu {
@@ -34,6 +35,15 @@ struct BlockedLayer {
       nullptr;  ///< learned sinks `[q_heads]`, natural log, in host memory, copied; null: none
 };
 
+/// What has come of queries over codes.
+struct CodedAttention {
+  bool refused = false;  ///< too many rows weigh, or codes do not say enough about some
+  uint32_t rows = 0;     ///< of all KV heads that were read exactly, once for all queries
+  uint32_t passes = 0;   ///< over the codes: one, and others of queries in doubt
+  uint32_t doubted = 0;  ///< query heads of tokens that were in doubt, or listed too many rows
+  uint32_t heads = 0;    ///< KV heads with such
+};
+
 /// One at a time on a stream; calls enqueue, in order, and are not captured. All throw Error: invalid_argument,
 /// out_of_device_memory, device_error.
 class BlockedAttention {
@@ -50,6 +60,15 @@ class BlockedAttention {
   /// memory, n <= 64), those whose bit word i has.
   virtual void attend_new(const TensorView& k, const TensorView& v, const uint64_t* mask,
                           Stream stream) = 0;
+  /// Whether attend_codes() has kernels for these codes. Devices of compute capability 9.0 have them, for 2 or 4 bits, as many
+  /// of values as of keys.
+  [[nodiscard]] virtual bool attends_codes(const CodedRows& /*rows*/) const { return false; }
+  /// All queries attend all of these rows, but for those that weigh by their codes, as single steps do
+  /// (docs/what-codes-hold.md). Comes after all other rows, of which there are some: what they weigh says which of these do.
+  /// Waits for the stream. Where it is refused the state is as before, and all rows are to be attended in place of their codes.
+  virtual CodedAttention attend_codes(const CodedRows& /*rows*/, Stream /*stream*/) {
+    return {.refused = true};
+  }
   /// Writes out, and lse `[n, q_heads]` in natural log or null, with the layer's learned sinks.
   virtual void finish(const TensorOut& out, float* lse, Stream stream) = 0;
   /// Whether a query was not finite; waits for the stream.

@@ -26,6 +26,7 @@
 #include "cpu/layer_shape.h"
 #include "cpu/types.h"
 #include "gpu/code_doubt.h"
+#include "gpu/coded_rows.h"
 #include "gpu/step.h"
 
 namespace keyhole::gpu {
@@ -116,6 +117,9 @@ class Codes {
   /// The codes that have this layer, where a session has codes for each shape of its layers (gpu/mixed_parts.h), null
   /// where layers of its shape have none; else these themselves.
   [[nodiscard]] virtual Codes* of_layer(uint32_t /*layer*/) { return this; }
+  /// The codes of a layer and where its rows lie, for BlockedAttention::attend_codes(), after all that was enqueued here;
+  /// CodedRows::blocks_at is null where there are none, where the host reads rows, and where no row is read exactly.
+  [[nodiscard]] virtual CodedRows coded_rows(uint32_t /*layer*/) const { return {}; }
   /// Takes all memory for blocks that blocks_later has left out and no copy_layer() has brought. Throws
   /// Error(out_of_device_memory).
   virtual void complete() = 0;

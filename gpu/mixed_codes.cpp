@@ -45,6 +45,11 @@ class MixedCodes final : public Codes {
     if (there == nullptr) refuse(layer);
     p->copy_layer(p.layer, *there);
   }
+  CodedRows coded_rows(uint32_t layer) const override {
+    if (!all.kinds.has(layer)) return {};
+    const auto p = all.at(layer);
+    return p.part == nullptr ? CodedRows{} : p->coded_rows(p.layer);
+  }
   void complete() override {
     all.for_each([](Codes& part) { part.complete(); });
   }

@@ -1,8 +1,10 @@
 #include "runtime/session/device_extender.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
+#include "cpu/code_layout.h"
 #include "gpu/codes.h"
 
 namespace keyhole::runtime {
@@ -15,6 +17,16 @@ constexpr double kBlockedFixedUs = 300.0;  // waiting for the stream, handing K 
 constexpr double kCodedStepUs = 25.0, kCodeBytesPerUs = 1.9e6;
 constexpr double kHostStepUs = 300.0;
 constexpr double kAtOnceGain = 1.9;  // of four tokens of a step over codes, for each of them
+// Codes of many tokens at once, measured on an H100 (bench/RESULTS.md, "Several new tokens"): what takes as long whatever the rows,
+// and operations in a microsecond, of query rows in tiles of 128, of which fewer than make up kTurnTiles leave processors idle.
+constexpr double kCodedTurnUs = 250.0, kTurnOperationsPerUs = 420e6,
+                 kWideTurnOperationsPerUs = 340e6;
+constexpr uint32_t kMostCodedTurn = 1024, kTurnTile = 128, kTurnDim = 128;
+constexpr double kTurnTiles = 4.0;
+// Each of some tokens of a step over codes, there; what the host takes in of K and V in a microsecond when many are attended at
+// once; and the share of exact attention's time, estimated for slower buses, from which on it is sure to be the slower.
+constexpr double kTokenUs = 8.0, kTokenOperationsPerUs = 120e6, kHandedBytesPerUs = 1.1e3;
+constexpr double kSurelyFaster = 0.85;
 
 }  // namespace
 
@@ -27,6 +39,11 @@ bool DeviceExtender::attends_blocked(uint32_t layer, uint32_t n, bool masked) co
   const uint32_t at_once = parts_.stream.runner().most_tokens(layer);
   // Steps need the tokens of a mask in the window until the last of them.
   if (masked && (at_once == 1 || n > parts_.params.window)) return true;
+  const TurnTimes times = times_of(layer);
+  return n * times.token_by_step > times.in_full;
+}
+
+DeviceExtender::TurnTimes DeviceExtender::times_of(uint32_t layer) const {
   const ModelShape& m = parts_.engine.model();
   const bool reads_rows = parts_.params.mode != KEYHOLE_MODE_RESIDENT;
   const double rows = reads_rows ? parts_.sequence.rows(layer) : 0.0;
@@ -35,11 +52,42 @@ bool DeviceExtender::attends_blocked(uint32_t layer, uint32_t n, bool masked) co
   double step = reads_rows ? kHostStepUs : kCodedStepUs;
   if (const gpu::Codes* codes = parts_.codes.of_step(layer); codes != nullptr) {
     const double row = parts_.codes.row_bytes();
-    step = (kCodedStepUs + rows * row / kCodeBytesPerUs) / (at_once == 1 ? 1.0 : kAtOnceGain);
+    const bool alone = parts_.stream.runner().most_tokens(layer) == 1;
+    step = (kCodedStepUs + rows * row / kCodeBytesPerUs) / (alone ? 1.0 : kAtOnceGain);
   }
   const double pinned = reads_rows ? parts_.codes.pinned_rows(layer) : 0.0;
-  return n * step > kBlockedFixedUs +
-                        (pinned / kBusBytesPerUs + (rows - pinned) / kCopyBytesPerUs) * row_bytes;
+  return {step, kBlockedFixedUs +
+                    (pinned / kBusBytesPerUs + (rows - pinned) / kCopyBytesPerUs) * row_bytes};
+}
+
+gpu::CodedRows DeviceExtender::codes_of_turn(uint32_t layer, const ExtendArgs& args) {
+  const gpu::Codes* const codes = parts_.codes.of_step(layer);
+  const uint32_t n = args.k.tokens;
+  if (codes == nullptr || n > kMostCodedTurn || !attends_at_once(layer) ||
+      parts_.patterns.is_prompt(args)) {
+    return {};
+  }
+  const gpu::CodedRows rows = codes->coded_rows(layer);
+  if (rows.blocks == 0) return {};
+  const LayerShape m = parts_.engine.model().of(layer);
+  const double of_row =
+      4.0 * m.head_dim * rows.blocks * static_cast<double>(kCodeBlock);  // operations
+  const double tiles = std::ceil(double{1.0} * n * m.q_heads / m.kv_heads / kTurnTile) * m.kv_heads;
+  const double rate = m.head_dim <= kTurnDim ? kTurnOperationsPerUs : kWideTurnOperationsPerUs;
+  const double coded = kCodedTurnUs + of_row * kTurnTile * std::max(tiles, kTurnTiles) / rate;
+  const TurnTimes times = times_of(layer);
+  double step = times.token_by_step;
+  if (parts_.stream.runner().most_tokens(layer) > 1) {
+    step = std::min(step, kTokenUs + of_row * m.q_heads / kTokenOperationsPerUs);
+  }
+  const double handed =
+      2.0 * static_cast<double>(m.token_bytes(parts_.engine.model().kv_dtype)) / kHandedBytesPerUs;
+  const bool masks = args.mask != nullptr && n > parts_.params.window;  // what no step takes
+  if (coded > kSurelyFaster * times.in_full || (!masks && coded + n * handed > n * step) ||
+      !parts_.blocks.blocked(layer).attends_codes(rows)) {
+    return {};
+  }
+  return rows;
 }
 
 void DeviceExtender::extend(uint32_t layer, const ExtendArgs& args) {
@@ -50,7 +98,10 @@ void DeviceExtender::extend(uint32_t layer, const ExtendArgs& args) {
   if (!parts_.sequence.layer(layer).offloads()) return extend_window(layer, args);
   if (!parts_.stream.is_capturing()) parts_.stream.settle(layer);
   const bool by_pattern = attends_by_pattern(layer, args);
-  if (!by_pattern && !attends_blocked(layer, n, masked)) return extend_by_steps(layer, args);
+  const gpu::CodedRows codes = by_pattern ? gpu::CodedRows{} : codes_of_turn(layer, args);
+  if (!by_pattern && codes.blocks_at == nullptr && !attends_blocked(layer, n, masked)) {
+    return extend_by_steps(layer, args);
+  }
   parts_.stream.wait_idle();
   parts_.stream.check_failure();
   parts_.tokens.check_room(layer, n);
@@ -71,7 +122,7 @@ void DeviceExtender::extend(uint32_t layer, const ExtendArgs& args) {
   for (uint32_t at = 0; at < n; at += gpu::kMostBlockedTokens) {
     try {
       extend_blocked(layer, slice(args, at, std::min(n - at, gpu::kMostBlockedTokens)),
-                     parts_.patterns.is_prompt(args));
+                     parts_.patterns.is_prompt(args), codes);
     } catch (const Error& e) {
       if (parts_.sequence.tokens(layer) != before) parts_.tokens.truncate_layer(layer, before);
       if (e.status() != Status::out_of_device_memory) throw;
@@ -172,19 +223,41 @@ uint32_t DeviceExtender::enqueue_some(uint32_t layer, const ExtendArgs& args, ui
   return 1;
 }
 
-void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args, bool is_prompt) {
+bool DeviceExtender::attends_in_full(gpu::BlockedAttention& blocked, const gpu::CodedRows& codes,
+                                     gpu::Stream stream) {
+  try {
+    const gpu::CodedAttention end = blocked.attend_codes(codes, stream);
+    parts_.totals.add_doubts(end.heads, end.refused ? end.heads : 0);
+    return end.refused;
+  } catch (const Error& e) {
+    if (e.status() != Status::out_of_device_memory) throw;
+    return true;
+  }
+}
+
+void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args, bool is_prompt,
+                                    const gpu::CodedRows& codes) {
   const gpu::Stream stream = parts_.stream.runner().stream();
   const ModelShape& m = parts_.engine.model();
   gpu::BlockedAttention& blocked = parts_.blocks.blocked(layer);
   blocked.begin(args.q, {m.logits_of(layer), m.sinks_of(layer)}, stream);
-  if (parts_.params.mode != KEYHOLE_MODE_RESIDENT && parts_.sequence.rows(layer) != 0) {
+  // Of the offloaded rows the first ones have codes.
+  const size_t coded = size_t{codes.blocks} * kCodeBlock;
+  const auto attend_rows = [&](size_t begin, size_t end) {
+    size_t at = 0;
     for (const KvView& rows : parts_.blocks.offloaded_rows(layer)) {
-      if (rows.keys.tokens != 0) blocked.attend(rows, stream);
+      const size_t count = rows.keys.tokens, from = std::clamp(begin, at, at + count) - at,
+                   to = std::clamp(end, at, at + count) - at;
+      if (from < to) blocked.attend(rows.slice(from, to - from), stream);
+      at += count;
     }
-  }
+  };
+  const bool has_rows = parts_.params.mode != KEYHOLE_MODE_RESIDENT;
+  if (has_rows) attend_rows(coded, parts_.sequence.rows(layer));
   const KvPieces resident = parts_.sequence.resident().stream_steps()->device_rows(layer);
   for (uint32_t i = 0; i < resident.count; ++i) blocked.attend(resident.pieces[i], stream);
   blocked.attend_new(args.k, args.v, args.mask, stream);
+  if (coded != 0 && attends_in_full(blocked, codes, stream)) attend_rows(0, coded);
   blocked.finish(args.out, args.lse, stream);
   if (blocked.saw_bad_queries(stream)) {
     throw Error(Status::not_finite, "tensor q has a NaN or an infinity");

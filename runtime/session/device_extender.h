@@ -2,6 +2,8 @@
 // fastest of:
 //
 //   steps    a few tokens at a time, in the order of the stream
+//   codes    attention of all codes at once, for which only rows that weigh cross the bus (gpu::BlockedAttention::attend_codes());
+//            where codes cannot tell enough, by blocks
 //   blocks   attention of all rows, for which the offloaded rows cross the bus once for all tokens
 //   lists    attention of the blocks of rows that a pattern chooses (device_pattern.cpp)
 //
@@ -11,6 +13,8 @@
 #include <cstdint>
 #include <exception>
 
+#include "gpu/blocked.h"
+#include "gpu/coded_rows.h"
 #include "gpu/step_group.h"
 #include "runtime/kv/sequence.h"
 #include "runtime/session/device_blocks.h"
@@ -62,11 +66,23 @@ class DeviceExtender {
  private:
   /// Whether the device attends all rows, or lists of them, at once; not in a capture.
   [[nodiscard]] bool attends_at_once(uint32_t layer) const;
+  /// Microseconds that the offloaded rows of a layer take, estimated: for a new token by steps, and for many in full at once.
+  struct TurnTimes {
+    double token_by_step, in_full;
+  };
+  [[nodiscard]] TurnTimes times_of(uint32_t layer) const;
   /// Whether n new tokens are attended by blocks, or a few at a time by steps.
   [[nodiscard]] bool attends_blocked(uint32_t layer, uint32_t n, bool masked) const;
   /// Attends all rows by blocks, and appends the tokens, whose queries guide the index where they are a prompt's. No step is
   /// under way.
-  void extend_blocked(uint32_t layer, const ExtendArgs& args, bool is_prompt);
+  /// codes: what is attended in place of the rows that it is of; without blocks: nothing.
+  void extend_blocked(uint32_t layer, const ExtendArgs& args, bool is_prompt,
+                      const gpu::CodedRows& codes);
+  /// The codes that new tokens attend at once; without blocks: they attend none so.
+  [[nodiscard]] gpu::CodedRows codes_of_turn(uint32_t layer, const ExtendArgs& args);
+  /// Attends codes; true where their rows are to be attended in place of them.
+  [[nodiscard]] bool attends_in_full(gpu::BlockedAttention& blocked, const gpu::CodedRows& codes,
+                                     gpu::Stream stream);
   /// Enqueues a step for each token of a sliding layer.
   void extend_window(uint32_t layer, const ExtendArgs& args);
   /// What new token i of a sliding layer sees by the mask. Throws Error(invalid_argument) where the ring is too short for it.

@@ -30,6 +30,11 @@ void StepTotals::add_on_device(uint64_t tokens, uint64_t keys_attended) {
   totals_.keys_attended += keys_attended;
 }
 
+void StepTotals::add_doubts(uint64_t doubted, uint64_t given_up) {
+  totals_.codes_doubted += doubted;
+  totals_.codes_given_up += given_up;
+}
+
 void StepTotals::add_seconds(double append, double attend) {
   totals_.append_seconds += append;
   totals_.attend_seconds += attend;

@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "cpu/code_layout.h"
 #include "cpu/half.h"
 #include "tests/runtime/exact_sums.h"
 
@@ -69,6 +70,27 @@ void FakeBlocked::attend_new(const TensorView& k, const TensorView& v, const uin
       }
     }
   });
+}
+
+bool FakeBlocked::attends_codes(const gpu::CodedRows& rows) const {
+  return rows.blocks != 0 && rows.dtype == shape_.dtype && rows.kv_heads == shape_.kv_heads;
+}
+
+gpu::CodedAttention FakeBlocked::attend_codes(const gpu::CodedRows& rows, gpu::Stream stream) {
+  *coded_calls += 1;
+  if (*refuses_codes) return {.refused = true};
+  KvView view;
+  for (RowsView* part : {&view.keys, &view.values}) {
+    part->data = part == &view.keys ? rows.keys : rows.values;
+    part->token_stride = shape_.head_dim;
+    part->head_stride = static_cast<ptrdiff_t>(rows.kv_head_stride / dtype_size(rows.dtype));
+    part->tokens = size_t{rows.blocks} * kCodeBlock;
+    part->heads = shape_.kv_heads;
+    part->dim = shape_.head_dim;
+    part->dtype = rows.dtype;
+  }
+  attend(view, stream);
+  return {};
 }
 
 void FakeBlocked::finish(const TensorOut& out, float* lse, gpu::Stream) {

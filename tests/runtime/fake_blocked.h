@@ -26,11 +26,16 @@ class FakeBlocked final : public gpu::BlockedAttention {
 
   std::function<void(bool memory)> on_call = [](bool) {};
   std::atomic<uint64_t>* calls = nullptr;
+  std::atomic<uint64_t>* coded_calls = nullptr;      ///< of attend_codes()
+  const std::atomic<bool>* refuses_codes = nullptr;  ///< says attend_codes()
 
   void begin(const TensorView& q, const gpu::BlockedLayer& layer, gpu::Stream) override;
   void attend(const KvView& rows, gpu::Stream) override;
   void attend_new(const TensorView& k, const TensorView& v, const uint64_t* mask,
                   gpu::Stream) override;
+  bool attends_codes(const gpu::CodedRows& rows) const override;
+  /// Attends the rows themselves, so that one that is attended twice or never shows.
+  gpu::CodedAttention attend_codes(const gpu::CodedRows& rows, gpu::Stream stream) override;
   void finish(const TensorOut& out, float* lse, gpu::Stream) override;
   bool saw_bad_queries(gpu::Stream) override;
   size_t bytes() const override;

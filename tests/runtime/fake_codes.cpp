@@ -158,6 +158,21 @@ void FakeCodes::copy_layer(uint32_t layer, gpu::Codes& from) {
   copied_ += layers_[layer].count;
 }
 
+gpu::CodedRows FakeCodes::coded_rows(uint32_t layer) const {
+  const Layer& l = layers_[layer];
+  gpu::CodedRows r;
+  if (shape_.rows_by_host || l.wanted == 0) return r;
+  r.code = shape_.code;
+  r.kv_heads = shape_.kv_heads;
+  r.blocks = l.wanted;
+  r.keys = r.blocks_at = l.rows.keys.data;
+  r.values = l.rows.values.data;
+  r.row_bytes = static_cast<uint32_t>(shape_.code.dim * dtype_size(shape_.dtype));
+  r.kv_head_stride = l.rows.keys.head_stride * dtype_size(shape_.dtype);
+  r.dtype = shape_.dtype;
+  return r;
+}
+
 void FakeCodes::complete() {
   on_call();
   if (!shape_.blocks_later) throw Error(Status::invalid_argument, "planted: is complete");

@@ -82,6 +82,8 @@ class FakeCodes final : public gpu::Codes {
                    float value_scale) override;
   void set_rows(uint32_t layer, const KvView& rows) override;
   void copy_layer(uint32_t layer, gpu::Codes& from) override;
+  /// Of host memory, as all that this device has. None where the host reads rows.
+  gpu::CodedRows coded_rows(uint32_t layer) const override;
   void complete() override;
   /// Number of blocks of a KV head that copy_layer() has copied, over all layers.
   [[nodiscard]] uint32_t copied() const { return copied_; }

@@ -78,6 +78,8 @@ class FakeGpu final : public gpu::Device {
     auto made = std::make_unique<FakeBlocked>(shape, push(), wait());
     made->on_call = memory_or_command();
     made->calls = &engine_->blocked_calls;
+    made->coded_calls = &engine_->coded_calls;
+    made->refuses_codes = &engine_->refuses_codes;
     return made;
   }
   std::unique_ptr<gpu::ListedAttention> make_listed(gpu::Resident&,

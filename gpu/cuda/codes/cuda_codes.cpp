@@ -187,6 +187,30 @@ void CudaCodes::copy_layer(uint32_t layer, Codes& from) {
   m.own->wait("copying codes");
 }
 
+CodedRows CudaCodes::coded_rows(uint32_t layer) const {
+  const Impl& m = *impl_;
+  m.check_layer(layer);
+  const Impl::Layer& l = m.layers[layer];
+  CodedRows r;
+  if (l.count == 0 || m.exchange != nullptr || m.shape.exact_rows == 0) return r;
+  r.code = m.shape.code;
+  r.kv_heads = m.shape.kv_heads;
+  r.blocks = l.count;
+  r.blocks_at = m.blocks(layer);
+  r.block_stride = m.layout.block_stride;
+  r.head_stride = m.layout.head_stride;
+  r.key_scale = m.key_scales(layer);
+  r.value_scale = m.value_scales(layer);
+  r.figures = m.figures(layer);
+  r.keys = l.rows.keys.data;
+  r.values = l.rows.values.data;
+  r.kv_head_stride = m.head_bytes(layer);
+  r.row_bytes = static_cast<uint32_t>(m.shape.code.dim * dtype_size(m.shape.dtype));
+  r.dtype = m.shape.dtype;
+  r.row_scales = m.row_scales(layer);
+  return r;
+}
+
 void CudaCodes::complete() {
   Impl& m = *impl_;
   const DeviceScope scope(m.ordinal);

@@ -31,6 +31,7 @@ class CudaCodes final : public Codes {
   [[nodiscard]] uint32_t count(uint32_t layer) const override;
   void copy_layer(uint32_t layer, Codes& from) override;
   [[nodiscard]] CudaCodes* on_cuda() override { return this; }
+  [[nodiscard]] CodedRows coded_rows(uint32_t layer) const override;
   void complete() override;
   uint32_t serve_rows(uint32_t kv_head) override;
   void give_up_rows(uint32_t step) override;

@@ -12,6 +12,7 @@
 
 #include "gpu/cuda/codes/params.h"
 #include "gpu/cuda/common/element.cuh"
+#include "gpu/cuda/common/rotation.cuh"
 #include "gpu/cuda/common/state.cuh"
 #include "gpu/cuda/common/tensor_core.cuh"
 #include "gpu/cuda/common/warp.cuh"
@@ -105,35 +106,6 @@ __device__ inline float sum_of_own_head(const float (&sums)[4], int lane) {
       (odd ? sums[3] : sums[2]) + __shfl_xor_sync(kWholeWarp, odd ? sums[2] : sums[3], 1);
   const bool high = (lane & 2) != 0;
   return sum_of_head((high ? b : a) + __shfl_xor_sync(kWholeWarp, high ? a : b, 2));
-}
-
-/// Rotates a row in shared memory, or back; by one warp.
-__device__ inline void rotate_in_shared(float* row, uint32_t dim, bool back) {
-  const uint32_t lane = threadIdx.x % 32;
-  const uint32_t passes = hadamard_passes(dim);
-  for (uint32_t i = 0; i < passes; ++i) {
-    const uint32_t number = back ? passes - 1 - i : i;
-    const HadamardPass pass = hadamard_pass(dim, number);
-    float* x = row + pass.begin;
-    if (!back) {
-      for (uint32_t j = lane; j < pass.size; j += 32) x[j] *= code_sign(number, j);
-      __syncwarp();
-    }
-    for (uint32_t step = 1; step < pass.size; step *= 2) {
-      for (uint32_t p = lane; p < pass.size / 2; p += 32) {
-        const uint32_t at = p / step * 2 * step + p % step;
-        const float a = x[at], b = x[at + step];
-        x[at] = a + b;
-        x[at + step] = a - b;
-      }
-      __syncwarp();
-    }
-    const float norm = 1.0F / sqrtf(static_cast<float>(pass.size));
-    for (uint32_t j = lane; j < pass.size; j += 32) {
-      x[j] *= back ? norm * code_sign(number, j) : norm;
-    }
-    __syncwarp();
-  }
 }
 
 /// Number of quads of components that a lane has of a row that a warp works on: quad u is components 128 u + 4 lane

@@ -74,6 +74,10 @@ __device__ inline uint64_t columns_operand(uint32_t address, uint32_t panel_byte
   "{\n.reg .pred add;\nsetp.eq.u32 add, 0, 0;\nwgmma.mma_async.sync.aligned." shape " " registers \
   ", " a ", " b ", add, 1, 1, 1;\n}"
 
+#define KEYHOLE_HELD_ROWS_PRODUCT(shape, registers, a, b)                                         \
+  "{\n.reg .pred add;\nsetp.eq.u32 add, 0, 0;\nwgmma.mma_async.sync.aligned." shape " " registers \
+  ", " a ", " b ", add, 1, 1, 0;\n}"
+
 /// c[64 x 2 m] (+)= a[64 x 16] * b[2 m x 16]^T; both lie along their rows in shared memory. m: 32 or 64.
 template <class T, int m>
 __device__ inline void multiply_rows(float (&c)[m], uint64_t a, uint64_t b, bool add) {
@@ -129,6 +133,24 @@ __device__ inline void multiply_columns(float (&c)[m], const uint32_t (&a)[4], u
   }
 }
 
+/// c[64 x 2 m] += a[64 x 16] * b[2 m x 16]^T: a in registers, b along its rows in shared memory; fp16.
+template <int m>
+__device__ inline void multiply_held_rows(float (&c)[m], const uint32_t (&a)[4], uint64_t b) {
+  static_assert(m == 32 || m == 64);
+  if constexpr (m == 32) {
+    asm volatile(KEYHOLE_HELD_ROWS_PRODUCT("m64n64k16.f32.f16.f16", KEYHOLE_REGISTERS_32,
+                                           "{%32, %33, %34, %35}", "%36")
+                 : KEYHOLE_THIRTY_TWO(c, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  } else {
+    asm volatile(KEYHOLE_HELD_ROWS_PRODUCT("m64n128k16.f32.f16.f16", KEYHOLE_REGISTERS_64,
+                                           "{%64, %65, %66, %67}", "%68")
+                 : KEYHOLE_THIRTY_TWO(c, 0), KEYHOLE_THIRTY_TWO(c, 32)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  }
+}
+
+#undef KEYHOLE_HELD_ROWS_PRODUCT
 #undef KEYHOLE_COLUMNS_PRODUCT
 #undef KEYHOLE_ROWS_PRODUCT
 #undef KEYHOLE_THIRTY_TWO

@@ -1,6 +1,7 @@
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/prefill/block_choice.h"
 #include "gpu/cuda/prefill/blocked_kernels.h"
+#include "gpu/cuda/prefill/coded_kernels.h"
 
 namespace keyhole::gpu {
 
@@ -27,6 +28,14 @@ void launch_blocked(const BlockedParams& params, DType dtype, uint32_t head_dim,
 #endif
   is_half ? launch_blocked_f16(params, head_dim, stream)
           : launch_blocked_bf16(params, head_dim, stream);
+}
+
+void launch_coded_attend([[maybe_unused]] const CodedParams& params,
+                         [[maybe_unused]] cudaStream_t stream) {
+#ifdef KEYHOLE_HOPPER
+  params.rows.code.key_bits == 2 ? launch_coded_attend_2(params, stream)
+                                 : launch_coded_attend_4(params, stream);
+#endif
 }
 
 void launch_sample_weights(const BlockedParams& piece, const SampledWeights& samples, DType dtype,

@@ -8,6 +8,7 @@
 #include "gpu/cuda/common/session_memory.h"
 #include "gpu/cuda/common/stream.h"
 #include "gpu/cuda/prefill/blocked_kernels.h"
+#include "gpu/cuda/prefill/coded_turn.h"
 #include "gpu/cuda/prefill/new_tokens.h"
 
 namespace keyhole::gpu {
@@ -53,6 +54,7 @@ class CudaBlocked final : public BlockedAttention {
     reserve(n);
     n_ = n;
     is_first_ = true;
+    is_coded_ = false;
     logits_ = layer.logits;
     has_low_ = q.dtype != shape_.dtype;
     has_sinks_ = layer.sinks != nullptr;
@@ -118,10 +120,28 @@ class CudaBlocked final : public BlockedAttention {
     launch(p, s);
   }
 
+  bool attends_codes(const CodedRows& rows) const override {
+    return has_hopper_ && rows.kv_heads == shape_.kv_heads && rows.code.dim == shape_.head_dim &&
+           CodedTurn::supports(rows);
+  }
+
+  CodedAttention attend_codes(const CodedRows& rows, Stream stream) override {
+    if (is_first_ || is_coded_) refuse("codes before other rows, or twice");
+    if (!attends_codes(rows)) refuse("codes of another shape");
+    const DeviceScope device(ordinal());
+    if (coded_ == nullptr) coded_ = std::make_unique<CodedTurn>(session_);
+    const CodedAttention end =
+        coded_->attend(rows, params(), shape_.dtype,
+                       has_sinks_ ? at<float>(layout_.sinks) : nullptr, stream_of(stream));
+    is_coded_ = !end.refused;
+    return end;
+  }
+
   void finish(const TensorOut& out, float* lse, Stream stream) override {
     if (is_first_) refuse("an end without rows");
     const DeviceScope device(ordinal());
-    launch_finish_blocked(at<float>(layout_.o), at<float2>(layout_.sums), n_, shape_.q_heads,
+    launch_finish_blocked(is_coded_ ? coded_->o() : at<float>(layout_.o),
+                          is_coded_ ? coded_->sums() : at<float2>(layout_.sums), n_, shape_.q_heads,
                           shape_.head_dim, logits_.softcap > 0.0F ? 1.0F : logits_.scale,
                           has_sinks_ ? at<float>(layout_.sinks) : nullptr, out, lse,
                           stream_of(stream));
@@ -138,7 +158,9 @@ class CudaBlocked final : public BlockedAttention {
     return bad != 0;
   }
 
-  size_t bytes() const override { return memory_.bytes(); }
+  size_t bytes() const override {
+    return memory_.bytes() + (coded_ == nullptr ? 0 : coded_->bytes());
+  }
 
   void release() override {
     if (memory_.bytes() == 0) return;
@@ -146,6 +168,7 @@ class CudaBlocked final : public BlockedAttention {
     const BesideCapture beside;
     finished_->wait("blocked attention");
     copies_->wait("rows of blocked attention");
+    if (coded_ != nullptr) coded_->give_back();
     const size_t bytes = memory_.bytes();
     memory_ = DeviceBuffer();
     staging_ = PinnedBuffer();
@@ -283,6 +306,8 @@ class CudaBlocked final : public BlockedAttention {
   uint32_t capacity_ = 0;  // tokens
   uint32_t n_ = 0;
   bool is_first_ = true;
+  bool is_coded_ = false;             // the state is that of coded_
+  std::unique_ptr<CodedTurn> coded_;  // null: no codes so far
   LogitParams logits_;
   bool has_sinks_ = false;
   bool has_low_ = false;     // queries that the dtype rounds

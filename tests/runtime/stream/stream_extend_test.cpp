@@ -140,6 +140,27 @@ TEST_P(StreamExtend, ManyTokensAreAttendedByBlocks) {
             uint64_t{engine_config_.layers} * unless_sanitized(800U, 350U));
 }
 
+TEST_P(StreamExtend, ManyTokensAttendCodesAtOnce) {
+  if (!GetParam().coded || GetParam().dtype != KEYHOLE_F16) GTEST_SKIP() << "codes of f16";
+  if (kSanitized && GetParam().kept != KEYHOLE_KV_HOST_SAME) GTEST_SKIP() << "takes long here";
+  StreamEngine device(engine_config_);
+  SessionPtr s = make_session(device.handle.get(), config());
+  StoredModel m = model();
+  prompt(s.get(), m, 900);
+  const bool is_kept = GetParam().kept == KEYHOLE_KV_HOST_SAME;
+  const uint64_t layers = is_kept ? engine_config_.layers : 0;  // int8 is attended in full here
+  extend(s.get(), m, 40);
+  EXPECT_EQ(device.coded_calls, layers);
+  step(s.get(), m);
+  device.refuses_codes = true;
+  extend(s.get(), m, 40);
+  EXPECT_EQ(device.coded_calls, 2 * layers);
+  step(s.get(), m);
+  device.refuses_codes = false;
+  extend(s.get(), m, 4);
+  EXPECT_EQ(device.coded_calls, 2 * layers) << "a step takes so few";
+}
+
 TEST_P(StreamExtend, WithoutMemoryForBlocksTokensComeAFewAtATime) {
   if (GetParam().dtype == KEYHOLE_F32) GTEST_SKIP() << "there are no blocks for f32";
   StreamEngine device(engine_config_);

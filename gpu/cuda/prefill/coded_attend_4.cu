@@ -1,0 +1,9 @@
+#include "gpu/cuda/prefill/coded_attend.cuh"
+
+namespace keyhole::gpu {
+
+void launch_coded_attend_4(const CodedParams& params, cudaStream_t stream) {
+  coded::launch<4>(params, stream);
+}
+
+}  // namespace keyhole::gpu

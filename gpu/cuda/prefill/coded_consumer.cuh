@@ -1,0 +1,314 @@
+// The part of a warpgroup in the pass of a turn over codes (coded_attend.cuh): 64 query rows, of which a lane has two.
+//
+// LISTED ROWS. Where a row's weight is above a share of all weights that a query has seen so far, the query leaves the row out and
+// lists it, to be read exactly. The log-sum-exp so far is a lower bound of the final one, so more rows are listed than need be,
+// never fewer; it begins with what the queries' states before say, and the means of blocks of codes.
+#pragma once
+
+#include "gpu/cuda/common/state.cuh"
+#include "gpu/cuda/prefill/coded_tiles.cuh"
+#include "gpu/cuda/prefill/ends.cuh"
+
+namespace keyhole::gpu::coded {
+
+using blocked::power_of_2;
+using blocked::quad_max;
+using blocked::quad_sum;
+
+__device__ inline void wait_for_turn(int group) {
+  asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
+}
+__device__ inline void give_turn(int group) {
+  asm volatile("bar.arrive %0, 256;" ::"r"(1 + group) : "memory");
+}
+
+__device__ inline float log2_of_sum(float a, float b) {
+  const float top = fmaxf(a, b), low = fminf(a, b);
+  return low == kMinusInf || top == -kMinusInf ? top : top + log2f(1.0F + exp2f(low - top));
+}
+
+template <int kDim, int kBits>
+struct Consumer {
+  using S = Shape<kDim, kBits>;
+  static constexpr int kKeys = S::kKeys;
+  static constexpr int kParts = S::kColumns <= 128 ? 1 : 2;
+  static constexpr int kPart = S::kColumns / kParts / 2;  ///< registers of each part of the sums
+
+  float logits[kKeys / 2];
+  float sums[kParts][kPart];
+  uint32_t weights[kKeys / 16][4];
+  float top[2], total[2];
+  uint32_t row[2];    ///< query rows of the KV head
+  float unit[2];      ///< as CodedQuery
+  float to_base2[2];  ///< of a logit as it lies in `logits`
+  float noise[2];     ///< the noise of a row is multiplied by, in units of logits
+  float most_noise[2];
+  float seed[2], limit[2];
+  float bound[2];  ///< logits above it are looked at
+  float cap;
+
+  __device__ void begin(const CodedParams& a, uint32_t kv_head, uint32_t first) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) % kGroupThreads / 32;
+    cap = a.logits.softcap;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      row[half] = first + warp * 16 + lane / 4 + half * 8;
+      const CodedQuery q = a.queries[size_t{kv_head} * a.padded + row[half]];
+      unit[half] = q.unit;
+      to_base2[half] = cap > 0.0F ? kLog2E : q.unit;
+      noise[half] = q.noise / to_base2[half];
+      most_noise[half] = kMostNoiseBias * kLog2E / to_base2[half];
+      seed[half] = q.seed;
+      limit[half] = q.limit;
+      top[half] = kMinusInf;
+      total[half] = 0.0F;
+    }
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (float& x : sums[part]) x = 0.0F;
+    }
+  }
+
+  /// Enqueues the logits: queries times keys. Both are addresses of shared memory.
+  __device__ void score(uint32_t queries, uint32_t keys) {
+    hold(logits);
+    start_products();
+#pragma unroll
+    for (int step = 0; step < S::kColumns / 16; ++step) {
+      const uint32_t panel = step / 4, along = step % 4 * 32;
+      multiply_rows<__half>(logits, rows_operand(queries + panel * S::kQueryPanel * 2 + along),
+                            rows_operand(keys + panel * S::kKeyPanel * 2 + along), step != 0);
+    }
+    commit_products();
+  }
+  /// Enqueues sums += weights times values.
+  __device__ void sum_up(uint32_t values) {
+    hold_sums();
+    start_products();
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        multiply_held_rows(sums[part], weights[step],
+                           rows_operand(values + step / 4 * S::kValuePanel * 2 +
+                                        part * 128 * kPanelColumns * 2 + step % 4 * 32));
+      }
+    }
+    commit_products();
+  }
+  __device__ void hold_sums() {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) hold(sums[part]);
+  }
+
+  /// Whether no row's noise takes as much as kMostNoiseBias, without a soft-cap.
+  [[nodiscard]] __device__ bool noise_is_small(const CodedParams& a, uint32_t kv_head) const {
+    const float widest = __uint_as_float(a.rows.figures[kv_head].widest);
+    return cap == 0.0F && noise[0] * widest < most_noise[0] && noise[1] * widest < most_noise[1];
+  }
+
+  /// The capped logit of a product, natural. slope: gets its derivative.
+  __device__ float capped(float product, float of_unit, float& slope) const {
+    const float e = power_of_2(2.0F * kLog2E * __fdividef(product * of_unit, cap));
+    const float t = 1.0F - __fdividef(2.0F, 1.0F + e);
+    slope = fmaf(-t, t, 1.0F);
+    return cap * t;
+  }
+
+  /// Takes the logits of `count` blocks' means as a lower bound of what all rows weigh.
+  __device__ void take_means(uint32_t count) {
+    const uint32_t column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float largest = kMinusInf, sum = 0.0F;
+#pragma unroll
+      for (int j = 0; j < kKeys / 4; ++j) {
+        float& x = logits[j / 2 * 4 + 2 * half + j % 2];
+        float slope;
+        if (cap > 0.0F) x = capped(x, unit[half], slope);
+        x *= to_base2[half];
+        if (j / 2 * 8 + j % 2 + column >= count) x = kMinusInf;
+        largest = fmaxf(largest, x);
+      }
+      largest = quad_max(largest);
+      const float base = finite_base(largest);
+#pragma unroll
+      for (int j = 0; j < kKeys / 4; ++j) {
+        sum += power_of_2(logits[j / 2 * 4 + 2 * half + j % 2] - base);
+      }
+      constexpr float kRows = 8.0F;  // log2 of those of a block
+      const float all = kRows + base + log2f(quad_sum(sum));
+      if (isnan(limit[half])) {
+        bound[half] = seed[half] / to_base2[half];
+        continue;
+      }
+      seed[half] = log2_of_sum(seed[half], all);
+      bound[half] = (seed[half] + limit[half]) / to_base2[half];
+    }
+  }
+
+  /// Takes the noise of codes from the logits, and caps them. of_rows: an address of shared memory; is_small: what it takes is nowhere the most that it may.
+  __device__ void take_noise(uint32_t of_rows, bool is_small) {
+    of_rows += threadIdx.x % 4 * 8;
+    const auto noise_of = [&](int i) {
+      const uint2 x = load_two(of_rows + 32 * i);
+      return make_float2(__uint_as_float(x.x), __uint_as_float(x.y));
+    };
+    if (is_small) {
+#pragma unroll
+      for (int i = 0; i < kKeys / 8; ++i) {
+        const float2 n = noise_of(i);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& x = logits[4 * i + 2 * half];
+          float& y = logits[4 * i + 2 * half + 1];
+          x = fmaf(-noise[half], n.x, x);
+          y = fmaf(-noise[half], n.y, y);
+        }
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kKeys / 8; ++i) {
+      const float2 n = noise_of(i);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          float& x = logits[4 * i + 2 * half + j];
+          const float own = j == 0 ? n.x : n.y;
+          if (cap > 0.0F) {
+            float slope;
+            x = capped(x, unit[half], slope);
+            x -= fminf(noise[half] * slope * slope * own, most_noise[half]);
+          } else {
+            x -= fminf(noise[half] * own, most_noise[half]);
+          }
+        }
+      }
+    }
+  }
+
+  /// Leaves out and lists the rows of a tile that weigh much. first: its first row.
+  __device__ __forceinline__ void list_heavy(const CodedParams& a, uint32_t kv_head,
+                                             uint32_t first) {
+    const uint32_t column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float all = quad_sum(total[half]);
+      if (all > 0.0F && !isnan(limit[half])) {
+        const float so_far = fmaf(top[half], to_base2[half], log2f(all));
+        bound[half] =
+            fmaxf(bound[half], (fmaxf(seed[half], so_far) + limit[half]) / to_base2[half]);
+      }
+      uint32_t heavy = 0;
+      float heaviest = kMinusInf;
+#pragma unroll
+      for (int j = 0; j < kKeys / 4; ++j) {
+        float& x = logits[j / 2 * 4 + 2 * half + j % 2];
+        if (x > bound[half]) {
+          heavy |= 1U << j;
+          heaviest = fmaxf(heaviest, x);
+          x = kMinusInf;
+        }
+      }
+      if (heavy == 0) continue;
+      seed[half] = log2_of_sum(seed[half], heaviest * to_base2[half]);
+      const size_t at = size_t{kv_head} * a.padded + row[half];
+      const uint32_t count = static_cast<uint32_t>(__popc(heavy));
+      uint32_t to = atomicAdd(a.list_counts + at, count);
+      while (heavy != 0) {
+        const auto j = static_cast<uint32_t>(__ffs(static_cast<int>(heavy)) - 1);
+        heavy &= heavy - 1;
+        const uint32_t key = first + j / 2 * 8 + j % 2 + column;
+        if (to < a.list_capacity) a.lists[at * a.list_capacity + to] = key;
+        ++to;
+        uint32_t* const word = a.found + (size_t{kv_head} * a.rows.blocks * 8 + key / 32);
+        const uint32_t bit = 1U << (key % 32);
+        if ((__ldcg(word) & bit) == 0) atomicOr(word, bit);
+      }
+    }
+  }
+
+  /// Turns logits into powers. shrink: gets the factor by which sums so far are to be multiplied.
+  __device__ __forceinline__ void exponentiate(const CodedParams& a, uint32_t kv_head,
+                                               uint32_t first, float (&shrink)[2]) {
+    float largest[2];
+    const auto find_largest = [&] {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float x = logits[2 * half];
+#pragma unroll
+        for (int i = 0; i < kKeys / 8; ++i)
+          x = fmaxf(x, fmaxf(logits[4 * i + 2 * half], logits[4 * i + 2 * half + 1]));
+        largest[half] = quad_max(x);
+      }
+    };
+    find_largest();
+    if (__any_sync(kWholeWarp, largest[0] > bound[0] || largest[1] > bound[1])) {
+      list_heavy(a, kv_head, first);
+      find_largest();
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float now = fmaxf(top[half], largest[half]);
+      const float base = finite_base(now) * to_base2[half];
+      shrink[half] = power_of_2(fmaf(top[half], to_base2[half], -base));
+      top[half] = now;
+      float more = 0.0F;
+#pragma unroll
+      for (int i = 0; i < kKeys / 8; ++i) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          float& x = logits[4 * i + 2 * half + j];
+          x = power_of_2(fmaf(x, to_base2[half], -base));
+          more += x;
+        }
+      }
+      total[half] = fmaf(total[half], shrink[half], more);
+    }
+  }
+  __device__ void rescale(const float (&shrink)[2]) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) sums[part][i] *= shrink[i / 2 % 2];
+    }
+  }
+  __device__ void pack_weights() {
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        weights[step][i] =
+            word_of(__floats2half2_rn(logits[8 * step + 2 * i], logits[8 * step + 2 * i + 1]));
+      }
+    }
+  }
+
+  __device__ void end(const CodedParams& a, uint32_t kv_head, uint32_t split) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float all = quad_sum(total[half]);
+      const size_t at = (size_t{split} * a.rows.kv_heads + kv_head) * a.padded + row[half];
+      if (lane % 4 == 0) {
+        a.part_sums[at] = make_float2(all > 0.0F ? top[half] * to_base2[half] : kMinusInf, all);
+      }
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+        for (int i = 0; i < kPart / 4; ++i) {
+          const int column = part * 128 + i * 8 + lane % 4 * 2;
+          if (column >= kDim) continue;
+          *reinterpret_cast<float2*>(a.part_o + at * kDim + column) =
+              make_float2(sums[part][4 * i + 2 * half], sums[part][4 * i + 2 * half + 1]);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace keyhole::gpu::coded

@@ -1,0 +1,187 @@
+#include "gpu/cuda/prefill/coded_turn.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "gpu/cuda/common/device_scope.h"
+
+namespace keyhole::gpu {
+namespace {
+
+constexpr uint32_t kMostPasses = 5;
+constexpr uint32_t kListCapacity = 256;  ///< of a query in the first pass
+constexpr uint32_t kMostFetched = 8192;  ///< rows of a KV head
+constexpr uint32_t kMostSplitsOfTurn = 32;
+
+uint32_t padded_rows(uint32_t rows) {
+  return (rows + kCodedQueries - 1) / kCodedQueries * kCodedQueries;
+}
+
+}  // namespace
+
+bool CodedTurn::supports(const CodedRows& rows) {
+  const uint32_t d = rows.code.dim, bits = rows.code.key_bits;
+  return rows.blocks_at != nullptr && rows.keys != nullptr && bits == rows.code.value_bits &&
+         (bits == 2 || bits == 4) && (d == 64 || d == 80 || d == 96 || d == 128 || d == 256);
+}
+
+void CodedTurn::give_back() {
+  if (memory_.bytes() == 0) return;
+  const size_t bytes = memory_.bytes();
+  memory_ = DeviceBuffer();
+  session_.release(bytes);
+}
+
+uint32_t CodedTurn::splits_of(uint32_t padded) const {
+  // Every thread block has a multiprocessor of its own: as few splits as leave few of these idle at the end.
+  const uint32_t blocks = padded / kCodedQueries * params_.rows.kv_heads;
+  const uint32_t most = std::clamp(params_.rows.blocks / 2, 1U, kMostSplitsOfTurn);
+  uint32_t best = 1;
+  double best_use = 0.0;
+  for (uint32_t splits = 1; splits <= most; ++splits) {
+    const uint32_t waves = (blocks * splits + processors_ - 1) / processors_;
+    const double use = double{1.0} * blocks * splits / (double{1.0} * waves * processors_);
+    if (use > best_use + 0.02) {
+      best = splits;
+      best_use = use;
+    }
+    if (best_use > 0.92) break;
+  }
+  return best;
+}
+
+size_t CodedTurn::list_entries() const {
+  // In doubt few queries list many rows each, and behind a short context all may list all rows.
+  return std::max(size_t{params_.padded} * kListCapacity,
+                  std::min(size_t{params_.padded} * params_.row_capacity,
+                           size_t{kCodedQueries} * kMostFetched));
+}
+
+void CodedTurn::lay_out(std::byte* base, size_t& end) {
+  CodedParams& p = params_;
+  end = 0;
+  const auto take = [&](auto*& pointer, size_t count) {
+    using T = std::remove_reference_t<decltype(*pointer)>;
+    pointer = base == nullptr ? nullptr : reinterpret_cast<T*>(base + end);
+    end += (count * sizeof(T) + 255) / 256 * 256;
+  };
+  const size_t heads = p.rows.kv_heads, dim = p.rows.code.dim, padded = p.padded;
+  const size_t rows = heads * padded, queries = size_t{p.n} * p.q_heads;
+  take(p.o, queries * dim);
+  take(p.sums, queries);
+  take(p.q, rows * coded_columns(p.rows.code.dim));
+  take(p.queries, rows);
+  take(p.part_o, p.splits * rows * dim);
+  take(p.part_sums, p.splits * rows);
+  take(p.lists, heads * list_entries());
+  take(p.list_counts, rows);
+  take(p.found, heads * p.rows.blocks * 8);
+  take(p.before, heads * p.rows.blocks * 8);
+  take(p.fetched, heads * p.row_capacity);
+  take(p.fetched_counts, heads);
+  take(p.fetched_rows, heads * p.row_capacity * 2 * p.rows.row_bytes);
+  for (uint32_t*& list : lists_of_queries_) take(list, 2 * queries + heads);
+  take(p.status, 1);
+}
+
+void CodedTurn::reserve() {
+  size_t bytes = 0;
+  lay_out(nullptr, bytes);
+  if (bytes > memory_.bytes()) {
+    give_back();
+    const BesideCapture beside;
+    session_.claim(bytes, "many tokens over codes");
+    try {
+      memory_ = DeviceBuffer(bytes);
+    } catch (...) {
+      session_.release(bytes);
+      throw;
+    }
+  }
+  if (answer_.bytes() == 0) {
+    const BesideCapture beside;
+    answer_ = PinnedBuffer(sizeof(CodedStatus));
+  }
+  lay_out(memory_.data(), bytes);
+}
+
+void CodedTurn::enqueue_pass(cudaStream_t stream) {
+  const size_t words = size_t{params_.rows.kv_heads} * params_.rows.blocks * 8;
+  check(cudaMemsetAsync(params_.found, 0, words * sizeof(uint32_t), stream), "rows of codes");
+  check(cudaMemsetAsync(params_.status, 0, sizeof(CodedStatus), stream), "rows of codes");
+  check(cudaMemsetAsync(params_.next_counts, 0, params_.rows.kv_heads * sizeof(uint32_t), stream),
+        "rows of codes");
+  launch_coded_prepare(params_, stream);
+  launch_coded_attend(params_, stream);
+  launch_coded_fetch(params_, stream);
+  launch_coded_merge(params_, stream);
+}
+
+CodedStatus CodedTurn::read_status(cudaStream_t stream) {
+  check(cudaMemcpyAsync(answer_.data(), params_.status, sizeof(CodedStatus), cudaMemcpyDeviceToHost,
+                        stream),
+        "many tokens over codes");
+  check(cudaStreamSynchronize(stream), "many tokens over codes");
+  CodedStatus status;
+  std::memcpy(&status, answer_.data(), sizeof status);
+  return status;
+}
+
+CodedAttention CodedTurn::attend(const CodedRows& rows, const BlockedParams& queries, DType dtype,
+                                 const float* sinks, cudaStream_t stream) {
+  if (processors_ == 0) {
+    int count = 0;
+    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, session_.ordinal()),
+          "the device's multiprocessors");
+    processors_ = static_cast<uint32_t>(count);
+  }
+  CodedParams& p = params_;
+  p = CodedParams{};
+  p.rows = rows;
+  p.n = queries.n;
+  p.q_heads = queries.q_heads;
+  p.group = queries.q_heads / rows.kv_heads;
+  p.logits = queries.logits;
+  p.raw = queries.q;
+  p.raw_low = queries.q_low;
+  p.dtype = dtype;
+  p.sinks = sinks;
+  p.o_before = queries.o;
+  p.sums_before = queries.sums;
+  p.padded = padded_rows(p.n * p.group);
+  p.splits = splits_of(p.padded);
+  p.list_capacity = kListCapacity;
+  p.row_capacity = std::min(rows.blocks * kCodeBlock, kMostFetched);
+  reserve();
+  const size_t part_rows = size_t{p.splits} * p.padded, entries = list_entries();
+  const size_t of_list = size_t{p.n} * p.q_heads;
+
+  CodedAttention end;
+  while (true) {
+    const auto place = [&](uint32_t* list, auto& number, auto& lse, auto& counts) {
+      number = list;
+      lse = reinterpret_cast<float*>(list + of_list);
+      counts = list + 2 * of_list;
+    };
+    place(lists_of_queries_[end.passes % 2], p.next_rows, p.next_lse, p.next_counts);
+    enqueue_pass(stream);
+    const CodedStatus status = read_status(stream);
+    ++end.passes;
+    end.rows = std::max(end.rows, status.rows);
+    if (end.passes == 1) {
+      end.doubted = status.doubted;
+      end.heads = status.heads;
+    }
+    end.refused = status.flags != 0 || (status.doubted != 0 && end.passes == kMostPasses);
+    if (end.refused || status.doubted == 0) return end;
+    p.pass_rows = p.next_rows;
+    p.pass_lse = p.next_lse;
+    p.pass_counts = p.next_counts;
+    p.padded = padded_rows(status.most_doubted);
+    p.splits = std::min(splits_of(p.padded), static_cast<uint32_t>(part_rows / p.padded));
+    p.list_capacity = static_cast<uint32_t>(entries / p.padded);
+  }
+}
+
+}  // namespace keyhole::gpu

@@ -1,0 +1,58 @@
+// Many query rows over the codes of a layer, on Hopper: memory, passes and what they have come to (gpu/cuda/prefill/coded_kernels.h
+// lists the kernels).
+//
+// A first pass is of all queries. Those whose codes cannot tell which rows weigh (cpu/code_doubt.h) have another, alone, in which
+// every row is read exactly that may weigh, up to kMostPasses in all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gpu/blocked.h"
+#include "gpu/cuda/common/memory.h"
+#include "gpu/cuda/common/session_memory.h"
+#include "gpu/cuda/prefill/blocked_kernels.h"
+#include "gpu/cuda/prefill/coded_kernels.h"
+
+namespace keyhole::gpu {
+
+class CodedTurn {
+ public:
+  explicit CodedTurn(const SessionMemory& session) : session_(session) {}
+  ~CodedTurn() { give_back(); }
+  CodedTurn(const CodedTurn&) = delete;
+  CodedTurn& operator=(const CodedTurn&) = delete;
+
+  /// Whether there are kernels for these codes.
+  [[nodiscard]] static bool supports(const CodedRows& rows);
+  /// Attends. queries: n, heads, queries in two parts, logits, and the state before. Waits for the stream. Throws
+  /// Error(out_of_device_memory | device_error).
+  [[nodiscard]] CodedAttention attend(const CodedRows& rows, const BlockedParams& queries,
+                                      DType dtype, const float* sinks, cudaStream_t stream);
+  // The state after, as BlockedParams has it, until the next call.
+  [[nodiscard]] float* o() const { return params_.o; }
+  [[nodiscard]] float2* sums() const { return params_.sums; }
+
+  [[nodiscard]] size_t bytes() const { return memory_.bytes(); }
+  /// Gives the memory back, which nothing that was enqueued uses any more.
+  void give_back();
+
+ private:
+  void lay_out(std::byte* base, size_t& end);
+  void reserve();
+  /// Divides the query rows of a pass among thread blocks.
+  [[nodiscard]] uint32_t splits_of(uint32_t padded) const;
+  /// Entries of the lists of a KV head, in the first pass of a turn.
+  [[nodiscard]] size_t list_entries() const;
+  void enqueue_pass(cudaStream_t stream);
+  [[nodiscard]] CodedStatus read_status(cudaStream_t stream);
+
+  SessionMemory session_;
+  DeviceBuffer memory_;
+  PinnedBuffer answer_;  ///< a CodedStatus
+  CodedParams params_;
+  uint32_t* lists_of_queries_[2] = {};  ///< rows, log-sum-exps and counts of two passes in turn
+  uint32_t processors_ = 0;
+};
+
+}  // namespace keyhole::gpu
