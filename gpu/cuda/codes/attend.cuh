@@ -4,8 +4,12 @@
 //   logits   gpu/cuda/codes/queries.cuh
 //   weights  2^(logit - m), m a running maximum that moves only where a logit passes it by 2^6, so that a tile costs
 //            no reduction; weight times value factor in fp16, for up to 4 heads with its rounding error (ValueSums)
-//   values   the codes in the mantissas of fp16 numbers 1 + u/4 or 1 + u/16 (one shift and mask for two codes, one mask
-//            alone where they lie right), m16n8k16; the part of the ones is subtracted at the end
+//   values   the codes as they lie, which are subnormal fp16 numbers (one shift and mask for two codes, one mask alone
+//            where they lie right), m16n8k16; behind every block what all rows have in common is subtracted
+//
+// ROUNDING. Tensor cores cut sums off, always towards zero. What they cut off a sum that only grows adds up to a
+// share of it that grows with the number of tiles, and values that cancel are a small part of such a sum. So the sums
+// are centred behind every block: what they hold is what values leave of each other, in which errors cancel, too.
 //
 // LAUNCHED AHEAD of the end of the kernel before it, a block asks for its first pairs at once. That is safe: an
 // encoding of codes is always followed by a kernel that waits for it and writes the number of codes
@@ -28,34 +32,40 @@ namespace keyhole::gpu::codes {
 
 constexpr float kHeadroom = 6.0F;  // log2: by how much a logit may pass the running maximum
 
-/// Value codes as fp16 numbers 1 + u / unit. Registers with an odd number, which hold components 8 and more of a
-/// product's 16, have another unit where that saves a shift.
+/// Where value codes come to lie in two fp16 numbers of a register, by a shift and a mask. Registers with an odd
+/// number, which hold components 8 and more of a product's 16, have another place where that saves a shift.
 template <int kBits>
-struct ValueUnits;
+struct ValuePlaces;
 template <>
-struct ValueUnits<2> {
-  static constexpr float kEven = 4.0F, kOdd = 16.0F;
+struct ValuePlaces<2> {
   static constexpr uint32_t kEvenMask = 0x03000300U, kOddMask = 0x00C000C0U;
   __host__ __device__ static constexpr int left(int sub) {
     return sub % 2 == 0 ? 8 - 2 * sub : 6 - 2 * sub;
   }
 };
 template <>
-struct ValueUnits<4> {
-  static constexpr float kEven = 16.0F, kOdd = 16.0F;
+struct ValuePlaces<4> {
   static constexpr uint32_t kEvenMask = 0x03C003C0U, kOddMask = 0x03C003C0U;
   __host__ __device__ static constexpr int left(int sub) { return 6 - 4 * sub; }
 };
 
+/// Codes alone are subnormal fp16 numbers u / unit. Tensor cores multiply these exactly, and as fast as others.
+template <int kBits>
+struct ValueUnits {
+  static constexpr float kOdd = 262144.0F, kEven = kBits == 2 ? 65536.0F : kOdd;
+};
+
+/// The value codes of a register. rest: the fp16 bits beside the codes.
 template <int kBits, int kWords>
-__device__ inline uint32_t value_register(const uint32_t (&words)[kWords], int reg, uint32_t ones) {
-  using Units = ValueUnits<kBits>;
+__device__ inline uint32_t value_register(const uint32_t (&words)[kWords], int reg,
+                                          uint32_t rest = 0) {
+  using Places = ValuePlaces<kBits>;
   constexpr int kPer = 16 / kBits;
-  const int left = Units::left(reg % kPer);
+  const int left = Places::left(reg % kPer);
   const uint32_t word = words[reg / kPer];
   const uint32_t moved = left >= 0 ? word << left : word >> -left;
-  // This is one instruction, (moved & mask) | ones, as long as `ones` is in a register.
-  return (moved & (reg % 2 == 0 ? Units::kEvenMask : Units::kOddMask)) | ones;
+  // This is one instruction, (moved & mask) | rest, as long as `rest` is 0 or in a register.
+  return (moved & (reg % 2 == 0 ? Places::kEvenMask : Places::kOddMask)) | rest;
 }
 
 /// Sums of weighted values by products of 8 columns: a warp's lane has components 16 m + lane/4 and 16 m + lane/4 + 8
@@ -272,13 +282,9 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   // A row that is left out has a logit of -inf, and so may a whole tile.
   const auto base_of = [](float top) { return Split::kFinds ? finite_base(top) : top; };
 
-  // `ones` is two fp16 ones. The compiler must not know its value, because masking and joining a constant would take
-  // two instructions instead of one; a group is never as large as 2^16.
-  const uint32_t ones = 0x3C003C00U + (s.group >> 16U);
-
   const float cap = s.logits.softcap * kLog2E;
   float acc[Sums::kColumns][kProducts][4] = {};
-  float top[kHeadTiles], sum[kHeadTiles], scaled_sum[kHeadTiles];
+  float top[kHeadTiles], sum[kHeadTiles], scaled_sum[kHeadTiles];  // scaled_sum: of a block
 #pragma unroll
   for (int t = 0; t < kHeadTiles; ++t) {
     top[t] = kMinusInf;
@@ -365,7 +371,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
           uint32_t a[4];
 #pragma unroll
           for (int r = 0; r < 4; ++r) {
-            a[r] = value_register<kBits>(tiles[i].values, 4 * m + r, ones);
+            a[r] = value_register<kBits>(tiles[i].values, 4 * m + r);
           }
 #pragma unroll
           for (int c = 0; c < Sums::kColumns; ++c) {
@@ -388,12 +394,16 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
 #pragma unroll
     for (int t = 0; t < kHeadTiles; ++t) {
       sum[t] += block_sum[t];
-      const float all = sum_of_head(block_sum[t]);
+      const float all = 0.5F * sum_of_head(block_sum[t]);
+      // The middle of the codes, where values are 0, is taken away as often as all of that times factors.
+      constexpr float kMiddle = 0.5F * static_cast<float>((1 << kBits) - 1);
+      const float middles = -kMiddle * sum_of_head(scaled_sum[t]);
+      scaled_sum[t] = 0.0F;
 #pragma unroll
       for (int m = 0; m < kProducts; ++m) {
         const int j = 16 * m + lane / 4;
-        Sums::add(acc, t, m, all * (0.5F / Units::kEven) * __half2float(value_mean[j]),
-                  all * (0.5F / Units::kOdd) * __half2float(value_mean[j + 8]));
+        Sums::add(acc, t, m, fmaf(all, __half2float(value_mean[j]), middles) / Units::kEven,
+                  fmaf(all, __half2float(value_mean[j + 8]), middles) / Units::kOdd);
       }
     }
   }
@@ -410,7 +420,6 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
 #pragma unroll
   for (int t = 0; t < kHeadTiles; ++t) {
     sum[t] = sum_of_head(sum[t]);
-    scaled_sum[t] = sum_of_head(scaled_sum[t]);
     if (lane < 4) {
       shared_max[warp][4 * t + lane] = top[t];
       shared_sum[warp][4 * t + lane] = sum[t];
@@ -420,16 +429,13 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   for (int t = 0; t < kHeadTiles; ++t) {
     const CodesParams& own = heads.step(t);
     const size_t part = (size_t{kv_head} * own.splits + split.place()) * own.group + heads.head(t);
-    const float levels = static_cast<float>((1 << kBits) - 1);
-    const float even = (2.0F * Units::kEven + levels) * scaled_sum[t];
-    const float odd = (2.0F * Units::kOdd + levels) * scaled_sum[t];
     float* row = states.o[warp][lane % 4];
 #pragma unroll
     for (int m = 0; m < kProducts; ++m) {
       const int j = 16 * m + lane / 4;
       const float2 both = Sums::of(acc, t, m);
-      row[j] = 2.0F * Units::kEven * both.x - even;
-      row[j + 8] = 2.0F * Units::kOdd * both.y - odd;
+      row[j] = 2.0F * Units::kEven * both.x;
+      row[j + 8] = 2.0F * Units::kOdd * both.y;
     }
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < 4 * kDim; i += kWarps * 32) {

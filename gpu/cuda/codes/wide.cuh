@@ -13,7 +13,7 @@
 // passes it by 2^6 the block agrees on new ones and makes the weights again, so that a chunk takes two barriers.
 //
 // One more product a chunk has the sums of the weights, each in two fp16 numbers of 22 bits together: the mean value of a block
-// counts with the sum of its rows' weights, and what the ones in the values' registers add (attend.cuh) is taken away at once.
+// counts with the sum of its rows' weights, and what the ones in the values' registers add is taken away at once.
 // Sums stay small that way: tensor cores cut sums off, and over thousands of rows the ones would cost what values leave of them.
 //
 // BANDWIDTH. Shared memory limits it: at 24 query rows of 256 components, a tile of 16 rows takes 48 cycles for the queries, 32
@@ -24,6 +24,13 @@
 #include "gpu/cuda/codes/wide_params.h"
 
 namespace keyhole::gpu::codes {
+
+/// Value codes as fp16 numbers 1 + u / unit: the means of values, in the units of their sums, are fp16 numbers here,
+/// too.
+template <int kBits>
+struct OnesUnits {
+  static constexpr float kOdd = 16.0F, kEven = kBits == 2 ? 4.0F : kOdd;
+};
 
 template <int kDim, int kBits, int kColumns>
 struct WideShape {
@@ -115,7 +122,7 @@ class WidePass {
  public:
   using Shape = WideShape<kDim, kBits, kColumns>;
   using Shared = WideShared<kDim, kBits, kColumns>;
-  using Units = ValueUnits<kBits>;
+  using Units = OnesUnits<kBits>;
 
   __device__ WidePass(const WideParams& p, std::byte* memory)
       : p_(p),
@@ -433,7 +440,8 @@ class WidePass {
       }
       total_ += sum;
     }
-    // The compiler must not know its value: see attend().
+    // Two fp16 ones. The compiler must not know the value, because masking and joining a constant would take two
+    // instructions instead of one; a group is never as large as 2^16.
     const uint32_t ones = 0x3C003C00U + (s_.group >> 16U);
     constexpr int kTilesOfHalf = Shape::kPairs;  // 8 tiles for two halves of the warps
     const int first_tile = warp_ % 2 * kTilesOfHalf;
