@@ -1,7 +1,9 @@
 // Time of a layer's attention over codes on the device, beside a read of the same bytes: 32 layers in a graph, 8 KV
 // heads of 4 query heads, d = 128. Arguments, in any order: `single`, rows are chosen by one thread block per KV head, as on GPUs
-// without clusters; `d=256` or another head dimension; `g=16` or another number of query heads of a KV head, which several
-// tokens of a step are, too; `b=4` or another number of bits, instead of 2 and 4.
+// without clusters; `d=256` or another head dimension; `kv=4` or another number of KV heads; `g=16` or another number
+// of query heads of a KV head; `t=4` or another number of tokens of a step, whose exact rows are N for each part of
+// it; `b=4` or another number of bits, instead of 2 and 4; `n=131072` or another number of rows, instead of four;
+// `r=48` or another number of exact rows, instead of 64; `resident`, 640 resident tokens are attended, too.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -93,67 +95,115 @@ double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, bool
   return 1000.0 * times[times.size() / 2] / static_cast<double>(steps.size());
 }
 
+constexpr uint32_t kResident = 640;
+
+/// Resident tokens of zeros, the newest of which are the step's own.
+void attend_resident(CodesStep& s, uint32_t heads) {
+  const size_t row = s.shape.dim * size_t{2};
+  const std::vector<RingState> states(s.kv_heads, RingState{1, 128, 0, kResident - 128});
+  auto* const on_device = device<RingState>(states.size());
+  check(cudaMemcpy(on_device, states.data(), states.size() * sizeof(RingState),
+                   cudaMemcpyHostToDevice),
+        "copy");
+  const auto zeros = [&](size_t bytes) {
+    auto* const p = device<std::byte>(bytes);
+    check(cudaMemset(p, 0, bytes), "zeros");
+    return p;
+  };
+  s.has_resident = true;
+  StepParams& r = s.resident;
+  r.ring = {128, kResident - 128, kResident - 129};
+  r.logits = s.logits;
+  r.kv_heads = s.kv_heads;
+  r.group = heads;
+  r.states = on_device;
+  r.kv = zeros(s.kv_heads * 2 * kResident * row);
+  r.tokens = s.tokens;
+  r.q = s.q;
+  r.k = r.v = dense_tensor(zeros(s.tokens * s.kv_heads * row), s.tokens, s.kv_heads, s.shape.dim,
+                           DType::f16, Memory::device);
+  r.drafts = s.tokens > 1 ? s.tokens : 0;
+  for (uint32_t i = 0; i < s.tokens; ++i) r.sees[i] = (uint64_t{2} << i) - 1;
+  r.counts = false;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   bool cluster = true;
-  uint32_t dim = 128, group = 4, only = 0;
+  bool resident = false;
+  uint32_t dim = 128, kv_heads = 8, heads = 4, step_tokens = 1, only = 0, only_tokens = 0;
+  uint32_t most_rows = 64;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "single") == 0) {
       cluster = false;
+    } else if (std::strcmp(argv[i], "resident") == 0) {
+      resident = true;
     } else if (std::sscanf(argv[i], "d=%u", &dim) != 1 &&
-               std::sscanf(argv[i], "g=%u", &group) != 1 &&
-               std::sscanf(argv[i], "b=%u", &only) != 1) {
-      std::fprintf(stderr, "%s: allowed are single, d=<components>, g=<query heads>, b=<bits>\n",
+               std::sscanf(argv[i], "kv=%u", &kv_heads) != 1 &&
+               std::sscanf(argv[i], "g=%u", &heads) != 1 &&
+               std::sscanf(argv[i], "t=%u", &step_tokens) != 1 &&
+               std::sscanf(argv[i], "b=%u", &only) != 1 &&
+               std::sscanf(argv[i], "n=%u", &only_tokens) != 1 &&
+               std::sscanf(argv[i], "r=%u", &most_rows) != 1) {
+      std::fprintf(stderr,
+                   "%s: allowed are single, resident, d=<components>, kv=<KV heads>, g=<query "
+                   "heads>, t=<tokens>, b=<bits>, n=<rows>, r=<exact rows>\n",
                    argv[i]);
       return 1;
     }
   }
   const std::vector<uint32_t> all_bits =
       only != 0 ? std::vector<uint32_t>{only} : std::vector<uint32_t>{2, 4};
+  const std::vector<uint32_t> all_tokens =
+      only_tokens != 0 ? std::vector<uint32_t>{only_tokens}
+                       : std::vector<uint32_t>{32768, 131072, 524288, 1048576};
+  const uint32_t group = heads * step_tokens;
   cudaDeviceProp prop;
   check(cudaGetDeviceProperties(&prop, 0), "device");
   std::printf("%s, %d multiprocessors\n", prop.name, prop.multiProcessorCount);
   cudaStream_t stream;
   check(cudaStreamCreate(&stream), "stream");
-  std::printf("%8s %6s %10s %10s %11s %10s %10s %10s %8s\n", "tokens", "bits", "MB/layer",
-              "copy us", "attend us", "N=0 us", "N=16 us", "N=64 us", "TB/s");
-  const size_t pinned_bytes = size_t{9} << 30;
+  std::printf("%8s %6s %10s %10s %11s %10s %10s   N=%2u us %8s\n", "tokens", "bits", "MB/layer",
+              "copy us", "attend us", "N=0 us", "N=16 us", most_rows, "TB/s");
+  const size_t pinned_bytes =
+      only_tokens != 0 ? size_t{8} * kv_heads * only_tokens * dim : size_t{9} << 30;
   std::byte* pinned = nullptr;
   check(cudaHostAlloc(reinterpret_cast<void**>(&pinned), pinned_bytes, cudaHostAllocDefault),
         "cudaHostAlloc");
-  constexpr uint32_t kKvHeads = 8;
   for (const uint32_t bits : all_bits) {
     const CodeShape shape{dim, bits, bits};
-    for (const uint32_t tokens : {32768U, 131072U, 524288U, 1048576U}) {
+    for (const uint32_t tokens : all_tokens) {
       const uint32_t blocks = tokens / kCodeBlock;
       const uint32_t layers = tokens > 131072 ? 4 : tokens > 32768 ? 8 : 32;
-      const size_t layer_bytes = kKvHeads * blocks * shape.block_bytes();
+      const size_t layer_bytes = kv_heads * blocks * shape.block_bytes();
       auto* data = device<std::byte>(layers * layer_bytes);
-      const std::vector<std::byte> sample = random_blocks(shape, size_t{kKvHeads} * blocks);
+      const std::vector<std::byte> sample = random_blocks(shape, size_t{kv_heads} * blocks);
       for (uint32_t l = 0; l < layers; ++l) {
         check(
             cudaMemcpy(data + l * layer_bytes, sample.data(), layer_bytes, cudaMemcpyHostToDevice),
             "copy");
       }
-      std::vector<float> ones(kKvHeads * dim, 1.0F), q(kKvHeads * group * dim);
+      std::vector<float> ones(kv_heads * dim, 1.0F), q(kv_heads * group * dim);
       std::mt19937 rng(2);
       std::normal_distribution<float> normal;
       for (float& x : q) x = normal(rng);
       CodesStep s;
       s.shape = shape;
-      s.kv_heads = kKvHeads;
+      s.kv_heads = kv_heads;
       s.group = group;
+      s.tokens = step_tokens;
+      s.wide = codes_are_wide(group);
       s.block_capacity = blocks;
-      s.splits = code_splits(shape, kKvHeads, group, blocks,
+      s.splits = code_splits(shape, kv_heads, group, blocks,
                              static_cast<uint32_t>(prop.multiProcessorCount),
-                             prop.sharedMemPerMultiprocessor);
+                             prop.sharedMemPerMultiprocessor, resident ? kResident : 0, s.wide);
       s.logits.scale = 1.0F / std::sqrt(static_cast<float>(dim));
       s.head_stride = shape.block_bytes();
-      s.block_stride = kKvHeads * s.head_stride;
+      s.block_stride = kv_heads * s.head_stride;
       s.cluster = cluster;
       check(prepare_codes(s, 0), "prepare");
-      auto* scales = device<float>(kKvHeads * dim);
+      auto* scales = device<float>(kv_heads * dim);
       check(cudaMemcpy(scales, ones.data(), ones.size() * 4, cudaMemcpyHostToDevice), "copy");
       s.key_scale = scales;
       s.value_scale = scales;
@@ -163,10 +213,11 @@ int main(int argc, char** argv) {
       auto* dq = device<float>(q.size());
       check(cudaMemcpy(dq, q.data(), q.size() * 4, cudaMemcpyHostToDevice), "copy");
       const auto heads_of = [&](float* x) {
-        return dense_tensor(reinterpret_cast<std::byte*>(x), 1,
-                            static_cast<uint32_t>(q.size() / dim), dim, DType::f32, Memory::device);
+        return dense_tensor(reinterpret_cast<std::byte*>(x), step_tokens, kv_heads * heads, dim,
+                            DType::f32, Memory::device);
       };
       s.q = heads_of(dq);
+      if (resident) attend_resident(s, heads);
       s.work = device<std::byte>(codes_work_bytes(s));
       auto* out = device<float>(q.size());
       s.out = heads_of(out);
@@ -182,13 +233,13 @@ int main(int argc, char** argv) {
           e.exact_rows = exact_rows;
           e.row_stride = dim * 2;
           e.kv_head_stride = size_t{tokens} * e.row_stride;
-          const size_t all = 2 * kKvHeads * e.kv_head_stride;
+          const size_t all = 2 * kv_heads * e.kv_head_stride;
           e.keys = pinned + l * all % (pinned_bytes - all + 1) / all * all;
-          e.values = e.keys + kKvHeads * e.kv_head_stride;
+          e.values = e.keys + kv_heads * e.kv_head_stride;
         }
         return time_graph(stream, steps, true);
       };
-      const double none = with_rows(0), sixteen = with_rows(16), all = with_rows(64);
+      const double none = with_rows(0), sixteen = with_rows(16), all = with_rows(most_rows);
       const double attend = time_graph(stream, steps, false);
       // A copy moves every byte twice.
       auto* half = device<std::byte>(layer_bytes / 2);

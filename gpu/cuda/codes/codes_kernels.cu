@@ -157,6 +157,24 @@ cudaError_t launch_clusters(const void* kernel, dim3 grid, size_t bytes, cudaStr
   return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 
+uint32_t count_clusters(const void* kernel, size_t bytes) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {kFinishBlocks, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(kFinishBlocks);
+  config.blockDim = dim3(kFinishThreads);
+  config.dynamicSmemBytes = bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int count = 0;
+  if (cudaOccupancyMaxActiveClusters(&count, kernel, &config) == cudaSuccess) {
+    return static_cast<uint32_t>(std::max(count, 0));
+  }
+  static_cast<void>(cudaGetLastError());  // what follows does not fail for it
+  return 0;
+}
+
 size_t shared_bytes(const CodesStep& step, const Kernels& kernels) {
   if (!step.cluster) return kernels.single_shared;
   const size_t turns =

@@ -72,6 +72,8 @@ struct CodesStep {
   /// Whether families of steps have kernels for this shape; set by prepare_codes().
   bool shares = false;
   uint32_t processors = 1;  ///< of the device; set by prepare_codes()
+  /// Clusters of what follows the pass for many query rows that the device runs at once; set by prepare_codes().
+  uint32_t clusters_at_once = 0;
 
   const uint32_t* block_count =
       nullptr;  ///< one number, <= block_capacity, the same for all KV heads; 0: no codes yet

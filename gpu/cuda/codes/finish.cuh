@@ -199,7 +199,8 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
   const uint32_t group_count = *s.block_count * kBlockMaxima;
   const uint32_t turns = (group_count + kClusterThreads - 1) / kClusterThreads;
   uint32_t wanted = group_count == 0 ? 0 : s.exact_rows;  // a block has more rows than that
-  RawQueries<kDim, Shared::kHeads, static_cast<int>(kFinishWarps)> raw_queries;
+  // One query at a time: instructions that run once come from memory, some 4 ns each.
+  RawQueries<kDim, Shared::kHeads, static_cast<int>(kFinishWarps), 1> raw_queries;
   const StepHeads heads{s};
   raw_queries.load(heads, kv_head);
   const CodeFigures figures = figures_of(s, kv_head);
@@ -230,13 +231,13 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
     float* to = &shared.split_o[h / kFinishBlocks][at];
     *reinterpret_cast<float4*>(in_block(to, h % kFinishBlocks)) = sum;
   };
-  weigh_splits(s, kv_head, splits, shared.splits, shared);
+  weigh_splits(s, kv_head, splits, deal.rank, shared.splits, shared);
   __syncthreads();
   if (wanted == 0) {
     if (s.host_rows.requests != nullptr)
       ask_host(s, kv_head, choice.chosen, 0, deal.rank, shared.top);
     cluster_wait();  // all blocks have started
-    sums.add<kDim>(s, kv_head, splits, shared.splits);
+    sums.add<kDim>(s, kv_head, splits, deal.rank, shared.splits);
     __syncthreads();
     sums.send<kDim>(shared.splits, send_sum);
   } else {
@@ -259,7 +260,7 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
     send_share(choice, largest, deal.rank, few);
     cluster_arrive();
     // Meanwhile the splits are summed.
-    sums.add<kDim>(s, kv_head, splits, shared.splits);
+    sums.add<kDim>(s, kv_head, splits, deal.rank, shared.splits);
     __syncthreads();
     sums.send<kDim>(shared.splits, send_sum);
     cluster_wait();

@@ -20,7 +20,7 @@ struct FinishShared {
 
   SharedQueries<kDim, kBits, kHeadTiles> queries;
   alignas(16) float q[kHeads][kDim];  ///< as they came, times scale log2(e)
-  SplitShared<kHeads, kFinishThreads> splits;
+  SplitShared<kHeads, kFinishThreads, kFinishBlocks> splits;
   ChoiceShared<kHeads> choice;
   float top[kHeads], total[kHeads], lse[kHeads];  ///< of the codes, base 2
   CodeFigures figures;

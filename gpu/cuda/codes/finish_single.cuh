@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
     if (s.resident_o != nullptr && merges) resident.load(s, size_t{kv_head} * s.group + warp);
   };
   if (kDim <= 128) load_resident();
-  weigh_splits(s, kv_head, AllSplits{}, shared.splits, shared);
+  weigh_splits(s, kv_head, AllSplits{}, 0, shared.splits, shared);
   __syncthreads();
 #pragma unroll
   for (uint32_t part = 0; part < kParts; ++part) {
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
       __syncthreads();
       sums.template load<kDim>(s, kv_head, AllSplits{}, part);
     }
-    sums.template add<kDim>(s, kv_head, AllSplits{}, shared.splits);
+    sums.template add<kDim>(s, kv_head, AllSplits{}, 0, shared.splits);
     __syncthreads();
     sums.template send<kDim>(shared.splits, [&](uint32_t h, uint32_t at, float4 sum) {
       *reinterpret_cast<float4*>(&shared.split_o[h][at]) = sum;

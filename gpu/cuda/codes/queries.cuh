@@ -214,15 +214,20 @@ struct StepHeads {
 };
 
 /// A warp's queries of a group as they lie in memory: of kBlockWarps warps, warp w has heads w, w + kBlockWarps, ..
-/// They are asked for ahead of all else, because everything needs them.
-template <int kDim, int kHeads, int kBlockWarps>
+/// They are asked for ahead of all else, because everything needs them: kAhead of them, and each other one when there
+/// is a place for it.
+template <int kDim, int kHeads, int kBlockWarps,
+          int kAhead = (kHeads + kBlockWarps - 1) / kBlockWarps>
 struct RawQueries {
   static constexpr int kOwn = (kHeads + kBlockWarps - 1) / kBlockWarps;
-  RawQuad q[kOwn][kLaneQuads<kDim>] = {};
+  static_assert(kAhead == kOwn || kAhead == 1);
+  RawQuad q[kAhead][kLaneQuads<kDim>] = {};
   float scale[kLaneParts<kDim>];  ///< of the head's channels
+  uint32_t kv_head = 0;
 
   template <class Heads>
-  __device__ void load(const Heads& heads, uint32_t kv_head) {
+  __device__ void load(const Heads& heads, uint32_t of_kv_head) {
+    kv_head = of_kv_head;
     const float* const key_scale = heads.step(0).key_scale;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
@@ -235,17 +240,20 @@ struct RawQueries {
       scale[4 * u] = x.x, scale[4 * u + 1] = x.y, scale[4 * u + 2] = x.z, scale[4 * u + 3] = x.w;
     }
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const uint32_t h = warp + static_cast<uint32_t>(i) * kBlockWarps;
-      if (h >= kHeads || !heads.has(h)) continue;
-      const CodesParams& s = heads.step(h / 4);
-#pragma unroll
-      for (int u = 0; u < kLaneQuads<kDim>; ++u) {
-        const QueryHead head = query_head(s, kv_head, heads.head(h / 4) + h % 4);
-        const size_t at = row_at(s.q, head) + size_t(4) * lane;
-        q[i][u] = load_raw(s.q.data, s.q.dtype, at + 128 * u);
-      }
+    for (int i = 0; i < kAhead; ++i) {
+      load_head(heads, warp + static_cast<uint32_t>(i) * kBlockWarps, q[i]);
     }
+  }
+  /// Loads head h, if the group has one.
+  template <class Heads>
+  __device__ void load_head(const Heads& heads, uint32_t h, RawQuad (&to)[kLaneQuads<kDim>]) const {
+    const uint32_t lane = threadIdx.x % 32;
+    if (4 * lane >= kDim || h >= kHeads || !heads.has(h)) return;
+    const CodesParams& s = heads.step(h / 4);
+    const QueryHead head = query_head(s, kv_head, heads.head(h / 4) + h % 4);
+    const size_t at = row_at(s.q, head) + size_t(4) * lane;
+#pragma unroll
+    for (int u = 0; u < kLaneQuads<kDim>; ++u) to[u] = load_raw(s.q.data, s.q.dtype, at + 128 * u);
   }
 };
 
@@ -313,27 +321,37 @@ __device__ __forceinline__ void prepare_query(const LogitParams& logits,
 
 /// Prepares queries by kBlockWarps warps, by prepare_query(). store(h, part, quad, word): as there, of head h. heads: as in
 /// RawQueries::load(), of steps with the same scale.
-template <int kDim, int kBits, int kHeads, int kBlockWarps, class Heads, class Store>
+template <int kDim, int kBits, int kHeads, int kBlockWarps, int kAhead, class Heads, class Store>
 __device__ __forceinline__ void prepare_queries(const Heads& heads,
-                                                const RawQueries<kDim, kHeads, kBlockWarps>& raw,
+                                                RawQueries<kDim, kHeads, kBlockWarps, kAhead>& raw,
                                                 float (*rows)[kDim], HeadConstants* constants,
                                                 float (*as_they_came)[kDim], const Store& store) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool inside = 4 * lane < kDim;
-#pragma unroll
-  for (int own = 0; own < raw.kOwn; ++own) {
-    const int h = warp + own * kBlockWarps;
-    if (h >= kHeads) break;
+  // prepare(h, raw): of head h. Where queries come one at a time, the next is on its way meanwhile.
+  const auto prepare = [&](int h, RawQuad(&quads)[kLaneQuads<kDim>]) {
     float x[kLaneParts<kDim>] = {};
     if (inside && heads.has(static_cast<uint32_t>(h))) {
       const DType dtype = heads.step(h / 4).q.dtype;
 #pragma unroll
-      for (int u = 0; u < kLaneQuads<kDim>; ++u) convert_quad(raw.q[own][u], dtype, &x[4 * u]);
+      for (int u = 0; u < kLaneQuads<kDim>; ++u) convert_quad(quads[u], dtype, &x[4 * u]);
+    }
+    if constexpr (kAhead != raw.kOwn) {
+      raw.load_head(heads, static_cast<uint32_t>(h + kBlockWarps), quads);
     }
     prepare_query<kDim, kBits>(
         heads.step(0).logits, x, raw.scale, rows[h], constants[h], as_they_came[h],
         [&](int part, int quad, uint32_t word) { store(h, part, quad, word); });
+  };
+  if constexpr (kAhead != raw.kOwn) {
+#pragma unroll 1
+    for (int h = warp; h < kHeads; h += kBlockWarps) prepare(h, raw.q[0]);
+  } else {
+#pragma unroll
+    for (int own = 0; own < raw.kOwn; ++own) {
+      if (warp + own * kBlockWarps < kHeads) prepare(warp + own * kBlockWarps, raw.q[own]);
+    }
   }
 }
 
@@ -347,8 +365,8 @@ struct SharedQueries {
 
   /// Prepares the queries by kBlockWarps warps. `as_they_came` `[kHeads][kDim]` gets the same rows before they are
   /// rotated. heads: as in load(), of steps with the same scale.
-  template <class Heads, int kBlockWarps>
-  __device__ void prepare(const Heads& heads, const RawQueries<kDim, kHeads, kBlockWarps>& raw,
+  template <class Heads, int kBlockWarps, int kAhead>
+  __device__ void prepare(const Heads& heads, RawQueries<kDim, kHeads, kBlockWarps, kAhead>& raw,
                           float (*as_they_came)[kDim]) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     prepare_queries<kDim, kBits>(heads, raw, rows, constants, as_they_came,

@@ -32,8 +32,9 @@ struct ResidentShared {
   alignas(16) float rows[kHeads][kDim];
   alignas(16) std::byte keys[kResidentBytes<kDim> * kDim];
   alignas(16) std::byte values[kResidentBytes<kDim> * kDim];
-  float logits[kResidentBytes<kDim> / 2][kHeads];
-  float top[kHeads], sum[kHeads];  ///< of the share, base 2
+  float logits[kResidentBytes<kDim> / 2][kHeads];  ///< then weights
+  float top[kHeads], sum[kHeads];                  ///< of the share, base 2
+  float keep[kHeads];  ///< what the rows at hand multiply sums before them with
 };
 
 /// Reads four components of a row in shared memory, `[kDim]` of the session's dtype.
@@ -68,6 +69,12 @@ class ResidentShare {
     next_ = split.number() * tokens / split.count();
     end_ = (split.number() + 1) * tokens / split.count();
     load();
+    // A warp reads and writes these of its own heads.
+    const uint32_t h = threadIdx.x / 32 + threadIdx.x % 32 * kWarps;
+    if (h < kHeads) {
+      shared.top[h] = kMinusInf;
+      shared.sum[h] = 0.0F;
+    }
   }
 
   /// Attends the share once queries are in shared.rows, for which the caller needs no barrier; leaves the state in
@@ -79,36 +86,49 @@ class ResidentShare {
       __syncthreads();
       take_logits();
       __syncthreads();
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        if (warp + i * kWarps < kHeads) add(warp + i * kWarps, sums_[i]);
-      }
+      add();
       next_ += count_;
       if (next_ >= end_) break;
       __syncthreads();
       load();
     }
     const float unit = __fdividef(1.0F, value_scale);
+    if constexpr (kOwn == 1) {
+      rotate(warp, sums_[0], unit);
+    } else {
+      // The rows are free now, and by way of them one loop is enough for all heads.
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const uint32_t h = warp + static_cast<uint32_t>(i) * kWarps;
-      if (h >= kHeads) break;
-      Sums& own = sums_[i];
-      rotate_quads<kDim>(own.o, shared_.rows[h], static_cast<int>(lane), false);
-      if (4 * lane < kDim) store_quads<kDim>(shared_.rows[h], static_cast<int>(lane), own.o, unit);
-      if (lane == 0) {
-        shared_.top[h] = own.top;
-        shared_.sum[h] = own.sum;
+      for (int i = 0; i < kOwn; ++i) {
+        const uint32_t h = warp + static_cast<uint32_t>(i) * kWarps;
+        if (4 * lane < kDim) {
+          store_quads<kDim>(shared_.rows[h], static_cast<int>(lane), sums_[i], 1.0F);
+        }
+      }
+#pragma unroll 1
+      for (uint32_t h = warp; h < kHeads; h += kWarps) {
+        float x[kLaneParts<kDim>] = {};
+#pragma unroll
+        for (uint32_t u = 0; u < kQuads; ++u) {
+          if (4 * lane >= kDim) continue;
+          const float4 y = *reinterpret_cast<const float4*>(&shared_.rows[h][128 * u + 4 * lane]);
+          x[4 * u] = y.x, x[4 * u + 1] = y.y, x[4 * u + 2] = y.z, x[4 * u + 3] = y.w;
+        }
+        rotate(h, x, unit);
       }
     }
   }
 
  private:
   static constexpr int kOwn = (kHeads + kWarps - 1) / kWarps;  ///< heads of a warp
-  struct Sums {
-    float o[kLaneParts<kDim>] = {};
-    float top = kMinusInf, sum = 0.0F;
-  };
+  static_assert(kOwn == 1 || kHeads % kWarps == 0);
+
+  /// Leaves the sums of head h in its row, by a warp: x, rotated, times `unit`.
+  __device__ void rotate(uint32_t h, float (&x)[kLaneParts<kDim>], float unit) {
+    if (h >= kHeads) return;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    rotate_quads<kDim>(x, shared_.rows[h], lane, false);
+    if (4 * lane < kDim) store_quads<kDim>(shared_.rows[h], lane, x, unit);
+  }
 
   /// Loads rows next_ .. next_ + count_ - 1, each by a warp.
   __device__ void load() {
@@ -151,22 +171,31 @@ class ResidentShare {
     }
   }
 
+  /// A warp has every kWarps-th row, and multiplies up to kTogether of them with a head at once: a head's query is
+  /// read from shared memory for all of them.
   __device__ void take_logits() {
+    static constexpr uint32_t kTogether = kHeadTiles <= 2 ? 1 : kDim <= 128 ? 4 : 2;
     const uint32_t lane = threadIdx.x % 32;
     const float cap = s_.logits.softcap * kLog2E;
 #pragma unroll 1
-    for (uint32_t row = threadIdx.x / 32; row < count_; row += kWarps) {
-      float4 k[kQuads];
+    for (uint32_t first = threadIdx.x / 32; first < count_; first += kTogether * kWarps) {
+      float4 k[kTogether][kQuads];
 #pragma unroll
-      for (uint32_t u = 0; u < kQuads; ++u) {
-        k[u] = {0.0F, 0.0F, 0.0F, 0.0F};
-        if (4 * lane < kDim) {
-          k[u] = quad_of<kDim>(shared_.keys, s_.resident.dtype, row, 32 * u + lane);
+      for (uint32_t r = 0; r < kTogether; ++r) {
+        // A row that is not there is the first one once more.
+        const uint32_t row = first + r * kWarps < count_ ? first + r * kWarps : first;
+#pragma unroll
+        for (uint32_t u = 0; u < kQuads; ++u) {
+          k[r][u] = {0.0F, 0.0F, 0.0F, 0.0F};
+          if (4 * lane < kDim) {
+            k[r][u] = quad_of<kDim>(shared_.keys, s_.resident.dtype, row, 32 * u + lane);
+          }
         }
       }
-#pragma unroll
+      constexpr int kUnroll = kTogether == 1 ? kHeadTiles : 1;
+#pragma unroll kUnroll
       for (int t = 0; t < kHeadTiles; ++t) {
-        float dots[4];
+        float dots[kTogether][4];
 #pragma unroll
         for (int h = 0; h < 4; ++h) {
 #pragma unroll
@@ -174,15 +203,24 @@ class ResidentShare {
             // Lanes beyond the head dimension read what is there, and multiply it by 0.
             const uint32_t at = 4 * lane < kDim ? 128 * u + 4 * lane : 0;
             const float4 q = *reinterpret_cast<const float4*>(&shared_.rows[4 * t + h][at]);
-            const float last = u == 0 ? q.w * k[u].w : fmaf(q.w, k[u].w, dots[h]);
-            dots[h] = fmaf(q.x, k[u].x, fmaf(q.y, k[u].y, fmaf(q.z, k[u].z, last)));
+#pragma unroll
+            for (uint32_t r = 0; r < kTogether; ++r) {
+              const float4 x = k[r][u];
+              const float last = u == 0 ? q.w * x.w : fmaf(q.w, x.w, dots[r][h]);
+              dots[r][h] = fmaf(q.x, x.x, fmaf(q.y, x.y, fmaf(q.z, x.z, last)));
+            }
           }
         }
-        const float dot = sum_of_own_head(dots, static_cast<int>(lane));
-        float slope;
-        if (lane < 4) {
-          const float logit = cap == 0.0F ? dot : capped(dot, cap, slope);
-          shared_.logits[row][4 * t + lane] = sees(4 * t + lane, next_ + row) ? logit : kMinusInf;
+#pragma unroll
+        for (uint32_t r = 0; r < kTogether; ++r) {
+          const uint32_t row = first + r * kWarps;
+          if (row >= count_) break;
+          const float dot = sum_of_own_head(dots[r], static_cast<int>(lane));
+          float slope;
+          if (lane < 4) {
+            const float logit = cap == 0.0F ? dot : capped(dot, cap, slope);
+            shared_.logits[row][4 * t + lane] = sees(4 * t + lane, next_ + row) ? logit : kMinusInf;
+          }
         }
       }
     }
@@ -197,27 +235,49 @@ class ResidentShare {
     return (p.sees[own] >> (token - first) & 1U) != 0;
   }
 
-  /// Adds the rows at hand to head h's sums, by a warp.
-  __device__ void add(uint32_t h, Sums& own) const {
-    const uint32_t lane = threadIdx.x % 32;
-    const float logit = lane < count_ ? shared_.logits[lane][h] : kMinusInf;
-    const float top = fmaxf(own.top, warp_max(logit));
-    const float base = finite_base(top);
-    const float weight = exp2_fast(logit - base), keep = exp2_fast(own.top - base);
-    own.top = top;
-    own.sum = fmaf(own.sum, keep, warp_sum(weight));
+  /// Adds the rows at hand to the sums of a warp's heads, of all of them together.
+  __device__ void add() {
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (warp >= kHeads) return;
+#pragma unroll 1
+    for (uint32_t h = warp; h < kHeads; h += kWarps) {
+      const float logit = lane < count_ ? shared_.logits[lane][h] : kMinusInf;
+      const float before = shared_.top[h], top = fmaxf(before, warp_max(logit));
+      const float base = finite_base(top);
+      const float weight = exp2_fast(logit - base), keep = exp2_fast(before - base);
+      const float sum = warp_sum(weight);
+      if (lane < count_) shared_.logits[lane][h] = weight;
+      if (lane == 0) {
+        shared_.top[h] = top;
+        shared_.sum[h] = fmaf(shared_.sum[h], keep, sum);
+        shared_.keep[h] = keep;
+      }
+    }
+    __syncwarp();
+    const auto head = [&](int i) { return warp + static_cast<uint32_t>(i) * kWarps; };
 #pragma unroll
-    for (float& x : own.o) x *= keep;
+    for (int i = 0; i < kOwn; ++i) {
+      const float keep = shared_.keep[head(i)];
+#pragma unroll
+      for (float& x : sums_[i]) x *= keep;
+    }
 #pragma unroll 2
     for (uint32_t row = 0; row < count_; ++row) {
-      const float w = __shfl_sync(kWholeWarp, weight, static_cast<int>(row));
+      float4 v[kQuads];
 #pragma unroll
       for (uint32_t u = 0; u < kQuads; ++u) {
-        float* o = own.o + 4 * u;
-        const float4 v = quad_of<kDim>(shared_.values, s_.resident.dtype, row,
-                                       4 * lane < kDim ? 32 * u + lane : 0);
-        o[0] = fmaf(w, v.x, o[0]), o[1] = fmaf(w, v.y, o[1]);
-        o[2] = fmaf(w, v.z, o[2]), o[3] = fmaf(w, v.w, o[3]);
+        v[u] = quad_of<kDim>(shared_.values, s_.resident.dtype, row,
+                             4 * lane < kDim ? 32 * u + lane : 0);
+      }
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const float w = shared_.logits[row][head(i)];
+#pragma unroll
+        for (uint32_t u = 0; u < kQuads; ++u) {
+          float* o = sums_[i] + 4 * u;
+          o[0] = fmaf(w, v[u].x, o[0]), o[1] = fmaf(w, v[u].y, o[1]);
+          o[2] = fmaf(w, v[u].z, o[2]), o[3] = fmaf(w, v[u].w, o[3]);
+        }
       }
     }
   }
@@ -228,7 +288,7 @@ class ResidentShare {
   RingState state_;  ///< after the step
   uint32_t stored_;  ///< tokens in K and V: all but the new ones, which are the last
   uint32_t next_, end_, count_;
-  Sums sums_[kOwn];
+  float sums_[kOwn][kLaneParts<kDim>] = {};
 };
 
 }  // namespace keyhole::gpu::codes

@@ -5,10 +5,21 @@
 
 namespace keyhole::gpu::codes {
 
-template <int kHeads, uint32_t kThreads>
+/// kBlocks: thread blocks that divide the group's rows, in columns, as in SplitSums: each needs the weights of its
+/// own heads alone.
+template <int kHeads, uint32_t kThreads, uint32_t kBlocks = 1>
 struct SplitShared {
+  static constexpr uint32_t kOwn =
+      kBlocks == 1 ? kHeads : (kHeads + kBlocks - 1) / kBlocks + 1;  ///< heads of a block at most
   alignas(16) float4 sums[kThreads];
-  float weights[kHeads][kMostSplits];
+  float weights[kOwn][kMostSplits];
+
+  /// The first head whose columns are, in part, those of block `rank`.
+  __device__ static uint32_t first_head(const CodesParams& s, uint32_t rank) {
+    if (kBlocks == 1) return 0;
+    const uint32_t quads = s.group * (s.shape.dim / 4);
+    return rank * ((quads + kBlocks - 1) / kBlocks) / (s.shape.dim / 4);
+  }
 };
 
 /// The number of splits that the pass has left of a step. In a launch of one step every place has one.
@@ -16,15 +27,19 @@ struct AllSplits {
   __device__ static uint32_t of(const CodesParams& s) { return s.splits; }
 };
 
-/// Weighs the splits of every head, by kThreads threads: the weights and their sums go to shared.top and total, the
-/// log-sum-exp of the codes alone to shared.lse. Base 2.
-template <int kHeads, uint32_t kThreads, class Splits, class Shared>
+/// Weighs the splits of every head, by kThreads threads: the weights of those that block `rank` sums up to
+/// splits.weights, the sums of weights to shared.top and total, the log-sum-exp of the codes alone to shared.lse.
+/// Base 2.
+template <int kHeads, uint32_t kThreads, uint32_t kBlocks, class Splits, class Shared>
 __device__ inline void weigh_splits(const CodesParams& s, uint32_t kv_head, const Splits& count,
-                                    SplitShared<kHeads, kThreads>& splits, Shared& shared) {
+                                    uint32_t rank, SplitShared<kHeads, kThreads, kBlocks>& splits,
+                                    Shared& shared) {
   const uint32_t lane = threadIdx.x % 32;
+  const uint32_t first_head = splits.first_head(s, rank);
   for (uint32_t h = threadIdx.x / 32; h < s.group; h += kThreads / 32) {
     const size_t first = size_t{kv_head} * s.splits * s.group + h;
-    float* const weights = splits.weights[h];
+    const bool is_own = h - first_head < splits.kOwn;  // of heads before the first one it is large
+    float* const weights = splits.weights[is_own ? h - first_head : 0];
     // Each lane has two splits under way at once: 64 are enough for 4 KV heads and more.
     float top = kMinusInf, largest = kMinusInf, total = 0.0F, of_codes = 0.0F;
 #pragma unroll 1
@@ -48,7 +63,7 @@ __device__ inline void weigh_splits(const CodesParams& s, uint32_t kv_head, cons
       for (uint32_t i = 0; i < 2; ++i) {
         total = fmaf(exp2_fast(part[i].x - base), part[i].y, total);
         of_codes += exp2_fast(lse[i] - codes_base);
-        if (from + 32 * i < count.of(s))
+        if (is_own && from + 32 * i < count.of(s))
           weights[from + 32 * i] = part[i].x;  // its maximum, until all are known
       }
     }
@@ -57,7 +72,7 @@ __device__ inline void weigh_splits(const CodesParams& s, uint32_t kv_head, cons
     total = warp_sum(total * exp2_fast(top - base));
     of_codes = warp_sum(of_codes * exp2_fast(largest - finite_base(overall_largest)));
 #pragma unroll 1
-    for (uint32_t split = lane; split < count.of(s); split += 32) {
+    for (uint32_t split = lane; is_own && split < count.of(s); split += 32) {
       weights[split] = exp2_fast(weights[split] - base);
     }
     if (lane == 0) {
@@ -72,9 +87,10 @@ __device__ inline void weigh_splits(const CodesParams& s, uint32_t kv_head, cons
 /// part of the group's rows, in columns of 4 components; threads with the same column take splits in turn.
 template <uint32_t kBlocks, uint32_t kThreads>
 struct SplitSums {
-  static constexpr uint32_t kAhead = 4;
-  uint32_t columns;  ///< of the block, a power of 2
-  uint32_t quad;     ///< of the group's rows, this thread's
+  static constexpr uint32_t kAhead = 4,
+                            kMore = 8;  ///< splits under way at once: at first, and then
+  uint32_t columns;                     ///< of the block, a power of 2
+  uint32_t quad;                        ///< of the group's rows, this thread's
   bool inside;
   float4 first[kAhead];
 
@@ -99,11 +115,12 @@ struct SplitSums {
     }
   }
   /// Leaves the sums that send() reads in shared.sums.
-  template <int kDim, class Splits, int kHeads>
-  __device__ void add(const CodesParams& s, uint32_t kv_head, const Splits& count,
-                      SplitShared<kHeads, kThreads>& shared) const {
+  template <int kDim, class Splits, int kHeads, uint32_t kWeighing>
+  __device__ void add(const CodesParams& s, uint32_t kv_head, const Splits& count, uint32_t rank,
+                      SplitShared<kHeads, kThreads, kWeighing>& shared) const {
     float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-    const float* weights = shared.weights[inside ? quad / (kDim / 4) : 0];
+    const float* weights =
+        shared.weights[inside ? quad / (kDim / 4) - shared.first_head(s, rank) : 0];
     const auto take = [&](uint32_t split, float4 x) {
       const float weight = weights[split];
       sum.x = fmaf(weight, x.x, sum.x);
@@ -118,8 +135,18 @@ struct SplitSums {
       for (uint32_t i = 0; i < kAhead; ++i) {
         if (own + i * step < count.of(s)) take(own + i * step, first[i]);
       }
-      for (uint32_t split = own + kAhead * step; split < count.of(s); split += step) {
-        take(split, *from<kDim>(s, kv_head, split));
+#pragma unroll 1
+      for (uint32_t next = own + kAhead * step; next < count.of(s); next += kMore * step) {
+        float4 more[kMore];
+#pragma unroll
+        for (uint32_t i = 0; i < kMore; ++i) {
+          const uint32_t split = min(next + i * step, count.of(s) - 1);
+          more[i] = *from<kDim>(s, kv_head, split);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < kMore; ++i) {
+          if (next + i * step < count.of(s)) take(next + i * step, more[i]);
+        }
       }
     }
     for (uint32_t offset = columns; offset < 32; offset *= 2) {
@@ -131,8 +158,9 @@ struct SplitSums {
     shared.sums[threadIdx.x] = sum;
   }
   /// Calls put(head, component, sum of four) for every column of this block; after a barrier.
-  template <int kDim, int kHeads, class Put>
-  __device__ void send(const SplitShared<kHeads, kThreads>& shared, const Put& put) const {
+  template <int kDim, int kHeads, uint32_t kWeighing, class Put>
+  __device__ void send(const SplitShared<kHeads, kThreads, kWeighing>& shared,
+                       const Put& put) const {
     if (threadIdx.x >= columns || !inside) return;
     const uint32_t stride = max(columns, 32U);
     float4 sum = shared.sums[threadIdx.x];

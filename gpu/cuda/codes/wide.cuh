@@ -204,7 +204,7 @@ class WidePass {
     using Share = ResidentShare<kDim, Shape::kTiles, kWideWarps>;
     auto& resident = *reinterpret_cast<ResidentShared<kDim, kHeads>*>(ring_);
     const StepHeads heads{s_};
-    RawQueries<kDim, kHeads, Shape::kWarps> raw;
+    RawQueries<kDim, kHeads, Shape::kWarps, 1> raw;  // one at a time, as in finish()
     raw.load(heads, kv_head_);
     const auto take_queries = [&] {
       prepare_queries<kDim, kBits>(heads, raw, shared_.rows, shared_.constants, resident.rows,

@@ -131,8 +131,10 @@ cudaError_t prepare_wide(CodesStep& step, int device, size_t* needs) {
   cudaFuncAttributes attributes{};
   status = cudaFuncGetAttributes(&attributes, kernels.finish);
   if (status != cudaSuccess) return status;
-  return cudaFuncSetAttribute(kernels.finish, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              per_block - static_cast<int>(attributes.sharedSizeBytes));
+  status = cudaFuncSetAttribute(kernels.finish, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                per_block - static_cast<int>(attributes.sharedSizeBytes));
+  step.clusters_at_once = count_clusters(kernels.finish, shared_bytes(step, part_kernels(step)));
+  return status;
 }
 
 cudaError_t attend_wide(const CodesStep& step, cudaStream_t stream, bool ahead) {
@@ -156,9 +158,8 @@ cudaError_t finish_wide(const CodesStep& step, cudaStream_t stream, bool ahead) 
   if (step.cluster) {
     void* arguments[] = {&params};
     const uint32_t of_heads = params.count * step.kv_heads;
-    // The ring may advance when all clusters have read it, which is so where all thread blocks are there at once.
-    const bool together =
-        (of_heads + 1) * kFinishBlocks <= step.processors * (step.shape.dim <= 128 ? 2U : 1U);
+    // The ring may advance when all clusters have read it, which is so where all of them are there at once.
+    const bool together = of_heads + 1 <= step.clusters_at_once;
     const uint32_t count = of_heads + (publishes && together ? 1 : 0);
     const cudaError_t status = launch_clusters(kernels.finish, dim3(count * kFinishBlocks), bytes,
                                                stream, arguments, ahead);

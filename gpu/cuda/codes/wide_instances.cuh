@@ -8,10 +8,14 @@
 
 namespace keyhole::gpu::codes {
 
-// As many thread blocks per multiprocessor as have shared memory: parts and KV heads are many clusters.
+// As many thread blocks per multiprocessor as have shared memory: parts and KV heads are many clusters, and one that
+// had to wait until another has ended would take as long again.
 template <int kDim, int kBits>
 __global__ void __launch_bounds__(kFinishThreads, kDim <= 128 ? 2 : 1)
     finish_parts_kernel(const __grid_constant__ WideParams p) {
+  // Two have 227 KiB on Hopper, with 29 KiB each for what settles heads in doubt.
+  static_assert(kDim > 128 || sizeof(FinishShared<kDim, kBits, static_cast<int>(kPartHeads / 4)>) <=
+                                  (size_t{80} << 10U));
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   const uint32_t cluster = blockIdx.x / kFinishBlocks, heads = p.step.kv_heads;
   const uint32_t part = min(cluster / heads, p.count);
