@@ -5,7 +5,7 @@ slot. Prints one JSON object: what was answered in each part, and how many token
   server_check.py [--refuses] SLOTS COMMAND ...
   SLOTS      a folder for saved slots
   COMMAND    the server, with its model; the port, slots and contexts are added here
-  --refuses  the server has no copy of its cache: saved slots and shifted contexts have to be refused, and it has to go on"""
+  --refuses  the server has no copy of its cache: saved slots have to be refused, and it has to go on"""
 
 import argparse
 import atexit
@@ -100,31 +100,20 @@ def conversation(start, slots, refuses):
                 pool.submit(server.chat, talk("Who is it about?", []), 1)]
         # Where both need a cell, one loses what it had: which one is the first that comes.
         said["both slots, 0"], said["both slots, 1"] = ({"text": one.result()["text"]} for one in both)
-    if refuses:
-        refused = []
-        try:
-            server.call("/slots/0?action=save", {"filename": "kept"})
-        except urllib.error.HTTPError:
-            refused.append("save")
-        room = server.call("/props")["default_generation_settings"]["n_ctx"]
-        words = server.call("/tokenize", {"content": STORY * 8})["tokens"]
-        try:
-            server.complete(words[:room - 10], 1, 24)
-        except urllib.error.HTTPError:
-            refused.append("shift")
-        said["refused"] = refused
-        said["goes on"] = server.chat(talk("Who is it about?", []), 1)
-        said["the other slot, 0"] = server.chat(talk(QUESTIONS[2], [first["text"], said["second turn"]["text"]]), 0)
-        server.stop()
-        return said
     # The first question is gone, so what follows it moves to the front.
     shorter = talk(QUESTIONS[2], [first["text"], said["second turn"]["text"]])
     said["middle removed"] = server.chat([shorter[0], *shorter[3:]], 0)
-    said["saved"] = {"tokens": server.call("/slots/0?action=save", {"filename": "kept"})["n_saved"]}
+    try:
+        said["saved"] = {"tokens": server.call("/slots/0?action=save", {"filename": "kept"})["n_saved"]}
+    except urllib.error.HTTPError:
+        said["saved"] = {"tokens": None}
     room = server.call("/props")["default_generation_settings"]["n_ctx"]
     words = server.call("/tokenize", {"content": STORY * 8})["tokens"]
     said["longer than the context"] = server.complete(words[:room - 10], 1, 32)
+    said["the other slot, 0"] = server.chat([shorter[0], *shorter[3:]], 0)["text"]
     server.stop()
+    if refuses:
+        return said
 
     server = start()
     said["restored"] = {"tokens": server.call("/slots/0?action=restore", {"filename": "kept"})["n_restored"]}
