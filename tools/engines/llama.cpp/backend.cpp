@@ -35,7 +35,7 @@ void free_backend(ggml_backend_t backend) {
 void compute_node(Backend& backend, ggml_tensor* node) {
   if (is_view_node(node)) return;
   if (Cache* cache = cache_of(node); cache != nullptr && node->op != GGML_OP_SET_ROWS) {
-    return cache->shifted(node);
+    return cache->shifted(node, backend.cpu);
   }
   const ggml_tensor* tensor = node->op == GGML_OP_SET_ROWS ? node : node->src[1];
   const auto name = cache_name(tensor);

@@ -173,7 +173,10 @@ void Cache::open() {
   if (!left.empty()) {
     log(Level::kWarning, "llama.cpp attends itself in layers " + left + ": " + why);
   }
-  if (!shape.layers.empty()) store_ = make_store(settings_, shape);
+  if (!shape.layers.empty()) {
+    store_ = make_store(settings_, shape);
+    rewriter_ = std::make_unique<SessionRewriter>(shape);
+  }
   opened_ = true;
   if (store_) tell(shape);
 }
@@ -206,6 +209,7 @@ void Cache::begin_batch(std::vector<int64_t> ids) {
   kind_ = BatchKind::kOther;
   parts_.clear();
   renewed_ = false;
+  turned_.clear();
   for (const int64_t id : ids_) {
     cells_->write(static_cast<uint32_t>(id / cells_->cells()),
                   static_cast<uint32_t>(id % cells_->cells()));
@@ -278,9 +282,17 @@ void Cache::changed_by_others() {
   renewed_ = true;
 }
 
-void Cache::shifted(const ggml_tensor* node) {
-  const ggml_tensor* shifts = shifts_of(node, size_t{cells_->streams()} * cells_->cells());
-  cells_->write_where(static_cast<const int32_t*>(shifts->data));
+void Cache::shifted(ggml_tensor* node, CpuBackend& cpu) {
+  const size_t room = size_t{cells_->streams()} * cells_->cells();
+  const ggml_tensor* shifts = shifts_of(node, room);
+  const CacheName name = *cache_name(node);
+  // A layer that comes again is the next shift's.
+  if (turned_.count(name.layer) != 0) turned_.clear();
+  if (turned_.empty()) sequences_->shift({static_cast<const int32_t*>(shifts->data), room});
+  turned_.insert(name.layer);
+  const Layer& layer = layers_.at(name.layer);
+  if (layer.left.empty() && rewriter_) rewriter_->learn(layer.number, node);
+  if (holds(name)) cpu.compute(node);
 }
 
 void Cache::copied(uint32_t from, uint32_t to) {

@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "tools/engines/llama.cpp/cells.h"
+#include "tools/engines/llama.cpp/cpu_backend.h"
 #include "tools/engines/llama.cpp/nodes.h"
+#include "tools/engines/llama.cpp/rewriting.h"
 #include "tools/engines/llama.cpp/sequences.h"
 #include "tools/engines/llama.cpp/session.h"
 #include "tools/engines/llama.cpp/settings.h"
@@ -55,8 +57,9 @@ class Cache {
   void cleared();
   /// llama.cpp changes the cells' contents by itself (it shifts positions): sessions do not hold what they hold.
   void changed_by_others();
-  /// A ROPE that shifts the positions of some cells, which are not filled: batches that see these cells are refused.
-  void shifted(const ggml_tensor* node);
+  /// A ROPE that shifts the positions of some cells. Where these are filled `cpu` computes it; sessions are changed when a batch
+  /// goes on with them.
+  void shifted(ggml_tensor* node, CpuBackend& cpu);
   /// llama.cpp reads the cells by itself (without flash attention).
   void read_by_others(const ggml_tensor* node);
 
@@ -113,13 +116,15 @@ class Cache {
   std::unique_ptr<Cells> cells_;
   std::unique_ptr<Sequences> sequences_;
   std::unique_ptr<SessionSource> store_;
-  bool opened_ = false;  // the engine was made, unless no layer is for it
-  bool told_ = false;    // that llama.cpp attends itself
+  std::unique_ptr<SessionRewriter> rewriter_;  // there with `store_`
+  bool opened_ = false;                        // the engine was made, unless no layer is for it
+  bool told_ = false;                          // that llama.cpp attends itself
   std::set<std::string>
       reasons_;           // for which it was told that llama.cpp attends some batches itself
   bool taken_ = false;    // Keyhole has attended a layer
   bool sliding_ = false;  // its layers have a sliding window: llama.cpp attends
   bool renewed_ = false;  // all cells have new numbers, and nothing has happened since
+  std::set<int> turned_;  // layers that the shift under way has turned
   std::string broken_;    // why the cache can no longer be attended
 
   // The batch under way: its number, its cells, stream after stream, and once its mask has been read, whose tokens they

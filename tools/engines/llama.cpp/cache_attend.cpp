@@ -153,7 +153,7 @@ bool Cache::plan(const ggml_tensor* node) {
                   static_cast<uint32_t>(node->src[1]->ne[1])};
   parts_.clear();
   Placed placed = place_batch(ids_, static_cast<size_t>(node->src[0]->ne[3]), mask, *cells_,
-                              *sequences_, *store_);
+                              *sequences_, *store_, copy_ ? nullptr : rewriter_.get());
   kind_ = placed.kind;
   if (kind_ == BatchKind::kSliding) {
     log(Level::kInfo, "a cache of " + std::to_string(cells_->cells()) +

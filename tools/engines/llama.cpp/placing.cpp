@@ -11,7 +11,8 @@
 namespace keyhole::llama_cpp {
 
 Placed place_batch(std::span<const int64_t> ids, size_t streams, const Mask& mask,
-                   const Cells& cells, Sequences& sequences, SessionSource& source) {
+                   const Cells& cells, Sequences& sequences, SessionSource& source,
+                   Rewriter* rewriter) {
   const size_t rows = ids.size() / streams;
   const auto stream_of = [&](size_t s) {
     return static_cast<uint32_t>(ids[s * rows] / cells.cells());
@@ -47,7 +48,7 @@ Placed place_batch(std::span<const int64_t> ids, size_t streams, const Mask& mas
   }
   if (placed.kind != BatchKind::kRuns) return placed;
   for (size_t s = 0; s < streams; ++s) {
-    auto parts = sequences.place(stream_of(s), batches[s], own[s], source);
+    auto parts = sequences.place(stream_of(s), batches[s], own[s], source, rewriter);
     if (!parts) return {BatchKind::kSliding, {}};
     placed.parts.push_back(std::move(*parts));
   }

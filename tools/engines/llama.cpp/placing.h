@@ -34,7 +34,9 @@ struct Placed {
 /// std::runtime_error for a cell that the mask does not show, and what Sequences::place() throws.
 ///   ids      the cell of each row, counted through all streams
 ///   streams  how many streams the batch has rows of
+///   rewriter as for Sequences::place()
 [[nodiscard]] Placed place_batch(std::span<const int64_t> ids, size_t streams, const Mask& mask,
-                                 const Cells& cells, Sequences& sequences, SessionSource& source);
+                                 const Cells& cells, Sequences& sequences, SessionSource& source,
+                                 Rewriter* rewriter);
 
 }  // namespace keyhole::llama_cpp

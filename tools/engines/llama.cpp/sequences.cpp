@@ -1,13 +1,16 @@
 #include "tools/engines/llama.cpp/sequences.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace keyhole::llama_cpp {
@@ -16,13 +19,14 @@ namespace keyhole::llama_cpp {
 uint32_t Sequences::common(const Sequence& sequence, uint32_t stream, const Run& run) const {
   uint32_t length = 0;
   for (const Token& token : sequence.tokens) {
-    if (token.cell >= run.past.size() || run.past[token.cell] == 0 ||
-        !cells_.holds(stream, token)) {
-      break;
-    }
+    if (!sees(run, stream, token)) break;
     ++length;
   }
   return length;
+}
+
+bool Sequences::sees(const Run& run, uint32_t stream, const Token& token) const {
+  return token.cell < run.past.size() && run.past[token.cell] != 0 && cells_.holds(stream, token);
 }
 
 /// Whether the run sees the sequence's last tokens, at least one, and nothing else. What the first ones have become is
@@ -31,10 +35,7 @@ bool Sequences::lacks_beginning(const Sequence& sequence, uint32_t stream, const
   const size_t count = sequence.tokens.size();
   if (run.past_count == 0 || run.past_count >= count) return false;
   return std::all_of(sequence.tokens.end() - run.past_count, sequence.tokens.end(),
-                     [&](const Token& token) {
-                       return token.cell < run.past.size() && run.past[token.cell] != 0 &&
-                              cells_.holds(stream, token);
-                     });
+                     [&](const Token& token) { return sees(run, stream, token); });
 }
 
 /// The sequence that shares most tokens with the run's past. It can go on as it is where nobody else may want what
@@ -44,9 +45,10 @@ Sequences::Match Sequences::best(uint32_t stream, const Run& run) const {
   for (const auto& sequence : sequences_) {
     const uint32_t length = common(*sequence, stream, run);
     if (length == 0 && !sequence->tokens.empty()) continue;
-    const bool in_place =
-        sequence->stream == stream && sequence->batch != batch_ &&
-        (length == sequence->tokens.size() || !cells_.holds(stream, sequence->tokens[length]));
+    // Where keys were turned nobody wants the sequence as it was.
+    const bool in_place = sequence->stream == stream && sequence->batch != batch_ &&
+                          (length == sequence->tokens.size() || !sequence->turns.empty() ||
+                           !cells_.holds(stream, sequence->tokens[length]));
     if (found.sequence == nullptr ||
         std::tuple(length, in_place) > std::tuple(found.length, found.in_place)) {
       found = {sequence.get(), length, in_place};
@@ -56,8 +58,62 @@ Sequences::Match Sequences::best(uint32_t stream, const Run& run) const {
   return found;
 }
 
-/// The sequence with its first `length` tokens, or a copy with them; without a match an empty one.
-Sequence& Sequences::take(const Match& match, uint32_t stream, SessionSource& source) {
+/// Of the sequences that have all that the run sees, and more in between, the one that goes on with most tokens as they are. A
+/// first token that alone is not seen has left a sliding window: the sequence's last batch has seen it.
+Sequences::Match Sequences::with_gaps(uint32_t stream, const Run& run) const {
+  Match found;
+  if (run.past_count == 0) return found;
+  for (const auto& sequence : sequences_) {
+    const std::vector<Token>& tokens = sequence->tokens;
+    const auto seen = std::count_if(tokens.begin(), tokens.end(),
+                                    [&](const Token& token) { return sees(run, stream, token); });
+    if (seen != static_cast<ptrdiff_t>(run.past_count)) continue;
+    if (tokens.size() == run.past_count + 1 && sequence->turns.empty() &&
+        lacks_beginning(*sequence, stream, run)) {
+      continue;
+    }
+    const uint32_t length = common(*sequence, stream, run);
+    const bool in_place = sequence->stream == stream && sequence->batch != batch_ &&
+                          (!sequence->turns.empty() ||
+                           std::all_of(tokens.begin(), tokens.end(), [&](const Token& token) {
+                             return sees(run, stream, token) || !cells_.holds(stream, token);
+                           }));
+    if (found.sequence == nullptr ||
+        std::tuple(length, in_place) > std::tuple(found.length, found.in_place)) {
+      found = {sequence.get(), length, in_place, true};
+    }
+  }
+  return found;
+}
+
+/// Takes out what the run does not see, and turns what is to be turned.
+void Sequences::rewrite(Sequence& sequence, const Run& run, uint32_t stream,
+                        Rewriter* rewriter) const {
+  if (rewriter == nullptr)
+    throw std::runtime_error("a session's keys are not where they should be");
+  Rewriting change;
+  std::vector<Token> kept;
+  for (size_t i = 0; i < sequence.tokens.size(); ++i) {
+    if (!sees(run, stream, sequence.tokens[i])) continue;
+    const int32_t turn = i < sequence.turns.size() ? sequence.turns[i] : 0;
+    if (i == change.first && turn == 0) {
+      ++change.first;
+    } else {
+      change.kept.push_back(static_cast<uint32_t>(i));
+      change.turns.push_back(turn);
+    }
+    kept.push_back(sequence.tokens[i]);
+  }
+  sequence.tokens = std::move(kept);
+  sequence.turns.clear();
+  sequence.unbuilt = true;
+  rewriter->rewrite(*sequence.session, change);
+}
+
+/// The sequence with its first `length` tokens, or with all that the run sees, or a copy with them; without a match an
+/// empty one.
+Sequence& Sequences::take(const Match& match, const Run& run, uint32_t stream,
+                          SessionSource& source, Rewriter* rewriter) {
   Sequence* sequence = match.sequence;
   if (!match.in_place) {
     auto made = std::make_unique<Sequence>();
@@ -65,6 +121,7 @@ Sequence& Sequences::take(const Match& match, uint32_t stream, SessionSource& so
     if (sequence != nullptr) {
       made->session = sequence->session->fork();
       made->tokens = sequence->tokens;
+      made->turns = sequence->turns;
       made->unbuilt = sequence->unbuilt;
     } else {
       made->session = source.make();
@@ -72,11 +129,13 @@ Sequence& Sequences::take(const Match& match, uint32_t stream, SessionSource& so
     sequence = made.get();
     sequences_.push_back(std::move(made));
   }
-  if (match.length < sequence->tokens.size()) {
+  sequence->batch = batch_;
+  if (match.gaps || !sequence->turns.empty()) {
+    rewrite(*sequence, run, stream, rewriter);
+  } else if (match.length < sequence->tokens.size()) {
     sequence->session->truncate(match.length);
     sequence->tokens.resize(match.length);
   }
-  sequence->batch = batch_;
   return *sequence;
 }
 
@@ -96,11 +155,19 @@ void Sequences::refill(Sequence& sequence, const Run& run) {
   sequence.unbuilt = true;
 }
 
-/// Sequences whose first token was written over can never go on, and of the others the oldest go.
+/// Whether the sequence can never go on: its first token was written over. A shifted one may lack its beginning.
+bool Sequences::is_dead(const Sequence& sequence) const {
+  for (size_t i = 0; i < sequence.tokens.size(); ++i) {
+    if (i > 0 && (i >= sequence.turns.size() || sequence.turns[i] == 0)) continue;
+    if (cells_.holds(sequence.stream, sequence.tokens[i])) return false;
+  }
+  return true;
+}
+
+/// Sequences that can never go on go, and of the others the oldest.
 void Sequences::drop_dead() {
   std::erase_if(sequences_, [&](const auto& sequence) {
-    return sequence->batch != batch_ &&
-           (sequence->tokens.empty() || !cells_.holds(sequence->stream, sequence->tokens.front()));
+    return sequence->batch != batch_ && is_dead(*sequence);
   });
   while (sequences_.size() > most_) {
     const auto oldest =
@@ -153,19 +220,37 @@ std::optional<Part> Sequences::go_on(uint32_t stream, const uint16_t* mask, int6
 
 std::optional<std::vector<Part>> Sequences::place(uint32_t stream, const Batch& batch,
                                                   std::span<const uint32_t> new_cells,
-                                                  SessionSource& source) {
+                                                  SessionSource& source, Rewriter* rewriter) {
   std::vector<Match> matches;
   for (const Run& run : batch.runs) {
     matches.push_back(best(stream, run));
     if (matches.back().length == run.past_count) continue;
-    for (const auto& sequence : sequences_) {
-      if (lacks_beginning(*sequence, stream, run)) return std::nullopt;
+    if (rewriter != nullptr) {
+      const Match match = with_gaps(stream, run);
+      if (match.sequence != nullptr) {
+        matches.back() = match;
+        continue;
+      }
+    }
+    if (rewriter == nullptr &&
+        std::any_of(sequences_.begin(), sequences_.end(), [&](const auto& sequence) {
+          return lacks_beginning(*sequence, stream, run);
+        })) {
+      return std::nullopt;
     }
     if (!refill_) {
       throw std::runtime_error(
-          "tokens were removed, shifted or restored (llama.cpp shows " +
+          "tokens were restored, left a window, or come from several sequences (llama.cpp shows " +
           std::to_string(run.past_count) + " earlier tokens, of which a session holds the first " +
           std::to_string(matches.back().length) + "), which copy=off cannot follow");
+    }
+  }
+  // What is rewritten for one run another may want as it is.
+  for (Match& match : matches) {
+    if (match.sequence == nullptr || (!match.gaps && match.sequence->turns.empty())) continue;
+    if (std::count_if(matches.begin(), matches.end(),
+                      [&](const Match& other) { return other.sequence == match.sequence; }) > 1) {
+      match.in_place = false;
     }
   }
 
@@ -175,7 +260,7 @@ std::optional<std::vector<Part>> Sequences::place(uint32_t stream, const Batch& 
     // A run before this one may have taken the sequence: then this one goes on with a copy of what it was.
     Match& match = matches[i];
     if (match.sequence != nullptr && match.sequence->batch == batch_) match.in_place = false;
-    Sequence& sequence = take(match, stream, source);
+    Sequence& sequence = take(match, run, stream, source, rewriter);
     if (sequence.tokens.size() < run.past_count) refill(sequence, run);
     Part part{&sequence, static_cast<uint32_t>(sequence.tokens.size()), stream, run.rows};
     for (const uint32_t row : run.rows) {
@@ -187,6 +272,66 @@ std::optional<std::vector<Part>> Sequences::place(uint32_t stream, const Batch& 
   }
   drop_dead();
   return parts;
+}
+
+/// Of a sequence whose tokens lie in other streams, too, a copy for each of these, where the shift tells them apart and the stream
+/// has no sequence of its own with these tokens.
+void Sequences::keep_for_copies(size_t number, std::span<const int32_t> by) {
+  const Sequence& sequence = *sequences_[number];
+  const auto is_moved = [&](uint32_t stream) {
+    return std::any_of(sequence.tokens.begin(), sequence.tokens.end(), [&](const Token& token) {
+      return cells_.holds(stream, token) && by[size_t{stream} * cells_.cells() + token.cell] != 0;
+    });
+  };
+  const bool moves = is_moved(sequence.stream);
+  for (uint32_t stream = 0; stream < cells_.streams(); ++stream) {
+    if (stream == sequence.stream || (!moves && !is_moved(stream))) continue;
+    std::vector<Token> here;
+    std::copy_if(sequence.tokens.begin(), sequence.tokens.end(), std::back_inserter(here),
+                 [&](const Token& token) { return cells_.holds(stream, token); });
+    const auto has_these = [&](const auto& other) {
+      size_t at = 0;
+      for (const Token& token : other->tokens) {
+        if (at < here.size() && here[at].stamp == token.stamp) ++at;
+      }
+      return other->stream == stream && at == here.size();
+    };
+    if (here.empty() || std::any_of(sequences_.begin(), sequences_.end(), has_these)) continue;
+    auto copy = std::make_unique<Sequence>();
+    copy->stream = stream;
+    copy->tokens = sequence.tokens;
+    copy->turns = sequence.turns;
+    copy->unbuilt = sequence.unbuilt;
+    copy->batch = sequence.batch;
+    copy->session = sequence.session->fork();
+    sequences_.push_back(std::move(copy));
+  }
+}
+
+void Sequences::shift(std::span<const int32_t> by) {
+  const size_t there = sequences_.size();
+  for (size_t i = 0; i < there; ++i) keep_for_copies(i, by);
+  std::vector<Token*> moved;
+  std::vector<uint32_t> streams;
+  for (const auto& sequence : sequences_) {
+    bool moves = false;
+    for (size_t i = 0; i < sequence->tokens.size(); ++i) {
+      Token& token = sequence->tokens[i];
+      if (!cells_.holds(sequence->stream, token)) continue;
+      const int32_t turn = by[size_t{sequence->stream} * cells_.cells() + token.cell];
+      if (turn == 0) continue;
+      sequence->turns.resize(sequence->tokens.size());
+      sequence->turns[i] += turn;
+      moved.push_back(&token);
+      streams.push_back(sequence->stream);
+      moves = true;
+    }
+    if (moves) sequence->sight.clear();
+  }
+  cells_.write_where(by.data());
+  for (size_t i = 0; i < moved.size(); ++i) {
+    moved[i]->stamp = cells_.stamp(streams[i], moved[i]->cell);
+  }
 }
 
 void Sequences::drop(const Sequence* sequence) {

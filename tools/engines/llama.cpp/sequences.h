@@ -21,6 +21,8 @@ struct Sequence {
   uint32_t stream = 0;
   std::vector<Token> tokens;
   std::unique_ptr<Session> session;
+  /// By how many positions the key of each token is to be turned before the session goes on. Empty: no key is.
+  std::vector<int32_t> turns;
   /// It has many tokens that no keyhole_session_build has seen.
   bool unbuilt = false;
   /// Number of the last batch that it took part in.
@@ -61,12 +63,19 @@ class Sequences {
 
   /// Finds or makes the sequence of each run of a stream's part of the batch, and appends the new tokens to its list.
   /// Its session is cut to the tokens that are in the run's past; others of them may be missing there, which the caller
-  /// appends layer by layer (`past` tokens before the new ones). None: a run sees the end of a sequence without its
-  /// beginning, as layers with a sliding window do; nothing has changed then. Throws std::runtime_error where `refill`
-  /// is needed and off.
+  /// appends layer by layer (`past` tokens before the new ones). None: there is no rewriter, and
+  /// a run sees the end of a sequence without its beginning, as layers with a sliding window do; nothing has changed then.
+  /// Throws std::runtime_error where `refill` is needed and off.
+  ///   rewriter  NULL: the cells have what sessions lack. Else they do not, and sessions out of whose middle tokens were
+  ///             removed, or whose keys are to be turned, are rewritten
   [[nodiscard]] std::optional<std::vector<Part>> place(uint32_t stream, const Batch& batch,
                                                        std::span<const uint32_t> new_cells,
-                                                       SessionSource& source);
+                                                       SessionSource& source,
+                                                       Rewriter* rewriter = nullptr);
+
+  /// Positions of tokens have changed, by `by` of each cell of each stream, and the cells do not have their keys: the cells get
+  /// new numbers, and sequences remember the turns until place() goes on with them.
+  void shift(std::span<const int32_t> by);
 
   /// Forgets a sequence, whose session has failed.
   void drop(const Sequence* sequence);
@@ -82,12 +91,20 @@ class Sequences {
     Sequence* sequence = nullptr;
     uint32_t length = 0;
     bool in_place = false;
+    /// Behind these the run sees all of its past, but not all of the sequence.
+    bool gaps = false;
   };
+  [[nodiscard]] bool sees(const Run& run, uint32_t stream, const Token& token) const;
   [[nodiscard]] uint32_t common(const Sequence& sequence, uint32_t stream, const Run& run) const;
   [[nodiscard]] bool lacks_beginning(const Sequence& sequence, uint32_t stream,
                                      const Run& run) const;
   [[nodiscard]] Match best(uint32_t stream, const Run& run) const;
-  Sequence& take(const Match& match, uint32_t stream, SessionSource& source);
+  [[nodiscard]] Match with_gaps(uint32_t stream, const Run& run) const;
+  Sequence& take(const Match& match, const Run& run, uint32_t stream, SessionSource& source,
+                 Rewriter* rewriter);
+  void rewrite(Sequence& sequence, const Run& run, uint32_t stream, Rewriter* rewriter) const;
+  void keep_for_copies(size_t number, std::span<const int32_t> by);
+  [[nodiscard]] bool is_dead(const Sequence& sequence) const;
   void refill(Sequence& sequence, const Run& run);
   void drop_dead();
   void look(Sequence& sequence) const;

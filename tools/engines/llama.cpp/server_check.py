@@ -2,10 +2,12 @@
 """A conversation with llama-server through the client of OpenAI (package `openai`), as `test server` has it: two slots, a prompt
 that goes on, one whose middle was removed, two requests at once, more tokens than the context has, and a restart with a saved
 slot. Prints one JSON object: what was answered in each part, and how many tokens of the prompt were in the cache.
-  server_check.py [--refuses] SLOTS COMMAND ...
+  server_check.py [--refuses | --drafts TEMPERATURE] SLOTS COMMAND ...
   SLOTS      a folder for saved slots
   COMMAND    the server, with its model; the port, slots and contexts are added here
-  --refuses  the server has no copy of its cache: saved slots and shifted contexts have to be refused, and it has to go on"""
+  --refuses  the server has no copy of its cache: saved slots have to be refused, and it has to go on
+  --drafts   another conversation, in which COMMAND says who drafts: of each part also how many tokens were drafted and accepted;
+             tokens are sampled at this temperature, so that some that a good draft has foreseen do not come"""
 
 import argparse
 import atexit
@@ -90,6 +92,31 @@ def talk(question, answers):
     return messages + [{"role": "user", "content": question}]
 
 
+def drafted(server, messages, slot):
+    answer = server.client.chat.completions.create(model="any", messages=messages, max_tokens=48, temperature=server.temperature, seed=5,
+                                                   extra_body={"id_slot": slot, "cache_prompt": True})
+    timings = answer.model_extra["timings"]
+    return {"text": answer.choices[0].message.content, "drafted": timings.get("draft_n", 0), "accepted": timings.get("draft_n_accepted", 0)}
+
+
+def conversation_with_drafts(start, temperature):
+    """Answers that repeat the story in parts, so that drafts of a text's own words are accepted in parts as well."""
+    server = start()
+    server.temperature = temperature
+    said = {}
+    ask = [{"role": "system", "content": STORY}, {"role": "user", "content": "Tell me the story again, word for word. " + STORY}]
+    said["first turn"] = drafted(server, ask, 0)
+    again = [*ask, {"role": "assistant", "content": said["first turn"]["text"]}, {"role": "user", "content": "Go on."}]
+    said["second turn"] = drafted(server, again, 0)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        both = [pool.submit(drafted, server, again[:-1] + [{"role": "user", "content": "And then?"}], 0),
+                pool.submit(drafted, server, ask[:1] + [{"role": "user", "content": QUESTIONS[0] + STORY}], 1)]
+        said["both slots, 0"], said["both slots, 1"] = (one.result() for one in both)
+    said["back again"] = drafted(server, again, 0)
+    server.stop()
+    return said
+
+
 def conversation(start, slots, refuses):
     server = start()
     said = {}
@@ -100,31 +127,20 @@ def conversation(start, slots, refuses):
                 pool.submit(server.chat, talk("Who is it about?", []), 1)]
         # Where both need a cell, one loses what it had: which one is the first that comes.
         said["both slots, 0"], said["both slots, 1"] = ({"text": one.result()["text"]} for one in both)
-    if refuses:
-        refused = []
-        try:
-            server.call("/slots/0?action=save", {"filename": "kept"})
-        except urllib.error.HTTPError:
-            refused.append("save")
-        room = server.call("/props")["default_generation_settings"]["n_ctx"]
-        words = server.call("/tokenize", {"content": STORY * 8})["tokens"]
-        try:
-            server.complete(words[:room - 10], 1, 24)
-        except urllib.error.HTTPError:
-            refused.append("shift")
-        said["refused"] = refused
-        said["goes on"] = server.chat(talk("Who is it about?", []), 1)
-        said["the other slot, 0"] = server.chat(talk(QUESTIONS[2], [first["text"], said["second turn"]["text"]]), 0)
-        server.stop()
-        return said
     # The first question is gone, so what follows it moves to the front.
     shorter = talk(QUESTIONS[2], [first["text"], said["second turn"]["text"]])
     said["middle removed"] = server.chat([shorter[0], *shorter[3:]], 0)
-    said["saved"] = {"tokens": server.call("/slots/0?action=save", {"filename": "kept"})["n_saved"]}
+    try:
+        said["saved"] = {"tokens": server.call("/slots/0?action=save", {"filename": "kept"})["n_saved"]}
+    except urllib.error.HTTPError:
+        said["saved"] = {"tokens": None}
     room = server.call("/props")["default_generation_settings"]["n_ctx"]
     words = server.call("/tokenize", {"content": STORY * 8})["tokens"]
     said["longer than the context"] = server.complete(words[:room - 10], 1, 32)
+    said["the other slot, 0"] = server.chat([shorter[0], *shorter[3:]], 0)["text"]
     server.stop()
+    if refuses:
+        return said
 
     server = start()
     said["restored"] = {"tokens": server.call("/slots/0?action=restore", {"filename": "kept"})["n_restored"]}
@@ -145,6 +161,7 @@ def conversation(start, slots, refuses):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--refuses", action="store_true")
+    parser.add_argument("--drafts", type=float)
     parser.add_argument("slots", type=Path)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
@@ -152,7 +169,13 @@ def main():
     log = arguments.slots.with_suffix(".log")
     log.unlink(missing_ok=True)
     slots = str(arguments.slots.resolve())
-    print(json.dumps(conversation(lambda: Server(arguments.command, slots, log), slots, arguments.refuses)))
+
+    def start():
+        return Server(arguments.command, slots, log)
+
+    said = (conversation(start, slots, arguments.refuses) if arguments.drafts is None else
+            conversation_with_drafts(start, arguments.drafts))
+    print(json.dumps(said))
 
 
 main()

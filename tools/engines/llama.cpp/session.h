@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace keyhole::llama_cpp {
 
@@ -40,6 +41,9 @@ class Session {
   virtual void append(uint32_t layer, const Rows& k, const Rows& v) = 0;
   /// Drops the tokens from number `tokens` on, in every layer.
   virtual void truncate(uint32_t tokens) = 0;
+  /// Copies keys and values of a layer's tokens from number `first` on into the memory of k and v, which are the host's and as
+  /// many. Waits for what is enqueued on the session's device.
+  virtual void read(uint32_t layer, uint32_t first, const Rows& k, const Rows& v) = 0;
   /// Indexes what has come and is not indexed. All layers hold the same number of tokens.
   virtual void build() = 0;
   /// Waits for what is enqueued on the session's device.
@@ -50,6 +54,23 @@ class Session {
   [[nodiscard]] virtual std::unique_ptr<Session> fork() = 0;
   /// One line: tokens, index, memory, time.
   [[nodiscard]] virtual std::string describe() const = 0;
+};
+
+/// What is to become of a session whose first `first` tokens stay as they are.
+struct Rewriting {
+  uint32_t first = 0;
+  /// Numbers of the tokens that follow the first ones then, rising.
+  std::vector<uint32_t> kept;
+  /// By how many positions the key of each of them is turned.
+  std::vector<int32_t> turns;
+};
+
+/// Rewrites sessions whose tokens are nowhere else.
+class Rewriter {
+ public:
+  virtual ~Rewriter() = default;
+  /// Throws std::runtime_error; the session is of no use after that.
+  virtual void rewrite(Session& session, const Rewriting& change) = 0;
 };
 
 /// Makes empty sessions.

@@ -225,6 +225,11 @@ class KeyholeSession final : public Session {
   void truncate(uint32_t tokens) override {
     check(keyhole_session_truncate(handle_.get(), tokens));
   }
+  void read(uint32_t layer, uint32_t first, const Rows& k, const Rows& v) override {
+    const keyhole_tensor tk = tensor(k, false);
+    const keyhole_tensor tv = tensor(v, false);
+    check(keyhole_session_get_rows(handle_.get(), layer, first, &tk, &tv));
+  }
   void build() override {
     if (indexed_) check(keyhole_session_build(handle_.get(), nullptr, nullptr));
   }

@@ -155,6 +155,11 @@ class Check {
         failed_ = "no removal";
     }
   }
+  void shift(int sequence, int from, int by) {
+    for (Side& side : sides_) {
+      llama_memory_seq_add(llama_get_memory(side.context), sequence, from, -1, by);
+    }
+  }
   void copy(int from, int to) {
     for (Side& side : sides_) {
       llama_memory_seq_rm(llama_get_memory(side.context), to, -1, -1);
@@ -272,6 +277,17 @@ int main(int argc, char** argv) {
       one.prompt(0, 3);
       one.steps({0}, 20);
       one.report("the end removed, steps");
+      one.remove(0, n / 4, n / 4 + 10);
+      one.steps({0}, 20);
+      one.report("ten removed from the middle, steps");
+      one.remove(0, 4, n / 4);
+      one.shift(0, n / 4 + 10, 4 - n / 4);
+      one.steps({0}, 20);
+      one.drafts(0, 4, 4);
+      one.report("a context shift, steps and drafts");
+      one.prompt(0, 300);
+      one.steps({0}, 20);
+      one.report("a turn behind it");
     }
     one.clear(false);
     one.prompt(0, n / 2);
@@ -299,6 +315,12 @@ int main(int argc, char** argv) {
     many.prompt(1, 300);
     many.steps({1, 2}, 20);
     many.report("a turn of one, steps of two");
+    if (can_go_back) {
+      many.remove(0, 8, n / 2);
+      many.shift(0, n / 2, 8 - n / 2);
+      many.steps({0, 1}, 20);
+      many.report("one shifted, steps of both");
+    }
     failures += many.failures();
   }
   llama_model_free(with.model);

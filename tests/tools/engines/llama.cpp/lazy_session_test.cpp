@@ -23,6 +23,7 @@ class Silent final : public Session {
   void attend(uint32_t, const Rows&, const Rows&, const Rows&, const Rows&) override {}
   void append(uint32_t, const Rows&, const Rows&) override {}
   void truncate(uint32_t /*tokens*/) override { ++truncations_; }
+  void read(uint32_t, uint32_t, const Rows&, const Rows&) override {}
   void build() override {}
   [[nodiscard]] std::unique_ptr<Session> fork() override {
     return std::make_unique<Silent>(truncations_);

@@ -31,6 +31,7 @@ class Counted final : public Session {
     held += static_cast<uint32_t>(k.tokens);
   }
   void truncate(uint32_t n) override { held = std::min(held, n); }
+  void read(uint32_t, uint32_t, const Rows&, const Rows&) override {}
   void build() override {}
   [[nodiscard]] std::unique_ptr<Session> fork() override {
     auto copy = std::make_unique<Counted>();

@@ -239,7 +239,10 @@ bool CardCache::meet_change(const ggml_tensor* node, const ggml_tensor* touched,
   });
   if (!copy_ && !on_card_ && in_sessions) {
     note_shifts(node);
-    if (layer.left.empty() && layer.shape) return false;
+    if (layer.left.empty() && layer.shape) {
+      rewriter_->learn(layer.number, node);
+      return false;
+    }
     hold(touched, name);
     return true;
   }
@@ -254,7 +257,6 @@ bool CardCache::meet_change(const ggml_tensor* node, const ggml_tensor* touched,
   return true;
 }
 
-/// A shifted token is another one, which no session holds.
 void CardCache::note_shifts(const ggml_tensor* node) {
   if (shifted_ == graph_) return;
   const size_t room = size_t{cells_->streams()} * cells_->cells();
@@ -262,7 +264,7 @@ void CardCache::note_shifts(const ggml_tensor* node) {
   if (by == nullptr) {
     throw std::runtime_error("how far positions are shifted is not known on the host");
   }
-  cells_->write_where(by);
+  sequences_->shift({by, room});
   for (size_t id = 0; id < restored_.size(); ++id) {
     if (by[id] != 0) restored_[id] = 0;  // its key in the cell is not turned
   }

@@ -19,6 +19,7 @@
 #include "tools/engines/llama.cpp/cuda/half_queries.h"
 #include "tools/engines/llama.cpp/cuda/lazy_session.h"
 #include "tools/engines/llama.cpp/nodes.h"
+#include "tools/engines/llama.cpp/rewriting.h"
 #include "tools/engines/llama.cpp/sequences.h"
 #include "tools/engines/llama.cpp/settings.h"
 #include "tools/engines/llama.cpp/store.h"
@@ -69,8 +70,8 @@ class CardCache {
   void meet_attention(const ggml_tensor* node, const CacheName& name);
   /// Another node that reads the cells; `touched` is the tensor of the cache, or the view of it, that is read.
   void meet_read(const ggml_tensor* touched, const CacheName& name);
-  /// One that changes them: it shifts positions. False: the tokens are in sessions, so that there is nothing to compute, and batches
-  /// that see a shifted token are refused.
+  /// One that changes them: it shifts positions. False: the layer's tokens are in sessions, which are changed when a batch goes on
+  /// with them, so that there is nothing to compute.
   [[nodiscard]] bool meet_change(const ggml_tensor* node, const ggml_tensor* touched,
                                  const CacheName& name);
   /// What becomes of a FLASH_ATTN_EXT that was met.
@@ -146,6 +147,7 @@ class CardCache {
   std::map<int, Layer> layers_;
   std::unique_ptr<Cells> cells_;
   std::unique_ptr<Store> store_;
+  std::unique_ptr<SessionRewriter> rewriter_;  // there with `store_`
   LazySessions lazy_;
   std::unique_ptr<Sequences> sequences_;
   bool on_card_ = true;     // else the tokens are in sessions

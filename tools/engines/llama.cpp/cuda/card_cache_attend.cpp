@@ -74,7 +74,7 @@ void CardCache::plan(const ggml_tensor* node) {
                   mask_->ne[3] > 1 ? static_cast<int64_t>(mask_->nb[3] / sizeof(uint16_t)) : 0,
                   static_cast<uint32_t>(node->src[1]->ne[1])};
   Placed placed = place_batch(ids_, static_cast<size_t>(node->src[0]->ne[3]), mask, *cells_,
-                              *sequences_, lazy_);
+                              *sequences_, lazy_, on_card() ? nullptr : rewriter_.get());
   kind_ = placed.kind;
   if (kind_ == BatchKind::kSliding) return stay("the cache has a sliding window");
   parts_ = std::move(placed.parts);
@@ -222,6 +222,7 @@ void CardCache::open() {
   if (!left.empty())
     log(Level::kWarning, "llama.cpp attends itself in layers " + left + ": " + why);
   store_ = make_store(settings_, shape);
+  rewriter_ = std::make_unique<SessionRewriter>(shape);
   const LayerShape& first = shape.layers.front();
   log(settings_.plan ? Level::kWarning : Level::kInfo,
       std::to_string(shape.layers.size()) + " layers, " + std::to_string(first.q_heads) +

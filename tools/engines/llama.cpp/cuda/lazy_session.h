@@ -51,6 +51,9 @@ class LazySession final : public Session {
     if (session_) session_->truncate(tokens);
     for (uint32_t& held : held_) held = std::min(held, tokens);
   }
+  void read(uint32_t layer, uint32_t first, const Rows& k, const Rows& v) override {
+    session().read(layer, first, k, v);
+  }
   void build() override {
     if (session_) session_->build();
   }

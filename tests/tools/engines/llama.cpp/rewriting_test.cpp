@@ -1,0 +1,323 @@
+// Sessions whose tokens lie nowhere else, when tokens are removed from the middle and positions are shifted: beside a model of
+// llama.cpp's memory, which knows of each cell whose token it has, and at which position.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tools/engines/llama.cpp/batch.h"
+#include "tools/engines/llama.cpp/cells.h"
+#include "tools/engines/llama.cpp/sequences.h"
+#include "tools/engines/llama.cpp/session.h"
+
+namespace keyhole::llama_cpp {
+namespace {
+
+constexpr uint32_t kRoom = 96;  // cells of a stream
+constexpr int kTalks = 3;       // sequences
+
+/// A token that is told apart from all others, and the position to which its key is turned.
+using Placed = std::pair<int, int>;
+
+/// A session that holds such tokens.
+class Listed final : public Session {
+ public:
+  [[nodiscard]] uint32_t tokens(uint32_t /*layer*/) const override {
+    return static_cast<uint32_t>(held.size());
+  }
+  void attend(uint32_t, const Rows&, const Rows&, const Rows&, const Rows&) override {}
+  void append(uint32_t, const Rows&, const Rows&) override {}
+  void truncate(uint32_t n) override { held.resize(std::min<size_t>(held.size(), n)); }
+  void read(uint32_t, uint32_t, const Rows&, const Rows&) override {}
+  void build() override {}
+  [[nodiscard]] std::unique_ptr<Session> fork() override {
+    auto copy = std::make_unique<Listed>();
+    copy->held = held;
+    return copy;
+  }
+  [[nodiscard]] std::string describe() const override { return ""; }
+  std::vector<Placed> held;
+};
+
+class Lists final : public SessionSource, public Rewriter {
+ public:
+  [[nodiscard]] std::unique_ptr<Session> make() override { return std::make_unique<Listed>(); }
+  void rewrite(Session& session, const Rewriting& change) override {
+    std::vector<Placed>& held = static_cast<Listed&>(session).held;
+    std::vector<Placed> now(held.begin(), held.begin() + change.first);
+    for (size_t i = 0; i < change.kept.size(); ++i) {
+      if (change.kept[i] < change.first) throw std::runtime_error("a first token is kept again");
+      const Placed& token = held.at(change.kept[i]);
+      now.emplace_back(token.first, token.second + change.turns.at(i));
+    }
+    rewritten += static_cast<int>(change.kept.size());
+    held = std::move(now);
+  }
+  int rewritten = 0;
+};
+
+class Memory {
+ public:
+  /// Of one stream, or of one for each sequence.
+  explicit Memory(bool unified)
+      : unified_(unified),
+        rooms_(unified ? 1 : kTalks, std::vector<Cell>(kRoom)),
+        cells_(static_cast<uint32_t>(rooms_.size()), kRoom),
+        sequences(cells_, 64, false) {}
+
+  [[nodiscard]] int next(int s) const {
+    int last = -1;
+    for (const Cell& cell : room(s)) {
+      if (cell.owners.count(s) != 0) last = std::max(last, cell.position);
+    }
+    return last + 1;
+  }
+  [[nodiscard]] size_t free(int s) const {
+    return static_cast<size_t>(std::count_if(room(s).begin(), room(s).end(),
+                                             [](const Cell& c) { return c.owners.empty(); }));
+  }
+  /// A batch of `n` new tokens. Their session has to hold what the mask shows, each at its position.
+  void extend(int s, int n) {
+    std::vector<uint32_t> fresh;
+    const int at = next(s);
+    for (uint32_t j = 0; j < kRoom && fresh.size() < static_cast<size_t>(n); ++j) {
+      Cell& cell = room(s)[j];
+      if (!cell.owners.empty()) continue;
+      cell = {{s}, at + static_cast<int>(fresh.size()), ++last_};
+      cells_.write(stream(s), j);
+      fresh.push_back(j);
+    }
+    ASSERT_EQ(fresh.size(), static_cast<size_t>(n));
+    std::vector<uint16_t> mask(fresh.size() * kRoom, 0xFC00);
+    std::vector<Placed> past;
+    for (uint32_t j = 0; j < kRoom; ++j) {
+      const Cell& cell = room(s)[j];
+      if (cell.owners.count(s) == 0) continue;
+      if (cell.position < at) past.emplace_back(cell.token, cell.position);
+      for (size_t i = 0; i < fresh.size(); ++i) {
+        if (cell.position <= at + static_cast<int>(i)) mask[i * kRoom + j] = 0;
+      }
+    }
+    sequences.begin_batch();
+    std::optional<Part> part =
+        sequences.go_on(stream(s), mask.data(), kRoom, kRoom, fresh, fresh.size());
+    if (!part) {
+      const Batch batch = read_batch(mask.data(), kRoom, kRoom, fresh);
+      auto parts = sequences.place(stream(s), batch, fresh, lists, &lists);
+      if (!parts) throw std::runtime_error("a window");
+      ASSERT_EQ(parts->size(), 1U);
+      part = (*parts)[0];
+    }
+    std::vector<Placed>& held = static_cast<Listed&>(*part->sequence->session).held;
+    EXPECT_EQ(part->past, past.size());
+    std::vector<Placed> sorted = held;
+    std::sort(sorted.begin(), sorted.end());
+    std::sort(past.begin(), past.end());
+    ASSERT_EQ(sorted, past) << "sequence " << s;
+    for (const uint32_t j : fresh) held.emplace_back(room(s)[j].token, room(s)[j].position);
+  }
+  void remove(int s, int from, int to) {
+    for (Cell& cell : room(s)) {
+      if (cell.position >= from && cell.position < to) cell.owners.erase(s);
+    }
+  }
+  /// Removes `n` tokens behind the first `keep`, and lets those behind take their places. Not where others have these.
+  void shift(int s, int keep, int n) {
+    for (const Cell& cell : room(s)) {
+      if (cell.owners.count(s) != 0 && cell.owners.size() > 1 && cell.position >= keep) return;
+    }
+    remove(s, keep, keep + n);
+    std::vector<int32_t> by(rooms_.size() * kRoom, 0);
+    for (uint32_t j = 0; j < kRoom; ++j) {
+      Cell& cell = room(s)[j];
+      if (cell.owners.count(s) == 0 || cell.position < keep + n) continue;
+      cell.position -= n;
+      by[size_t{stream(s)} * kRoom + j] = -n;
+    }
+    sequences.shift(by);
+  }
+  void copy(int from, int to) {
+    remove(to, 0, 1 << 20);
+    if (unified_) {
+      for (Cell& cell : room(from)) {
+        if (cell.owners.count(from) != 0) cell.owners.insert(to);
+      }
+      return;
+    }
+    room(to) = room(from);
+    for (Cell& cell : room(to)) {
+      if (cell.owners.erase(from) != 0) cell.owners.insert(to);
+    }
+    cells_.copy_stream(stream(from), stream(to));
+  }
+
+ private:
+  struct Cell {
+    std::set<int> owners;
+    int position = 0;
+    int token = 0;
+  };
+  [[nodiscard]] uint32_t stream(int s) const { return unified_ ? 0 : static_cast<uint32_t>(s); }
+  std::vector<Cell>& room(int s) { return rooms_[stream(s)]; }
+  [[nodiscard]] const std::vector<Cell>& room(int s) const { return rooms_[stream(s)]; }
+
+  bool unified_;
+  std::vector<std::vector<Cell>> rooms_;
+  Cells cells_;
+  int last_ = 0;
+
+ public:
+  Sequences sequences;
+  Lists lists;
+};
+
+TEST(LlamaCppRewriting, WhatLeftTheMiddleIsTakenOutOfTheSession) {
+  Memory memory(true);
+  memory.extend(0, 10);
+  memory.remove(0, 2, 4);
+  memory.extend(0, 1);
+  EXPECT_EQ(memory.lists.rewritten, 6);
+  // Of the two cells one is filled again. In the other's somebody may have the token still: it stays.
+  EXPECT_EQ(memory.sequences.all().size(), 2U);
+}
+
+TEST(LlamaCppRewriting, ACopyKeepsWhatLeftTheMiddle) {
+  Memory memory(true);
+  memory.extend(0, 10);
+  memory.copy(0, 1);
+  memory.remove(0, 2, 4);
+  memory.extend(0, 1);
+  memory.extend(1, 1);
+  EXPECT_EQ(memory.lists.rewritten, 6);
+}
+
+TEST(LlamaCppRewriting, AContextShiftNeedsNoSecondSession) {
+  for (const int keep : {0, 3}) {
+    Memory memory(true);
+    memory.extend(0, 20);
+    memory.shift(0, keep, 8);
+    memory.extend(0, 1);
+    EXPECT_EQ(memory.lists.rewritten, 12 - keep);
+    EXPECT_EQ(memory.sequences.all().size(), 1U);
+    memory.extend(0, 1);
+    EXPECT_EQ(memory.lists.rewritten, 12 - keep);
+  }
+}
+
+TEST(LlamaCppRewriting, TwoShiftsAddUp) {
+  Memory memory(true);
+  memory.extend(0, 20);
+  memory.shift(0, 1, 4);
+  memory.shift(0, 2, 5);
+  memory.extend(0, 2);
+  EXPECT_EQ(memory.lists.rewritten, 10);
+}
+
+// Between a shift and its next batch others may take the cells that it gave up, its first one among them.
+TEST(LlamaCppRewriting, AShiftedSequenceOutlivesItsFirstToken) {
+  Memory memory(true);
+  memory.extend(0, 20);
+  memory.extend(1, 4);
+  memory.shift(0, 0, 8);
+  memory.extend(1, 6);
+  memory.extend(0, 1);
+  EXPECT_EQ(memory.lists.rewritten, 12);
+}
+
+TEST(LlamaCppRewriting, AStreamThatWasCopiedIsShiftedAlone) {
+  for (const int shifted : {0, 1}) {
+    Memory memory(false);
+    memory.extend(0, 20);
+    memory.copy(0, 1);
+    memory.shift(shifted, 2, 8);
+    memory.extend(0, 1);
+    memory.extend(1, 1);
+    EXPECT_EQ(memory.lists.rewritten, 10) << shifted;
+  }
+}
+
+TEST(LlamaCppRewriting, WithoutARewriterItIsAnError) {
+  Cells cells(1, kRoom);
+  Sequences sequences(cells, 8, false);
+  Lists lists;
+  std::vector<uint32_t> fresh{0, 1, 2, 3};
+  for (const uint32_t j : fresh) cells.write(0, j);
+  Batch batch{BatchKind::kRuns, {{{0, 1, 2, 3}, std::vector<uint8_t>(kRoom, 0), 0}}};
+  sequences.begin_batch();
+  (void)sequences.place(0, batch, fresh, lists, &lists);
+  std::vector<uint8_t> past(kRoom, 0);
+  past[0] = past[3] = 1;
+  cells.write(0, 4);
+  batch.runs = {{{0}, past, 2}};
+  fresh = {4};
+  sequences.begin_batch();
+  EXPECT_THROW((void)sequences.place(0, batch, fresh, lists), std::runtime_error);
+}
+
+TEST(LlamaCppRewriting, RandomOperationsLeaveEachSessionWithWhatItsMaskShows) {
+  const uint32_t seed = std::random_device{}();
+  std::printf("seed %u\n", seed);
+  std::mt19937 random(seed);
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<uint32_t>(n)); };
+  int refused = 0;
+  int all = 0;
+  for (int round = 0; round < 200; ++round) {
+    Memory memory(round % 2 == 0);
+    for (int i = 0; i < 60; ++i) {
+      const int s = below(kTalks);
+      const int n = memory.next(s);
+      switch (below(8)) {
+        case 0: memory.remove(s, 1 + below(n + 1), 1 << 20); break;
+        case 1:
+          if (n > 8) {
+            const int from = 1 + below(n - 4);
+            memory.remove(s, from, from + 1 + below(3));
+          }
+          break;
+        case 2:
+        case 3:
+          if (n > 8) memory.shift(s, below(4), 1 + below(n / 2));
+          break;
+        case 4:
+          if (n > 0) memory.copy(s, (s + 1 + below(kTalks - 1)) % kTalks);
+          break;
+        case 5:
+          if (below(6) == 0) memory.remove(s, 0, 1 << 20);
+          break;
+        default: break;
+      }
+      const int t = below(kTalks);
+      const int count = 1 + below(below(3) == 0 ? 12 : 2);
+      if (memory.free(t) < static_cast<size_t>(count)) {
+        memory.remove(t, 0, 1 << 20);
+      } else {
+        ++all;
+        try {
+          memory.extend(t, count);
+        } catch (const std::runtime_error&) {
+          memory.sequences.drop_current();
+          memory.remove(t, 0, 1 << 20);
+          ++refused;
+        }
+      }
+      if (HasFatalFailure()) FAIL() << "round " << round << ", operation " << i;
+    }
+  }
+  // Of two sequences with tokens in common one has lost some that lay behind those that the other has given up.
+  std::printf("%d of %d batches refused\n", refused, all);
+  EXPECT_LE(refused * 100, all);
+}
+
+}  // namespace
+}  // namespace keyhole::llama_cpp
