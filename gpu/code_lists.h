@@ -70,7 +70,7 @@ struct ListSizes {
   constexpr ListSizes(uint32_t blocks, uint32_t list_rows) {
     const uint32_t rows = blocks * kCodeBlock;
     // Clusters of more than 256 rows are divided, and every stretch of rows that is clustered is rounded up.
-    lists = rows / std::max(list_rows, 1U) + 2 * blocks + 64;
+    lists = (rows / std::max(list_rows, 1U) + 2 * blocks + 64) / 16 * 16;
     pairs = blocks * 11 + 64;
     groups = blocks * (kCodeBlock / kPairRows) + lists;
   }

@@ -50,7 +50,7 @@ struct CodesLayout {
   // Lists, where there are any, in an allocation of their own: of each layer its parts, from the beginning of the layer's.
   ListSizes lists{0, 1};  ///< of a KV head
   size_t list_pairs = 0, list_ids = 0, list_places = 0, list_figures = 0, list_key_means = 0,
-         list_value_means = 0,
+         list_value_means = 0, list_mean_tiles = 0,
          list_counts = 0;    ///< as CodesLists; counts `[1 + kv_heads]`: listed blocks, lists
   size_t list_stride = 0;    ///< bytes of a layer
   size_t list_bytes = 0;     ///< of that allocation

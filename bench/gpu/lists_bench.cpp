@@ -1,7 +1,6 @@
 // Time of a layer's attention over lists of codes on the device, beside that over all codes and the least time that each's
 // bytes take: layers in a graph. Arguments, in any order: `d=128`, `g=4` query heads of a KV head, `kv=8` KV heads, `b=4` bits,
-// `t=131072` tokens, `rows=64` rows of a list on average, `layers=8`, `means=0` splits that attend lists by their means (0: as
-// the library chooses), `share=12` percent of the rows that a step reads.
+// `t=131072` tokens, `rows=64` rows of a list on average, `layers=8`, `share=12` percent of the rows that a step reads.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -60,11 +59,17 @@ void fill(Random& draw, std::byte* to, size_t bytes) {
   }
 }
 
-double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, bool finish) {
+enum class Part { choice, pass, all };
+
+double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, Part part) {
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
   for (const CodesStep& s : steps) {
+    if (part == Part::choice) {
+      check(choose_lists(s, stream, true), "choose");
+      continue;
+    }
     check(attend_codes(s, stream, true), "attend");
-    if (finish) check(finish_codes(s, stream, true), "finish");
+    if (part == Part::all) check(finish_codes(s, stream, true), "finish");
   }
   cudaGraph_t graph;
   check(cudaStreamEndCapture(stream, &graph), "end capture");
@@ -93,17 +98,16 @@ double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, bool
 
 int main(int argc, char** argv) {
   uint32_t dim = 128, group = 4, kv_heads = 8, bits = 4, tokens = 131072, rows = 64, layers = 8,
-           means = 0, percent = 12;
+           percent = 12;
   for (int i = 1; i < argc; ++i) {
     const bool known =
         std::sscanf(argv[i], "d=%u", &dim) == 1 || std::sscanf(argv[i], "g=%u", &group) == 1 ||
         std::sscanf(argv[i], "kv=%u", &kv_heads) == 1 || std::sscanf(argv[i], "b=%u", &bits) == 1 ||
         std::sscanf(argv[i], "t=%u", &tokens) == 1 || std::sscanf(argv[i], "rows=%u", &rows) == 1 ||
         std::sscanf(argv[i], "layers=%u", &layers) == 1 ||
-        std::sscanf(argv[i], "means=%u", &means) == 1 ||
         std::sscanf(argv[i], "share=%u", &percent) == 1;
     if (!known) {
-      std::fprintf(stderr, "%s: allowed are d, g, kv, b, t, rows, layers, means, share\n", argv[i]);
+      std::fprintf(stderr, "%s: allowed are d, g, kv, b, t, rows, layers, share\n", argv[i]);
       return 1;
     }
   }
@@ -199,7 +203,6 @@ int main(int argc, char** argv) {
   with.lists.pair_capacity = sizes.pairs;
   with.lists.share.share = 0.01F * static_cast<float>(percent);
   size_lists(with, processors);
-  if (means != 0) with.lists.mean_splits = means;
   check(prepare_codes(s, 0), "prepare");
   check(prepare_codes(with, 0), "prepare");
   s.work = with.work = device<std::byte>(codes_work_bytes(with));
@@ -217,6 +220,14 @@ int main(int argc, char** argv) {
     with.lists.figures = device(figures);
     with.lists.key_means = device(key_means);
     with.lists.value_means = device(value_means);
+    auto* tiles = device<uint32_t>(value_means.size() / 2);
+    for (uint32_t h = 0; h < kv_heads; ++h) {
+      const size_t at = size_t{h} * sizes.lists * dim;
+      check(lay_out_means({dim, bits, with.lists.value_means + at, 0, counts[h], tiles + at / 2},
+                          stream),
+            "means");
+    }
+    with.lists.mean_tiles = tiles;
     const size_t layer_rows = kv_heads * s.kv_head_stride;
     const size_t at =
         layer_rows >= kept_bytes / 2 ? 0 : l * 2 * layer_rows % (kept_bytes - 2 * layer_rows);
@@ -227,9 +238,9 @@ int main(int argc, char** argv) {
     all.push_back(s);
     chosen.push_back(with);
   }
-  const auto time = [&](std::vector<CodesStep> steps, uint32_t exact, bool finish) {
+  const auto time = [&](std::vector<CodesStep> steps, uint32_t exact, Part part) {
     for (CodesStep& step : steps) step.exact_rows = exact;
-    return time_graph(stream, steps, finish);
+    return time_graph(stream, steps, part);
   };
   // Copies move every byte twice.
   const size_t block_bytes = block_data.size();
@@ -259,15 +270,17 @@ int main(int argc, char** argv) {
   const double list_bytes = lists * (4.0 * dim + sizeof(ListFigures) + sizeof(ListPlace)) +
                             kv_heads * read_rows * static_cast<double>(pair_bytes) / kPairRows;
   const double list_floor = list_bytes / rate, all_floor = static_cast<double>(block_bytes) / rate;
-  const double all16 = time(all, 16, true), all64 = time(all, 64, true);
-  const double pass = time(chosen, 16, false), lists0 = time(chosen, 0, true),
-               lists16 = time(chosen, 16, true), lists64 = time(chosen, 64, true);
+  const double all16 = time(all, 16, Part::all), all64 = time(all, 64, Part::all);
+  const double all_pass = time(all, 16, Part::pass);
+  const double choice = time(chosen, 16, Part::choice), pass = time(chosen, 16, Part::pass);
+  const double lists0 = time(chosen, 0, Part::all), lists16 = time(chosen, 16, Part::all),
+               lists64 = time(chosen, 64, Part::all);
   std::printf(
-      "%s | %u/%u of %u, %u bits, %u tokens, %.2f TB/s | all: floor %.1f N=16 %.1f (%.0f %%) N=64 "
-      "%.1f "
-      "| lists: floor %.1f pass %.1f N=0 %.1f N=16 %.1f (%.0f %%) N=64 %.1f\n",
-      prop.name, kv_heads * group, kv_heads, dim, bits, tokens, rate * 1e-6, all_floor, all16,
-      100.0 * all_floor / all16, all64, list_floor, pass, lists0, lists16,
+      "%s | %u/%u of %u, %u bits, %u tokens, %.2f TB/s | all: floor %.1f pass %.1f N=16 %.1f (%.0f "
+      "%%) N=64 %.1f "
+      "| lists: floor %.1f choice %.1f pass %.1f N=0 %.1f N=16 %.1f (%.0f %%) N=64 %.1f\n",
+      prop.name, kv_heads * group, kv_heads, dim, bits, tokens, rate * 1e-6, all_floor, all_pass,
+      all16, 100.0 * all_floor / all16, all64, list_floor, choice, pass, lists0, lists16,
       100.0 * list_floor / lists16, lists64);
   return 0;
 }

@@ -110,6 +110,7 @@ TEST(CodeLists, HaveRoomForClustersOfAnySize) {
       const uint32_t rows = blocks * kCodeBlock;
       // Clusters of more than a block's rows are divided, so that there is one list more for every 256 rows at most.
       EXPECT_GE(sizes.lists, rows / list_rows + rows / kCodeBlock);
+      EXPECT_EQ(sizes.lists % 16, 0U) << "tiles of means of a KV head are its own";
       // As many pairs as there can be are places that a step may read.
       EXPECT_GE(sizes.groups, rows / 32 + sizes.lists);
       EXPECT_GE(sizes.pairs, rows / 32 + rows / 96);

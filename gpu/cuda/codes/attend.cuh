@@ -173,19 +173,16 @@ struct GridSplit {
   __device__ static uint32_t end_block(const CodesParams& s) { return __ldcv(s.block_count); }
 };
 
-/// GridSplit of a step with lists: the splits read the pairs of the table that the choice has left; the last ones attend
-/// lists by their means.
+/// GridSplit of a step with lists: the splits read the pairs of the table that the choice has left, and attend the other lists
+/// by their means.
 struct ListSplit {
   template <int kDim, int kHeadTiles>
   using Resident = ResidentShare<kDim, kHeadTiles>;
   static constexpr bool kFinds = false, kLists = true;
 
-  const CodesParams& step;
-
   __device__ static uint32_t kv_head() { return blockIdx.y; }
   __device__ static uint32_t number() { return blockIdx.x; }
-  /// Of the splits that read codes.
-  [[nodiscard]] __device__ uint32_t count() const { return gridDim.x - step.lists.mean_splits; }
+  __device__ static uint32_t count() { return gridDim.x; }
   __device__ static uint32_t place() { return blockIdx.x; }
 };
 
@@ -269,25 +266,19 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     start();
   }
   const float value_scale = value_scale_of(s, kv_head);
-  wait_for_kernels_before();
-  let_next_kernel_start();
+  // The choice among lists has waited for all before it: queries and resident tokens are older than this kernel.
+  if constexpr (!Split::kLists) {
+    wait_for_kernels_before();
+    let_next_kernel_start();
+  }
   RawQueries<kDim, kHeads, kWarps> raw_queries;
   raw_queries.load(heads, kv_head);
-  if constexpr (Split::kLists) {
-    if (split.number() >= split.count()) {
-      queries.prepare(heads, raw_queries, resident.rows);
-      __syncthreads();
-      using Shared = MeansShared<kDim, kHeadTiles>;
-      static_assert(sizeof(Shared) <= size_t{kLeastStages} * kWarps * Ring::Pair::kBytes);
-      attend_means(s, heads, kv_head, split.number() - split.count(), s.lists.mean_splits,
-                   split.place(), queries.constants, *reinterpret_cast<Shared*>(memory));
-      return;
+  if constexpr (!Split::kLists) {
+    if (const uint32_t now = split.end_block(s); now != end_block) {
+      end_block = now;
+      ring.restart();
+      start();
     }
-    start();
-  } else if (const uint32_t now = split.end_block(s); now != end_block) {
-    end_block = now;
-    ring.restart();
-    start();
   }
   if constexpr (Heads::kHasResident) {
     if (has_resident) {
@@ -300,6 +291,11 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   if (!has_resident) {
     queries.prepare(heads, raw_queries, resident.rows);
     __syncthreads();
+  }
+  if constexpr (Split::kLists) {
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    start();
   }
   // The lane works out the weight of head lane % 4 of tile lane / 4.
   const int own_tile = min(lane / 4, kHeadTiles - 1);
@@ -332,6 +328,13 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   for (int t = 0; t < kHeadTiles; ++t) {
     top[t] = kMinusInf;
     sum[t] = scaled_sum[t] = 0.0F;
+  }
+  if constexpr (Split::kLists) {
+    // The first pairs of codes are on their way meanwhile. The last warps, which have fewer pairs, come first.
+    const uint32_t warps = split.count() * kWarps;
+    add_means<kDim, kHeadTiles, Sums>(s, heads, kv_head,
+                                      warps - 1 - (split.number() * kWarps + warp), warps, head,
+                                      0.5F / Units::kEven, acc, top, sum);
   }
 
   for (uint32_t at = first; at < end;) {
@@ -575,7 +578,7 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
   constexpr uint32_t kHeads = 4 * kHeadTiles;
   const StepHeads heads{s, kDivides ? blockIdx.z * kHeads : 0,
                         kDivides ? gridDim.z * kHeads : kHeads};
-  attend<kDim, kBits, kHeadTiles>(heads, ListSplit{s});
+  attend<kDim, kBits, kHeadTiles>(heads, ListSplit{});
 }
 
 }  // namespace keyhole::gpu::codes

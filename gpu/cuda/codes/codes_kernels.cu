@@ -66,7 +66,7 @@ size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& param
   const size_t lists = size_t{step.kv_heads} * step.lists.list_capacity;
   params.list_scores = reinterpret_cast<float*>(take(lists * kernels.heads * sizeof(float)));
   params.list_left = reinterpret_cast<float*>(take(lists * sizeof(float)));
-  params.list_bins = reinterpret_cast<uint16_t*>(take(lists * sizeof(uint16_t)));
+  params.list_bins = reinterpret_cast<uint32_t*>(take(lists * sizeof(uint32_t)));
   params.list_maxima = reinterpret_cast<float*>(
       take(size_t{step.kv_heads} * step.lists.score_blocks * 3 * kernels.heads * sizeof(float)));
   params.list_ends =
@@ -81,9 +81,8 @@ namespace {
 /// Whether the parts of a step go together with its lists, if it has some.
 bool fits_lists(const CodesStep& step) {
   const CodesLists& l = step.lists;
-  return l.list_capacity == 0 ||
-         (step.cluster && !step.wide && step.tokens == 1 && step.host_rows.requests == nullptr &&
-          l.score_blocks != 0 && l.mean_splits != 0 && l.mean_splits < step.splits);
+  return l.list_capacity == 0 || (step.cluster && !step.wide && step.tokens == 1 &&
+                                  step.host_rows.requests == nullptr && l.score_blocks != 0);
 }
 
 bool valid(const CodesStep& step, const Kernels& kernels) {
@@ -316,9 +315,18 @@ void size_lists(CodesStep& step, uint32_t multiprocessors) {
   CodesLists& l = step.lists;
   const uint32_t wanted = (l.list_capacity + codes::kListsOfBlock - 1) / codes::kListsOfBlock;
   l.score_blocks =
-      std::clamp(wanted, 1U, std::clamp(4 * multiprocessors / step.kv_heads, 1U, 1024U));
-  // At 4 bits and d = 128 the mean values of all lists are a sixth of the bytes that the pass reads.
-  l.mean_splits = std::clamp(step.splits / 6, 1U, std::max(step.splits, 2U) - 1);
+      std::clamp(wanted, 1U, std::clamp(2 * multiprocessors / step.kv_heads, 1U, 1024U));
+}
+
+cudaError_t choose_lists(const CodesStep& step, cudaStream_t stream, bool ahead) {
+  const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
+  if (!codes::valid(step, kernels) || step.lists.list_capacity == 0) return cudaErrorInvalidValue;
+  codes::CodesParams params;
+  codes::lay_out(step, kernels, params);
+  void* arguments[] = {&params};
+  const codes::ListKernel kernel = codes::list_kernel_of(step.shape.dim, step.group);
+  return launch_ahead(kernel.choose, dim3(step.lists.score_blocks, step.kv_heads),
+                      dim3(codes::kListThreads), kernel.shared, stream, arguments, ahead);
 }
 
 cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead) {
@@ -329,10 +337,7 @@ cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead)
   codes::lay_out(step, kernels, params);
   void* arguments[] = {&params};
   if (step.lists.list_capacity != 0) {
-    const codes::ListKernel kernel = codes::list_kernel_of(step.shape.dim, step.group);
-    const cudaError_t status =
-        launch_ahead(kernel.choose, dim3(step.lists.score_blocks, step.kv_heads),
-                     dim3(codes::kListThreads), kernel.shared, stream, arguments, ahead);
+    const cudaError_t status = choose_lists(step, stream, ahead);
     if (status != cudaSuccess) return status;
     return launch_ahead(kernels.attend_lists,
                         dim3(step.splits, step.kv_heads, kernels.attend_passes()),

@@ -163,8 +163,12 @@ struct CodesStep {
 /// it.
 [[nodiscard]] cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs = nullptr);
 
-/// Sets the sizes of CodesStep::lists that the launch needs, for a device of so many multiprocessors; after splits are known.
+/// Sets the sizes of CodesStep::lists that launches need, for a device of so many multiprocessors.
 void size_lists(CodesStep& step, uint32_t multiprocessors);
+/// Enqueues the choice among the lists of a step that has some; attend_codes() does so itself. `ahead`: as there.
+[[nodiscard]] cudaError_t choose_lists(const CodesStep& step, cudaStream_t stream, bool ahead);
+/// Enqueues the layout of mean values for tensor cores.
+[[nodiscard]] cudaError_t lay_out_means(const MeanTiles& means, cudaStream_t stream);
 
 /// Enqueues the pass over the codes and over resident tokens, of a step with lists the choice among them before. `ahead`: the kernel is set up before the kernel in
 /// front of it on the stream has ended, and waits for that end (gpu/cuda/common/launch.h; compute capability 9.0 or

@@ -206,6 +206,7 @@ struct CudaCodes::Impl {
     l.figures = reinterpret_cast<const ListFigures*>(own + layout.list_figures);
     l.key_means = reinterpret_cast<const uint16_t*>(own + layout.list_key_means);
     l.value_means = reinterpret_cast<const uint16_t*>(own + layout.list_value_means);
+    l.mean_tiles = reinterpret_cast<const uint32_t*>(own + layout.list_mean_tiles);
     l.arrivals = memory.as<uint32_t>(layout.list_arrivals);
   }
   [[nodiscard]] std::byte* list_memory(uint32_t layer) const {

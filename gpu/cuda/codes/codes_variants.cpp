@@ -38,7 +38,7 @@ CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordin
                                     : std::min(shape.exact_rows * choosing, kMostDeviceRows);
   s.dtype = shape.dtype;
   s.row_stride = shape.code.dim * dtype_size(shape.dtype);
-  if (shape.list_rows != 0 && tokens == 1 && !shape.rows_by_host && s.splits > 1) {
+  if (shape.list_rows != 0 && tokens == 1 && !shape.rows_by_host) {
     s.lists.list_capacity = layout.lists.lists;
     s.lists.pair_capacity = layout.lists.pairs;
     s.lists.share = shape.list_share;

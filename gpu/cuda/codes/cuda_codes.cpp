@@ -192,6 +192,14 @@ bool CudaCodes::set_lists(uint32_t layer, uint32_t begin, uint32_t rows, const H
     const size_t means = heads[h].lists * dim_bytes;
     put(m.layout.list_key_means + list * dim_bytes, heads[h].means, means);
     put(m.layout.list_value_means + list * dim_bytes, heads[h].means + means, means);
+    const size_t head_means = size_t{h} * m.layout.lists.lists * dim_bytes;
+    check(lay_out_means(
+              {m.shape.code.dim, m.shape.code.value_bits,
+               reinterpret_cast<const uint16_t*>(own + m.layout.list_value_means + head_means),
+               lists, lists + heads[h].lists,
+               reinterpret_cast<uint32_t*>(own + m.layout.list_mean_tiles + head_means)},
+              stream_of(stream)),
+          "laying out means of lists");
   }
   kept.push_back(std::move(stretch));
   l.stretches = std::move(kept);

@@ -1,5 +1,42 @@
 #include "gpu/cuda/codes/list_choice.cuh"
 
+#include "gpu/cuda/codes/attend.cuh"
+
+namespace keyhole::gpu {
+namespace {
+
+/// Writes a register of each lane, see MeanTiles. Grid: tiles; a thread has every 256th register.
+__global__ void lay_out(const __grid_constant__ MeanTiles p) {
+  const uint32_t tile = p.first / MeanTiles::kLists + blockIdx.x;
+  const uint32_t words = p.dim / 16 * 128;
+  const float odd = p.bits == 2 ? codes::ValueUnits<2>::kEven / codes::ValueUnits<2>::kOdd : 1.0F;
+  const auto* const means = reinterpret_cast<const __half*>(p.means);
+  for (uint32_t i = threadIdx.x; i < words; i += blockDim.x) {
+    const uint32_t a = i % 4, lane = i / 4 % 32, m = i / 128;
+    const uint32_t component = 16 * m + lane / 4 + 8 * (a % 2);
+    __half two[2];
+#pragma unroll
+    for (uint32_t j = 0; j < 2; ++j) {
+      const uint32_t list = tile * MeanTiles::kLists + 2 * (lane % 4) + j + 8 * (a / 2);
+      const float x = list < p.end ? __half2float(means[size_t{list} * p.dim + component]) : 0.0F;
+      two[j] = __float2half_rn(a % 2 == 0 ? x : x * odd);
+    }
+    p.tiles[size_t{tile} * words + i] = packed(two[0], two[1]);
+  }
+}
+
+}  // namespace
+
+cudaError_t lay_out_means(const MeanTiles& means, cudaStream_t stream) {
+  if (means.first >= means.end) return cudaSuccess;
+  const auto tiles =
+      static_cast<uint32_t>(mean_tiles_of(means.end)) - means.first / MeanTiles::kLists;
+  lay_out<<<tiles, 256, 0, stream>>>(means);
+  return cudaGetLastError();
+}
+
+}  // namespace keyhole::gpu
+
 namespace keyhole::gpu::codes {
 namespace {
 

@@ -67,6 +67,13 @@ struct ListMaxima {
   }
 };
 
+/// A list's bin, and its rows.
+struct ListBin {
+  __device__ static uint32_t pack(uint32_t bin, uint32_t rows) { return bin << 16U | rows; }
+  __device__ static uint32_t bin(uint32_t packed) { return packed >> 16U; }
+  __device__ static uint32_t rows(uint32_t packed) { return packed & 0xFFFFU; }
+};
+
 /// The exclusive sum over the threads of the block before this one, and the sum of all in `all`.
 template <class Shared>
 __device__ inline uint32_t sum_before(uint32_t own, Shared& shared, uint32_t& all) {
@@ -127,89 +134,114 @@ __device__ inline void choose_lists(const CodesParams& s, uint32_t kv_head,
   float most = 0.0F;
   for (uint32_t h = 0; h < s.group; ++h) most = fmaxf(most, shared.span[h]);
 
-  // Rows by how far their list is below the best.
+  // Rows by how far their list is below the best. A thread has four lists side by side, then those of the next round.
+  constexpr uint32_t kEach = 4, kRound = kEach * kListThreads;
   float widest = 0.0F;
-  for (uint32_t i = threadIdx.x; i < count; i += kListThreads) {
-    const ListFigures of_list = figures[i];
-    widest = fmaxf(widest, of_list.widest);
-    float gain = kMinusInf;
+#pragma unroll 1
+  for (uint32_t from = threadIdx.x * kEach; from < count; from += kRound) {
+    uint32_t bins[kEach];
 #pragma unroll
-    for (int t = 0; t < kHeadTiles; ++t) {
-      const float4 four = __ldcg(reinterpret_cast<const float4*>(scores + size_t{i} * kHeads) + t);
-      const float of_head[4] = {four.x, four.y, four.z, four.w};
+    for (uint32_t e = 0; e < kEach; ++e) {
+      // There is memory for whole fours.
+      const uint32_t i = from + e;
+      const ListFigures of_list = figures[i];
+      float gain = kMinusInf;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint32_t h = 4 * t + j;
-        if (h >= s.group) continue;
-        const ListLogit logit =
-            logit_of_list(of_head[j], shared.queries.constants[h].noise, of_list.spread, cap);
-        gain = fmaxf(gain, hope_of_list(logit, of_list.log_rows) - shared.low[h]);
+      for (int t = 0; t < kHeadTiles; ++t) {
+        const float4 four =
+            __ldcg(reinterpret_cast<const float4*>(scores + size_t{i} * kHeads) + t);
+        const float of_head[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const uint32_t h = 4 * t + j;
+          if (h >= s.group) continue;
+          const ListLogit logit =
+              logit_of_list(of_head[j], shared.queries.constants[h].noise, of_list.spread, cap);
+          gain = fmaxf(gain, hope_of_list(logit, of_list.log_rows) - shared.low[h]);
+        }
       }
+      const float step = (most - gain) * kBinsPerNat;
+      const uint32_t bin = step < kListBins - 1.0F
+                               ? static_cast<uint32_t>(fmaxf(step, 0.0F))
+                               : kListBins - 1;  // the last for what is no number
+      const uint32_t rows = i < count ? places[i].rows : 0;
+      if (i < count) {
+        widest = fmaxf(widest, of_list.widest);
+        atomicAdd(&shared.bins[bin], rows);
+      }
+      bins[e] = ListBin::pack(bin, rows);
     }
-    const float step = (most - gain) * kBinsPerNat;
-    const uint32_t bin = step < kListBins - 1.0F ? static_cast<uint32_t>(fmaxf(step, 0.0F))
-                                                 : kListBins - 1;  // the last for what is no number
-    s.list_bins[first + i] = static_cast<uint16_t>(bin);
-    atomicAdd(&shared.bins[bin], places[i].rows);
+    *reinterpret_cast<uint4*>(s.list_bins + first + from) = {bins[0], bins[1], bins[2], bins[3]};
   }
   atomicMax(&shared.widest, __float_as_uint(widest));
   __syncthreads();
 
   // The last bin for all before and in it to have at most so many rows, at least the first that has any.
-  constexpr uint32_t kEach = kListBins / kListThreads;
+  static_assert(kListBins == kListThreads, "a thread has a bin");
   const uint32_t listed = __ldcg(l.listed) * kCodeBlock;
-  const uint32_t shared_rows = static_cast<uint32_t>(l.share.share * static_cast<float>(listed));
+  const auto shared_rows = static_cast<uint32_t>(l.share.share * static_cast<float>(listed));
   const uint32_t goal = min(listed, max(shared_rows, l.share.least));
-  uint32_t own = 0;
-#pragma unroll
-  for (uint32_t i = 0; i < kEach; ++i) own += shared.bins[threadIdx.x * kEach + i];
+  const uint32_t of_bin = shared.bins[threadIdx.x];
   uint32_t all = 0;
-  uint32_t before = sum_before(own, shared, all);
+  const uint32_t before = sum_before(of_bin, shared, all);
   if (threadIdx.x == 0) shared.last_bin = kListBins - 1;
   __syncthreads();
-#pragma unroll
-  for (uint32_t i = 0; i < kEach; ++i) {
-    const uint32_t bin = threadIdx.x * kEach + i, rows = shared.bins[bin];
-    if (before != 0 && before + rows > goal) atomicMin(&shared.last_bin, bin - 1);
-    before += rows;
-  }
+  if (before != 0 && before + of_bin > goal) atomicMin(&shared.last_bin, threadIdx.x - 1);
   __syncthreads();
   const uint32_t last = shared.last_bin;
 
-  // A thread has lists side by side, whose pairs come side by side, too.
-  const uint32_t each = (count + kListThreads - 1) / kListThreads;
-  const uint32_t begin = min(threadIdx.x * each, count), end = min(begin + each, count);
-  uint32_t pairs = 0;
-  for (uint32_t i = begin; i < end; ++i) {
-    if (s.list_bins[first + i] <= last) pairs += (places[i].rows + kPairRows - 1) / kPairRows;
-  }
-  uint32_t at = sum_before(pairs, shared, all);
+  // The table: the pairs of a thread's four lists come side by side, round by round.
   ListedPair* const table = s.list_pairs + size_t{kv_head} * most_groups(s);
   float reach[kHeads];
 #pragma unroll
   for (float& x : reach) x = kMinusInf;
-  for (uint32_t i = begin; i < end; ++i) {
-    const ListPlace place = places[i];
-    const bool is_read = s.list_bins[first + i] <= last;
-    s.list_left[first + i] = is_read ? 0.0F : static_cast<float>(place.rows);
-    if (is_read) {
-      for (uint32_t row = 0; row < place.rows; row += kPairRows) {
-        const uint32_t rows = min(place.rows - row, kPairRows);
-        table[at++] = {place.first_pair + row / kPairRows, (rows - 1) << ListedPair::kRowsAt | i};
-      }
-      continue;
-    }
-    const float longest = figures[i].widest;
+  uint32_t written = 0;
+#pragma unroll 1
+  for (uint32_t round = 0; round < count; round += kRound) {
+    const uint32_t from = round + threadIdx.x * kEach;
+    const bool inside = from < count;
+    uint4 four = {};
+    if (inside) four = *reinterpret_cast<const uint4*>(s.list_bins + first + from);
+    const uint32_t bins[kEach] = {four.x, four.y, four.z, four.w};
+    uint32_t pairs = 0;
+    bool is_read[kEach];
 #pragma unroll
-    for (int t = 0; t < kHeadTiles; ++t) {
-      const float4 four = __ldcg(reinterpret_cast<const float4*>(scores + size_t{i} * kHeads) + t);
-      const float of_head[4] = {four.x, four.y, four.z, four.w};
+    for (uint32_t e = 0; e < kEach; ++e) {
+      const uint32_t rows = ListBin::rows(bins[e]);
+      is_read[e] = rows != 0 && ListBin::bin(bins[e]) <= last;
+      if (is_read[e]) pairs += (rows + kPairRows - 1) / kPairRows;
+    }
+    uint32_t at = written + sum_before(pairs, shared, all);
+    written += all;
+    if (!inside) continue;
+    float left[kEach];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float far = doubt_reach(shared.queries.constants[4 * t + j].noise, longest);
-        reach[4 * t + j] = fmaxf(reach[4 * t + j], of_head[j] + far);
+    for (uint32_t e = 0; e < kEach; ++e) {
+      const uint32_t i = from + e, rows = ListBin::rows(bins[e]);
+      left[e] = is_read[e] ? 0.0F : static_cast<float>(rows);
+      if (rows == 0) continue;
+      if (is_read[e]) {
+        const uint32_t pair = places[i].first_pair;
+        for (uint32_t row = 0; row < rows; row += kPairRows) {
+          table[at++] = {pair + row / kPairRows,
+                         (min(rows - row, kPairRows) - 1) << ListedPair::kRowsAt | i};
+        }
+        continue;
+      }
+      const float longest = figures[i].widest;
+#pragma unroll
+      for (int t = 0; t < kHeadTiles; ++t) {
+        const float4 of_tile =
+            __ldcg(reinterpret_cast<const float4*>(scores + size_t{i} * kHeads) + t);
+        const float of_head[4] = {of_tile.x, of_tile.y, of_tile.z, of_tile.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float far = doubt_reach(shared.queries.constants[4 * t + j].noise, longest);
+          reach[4 * t + j] = fmaxf(reach[4 * t + j], of_head[j] + far);
+        }
       }
     }
+    *reinterpret_cast<float4*>(s.list_left + first + from) = {left[0], left[1], left[2], left[3]};
   }
 #pragma unroll
   for (uint32_t h = 0; h < kHeads; ++h) {
@@ -221,7 +253,7 @@ __device__ inline void choose_lists(const CodesParams& s, uint32_t kv_head,
   const uint32_t newer = blocks > in_lists ? (blocks - in_lists) * kBlockMaxima : 0;
   for (uint32_t i = threadIdx.x; i < newer; i += kListThreads) {
     const uint32_t pair = in_lists * kBlockMaxima + i;
-    table[all + i] = {
+    table[written + i] = {
         pair, ListedPair::kOfBlock | (kPairRows - 1) << ListedPair::kRowsAt | pair / kBlockMaxima};
   }
   __syncthreads();
@@ -232,7 +264,7 @@ __device__ inline void choose_lists(const CodesParams& s, uint32_t kv_head,
   for (uint32_t h = 0; h < s.group; ++h)
     largest = fmaxf(largest, shared.queries.constants[h].noise);
   ends.is_wide = 2.0F * kLn2 * largest * __uint_as_float(shared.widest) > kWideList ? 1 : 0;
-  ends.pairs = all + newer;
+  ends.pairs = written + newer;
 }
 
 /// Grid (score_blocks, KV heads).

@@ -45,7 +45,7 @@ struct CodesParams : CodesStep {
   float* list_scores = nullptr;  ///< `[kv_heads, list_capacity, padded heads]`
   float* list_left =
       nullptr;  ///< `[kv_heads, list_capacity]` rows of a list that is not read, else 0
-  uint16_t* list_bins = nullptr;  ///< `[kv_heads, list_capacity]`
+  uint32_t* list_bins = nullptr;  ///< `[kv_heads, list_capacity]` of the choice, see ListBin
   float* list_maxima = nullptr;   ///< `[kv_heads, score_blocks, 3, padded heads]`, see ListMaxima
   ChosenLists* list_ends = nullptr;  ///< `[kv_heads]`
   ListedPair* list_pairs =
@@ -98,7 +98,7 @@ struct Kernels {
 };
 
 /// The kernel that chooses among lists (gpu/cuda/codes/list_choice.cuh), and its shared memory in bytes; null: there is none.
-inline constexpr uint32_t kListWarps = 8;
+inline constexpr uint32_t kListWarps = 16;
 inline constexpr uint32_t kListThreads = kListWarps * 32;
 inline constexpr uint32_t kListsOfBlock = 64;  ///< that one of its thread blocks has at least
 struct ListKernel {
