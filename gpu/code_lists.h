@@ -20,7 +20,8 @@ struct ListShare {
   uint32_t least = 8192;
 };
 
-/// Listed rows from which on choosing among lists is faster than reading all blocks.
+/// Listed rows from which on a step chooses among lists. Whether that is faster than reading all blocks depends on their bytes:
+/// from 70 MB of codes in a layer on, 64k rows of 8 KV heads of 128 components at 4 bits.
 inline constexpr uint32_t kListsFrom = 32768;
 
 /// The lists of rows [begin, begin + rows) of one KV head, in host memory: the parts of an index::CodeChunk.
