@@ -32,7 +32,8 @@ class CudaLists : public testing::Test {
     config_.layers = 1;
     config_.head_dim = 64;
     config_.q_heads = 8;
-    config_.scale = 0.05F;  // logits of half a nat: codes can tell
+    config_.scale =
+        0.012F;  // logits of rows lie half a nat about those of their centres, and these one nat apart
     host_ = make_engine(config_);
     config_.device = KEYHOLE_DEVICE_CUDA;
     config_.timeout_ms = 5000;
@@ -112,6 +113,10 @@ class CudaLists : public testing::Test {
       EXPECT_LT(error(seen, right), 0.05);
       for (size_t h = 0; h < right.lse.size(); ++h) EXPECT_NEAR(seen.lse[h], right.lse[h], 0.02);
     }
+    // For a query of zeros all tokens weigh the same, by code, by mean or exactly: the log-sum-exp counts them.
+    const std::vector<float> zeros(static_cast<size_t>(hq() * d()));
+    const Answer right = on_host(exact, zeros), seen = on_device(s, zeros);
+    for (size_t h = 0; h < right.lse.size(); ++h) EXPECT_NEAR(seen.lse[h], right.lse[h], 5e-4);
   }
   [[nodiscard]] uint64_t code_bytes() const {
     keyhole_memory_use use;
