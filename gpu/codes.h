@@ -62,7 +62,7 @@ struct CodesShape {
   bool blocks_later = false;
   /// Rows of a list on average, where rows may be put in lists beside their blocks (gpu/code_lists.h); 0: there are none.
   uint32_t list_rows = 0;
-  ListShare list_share;
+  ListShare list_share = {};
   /// Listed rows of a layer from which on its steps choose among lists; with fewer they read all blocks.
   uint32_t lists_from = kListsFrom;
 
