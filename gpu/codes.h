@@ -26,6 +26,7 @@
 #include "cpu/layer_shape.h"
 #include "cpu/types.h"
 #include "gpu/code_doubt.h"
+#include "gpu/code_lists.h"
 #include "gpu/coded_rows.h"
 #include "gpu/step.h"
 
@@ -60,6 +61,11 @@ struct CodesShape {
   bool asks_doubt = true;
   /// There is memory for blocks after copy_layer() and complete() alone: codes of a copy take none for what they share.
   bool blocks_later = false;
+  /// Rows of a list on average, where rows may be put in lists beside their blocks (gpu/code_lists.h); 0: there are none.
+  uint32_t list_rows = 0;
+  ListShare list_share = {};
+  /// Listed rows of a layer from which on its steps choose among lists; with fewer they read all blocks.
+  uint32_t lists_from = kListsFrom;
 
   [[nodiscard]] const LogitParams& logits_of(uint32_t layer) const {
     return logits_of_layer(logits, layer_logits, layer);
@@ -106,6 +112,19 @@ class Codes {
   virtual void truncate(uint32_t layer, uint32_t blocks, Stream stream) = 0;
   /// Blocks of the layer after all that was enqueued.
   [[nodiscard]] virtual uint32_t count(uint32_t layer) const = 0;
+
+  /// Enqueues: rows [begin, begin + rows) of all KV heads are in the lists heads `[kv_heads]`, which are copied, as of the steps
+  /// that are enqueued later. All of the rows have blocks, and both numbers are multiples of kCodeBlock. begin: listed(layer), or
+  /// where rows of an earlier call began: lists of rows from there on are replaced. A cut through the rows of a call takes all
+  /// of its lists. Steps of one token choose among lists then (CodesShape::lists_from). Returns false, and has changed nothing, where
+  /// there is no room for these lists, or where none can be used: without list_rows, with rows_by_host, on devices without
+  /// clusters. Not while the stream is captured.
+  virtual bool set_lists(uint32_t /*layer*/, uint32_t /*begin*/, uint32_t /*rows*/,
+                         const HeadLists* /*heads*/, Stream /*stream*/) {
+    return false;
+  }
+  /// Rows of the layer that are in lists after all that was enqueued: the first ones.
+  [[nodiscard]] virtual uint32_t listed(uint32_t /*layer*/) const { return 0; }
 
   /// The layer, which has no blocks, has those of `from`, codes of the same shape, and their balance, as they are after all
   /// that was enqueued there. Device memory that holds nothing else is shared, until encode() of either writes there, which

@@ -17,6 +17,8 @@ constexpr size_t kLineBytes = 128;                // no two KV heads share one
 constexpr uint32_t kMaximaOfBlock = 8;            // one for every 32 rows
 // 4M tokens: the choice of the heaviest rows has shared memory for a little more.
 constexpr uint32_t kMostBlocks = 1U << 14;
+constexpr size_t kListScores = 1024;  // most thread blocks of a KV head that score lists
+constexpr size_t kEndsOfLists = 256;  // bytes that the choice among a KV head's lists comes to
 
 [[noreturn]] void refuse(const std::string& what, uint64_t seen, const std::string& allowed) {
   throw Error(Status::invalid_argument,
@@ -52,6 +54,9 @@ void check_codes(const CodesShape& s) {
   }
   if (s.coded_layers > s.layers) {
     refuse("coded_layers", s.coded_layers, "0 to layers (" + std::to_string(s.layers) + ")");
+  }
+  if (s.list_rows > kCodeBlock) {
+    refuse("list_rows", s.list_rows, "0 to " + std::to_string(kCodeBlock));
   }
   if (s.blocks > kMostBlocks) refuse("blocks", s.blocks, "0 to " + std::to_string(kMostBlocks));
 }
@@ -104,12 +109,37 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
       kWorkBeside * parts +
       aligned_product({parts, kv_heads, capacity, kMaximaOfBlock, padded + found, sizeof(float)}) +
       aligned_product({kv_heads, splits, heads, dim + 3, sizeof(float)});
+  if (shape.list_rows != 0) {
+    lists = ListSizes(static_cast<uint32_t>(capacity), shape.list_rows);
+    // Steps of one token alone choose among lists: maxima of all pairs and the table of these; scores, rows and bins.
+    const size_t padded_one = group <= 4 ? 4 : group <= 8 ? 8 : 16;
+    add(work_bytes, aligned_product({kv_heads, lists.groups, padded_one + 2, sizeof(float)}));
+    add(work_bytes, aligned_product({kv_heads, lists.lists, padded_one + 2, sizeof(float)}));
+    add(work_bytes, aligned_product({kv_heads, kListScores * 3 * padded_one, sizeof(float)}));
+    add(work_bytes, aligned_product({kv_heads, kEndsOfLists}));
+    list_arrivals = take({kv_heads, sizeof(uint32_t)});
+    const auto take_of_lists = [&](std::initializer_list<size_t> factors) {
+      const size_t offset = list_stride;
+      add(list_stride, aligned_product(factors));
+      return offset;
+    };
+    list_pairs = take_of_lists({kv_heads, lists.pairs, list_pair_bytes(shape.code)});
+    list_ids = take_of_lists({kv_heads, lists.pairs, kPairRows, sizeof(uint32_t)});
+    list_places = take_of_lists({kv_heads, lists.lists, sizeof(ListPlace)});
+    list_figures = take_of_lists({kv_heads, lists.lists, sizeof(ListFigures)});
+    list_key_means = take_of_lists({kv_heads, lists.lists, dim, sizeof(uint16_t)});
+    list_value_means = take_of_lists({kv_heads, lists.lists, dim, sizeof(uint16_t)});
+    list_mean_tiles = take_of_lists({kv_heads, lists.lists, dim, sizeof(uint16_t)});
+    list_counts = take_of_lists({1 + kv_heads, sizeof(uint32_t)});
+    list_bytes = aligned_product({layers, list_stride});
+  }
   work = take({work_bytes});
   figures = take({layers, kv_heads, sizeof(CodeFigures)});
   arrivals = take({capacity, kv_heads, sizeof(uint32_t)});
   doubt = take({DoubtLayout(kv_heads, heads, dim, parts).bytes});
   bytes = blocks_bytes;
   add(bytes, others_bytes);
+  add(bytes, list_bytes);
 }
 
 RowExchangeLayout::RowExchangeLayout(const CodesShape& shape) {

@@ -47,7 +47,15 @@ struct CodesLayout {
   size_t sinks = 0;  ///< where there are any, of all layers of the model: `[layers, q_heads]` fp32
   size_t work = 0;   ///< of the step under way: CodesStep::work of gpu/cuda/codes/codes_kernels.h
   size_t work_bytes = 0;  ///< no less than codes_work_bytes()
-  size_t figures = 0;     ///< `[layers, kv_heads]` CodeFigures of gpu/code_doubt.h
+  // Lists, where there are any, in an allocation of their own: of each layer its parts, from the beginning of the layer's.
+  ListSizes lists{0, 1};  ///< of a KV head
+  size_t list_pairs = 0, list_ids = 0, list_places = 0, list_figures = 0, list_key_means = 0,
+         list_value_means = 0, list_mean_tiles = 0,
+         list_counts = 0;    ///< as CodesLists; counts `[1 + kv_heads]`: listed blocks, lists
+  size_t list_stride = 0;    ///< bytes of a layer
+  size_t list_bytes = 0;     ///< of that allocation
+  size_t list_arrivals = 0;  ///< `[kv_heads]` uint32 among the others, zero between launches
+  size_t figures = 0;        ///< `[layers, kv_heads]` CodeFigures of gpu/code_doubt.h
   size_t arrivals =
       0;  ///< `[capacity, kv_heads]` uint32, zero between launches: EncodeParams::arrivals of gpu/cuda/codes/encode.h
   size_t doubt = 0;         ///< of the step under way: DoubtLayout of gpu/code_doubt.h

@@ -39,6 +39,16 @@ class MixedCodes final : public Codes {
     const auto p = all.at(layer);
     return p.part == nullptr ? 0 : p->count(p.layer);
   }
+  bool set_lists(uint32_t layer, uint32_t begin, uint32_t rows, const HeadLists* heads,
+                 Stream stream) override {
+    const auto p = coded(layer);
+    return p->set_lists(p.layer, begin, rows, heads, stream);
+  }
+  uint32_t listed(uint32_t layer) const override {
+    if (!all.kinds.has(layer)) return 0;
+    const auto p = all.at(layer);
+    return p.part == nullptr ? 0 : p->listed(p.layer);
+  }
   void copy_layer(uint32_t layer, Codes& from) override {
     const auto p = coded(layer);
     Codes* const there = from.of_layer(layer);

@@ -22,9 +22,8 @@ constexpr ParamDecl kParams[] = {
     choice("v", Stage::build, 2, kValueOptions,
            "bits of an element of a value; 0: the mean of its block stands for it"),
     integer("lists", Stage::build, 0, 0, kCodeBlock,
-            "rows of a list of near rows, on average: a step on the host reads the lists that "
-            "weigh, and the means "
-            "of the others; 0: none are made, and it reads all rows"),
+            "rows of a list of near rows, on average: a step reads the lists that weigh, and the "
+            "means of the others; 0: none are made, and it reads all rows"),
     integer("read", Stage::search, 12, 1, 100,
             "percent of the rows that a step reads in lists, 8,192 rows at least"),
     integer("from", Stage::search, 0, 0, int64_t{1} << 30U,
@@ -76,7 +75,7 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
     return has_values_ ? lists_.get() : nullptr;
   }
   [[nodiscard]] ListGoal list_goal() const override {
-    return {.share = static_cast<float>(spec()[kRead]) / 100.0F};
+    return {.share = code_listing(spec()).share};
   }
 
  protected:
@@ -168,9 +167,7 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
     return shared.is_first() ? shared->bytes_of_others() : shared->bytes();
   }
   [[nodiscard]] bool has_lists() const { return spec()[kLists] != 0; }
-  [[nodiscard]] ListConfig list_config() const {
-    return {.rows = std::max(static_cast<uint32_t>(spec()[kLists]), kLeastListRows)};
-  }
+  [[nodiscard]] ListConfig list_config() const { return {.rows = code_listing(spec()).rows}; }
   [[nodiscard]] const CodeShape& shape() const {
     return lists_ ? lists_->shape() : codes_->shape();
   }
@@ -413,6 +410,12 @@ const TypeDecl kCodesType = {
 CodeBits code_bits(const Spec& spec) {
   constexpr uint32_t kBits[] = {0, 1, 2, 4};
   return {kBits[spec[kKeyBits] + 1], kBits[spec[kValueBits]]};
+}
+
+CodeListing code_listing(const Spec& spec) {
+  if (spec[kLists] == 0) return {};
+  return {std::max(static_cast<uint32_t>(spec[kLists]), kLeastListRows),
+          static_cast<float>(spec[kRead]) / 100.0F};
 }
 
 uint32_t first_rows(const Spec& spec) { return static_cast<uint32_t>(spec[kFrom]); }

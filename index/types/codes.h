@@ -19,6 +19,13 @@ struct CodeBits {
 };
 /// The bits of a spec of this type.
 [[nodiscard]] CodeBits code_bits(const Spec& spec);
+/// The lists that a spec of this type asks for.
+struct CodeListing {
+  uint32_t rows = 0;    ///< of a list on average; 0: there are none
+  float share = 0.12F;  ///< of the rows that a step reads
+  bool operator==(const CodeListing&) const = default;
+};
+[[nodiscard]] CodeListing code_listing(const Spec& spec);
 /// The parameter `from` of a spec of this type.
 [[nodiscard]] uint32_t first_rows(const Spec& spec);
 

@@ -73,6 +73,11 @@ std::optional<CodeBits> code_bits(std::string_view spec) {
   return code_bits(parsed);
 }
 
+CodeListing code_listing(std::string_view spec) {
+  const Spec parsed = parse(spec);
+  return &parsed.type() == &kCodesType ? code_listing(parsed) : CodeListing{};
+}
+
 uint32_t first_rows(std::string_view spec) {
   const Spec parsed = parse(spec);
   return &parsed.type() == &kCodesType ? first_rows(parsed) : 0;

@@ -24,6 +24,8 @@ void check_spec(std::string_view spec, std::string_view also = {});
 /// The bits per element of the codes of rows (Index::codes()) that an index of this spec has where it is built with
 /// values; nothing: it has no codes. Throws as make_index does.
 [[nodiscard]] std::optional<CodeBits> code_bits(std::string_view spec);
+/// The lists of such an index; no rows: it has none. Throws likewise.
+[[nodiscard]] CodeListing code_listing(std::string_view spec);
 [[nodiscard]] inline bool has_codes(std::string_view spec) { return code_bits(spec).has_value(); }
 
 /// The number of rows from which an index of this spec is worth building: attending fewer exactly takes no longer. 0:

@@ -6,13 +6,14 @@
 
 namespace keyhole::runtime {
 
-std::optional<index::CodeBits> CodeSpecs::bits(const std::string& spec) {
+std::optional<CodeSpecs::Codes> CodeSpecs::codes(const std::string& spec) {
   if (const auto at = known_.find(spec); at != known_.end()) return at->second;
-  const std::optional<index::CodeBits> bits = index::code_bits(spec);
+  std::optional<Codes> codes;
+  if (const auto bits = index::code_bits(spec)) codes = {*bits, index::code_listing(spec)};
   parsed_ += 1;
   if (known_.size() >= kMost) known_.clear();
-  known_.emplace(spec, bits);
-  return bits;
+  known_.emplace(spec, codes);
+  return codes;
 }
 
 uint32_t CodePlan::first() const {
@@ -43,17 +44,22 @@ CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
   plan.rows_by_host = params.exact_rows_by == KEYHOLE_ROWS_BY_HOST;
   if (params.offload_placement == KEYHOLE_PLACE_HOST) return plan;
   const HeadNumbers numbers = model.head_numbers();
+  std::optional<index::CodeListing> lists;
   for (uint32_t layer = 0; layer < model.layers; ++layer) {
     if (params.is_dense(layer)) continue;
     std::optional<index::CodeBits> bits;
+    index::CodeListing of_layer;
     bool coded = true;
     uint32_t rows = 0;
     for (uint32_t h = 0; coded && h < numbers.of(layer); ++h) {
       const HeadParams& head = *heads[numbers.at(layer, h)];
-      const std::optional<index::CodeBits> own = specs.bits(head.index);
-      coded = !head.dense && own.has_value() && (h == 0 || own == bits) &&
+      const std::optional<CodeSpecs::Codes> own = specs.codes(head.index);
+      coded = !head.dense && own.has_value() && (h == 0 || own->bits == *bits) &&
               head.budget.tail == KEYHOLE_TAIL_CODES;
-      bits = own;
+      if (!coded) break;
+      bits = own->bits;
+      if (h == 0) of_layer = own->lists;
+      if (own->lists != of_layer) of_layer = {};
       rows = std::max(rows, head.budget.attend == KEYHOLE_ATTEND_NONE ? 0 : head.budget.top_k);
     }
     if (!coded) continue;
@@ -62,8 +68,11 @@ CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
     if (shape.key_bits != plan.shape.key_bits || shape.value_bits != plan.shape.value_bits)
       continue;
     plan.layers[layer] = 1;
+    if (!lists.has_value()) lists = of_layer;
+    if (of_layer != *lists) lists = index::CodeListing{};
     plan.exact_rows = std::max(plan.exact_rows, std::min(rows, gpu::kMostDeviceRows));
   }
+  plan.lists = lists.value_or(index::CodeListing{});
   return plan;
 }
 
@@ -98,6 +107,11 @@ gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens, const Session
   shape.sinks = model.sinks.empty() ? nullptr : model.sinks.data();
   shape.coded_layers = plan.count();
   shape.rows_by_host = plan.rows_by_host;
+  // The device chooses among lists of rows that it reads, where there may be enough of them.
+  if (!plan.rows_by_host && shape.blocks * kCodeBlock >= shape.lists_from) {
+    shape.list_rows = plan.lists.rows;
+    shape.list_share.share = plan.lists.share;
+  }
   shape.shapes = model.device_shapes();
   if (!shape.shapes.empty()) {
     shape.coded.assign(plan.layers.begin(), plan.layers.begin() + shape.layers);

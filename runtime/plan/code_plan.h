@@ -29,6 +29,7 @@ struct CodePlan {
   CodeShape shape;
   uint32_t exact_rows = 0;    ///< N: rows of a KV head that a step reads exactly
   bool rows_by_host = false;  ///< who reads these (keyhole_rows_by)
+  index::CodeListing lists;   ///< what steps choose among; where heads differ, there are none
   std::vector<char> layers;   ///< [layer] it has codes
 
   [[nodiscard]] bool any() const { return count() != 0; }
@@ -42,7 +43,8 @@ struct CodePlan {
 
   bool operator==(const CodePlan& o) const {
     return shape.key_bits == o.shape.key_bits && shape.value_bits == o.shape.value_bits &&
-           exact_rows == o.exact_rows && rows_by_host == o.rows_by_host && layers == o.layers;
+           exact_rows == o.exact_rows && rows_by_host == o.rows_by_host && lists == o.lists &&
+           layers == o.layers;
   }
 };
 
@@ -50,14 +52,18 @@ struct CodePlan {
 /// whenever a budget changes, and mostly they are the same.
 class CodeSpecs {
  public:
-  /// The bits of a spec; nothing: its index has no codes. Throws Error(invalid_argument) for an invalid spec.
-  [[nodiscard]] std::optional<index::CodeBits> bits(const std::string& spec);
+  struct Codes {
+    index::CodeBits bits;
+    index::CodeListing lists;
+  };
+  /// What a spec asks for; nothing: its index has no codes. Throws Error(invalid_argument) for an invalid spec.
+  [[nodiscard]] std::optional<Codes> codes(const std::string& spec);
   /// Number of specs that were parsed so far.
   [[nodiscard]] size_t parsed() const { return parsed_; }
 
  private:
   static constexpr size_t kMost = 1024;  ///< as many as heads of a large model
-  std::map<std::string, std::optional<index::CodeBits>> known_;
+  std::map<std::string, std::optional<Codes>> known_;
   size_t parsed_ = 0;
 };
 

@@ -200,6 +200,7 @@ void DeviceCodes::copy() {
       if (!has || from->codes_->count(l) == 0) continue;
       codes_->copy_layer(l, *from->codes_);
       layers_[l].has_balance = layers_[l].is_copy = true;
+      layers_[l].listed = codes_->listed(l);
     }
     codes_->complete();
     bytes_peak_ = std::max(bytes_peak_, this->bytes());
@@ -314,7 +315,11 @@ void DeviceCodes::encode_pinned(gpu::Stream stream) {
 }
 
 void DeviceCodes::update(uint32_t layer, gpu::Stream stream) {
-  if (is_current(layer)) return;
+  if (!is_current(layer)) make_current(layer, stream);
+  list(layer, stream);
+}
+
+void DeviceCodes::make_current(uint32_t layer, gpu::Stream stream) {
   const size_t rows = source_->rows(layer).keys.tokens;
   pin(layer, rows);
   if (!layers_[layer].has_balance) set_balance(layer);
@@ -326,6 +331,39 @@ void DeviceCodes::update(uint32_t layer, gpu::Stream stream) {
   encode(layer, rows, stream);
   // A decoder that appends finds its next block pinned.
   pin(layer, rows + kCodeBlock);
+}
+
+void DeviceCodes::list(uint32_t layer, gpu::Stream stream) {
+  const index::CodeListing& wanted = plan_.lists;
+  if (wanted.rows == 0 || plan_.rows_by_host) return;
+  Layer& l = layers_[layer];
+  const size_t rows = size_t{codes_->count(layer)} * kCodeBlock / kRowsListed * kRowsListed;
+  if (rows <= l.listed || rows < gpu::kListsFrom) return;
+  l.listed = rows;  // what has no room is not tried again
+  CodeShape shape = plan_.shape;
+  shape.dim = model_.of(layer).head_dim;
+  const size_t first = codes_->listed(layer) / index::kListSegment * index::kListSegment;
+  for (size_t begin = first; begin < rows; begin += index::kListSegment) {
+    const size_t count = std::min(rows - begin, index::kListSegment);
+    const std::vector<index::CodeChunk> chunks =
+        source_->make_lists(layer, begin, count, shape, {.rows = wanted.rows});
+    std::vector<gpu::HeadLists> heads;
+    for (const index::CodeChunk& chunk : chunks) {
+      heads.push_back({.lists = static_cast<uint32_t>(chunk.lists()),
+                       .ids = chunk.ids.data(),
+                       .ends = chunk.ends.data(),
+                       .at = chunk.at.data(),
+                       .means = chunk.means,
+                       .codes = chunk.codes,
+                       .spreads = chunk.spreads.data(),
+                       .noises = chunk.noises.data(),
+                       .widest = chunk.widest.data()});
+    }
+    if (!codes_->set_lists(layer, static_cast<uint32_t>(begin), static_cast<uint32_t>(count),
+                           heads.data(), stream)) {
+      return;
+    }
+  }
 }
 
 void DeviceCodes::encode(uint32_t layer, size_t rows, gpu::Stream stream) {
@@ -426,6 +464,7 @@ void DeviceCodes::truncate(uint32_t layer, size_t rows, gpu::Stream stream) {
   if (!layer_has(layer)) return;
   const auto blocks = static_cast<uint32_t>(rows / kCodeBlock);
   if (blocks < codes_->count(layer)) codes_->truncate(layer, blocks, stream);
+  layers_[layer].listed = std::min(layers_[layer].listed, size_t{codes_->listed(layer)});
   // With no rows left, the head's balance is learned anew.
   if (rows == 0) layers_[layer].has_balance = false;
   drop_pieces(layer, rows);

@@ -21,12 +21,16 @@
 #include "gpu/codes.h"
 #include "gpu/step.h"
 #include "index/scan/balance.h"
+#include "index/scan/code_lists.h"
 #include "runtime/engine/log.h"
 #include "runtime/plan/code_plan.h"
 #include "runtime/stream/pin_queue.h"
 #include "runtime/stream/row_server.h"
 
 namespace keyhole::runtime {
+
+/// Rows are put in lists in such numbers, up to index::kListSegment together: lists of fewer rows are made again with the next.
+inline constexpr size_t kRowsListed = 4096;
 
 /// What codes are made of.
 class CodeSource {
@@ -43,6 +47,10 @@ class CodeSource {
   virtual void learn_balances(uint32_t layer) = 0;
   /// Of a head that has one.
   [[nodiscard]] virtual const index::Balance& balance(uint32_t layer, uint32_t kv_head) = 0;
+  /// Lists of rows [begin, begin + rows) of all heads of the layer, which have a balance, `[kv_heads]`.
+  [[nodiscard]] virtual std::vector<index::CodeChunk> make_lists(
+      uint32_t layer, size_t begin, size_t rows, const CodeShape& shape,
+      const index::ListConfig& config) = 0;
   /// Memory of the first `rows` rows of the layer's heads is pinned, or about to be: it cannot be given back. Throws
   /// Error(out_of_memory) where it is more than before.
   virtual void set_pinned(uint32_t layer, size_t rows) = 0;
@@ -135,6 +143,7 @@ class DeviceCodes {
   struct Layer {
     std::vector<Piece> pieces;
     bool has_balance = false;
+    size_t listed = 0;  ///< rows that are in lists, or were to be
     bool is_copy =
         false;  ///< its codes are, so that they are here before its rows are pinned; until update()
     [[nodiscard]] size_t end() const { return pieces.empty() ? 0 : pieces.back().end; }
@@ -149,6 +158,10 @@ class DeviceCodes {
   /// Throws Error(out_of_device_memory | out_of_memory) where there is room for fewer layers than the plan has.
   void check_room(const CodePlan& plan) const;
   [[nodiscard]] std::string too_much_to_pin(const CodePlan& plan) const;
+  /// Waits until all rows of the layer are pinned, and enqueues the encoding of those that are not encoded.
+  void make_current(uint32_t layer, gpu::Stream stream);
+  /// Puts the layer's rows in lists, where these are wanted and enough rows have come.
+  void list(uint32_t layer, gpu::Stream stream);
   void make(CodePlan plan);
   /// make(); where it fails there are none, which the log says, or, where they must be here, it throws.
   void try_to_make(const std::string& why_by_host = {});

@@ -81,9 +81,9 @@ class OffloadedLayer {
   /// Brings back rows that cut() dropped, as write() has left them.
   void uncut(uint32_t rows) { rows_ = rows; }
 
-  /// Learns balances from the rows that are there.
-  void learn(const std::vector<float>& q) {
-    const uint32_t group = shape_.q_heads / shape_.kv_heads;
+  /// Learns balances from the rows that are there and q `[kv_heads, each, dim]`; each: 0 for the heads of a group.
+  void learn(const std::vector<float>& q, uint32_t each = 0) {
+    const uint32_t group = each == 0 ? shape_.q_heads / shape_.kv_heads : each;
     const uint32_t dim = shape_.code.dim;
     codes_.clear();
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) {

@@ -23,6 +23,7 @@
 // FLOOR. 70.5 bytes a row at 2/2 and d = 128: 74 MB for 128k tokens of 8 KV heads, 18 us at 4 TB/s.
 #pragma once
 
+#include "gpu/cuda/codes/list_means.cuh"
 #include "gpu/cuda/codes/queries.cuh"
 #include "gpu/cuda/codes/resident_rows.cuh"
 #include "gpu/cuda/codes/tile_ring.cuh"
@@ -170,6 +171,7 @@ struct GridSplit {
   template <int kDim, int kHeadTiles>
   using Resident = ResidentShare<kDim, kHeadTiles>;
   static constexpr bool kFinds = false;  ///< see DoubtSplit of gpu/cuda/codes/settle_find.cuh
+  static constexpr bool kLists = false;  ///< see ListSplit
 
   __device__ static uint32_t kv_head() { return blockIdx.y; }
   __device__ static uint32_t number() { return blockIdx.x; }
@@ -180,6 +182,22 @@ struct GridSplit {
   __device__ static uint32_t first_block() { return 0; }
   __device__ static uint32_t end_block(const CodesParams& s) { return __ldcv(s.block_count); }
 };
+
+/// GridSplit of a step with lists: the splits read the pairs of the table that the choice has left, and attend the other lists
+/// by their means.
+struct ListSplit {
+  template <int kDim, int kHeadTiles>
+  using Resident = ResidentShare<kDim, kHeadTiles>;
+  static constexpr bool kFinds = false, kLists = true;
+
+  __device__ static uint32_t kv_head() { return blockIdx.y; }
+  __device__ static uint32_t number() { return blockIdx.x; }
+  __device__ static uint32_t count() { return gridDim.x; }
+  __device__ static uint32_t place() { return blockIdx.x; }
+};
+
+/// The bits of ListedPair::owner that are the same in all pairs of a list or a block.
+constexpr uint32_t kOwnerMask = ~((kPairRows - 1) << ListedPair::kRowsAt);
 
 /// Attends the split of this thread block. heads: those of steps over the same codes, with the same stages and
 /// logits.
@@ -208,7 +226,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   Ring ring(reinterpret_cast<std::byte*>(memory) +
                 size_t{Ring::Pair::kBytes} * static_cast<uint32_t>(warp * s.stages),
             s.stages, base, s.block_stride);
-  uint32_t end_block, first, end, ahead = 0;
+  uint32_t end_block = 0, first = 0, end = 0, ahead = 0;
   // pair_of(i): the number of the i-th pair in the order in which pairs are attended.
   const auto pair_of = [&](uint32_t i) {
     if constexpr (Split::kFinds)
@@ -216,13 +234,29 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     else
       return i;
   };
+  const ListedPair* const table = Split::kLists ? listed_pairs(s, kv_head) : nullptr;
   const auto take_in = [&] {
-    ring.take_in(ahead < end, ahead < end ? pair_of(ahead) : 0);
+    if constexpr (Split::kLists) {
+      const ListedPair next = ahead < end ? table[ahead] : ListedPair{};
+      if (ahead >= end || is_of_block(next)) {
+        ring.take_in(ahead < end, next.pair);
+      } else {
+        ring.take_in_whole(s.lists.pairs + (size_t{kv_head} * s.lists.pair_capacity + next.pair) *
+                                               Ring::Pair::kBytes);
+      }
+    } else {
+      ring.take_in(ahead < end, ahead < end ? pair_of(ahead) : 0);
+    }
     ++ahead;
   };
   const auto start = [&] {
-    const uint32_t begin = split.first_block() * kBlockMaxima;
-    uint32_t pairs = end_block * kBlockMaxima - begin;
+    uint32_t begin = 0, pairs = 0;
+    if constexpr (Split::kLists) {
+      pairs = pairs_of(s, kv_head);
+    } else {
+      begin = split.first_block() * kBlockMaxima;
+      pairs = end_block * kBlockMaxima - begin;
+    }
     if constexpr (Split::kFinds) pairs = split.pairs(end_block);
     const uint32_t warps = split.count() * kWarps;
     const uint32_t number = split.number() * kWarps + warp;
@@ -232,22 +266,29 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     ahead = first;
 #pragma unroll 1
     for (int i = 1; i < s.stages; ++i) take_in();
-    if (first < end) {
+    if (!Split::kLists && first < end) {
       prefetch_means<kShape.key_mean_at(), kShape.noise_at() + 4>(
           base + pair_of(first) / kBlockMaxima * s.block_stride, lane);
     }
   };
-  end_block = split.end_block(s);
-  start();
+  if constexpr (!Split::kLists) {
+    end_block = split.end_block(s);
+    start();
+  }
   const float value_scale = value_scale_of(s, kv_head);
-  wait_for_kernels_before();
-  let_next_kernel_start();
+  // The choice among lists has waited for all before it: queries and resident tokens are older than this kernel.
+  if constexpr (!Split::kLists) {
+    wait_for_kernels_before();
+    let_next_kernel_start();
+  }
   RawQueries<kDim, kHeads, kWarps> raw_queries;
   raw_queries.load(heads, kv_head);
-  if (const uint32_t now = split.end_block(s); now != end_block) {
-    end_block = now;
-    ring.restart();
-    start();
+  if constexpr (!Split::kLists) {
+    if (const uint32_t now = split.end_block(s); now != end_block) {
+      end_block = now;
+      ring.restart();
+      start();
+    }
   }
   if constexpr (Heads::kHasResident) {
     if (has_resident) {
@@ -261,14 +302,18 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     queries.prepare(heads, raw_queries, resident.rows);
     __syncthreads();
   }
+  if constexpr (Split::kLists) {
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    start();
+  }
   // The lane works out the weight of head lane % 4 of tile lane / 4.
   const int own_tile = min(lane / 4, kHeadTiles - 1);
   const bool has_maxima = lane < kHeads && heads.has(static_cast<uint32_t>(lane)) &&
                           heads.step(own_tile).exact_rows != 0;
-  float* const maxima =
-      heads.step(own_tile).maxima +
-      size_t{kv_head} * heads.step(own_tile).block_capacity * kBlockMaxima * heads.maxima() +
-      heads.head(own_tile) + lane % 4;
+  float* const maxima = heads.step(own_tile).maxima +
+                        size_t{kv_head} * most_groups(heads.step(own_tile)) * heads.maxima() +
+                        heads.head(own_tile) + lane % 4;
 
   uint32_t q[kHeadTiles][kSteps][2];
   HeadConstants head[kHeadTiles];
@@ -290,29 +335,60 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     top[t] = kMinusInf;
     sum[t] = scaled_sum[t] = 0.0F;
   }
+  if constexpr (Split::kLists) {
+    // The first pairs of codes are on their way meanwhile. The last warps, which have fewer pairs, come first.
+    const uint32_t warps = split.count() * kWarps;
+    add_means<kDim, kHeadTiles, Sums>(s, heads, kv_head,
+                                      warps - 1 - (split.number() * kWarps + warp), warps, head,
+                                      0.5F / Units::kEven, acc, top, sum);
+  }
 
   for (uint32_t at = first; at < end;) {
-    const uint32_t b = pair_of(at) / kBlockMaxima;
-    const std::byte* block = base + b * s.block_stride;
-    const auto* key_mean = reinterpret_cast<const __half*>(block + kShape.key_mean_at());
-    const float noise = *reinterpret_cast<const float*>(block + kShape.noise_at());
     float middle[kHeadTiles], block_sum[kHeadTiles];
-#pragma unroll
-    for (int t = 0; t < kHeadTiles; ++t) {
-      middle[t] = mean_logit<kDim>(&queries.rows[4 * t], key_mean, lane);
-      block_sum[t] = 0.0F;
-    }
-    uint32_t block_end = min(end, (b + 1) * kBlockMaxima);
-    if constexpr (Split::kFinds) {
-      for (block_end = at + 1; block_end < end && pair_of(block_end) / kBlockMaxima == b;) {
+    const __half* value_mean;
+    float noise;
+    uint32_t block_end;
+    if constexpr (Split::kLists) {
+      // The pairs of a list, or of a block, lie side by side in the table.
+      const PairPlace<kDim, kBits> place(s, kv_head, at, heads.maxima());
+      const uint32_t owner = table[at].owner & kOwnerMask;
+      for (block_end = at + 1; block_end < end && (table[block_end].owner & kOwnerMask) == owner;) {
         ++block_end;
       }
+      value_mean = place.value_mean;
+      noise = place.noise;
+#pragma unroll
+      for (int t = 0; t < kHeadTiles; ++t) {
+        middle[t] = place.scores != nullptr
+                        ? place.scores[heads.head(t) + lane % 4]
+                        : mean_logit<kDim>(&queries.rows[4 * t], place.key_mean, lane);
+      }
+    } else {
+      const uint32_t b = pair_of(at) / kBlockMaxima;
+      const std::byte* block = base + b * s.block_stride;
+      const auto* key_mean = reinterpret_cast<const __half*>(block + kShape.key_mean_at());
+      value_mean = reinterpret_cast<const __half*>(block + kShape.value_mean_at());
+      noise = *reinterpret_cast<const float*>(block + kShape.noise_at());
+#pragma unroll
+      for (int t = 0; t < kHeadTiles; ++t) {
+        middle[t] = mean_logit<kDim>(&queries.rows[4 * t], key_mean, lane);
+      }
+      block_end = min(end, (b + 1) * kBlockMaxima);
+      if constexpr (Split::kFinds) {
+        for (block_end = at + 1; block_end < end && pair_of(block_end) / kBlockMaxima == b;) {
+          ++block_end;
+        }
+      }
+      if (block_end < end) {
+        const std::byte* next = block + s.block_stride;
+        if constexpr (Split::kFinds) {
+          next = base + pair_of(block_end) / kBlockMaxima * s.block_stride;
+        }
+        prefetch_means<kShape.key_mean_at(), kShape.noise_at() + 4>(next, lane);
+      }
     }
-    if (block_end < end) {
-      const std::byte* next = block + s.block_stride;
-      if constexpr (Split::kFinds) next = base + pair_of(block_end) / kBlockMaxima * s.block_stride;
-      prefetch_means<kShape.key_mean_at(), kShape.noise_at() + 4>(next, lane);
-    }
+#pragma unroll
+    for (float& x : block_sum) x = 0.0F;
     for (; at < block_end; ++at) {
       const std::byte* const pair = ring.wait();
       take_in();
@@ -328,6 +404,20 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
         finder.find(pair_of(at), tiles, scores, head[0], noise, middle[0], logits);
       } else {
         tile_logits<kDim, kBits, kHeadTiles>(tiles, q, head, noise, cap, middle, logits);
+      }
+      if constexpr (Split::kLists) {
+        // The last pair of a list has places without rows.
+        if (const uint32_t rows = rows_of(table[at]); rows < kPairRows) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const uint32_t row = 16 * i + lane / 4;
+#pragma unroll
+            for (int t = 0; t < kHeadTiles; ++t) {
+              if (row >= rows) logits[i][t].x = kMinusInf;
+              if (row + 8 >= rows) logits[i][t].y = kMinusInf;
+            }
+          }
+        }
       }
       // One vote serves both tiles and all heads, because no instruction is moved across it.
       float largest[kHeadTiles];
@@ -390,7 +480,6 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
       }
     }
     // The mean value of the block counts with all that the block's rows weigh.
-    const auto* value_mean = reinterpret_cast<const __half*>(block + kShape.value_mean_at());
 #pragma unroll
     for (int t = 0; t < kHeadTiles; ++t) {
       sum[t] += block_sum[t];
@@ -484,6 +573,18 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
   const StepHeads heads{s, kDivides ? blockIdx.z * kHeads : 0,
                         kDivides ? gridDim.z * kHeads : kHeads};
   attend<kDim, kBits, kHeadTiles>(heads, GridSplit{});
+}
+
+/// attend_kernel() for a step with lists.
+template <int kDim, int kBits, int kHeadTiles>
+__global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
+                                  attend_occupancy<kDim, kBits, kHeadTiles>())
+    attend_lists_kernel(const __grid_constant__ CodesParams s) {
+  constexpr bool kDivides = kDividesGroup<kDim>;
+  constexpr uint32_t kHeads = 4 * kHeadTiles;
+  const StepHeads heads{s, kDivides ? blockIdx.z * kHeads : 0,
+                        kDivides ? gridDim.z * kHeads : kHeads};
+  attend<kDim, kBits, kHeadTiles>(heads, ListSplit{});
 }
 
 }  // namespace keyhole::gpu::codes

@@ -111,7 +111,7 @@ struct JointSplit {
   template <int kDim, int kHeadTiles>
   using Resident = ResidentWarps<kDim, kHeadTiles>;
 
-  static constexpr bool kFinds = false;
+  static constexpr bool kFinds = false, kLists = false;
   __device__ static uint32_t kv_head() { return blockIdx.y; }
 
   uint32_t own, of, before, begin, end;

@@ -3,6 +3,7 @@
 // `Choice` is the shared memory of either.
 #pragma once
 
+#include "gpu/cuda/codes/pair_places.cuh"
 #include "gpu/cuda/codes/queries.cuh"
 
 namespace keyhole::gpu::codes {
@@ -68,25 +69,23 @@ __device__ inline void list_rows(const CodesParams& s, uint32_t kv_head, uint32_
   constexpr CodeShape kShape{kDim, kBits, kBits};
   constexpr int kSteps = static_cast<int>(kShape.key_steps()) / 2;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const std::byte* block =
-      s.blocks + kv_head * s.head_stride + group / kBlockMaxima * s.block_stride;
+  const PairPlace<kDim, kBits> place(s, kv_head, group, 4 * kHeadTiles);
   CodeTile<kDim, kBits> tiles[2];  // keys and factors alone
-  const int first = static_cast<int>(group % kBlockMaxima) * 2;
-  tiles[0].load_keys(block, first, lane);
-  tiles[1].load_keys(block, first + 1, lane);
-  const auto* key_mean = reinterpret_cast<const __half*>(block + kShape.key_mean_at());
-  const float noise = *reinterpret_cast<const float*>(block + kShape.noise_at());
+  tiles[0].load_keys(place.keys, place.factors, 0, lane);
+  tiles[1].load_keys(place.keys, place.factors, 1, lane);
   uint32_t q[kHeadTiles][kSteps][2];
   HeadConstants head[kHeadTiles];
   load_products<kDim, kBits, kHeadTiles>(queries, lane, q, head);
   float middle[kHeadTiles];
 #pragma unroll
   for (int t = 0; t < kHeadTiles; ++t) {
-    middle[t] = mean_logit<kDim>(&queries.rows[4 * t], key_mean, lane);
+    middle[t] = place.scores != nullptr
+                    ? place.scores[4 * t + lane % 4]
+                    : mean_logit<kDim>(&queries.rows[4 * t], place.key_mean, lane);
   }
   float2 logits[2][kHeadTiles];
-  tile_logits<kDim, kBits, kHeadTiles>(tiles, q, head, noise, s.logits.softcap * kLog2E, middle,
-                                       logits);
+  tile_logits<kDim, kBits, kHeadTiles>(tiles, q, head, place.noise, s.logits.softcap * kLog2E,
+                                       middle, logits);
   uint64_t orders[2][2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -102,12 +101,12 @@ __device__ inline void list_rows(const CodesParams& s, uint32_t kv_head, uint32_
       }
       best = fmaxf(best, __shfl_xor_sync(kWholeWarp, best, 1));
       best = fmaxf(best, __shfl_xor_sync(kWholeWarp, best, 2));
-      orders[half][upper] =
-          order_of(best, group * kMaximumRows + half * kCodeTile + lane / 4 + 8 * upper);
+      const uint32_t row = half * kCodeTile + lane / 4 + 8 * upper;
+      orders[half][upper] = row < place.rows ? order_of(best, group * kMaximumRows + row) : 0;
     }
   }
-  const uint64_t least = c.least;
-  constexpr uint32_t kLeaders = 0x11111111U;  // the first of the 4 lanes of each row
+  const uint64_t least = max(c.least, uint64_t{1});  // 0 is no row
+  constexpr uint32_t kLeaders = 0x11111111U;         // the first of the 4 lanes of each row
   uint32_t masks[2][2], count = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

@@ -54,20 +54,39 @@ size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& param
     return step.work == nullptr ? nullptr : step.work + at;
   };
   const size_t states = size_t{step.kv_heads} * step.splits * step.group;
-  params.maxima = reinterpret_cast<float*>(take(size_t{step.kv_heads} * step.block_capacity *
-                                                kBlockMaxima * kernels.heads * sizeof(float)));
+  params.maxima = reinterpret_cast<float*>(
+      take(size_t{step.kv_heads} * most_groups(step) * kernels.heads * sizeof(float)));
   params.part_o = reinterpret_cast<float*>(take(states * step.shape.dim * sizeof(float)));
   params.part_sum = reinterpret_cast<float2*>(take(states * sizeof(float2)));
   params.part_lse = reinterpret_cast<float*>(take(states * sizeof(float)));
   const size_t parts = (step.group + kDoubtHeads - 1) / kDoubtHeads;
   params.found = reinterpret_cast<uint32_t*>(
       take(size_t{step.kv_heads} * parts * step.block_capacity * kBlockMaxima * sizeof(uint32_t)));
+  if (step.lists.list_capacity == 0) return end;
+  const size_t lists = size_t{step.kv_heads} * step.lists.list_capacity;
+  params.list_scores = reinterpret_cast<float*>(take(lists * kernels.heads * sizeof(float)));
+  params.list_left = reinterpret_cast<float*>(take(lists * sizeof(float)));
+  params.list_bins = reinterpret_cast<uint32_t*>(take(lists * sizeof(uint32_t)));
+  params.list_maxima = reinterpret_cast<float*>(
+      take(size_t{step.kv_heads} * step.lists.score_blocks * 3 * kernels.heads * sizeof(float)));
+  params.list_ends =
+      reinterpret_cast<ChosenLists*>(take(size_t{step.kv_heads} * sizeof(ChosenLists)));
+  params.list_pairs = reinterpret_cast<ListedPair*>(
+      take(size_t{step.kv_heads} * most_groups(step) * sizeof(ListedPair)));
   return end;
 }
 
 namespace {
 
+/// Whether the parts of a step go together with its lists, if it has some.
+bool fits_lists(const CodesStep& step) {
+  const CodesLists& l = step.lists;
+  return l.list_capacity == 0 || (step.cluster && !step.wide && step.tokens == 1 &&
+                                  step.host_rows.requests == nullptr && l.score_blocks != 0);
+}
+
 bool valid(const CodesStep& step, const Kernels& kernels) {
+  if (!fits_lists(step)) return false;
   return kernels.attend != nullptr && step.exact_rows <= kMostDeviceRows && step.splits >= 1 &&
          step.splits <= kMostSplits && step.kv_heads != 0 && step.stages >= kLeastStages &&
          step.stages <= kMostStages;
@@ -98,9 +117,9 @@ cudaError_t prepare_attend(CodesStep& step, const Kernels& kernels, int device, 
   needs = attributes.sharedSizeBytes + attend_bytes(step, kernels);
   if (needs > static_cast<size_t>(per_block)) return cudaErrorNotSupported;
   const BatchKernels batch = batch_kernels_of(step.shape, step.group);
-  for (const void* kernel : {kernels.attend, batch.attend}) {
+  for (const void* kernel : {kernels.attend, kernels.attend_lists, batch.attend}) {
     if (kernel == nullptr || status != cudaSuccess) continue;
-    // Both kernels declare the same shared memory.
+    // All of them declare the same shared memory.
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   per_block - fixed);
   }
@@ -177,8 +196,7 @@ uint32_t count_clusters(const void* kernel, size_t bytes) {
 
 size_t shared_bytes(const CodesStep& step, const Kernels& kernels) {
   if (!step.cluster) return kernels.single_shared;
-  const size_t turns =
-      (size_t{step.block_capacity} * kBlockMaxima + kClusterThreads - 1) / kClusterThreads;
+  const size_t turns = (size_t{most_groups(step)} + kClusterThreads - 1) / kClusterThreads;
   return std::max(kernels.finish_shared + turns * kFinishThreads * sizeof(float),
                   kernels.settle_shared);
 }
@@ -311,6 +329,24 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   return allow(step.cluster ? kernels.finish : kernels.finish_single);
 }
 
+void size_lists(CodesStep& step, uint32_t multiprocessors) {
+  CodesLists& l = step.lists;
+  const uint32_t wanted = (l.list_capacity + codes::kListsOfBlock - 1) / codes::kListsOfBlock;
+  l.score_blocks =
+      std::clamp(wanted, 1U, std::clamp(2 * multiprocessors / step.kv_heads, 1U, 1024U));
+}
+
+cudaError_t choose_lists(const CodesStep& step, cudaStream_t stream, bool ahead) {
+  const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
+  if (!codes::valid(step, kernels) || step.lists.list_capacity == 0) return cudaErrorInvalidValue;
+  codes::CodesParams params;
+  codes::lay_out(step, kernels, params);
+  void* arguments[] = {&params};
+  const codes::ListKernel kernel = codes::list_kernel_of(step.shape.dim, step.group);
+  return launch_ahead(kernel.choose, dim3(step.lists.score_blocks, step.kv_heads),
+                      dim3(codes::kListThreads), kernel.shared, stream, arguments, ahead);
+}
+
 cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead) {
   if (step.wide) return codes::attend_wide(step, stream, ahead);
   const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
@@ -318,6 +354,14 @@ cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead)
   codes::CodesParams params;
   codes::lay_out(step, kernels, params);
   void* arguments[] = {&params};
+  if (step.lists.list_capacity != 0) {
+    const cudaError_t status = choose_lists(step, stream, ahead);
+    if (status != cudaSuccess) return status;
+    return launch_ahead(kernels.attend_lists,
+                        dim3(step.splits, step.kv_heads, kernels.attend_passes()),
+                        dim3(kernels.attend_warps * 32), codes::attend_bytes(step, kernels), stream,
+                        arguments, true);
+  }
   return launch_ahead(kernels.attend, dim3(step.splits, step.kv_heads, kernels.attend_passes()),
                       dim3(kernels.attend_warps * 32), codes::attend_bytes(step, kernels), stream,
                       arguments, ahead);
@@ -356,8 +400,8 @@ cudaError_t settle_codes(const CodesStep& step, cudaStream_t stream) {
 }
 
 CodesKind codes_kind(const CodesStep& step) {
-  const bool joins = step.cluster && !step.wide && step.host_rows.requests == nullptr &&
-                     step.resident_o == nullptr;
+  const bool joins = step.cluster && !step.wide && step.lists.list_capacity == 0 &&
+                     step.host_rows.requests == nullptr && step.resident_o == nullptr;
   if (!joins) return {};
   const codes::BatchKernels kernels = codes::batch_kernels_of(step.shape, step.group);
   return {kernels.attend, step.kv_heads, codes::clusters(step), step.fill, step.stages};

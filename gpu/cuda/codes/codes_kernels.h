@@ -22,6 +22,7 @@
 #include "cpu/types.h"
 #include "gpu/codes.h"
 #include "gpu/cuda/codes/host_rows.h"
+#include "gpu/cuda/codes/list_params.h"
 #include "gpu/cuda/exchange/step_params.h"
 
 namespace keyhole::gpu {
@@ -117,6 +118,10 @@ struct CodesStep {
 
   CodesDoubt doubt;
 
+  /// Lists of the layer's rows, where the step is to read those that weigh (gpu/cuda/codes/list_choice.cuh) in place of all
+  /// blocks: of one token alone, by clusters, and with rows that the device reads.
+  CodesLists lists;
+
   const float* sinks = nullptr;  ///< `[kv_heads * group]` learned sinks, natural log; null: none
 
   /// Work space of codes_work_bytes(), aligned to 16, whose contents before do not matter. Steps of one stream can
@@ -160,7 +165,14 @@ struct CodesStep {
 /// it.
 [[nodiscard]] cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs = nullptr);
 
-/// Enqueues the pass over the codes and over resident tokens. `ahead`: the kernel is set up before the kernel in
+/// Sets the sizes of CodesStep::lists that launches need, for a device of so many multiprocessors.
+void size_lists(CodesStep& step, uint32_t multiprocessors);
+/// Enqueues the choice among the lists of a step that has some; attend_codes() does so itself. `ahead`: as there.
+[[nodiscard]] cudaError_t choose_lists(const CodesStep& step, cudaStream_t stream, bool ahead);
+/// Enqueues the layout of mean values for tensor cores.
+[[nodiscard]] cudaError_t lay_out_means(const MeanTiles& means, cudaStream_t stream);
+
+/// Enqueues the pass over the codes and over resident tokens, of a step with lists the choice among them before. `ahead`: the kernel is set up before the kernel in
 /// front of it on the stream has ended, and waits for that end (gpu/cuda/common/launch.h; compute capability 9.0 or
 /// newer).
 [[nodiscard]] cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead);

@@ -47,6 +47,14 @@ struct CudaCodes::Impl {
     std::shared_ptr<const char> family;
     uint32_t shared = 0;
     bool is_used = false;  ///< something was enqueued that reads its balance
+    /// Rows that were put in lists together, one stretch behind the other.
+    struct Stretch {
+      uint32_t begin, end;                 ///< blocks
+      std::vector<uint32_t> lists, pairs;  ///< `[kv_heads]` those of all rows up to its end
+    };
+    std::vector<Stretch> stretches{};
+
+    [[nodiscard]] uint32_t listed() const { return stretches.empty() ? 0 : stretches.back().end; }
   };
 
   Impl(const CodesShape& wanted, int device, const RowWaits& row_waits, uint32_t resident)
@@ -65,6 +73,10 @@ struct CudaCodes::Impl {
     memory = DeviceBuffer(layout.others_bytes);
     memory.clear();  // counts are 0
     coded = std::make_unique<PagedMemory>(layout.blocks_bytes);
+    if (layout.list_bytes != 0) {
+      in_lists = DeviceBuffer(layout.list_bytes);
+      in_lists.clear();
+    }
     if (!shape.blocks_later) coded->own(0, layout.blocks_bytes);
     if (shape.sinks != nullptr) {
       check(
@@ -180,7 +192,46 @@ struct CudaCodes::Impl {
       s.doubt = doubt_in(memory.data() + layout.doubt, doubt_layout(), figures(layer));
     }
     s.work = memory.data() + layout.work;
+    if (layers[layer].listed() * kCodeBlock < std::max(shape.lists_from, 1U)) s.lists = {};
+    if (s.lists.list_capacity != 0) find_lists(layer, s.lists);
     return s;
+  }
+  void find_lists(uint32_t layer, CodesLists& l) const {
+    std::byte* const own = list_memory(layer);
+    l.listed = reinterpret_cast<const uint32_t*>(own + layout.list_counts);
+    l.counts = l.listed + 1;
+    l.pairs = own + layout.list_pairs;
+    l.ids = reinterpret_cast<const uint32_t*>(own + layout.list_ids);
+    l.places = reinterpret_cast<const ListPlace*>(own + layout.list_places);
+    l.figures = reinterpret_cast<const ListFigures*>(own + layout.list_figures);
+    l.key_means = reinterpret_cast<const uint16_t*>(own + layout.list_key_means);
+    l.value_means = reinterpret_cast<const uint16_t*>(own + layout.list_value_means);
+    l.mean_tiles = reinterpret_cast<const uint32_t*>(own + layout.list_mean_tiles);
+    l.arrivals = memory.as<uint32_t>(layout.list_arrivals);
+  }
+  [[nodiscard]] std::byte* list_memory(uint32_t layer) const {
+    return in_lists.data() + layers[layer].slot * layout.list_stride;
+  }
+  /// Enqueues the numbers of lists that the layer's stretches have.
+  void count_lists(uint32_t layer, Stream stream) const {
+    const std::vector<Layer::Stretch>& stretches = layers[layer].stretches;
+    std::vector<uint32_t> counts(1 + shape.kv_heads);
+    if (!stretches.empty()) {
+      counts[0] = stretches.back().end;
+      std::copy(stretches.back().lists.begin(), stretches.back().lists.end(), counts.begin() + 1);
+    }
+    // Pageable memory is read before the call returns.
+    check(cudaMemcpyAsync(list_memory(layer) + layout.list_counts, counts.data(),
+                          counts.size() * sizeof(uint32_t), cudaMemcpyHostToDevice,
+                          stream_of(stream)),
+          "counting lists of codes");
+  }
+  /// Takes the lists of rows in blocks from `first` on out of use, and of all rows that were listed with them.
+  void drop_lists(uint32_t layer, uint32_t first, Stream stream) {
+    std::vector<Layer::Stretch>& stretches = layers[layer].stretches;
+    if (stretches.empty() || stretches.back().end <= first) return;
+    while (!stretches.empty() && stretches.back().end > first) stretches.pop_back();
+    count_lists(layer, stream);
   }
 
   /// Enqueues that the layer has these blocks in common with its family.
@@ -224,7 +275,9 @@ struct CudaCodes::Impl {
     if (now < claimed && account.release) account.release(claimed - now);
     claimed = now;
   }
-  [[nodiscard]] size_t bytes() const { return layout.others_bytes + coded->held_bytes(); }
+  [[nodiscard]] size_t bytes() const {
+    return layout.others_bytes + layout.list_bytes + coded->held_bytes();
+  }
   /// Called before bytes [begin, end) of the blocks are written: exchanges memory that others share for memory of
   /// their own.
   void own_blocks(size_t begin, size_t end) {
@@ -239,7 +292,8 @@ struct CudaCodes::Impl {
     account_for(bytes());
   }
 
-  DeviceBuffer memory;                 // but for blocks,
+  DeviceBuffer in_lists;               // lists, where there are any
+  DeviceBuffer memory;                 // but for blocks and lists,
   std::unique_ptr<PagedMemory> coded;  // which copies share
   CudaCodes::Account account;
   size_t claimed = 0;

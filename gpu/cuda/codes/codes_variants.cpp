@@ -38,6 +38,12 @@ CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordin
                                     : std::min(shape.exact_rows * choosing, kMostDeviceRows);
   s.dtype = shape.dtype;
   s.row_stride = shape.code.dim * dtype_size(shape.dtype);
+  if (shape.list_rows != 0 && tokens == 1 && !shape.rows_by_host) {
+    s.lists.list_capacity = layout.lists.lists;
+    s.lists.pair_capacity = layout.lists.pairs;
+    s.lists.share = shape.list_share;
+    size_lists(s, processors);
+  }
   return s;
 }
 
@@ -49,7 +55,13 @@ CodesVariants::CodesVariants(const CodesShape& shape, const CodesLayout& layout,
   for (uint32_t tokens = 1; tokens <= most_codes_tokens(shape); ++tokens) {
     CodesStep s = sizes_of(shape, layout, ordinal, resident_tokens, tokens);
     size_t needs = 0;
-    const cudaError_t status = prepare_codes(s, ordinal, tokens == 1 ? &needs : nullptr);
+    cudaError_t status = prepare_codes(s, ordinal, tokens == 1 ? &needs : nullptr);
+    if (s.lists.list_capacity != 0 && !s.cluster) {
+      // Without lists there are fewer places to choose the heaviest rows from.
+      s.lists = {};
+      s.cluster = true;
+      status = prepare_codes(s, ordinal, &needs);
+    }
     if (tokens == 1 && status == cudaErrorNotSupported) {
       throw Error(Status::unsupported,
                   "codes on a CUDA device: head dimension " + std::to_string(shape.code.dim) +

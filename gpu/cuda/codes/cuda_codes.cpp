@@ -95,6 +95,7 @@ void CudaCodes::encode(uint32_t layer, uint32_t first, uint32_t count, Stream st
     m.own_blocks(begin, end);
   }
   m.leave_family(layer, first, stream);
+  m.drop_lists(layer, first, stream);
   if (first == 0) m.forget_figures(layer, stream);
   EncodeParams p;
   p.shape = m.shape.code;
@@ -132,8 +133,85 @@ void CudaCodes::truncate(uint32_t layer, uint32_t blocks, Stream stream) {
   }
   const DeviceScope scope(m.ordinal);
   m.leave_family(layer, blocks, stream);
+  m.drop_lists(layer, blocks, stream);
   if (blocks == 0) m.forget_figures(layer, stream);
   m.set_count(layer, blocks, stream);
+}
+
+bool CudaCodes::set_lists(uint32_t layer, uint32_t begin, uint32_t rows, const HeadLists* heads,
+                          Stream stream) {
+  Impl& m = *impl_;
+  Impl::Layer& l = m.layer_at(layer);
+  const uint32_t first = begin / kCodeBlock, end = (begin + rows) / kCodeBlock;
+  std::vector<Impl::Layer::Stretch> kept = l.stretches;
+  while (!kept.empty() && kept.back().end > first) kept.pop_back();
+  const bool follows = (kept.empty() ? 0 : kept.back().end) == first;
+  if (begin % kCodeBlock != 0 || rows % kCodeBlock != 0 || rows == 0 || end > l.count || !follows) {
+    refuse_codes("lists of rows " + std::to_string(begin) + " to " + std::to_string(begin + rows) +
+                 " of a layer with " + std::to_string(size_t{l.count} * kCodeBlock) +
+                 " rows, of which " + std::to_string(size_t{l.listed()} * kCodeBlock) +
+                 " are in lists");
+  }
+  if (m.variants.of(1).lists.list_capacity == 0) return false;
+  const uint32_t kv_heads = m.shape.kv_heads;
+  Impl::Layer::Stretch stretch{first, end, std::vector<uint32_t>(kv_heads),
+                               std::vector<uint32_t>(kv_heads)};
+  const auto before = [&](uint32_t h) {
+    return kept.empty() ? std::pair{0U, 0U} : std::pair{kept.back().lists[h], kept.back().pairs[h]};
+  };
+  for (uint32_t h = 0; h < kv_heads; ++h) {
+    const auto [lists, pairs] = before(h);
+    stretch.lists[h] = lists + heads[h].lists;
+    stretch.pairs[h] = pairs + pairs_of_lists(heads[h]);
+    if (stretch.lists[h] > m.layout.lists.lists || stretch.pairs[h] > m.layout.lists.pairs) {
+      return false;
+    }
+  }
+  const DeviceScope scope(m.ordinal);
+  std::byte* const own = m.list_memory(layer);
+  const size_t dim_bytes = m.shape.code.dim * sizeof(uint16_t);
+  const size_t pair_bytes = list_pair_bytes(m.shape.code);
+  PackedLists packed;
+  for (uint32_t h = 0; h < kv_heads; ++h) {
+    const auto [lists, pairs] = before(h);
+    pack_lists(m.shape.code, heads[h], pairs, packed);
+    const size_t list = size_t{h} * m.layout.lists.lists + lists;
+    const size_t pair = size_t{h} * m.layout.lists.pairs + pairs;
+    // Pageable memory is read before the call returns.
+    const auto put = [&](size_t at, const void* from, size_t bytes) {
+      check(cudaMemcpyAsync(own + at, from, bytes, cudaMemcpyHostToDevice, stream_of(stream)),
+            "copying lists of codes to the device");
+    };
+    put(m.layout.list_pairs + pair * pair_bytes, packed.pairs.data(), packed.pairs.size());
+    put(m.layout.list_ids + pair * kPairRows * sizeof(uint32_t), packed.ids.data(),
+        packed.ids.size() * sizeof(uint32_t));
+    put(m.layout.list_places + list * sizeof(ListPlace), packed.places.data(),
+        packed.places.size() * sizeof(ListPlace));
+    put(m.layout.list_figures + list * sizeof(ListFigures), packed.figures.data(),
+        packed.figures.size() * sizeof(ListFigures));
+    const size_t means = heads[h].lists * dim_bytes;
+    put(m.layout.list_key_means + list * dim_bytes, heads[h].means, means);
+    put(m.layout.list_value_means + list * dim_bytes, heads[h].means + means, means);
+    const size_t head_means = size_t{h} * m.layout.lists.lists * dim_bytes;
+    check(lay_out_means(
+              {m.shape.code.dim, m.shape.code.value_bits,
+               reinterpret_cast<const uint16_t*>(own + m.layout.list_value_means + head_means),
+               lists, lists + heads[h].lists,
+               reinterpret_cast<uint32_t*>(own + m.layout.list_mean_tiles + head_means)},
+              stream_of(stream)),
+          "laying out means of lists");
+  }
+  kept.push_back(std::move(stretch));
+  l.stretches = std::move(kept);
+  m.count_lists(layer, stream);
+  // A kernel between the copies and the next step, as after an encoding.
+  m.set_count(layer, l.count, stream);
+  return true;
+}
+
+uint32_t CudaCodes::listed(uint32_t layer) const {
+  impl_->check_layer(layer);
+  return impl_->layers[layer].listed() * kCodeBlock;
 }
 
 void CudaCodes::copy_layer(uint32_t layer, Codes& from) {
@@ -146,7 +224,7 @@ void CudaCodes::copy_layer(uint32_t layer, Codes& from) {
   const bool is_alike = m.shape.code.dim == f.shape.code.dim &&
                         m.shape.code.key_bits == f.shape.code.key_bits &&
                         m.shape.kv_heads == f.shape.kv_heads && m.shape.blocks == f.shape.blocks &&
-                        m.shape.dtype == f.shape.dtype;
+                        m.shape.dtype == f.shape.dtype && m.shape.list_rows == f.shape.list_rows;
   if (!is_alike || m.ordinal != f.ordinal) refuse_codes("a copy of a layer of another shape");
   if (l.count != 0) {
     refuse_codes("a copy of a layer where there are " + std::to_string(l.count) +
@@ -177,6 +255,10 @@ void CudaCodes::copy_layer(uint32_t layer, Codes& from) {
   if (m.shape.dtype == DType::i8) {
     copy(m.row_scales(layer), f.row_scales(layer),
          source.count * heads * 2 * dim * sizeof(uint16_t));
+  }
+  if (!source.stretches.empty()) {
+    copy(m.list_memory(layer), f.list_memory(layer), m.layout.list_stride);
+    m.layers[layer].stretches = source.stretches;
   }
   // Joins a family that has most of the blocks in common; otherwise the two become a new one.
   if (source.family == nullptr || source.shared < source.count / 2) {

@@ -9,6 +9,10 @@
 
 namespace keyhole::gpu::codes {
 
+/// Nats below the log-sum-exp from which on a row of an unread list would outweigh all others; see
+/// index/scan/code_scan_doubt.cpp.
+constexpr float kHiddenLight = 0.575F;
+
 /// The parts that a head's state was merged from, base 2: largest logits (top), and sums of weights 2^(logit - top).
 struct HeadSums {
   float top, total;  ///< of codes and resident tokens, the sum without the rows that were read
@@ -24,11 +28,13 @@ __device__ inline float weight_of(uint64_t order) {
   return __uint_as_float(rising_bits ^ ((rising_bits >> 31U) != 0 ? 0x80000000U : 0xFFFFFFFFU));
 }
 
-/// Notes the rows that the step has chosen for a KV head; by one thread block of the head.
+/// Notes the rows that the step has chosen for a KV head, by their places; by one thread block of the head.
 __device__ inline void note_chosen(const CodesParams& s, uint32_t kv_head, const uint64_t* chosen,
                                    uint32_t count) {
   DoubtRecord& record = s.doubt.records[kv_head];
-  if (threadIdx.x < count) record.chosen[threadIdx.x] = row_of(chosen[threadIdx.x]);
+  if (threadIdx.x < count) {
+    record.chosen[threadIdx.x] = row_in(s, kv_head, row_of(chosen[threadIdx.x]));
+  }
   if (threadIdx.x == 0) record.chosen_count = count;
 }
 

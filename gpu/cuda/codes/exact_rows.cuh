@@ -3,20 +3,20 @@
 
 #include "gpu/cuda/codes/host_rows.cuh"
 #include "gpu/cuda/codes/int8_rows.cuh"
+#include "gpu/cuda/codes/pair_places.cuh"
 #include "gpu/cuda/codes/queries.cuh"
 
 namespace keyhole::gpu::codes {
 
-/// Decodes components 4 quad .. 4 quad + 3 of a row's value from its code.
+/// Decodes components 4 quad .. 4 quad + 3 of the value of a pair's row from its code.
 template <int kDim, int kBits>
-__device__ inline float4 coded_value(const std::byte* block, uint32_t row, int quad) {
+__device__ inline float4 coded_value(const PairPlace<kDim, kBits>& pair, uint32_t row, int quad) {
   constexpr CodeShape kShape{kDim, kBits, kBits};
-  const float factor =
-      __half2float(reinterpret_cast<const __half*>(block + kShape.factors_at())[2 * row + 1]);
-  const auto* means = reinterpret_cast<const __half2*>(block + kShape.value_mean_at()) + 2 * quad;
+  const float factor = __half2float(reinterpret_cast<const __half*>(pair.factors)[2 * row + 1]);
+  const auto* means = reinterpret_cast<const __half2*>(pair.value_mean) + 2 * quad;
   const float2 low = __half22float2(means[0]), high = __half22float2(means[1]);
   float x[4] = {low.x, low.y, high.x, high.y};
-  const auto* words = reinterpret_cast<const uint32_t*>(block + kShape.values_at()) +
+  const auto* words = reinterpret_cast<const uint32_t*>(pair.values) +
                       row / kCodeTile * kCodeLanes * kShape.value_words();
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -72,11 +72,12 @@ struct RawRow {
 };
 
 /// Leaves a row in place `slot` of `rows`, by a warp: its values and the heads' logits, both exact and by code.
-/// number: its place among the chosen; q: queries as they came; coded: its logits by its code, perhaps in another
+/// number: its number among the chosen; place, row: its place (gpu/cuda/codes/pair_places.cuh) and number among all; q: queries as
+/// they came; coded: its logits by its code, perhaps in another
 /// block's memory.
 template <int kDim, int kBits, int kHeadTiles, uint32_t kRows>
 __device__ inline void attend_row(const CodesParams& s, uint32_t kv_head, uint32_t number,
-                                  uint32_t row, const RawRow<kDim>& raw,
+                                  uint32_t place, uint32_t row, const RawRow<kDim>& raw,
                                   const float (&q)[4 * kHeadTiles][kDim], const float* coded,
                                   RowShared<kDim, 4 * kHeadTiles, kRows>& rows, uint32_t slot) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -84,11 +85,11 @@ __device__ inline void attend_row(const CodesParams& s, uint32_t kv_head, uint32
   // Does everything else that the row needs while its bytes are on their way.
   if (lane == 0 && s.chosen != nullptr) s.chosen[kv_head * s.exact_rows + number] = row;
   if (inside) {
-    const std::byte* block = s.blocks + kv_head * s.head_stride + row / kCodeBlock * s.block_stride;
+    const PairPlace<kDim, kBits> pair(s, kv_head, place / kPairRows, 4 * kHeadTiles);
 #pragma unroll
     for (int u = 0; u < kLaneQuads<kDim>; ++u) {
       *reinterpret_cast<float4*>(&rows.coded_values[slot][128 * u + 4 * lane]) =
-          coded_value<kDim, kBits>(block, row % kCodeBlock, 32 * u + lane);
+          coded_value<kDim, kBits>(pair, place % kPairRows, 32 * u + lane);
     }
   }
   if (lane < 4 * kHeadTiles) rows.coded_logits[slot][lane] = coded[lane];

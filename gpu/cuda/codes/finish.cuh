@@ -173,6 +173,17 @@ __device__ inline bool leave_record(const CodesParams& s, uint32_t kv_head, uint
   return true;
 }
 
+/// Whether a list that was not read may hold a row that matters for a head, as ListChoice::may_widen() asks it. lse: base 2.
+/// A second look is then at all codes.
+__device__ inline bool may_hide(const CodesParams& s, uint32_t kv_head, uint32_t h, float lse) {
+  const ChosenLists& ends = s.list_ends[kv_head];
+  const float cap = s.logits.softcap * kLog2E, reach = __ldcg(&ends.reach[h]);
+  // Behind a soft-cap the weight of lists by second order may be more than any row has.
+  if (cap > 0.0F) lse = fminf(lse, cap);
+  if (reach > uncapped_logit(lse - kHiddenLight * kLog2E, cap)) return true;
+  return __ldcg(&ends.is_wide) != 0 && reach > doubt_bound(s, lse);
+}
+
 /// The kernel's work for one step. splits: how many splits the pass has left; kv_head: the cluster's.
 template <int kDim, int kBits, int kHeadTiles, class Splits>
 __device__ __forceinline__ void finish(const CodesParams& s, const Splits& splits,
@@ -196,7 +207,7 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
 
   // Queries, the number of blocks and the codes are older than the pass over them, so reading them may overlap with
   // it.
-  const uint32_t group_count = *s.block_count * kBlockMaxima;
+  const uint32_t group_count = pairs_of(s, kv_head);
   const uint32_t turns = (group_count + kClusterThreads - 1) / kClusterThreads;
   uint32_t wanted = group_count == 0 ? 0 : s.exact_rows;  // a block has more rows than that
   // One query at a time: instructions that run once come from memory, some 4 ns each.
@@ -215,8 +226,7 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
   wait_for_kernels_before();
 
   // ---- weigh
-  const float* const maxima =
-      s.maxima + size_t{kv_head} * s.block_capacity * kBlockMaxima * (4 * kHeadTiles);
+  const float* const maxima = s.maxima + size_t{kv_head} * most_groups(s) * (4 * kHeadTiles);
   GroupMaxima<kHeadTiles> first;
   if (wanted != 0) first.load(s, maxima, deal, 0, group_count);
   SplitSums<kFinishBlocks, kFinishThreads> sums;
@@ -311,11 +321,12 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
         wanted > deal.rank ? (wanted - deal.rank + kFinishBlocks - 1) / kFinishBlocks : 0;
     if (warp < rows) {
       const uint32_t number = deal.rank + warp * kFinishBlocks;
-      const uint32_t row = row_of(choice.chosen[number]), place = choice.places[number];
+      const uint32_t place = row_of(choice.chosen[number]), row = row_in(s, kv_head, place);
+      const uint32_t entry = choice.places[number];
       RawRow<kDim> raw;
       raw.load(s, kv_head, row, number);
-      const float* coded = in_block(choice.logits[place % kMostListed], place / kMostListed);
-      attend_row<kDim, kBits, kHeadTiles>(s, kv_head, number, row, raw, shared.q, coded,
+      const float* coded = in_block(choice.logits[entry % kMostListed], entry / kMostListed);
+      attend_row<kDim, kBits, kHeadTiles>(s, kv_head, number, place, row, raw, shared.q, coded,
                                           shared.rows, warp);
     }
     __syncthreads();
@@ -332,9 +343,12 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
     HeadSums of_head = gather_sent(own_head, min(wanted, kFinishBlocks), shared, codes, exact);
     if (asks) {
       of_head.resident_lse = resident.lse;
-      const HeadAsked asked =
+      HeadAsked asked =
           ask_doubt<kDim, kBits>(s, of_head, weight_of(choice.chosen[wanted - 1]),
                                  shared.queries.constants[own_head].noise, wanted, shared.figures);
+      if (s.lists.list_capacity != 0 && may_hide(s, kv_head, own_head, asked.lse)) {
+        asked.reasons |= DoubtRecord::kDoubted;
+      }
       const uint32_t lane = threadIdx.x % 32;
       if (lane == 0) shared.asked_lse[warp] = asked.lse;
       if (asked.reasons != 0 && lane < kFinishBlocks) {

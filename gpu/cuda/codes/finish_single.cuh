@@ -136,8 +136,8 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
       const uint32_t slot = kAtOnce == kSingleWarps ? warp : warp % kAtOnce;
       if (here && number < wanted) {
         attend_row<kDim, kBits, kHeadTiles>(
-            s, kv_head, number, row_of(choice.chosen[number]), raw[i % kAhead], shared.q,
-            choice.logits[choice.places[number]], shared.rows, slot);
+            s, kv_head, number, row_of(choice.chosen[number]), row_of(choice.chosen[number]),
+            raw[i % kAhead], shared.q, choice.logits[choice.places[number]], shared.rows, slot);
       }
       __syncthreads();
       const uint32_t begin = i * kSingleWarps + some;

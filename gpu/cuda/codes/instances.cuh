@@ -16,6 +16,7 @@ Kernels kernels() {
   static_assert(kAttendTiles == kHeadTiles || kDividesGroup<kDim>);
   Kernels k;
   k.attend = reinterpret_cast<const void*>(&attend_kernel<kDim, kBits, kAttendTiles>);
+  k.attend_lists = reinterpret_cast<const void*>(&attend_lists_kernel<kDim, kBits, kAttendTiles>);
   k.attend_warps = kAttendWarps<kDim>;
   k.attend_heads = 4 * kAttendTiles;
   k.attend_occupancy = attend_occupancy<kDim, kBits, kAttendTiles>();

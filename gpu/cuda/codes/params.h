@@ -3,13 +3,35 @@
 
 #include <vector_types.h>
 
+#include <cuda_runtime_api.h>
+
 #include "gpu/cuda/codes/codes_kernels.h"
 
 namespace keyhole::gpu::codes {
 
+/// Number of maxima of a block.
+inline constexpr uint32_t kBlockMaxima = kCodeBlock / kMaximumRows;
+static_assert(kMaximumRows == kPairRows, "a maximum is that of a pair of tiles");
+
+/// Number of maxima that a KV head has room for: one of every 32 rows that a step may read.
+[[nodiscard]] __host__ __device__ inline uint32_t most_groups(const CodesStep& s) {
+  const uint32_t of_blocks = s.block_capacity * kBlockMaxima;
+  return s.lists.list_capacity == 0 ? of_blocks : of_blocks + s.lists.list_capacity;
+}
+
+/// What the choice among a KV head's lists has come to.
+struct ChosenLists {
+  uint32_t pairs = 0;  ///< of tiles that the step reads
+  uint32_t is_wide =
+      0;  ///< whether a list's logits may spread so far that a row of an unread one may be anything
+  float tops[kMaxDeviceGroup] = {};  ///< largest logit of a mean, base 2
+  /// The largest logit that a row of an unread list may have, base 2, before a soft-cap.
+  float reach[kMaxDeviceGroup] = {};
+};
+
 struct CodesParams : CodesStep {
   float* maxima =
-      nullptr;  ///< largest logit, base 2, of every 32 rows `[kv_heads, block_capacity * 8, padded heads]`
+      nullptr;  ///< largest logit, base 2, of every 32 rows `[kv_heads, most_groups(), padded heads]`
   /// The states of the splits (codes and resident tokens), rotated and not divided: `[kv_heads, splits, group, dim]`,
   /// and (maximum in base 2, sum) `[kv_heads, splits, group]`.
   float* part_o = nullptr;
@@ -18,10 +40,18 @@ struct CodesParams : CodesStep {
   /// A bit for each row, set where a second look at codes has found it: `[kv_heads, parts of the group,
   /// block_capacity * 8]`.
   uint32_t* found = nullptr;
+
+  // Of steps with lists. Scores are the products of queries and mean keys in base 2, before a soft-cap.
+  float* list_scores = nullptr;  ///< `[kv_heads, list_capacity, padded heads]`
+  float* list_left =
+      nullptr;  ///< `[kv_heads, list_capacity]` rows of a list that is not read, else 0
+  uint32_t* list_bins = nullptr;  ///< `[kv_heads, list_capacity]` of the choice, see ListBin
+  float* list_maxima = nullptr;   ///< `[kv_heads, score_blocks, 3, padded heads]`, see ListMaxima
+  ChosenLists* list_ends = nullptr;  ///< `[kv_heads]`
+  ListedPair* list_pairs =
+      nullptr;  ///< `[kv_heads, groups]` the pairs of tiles that the step reads
 };
 
-/// Number of maxima of a block.
-inline constexpr uint32_t kBlockMaxima = kCodeBlock / kMaximumRows;
 inline constexpr uint32_t kMostSplits = 256;
 inline constexpr int kLeastStages = 2, kMostStages = 3;  ///< of CodesStep::stages
 /// Number of warps of a thread block of attend_codes(). A warp for 256 components has the registers and the shared
@@ -50,11 +80,12 @@ struct Kernels {
   uint32_t attend_warps = 0;  ///< warps of its thread blocks
   uint32_t attend_heads =
       0;  ///< of a group that a thread block has; others are other blocks' (blockIdx.z)
-  int attend_occupancy = 1;      ///< its thread blocks that a multiprocessor has registers for
-  size_t attend_fixed = 0;       ///< bytes of shared memory that the kernel declares,
-  size_t attend_shared = 0;      ///< and those beside them, at least
-  size_t attend_stage = 0;       ///< bytes of one of CodesStep::stages
-  const void* finish = nullptr;  ///< the kernel by a cluster
+  int attend_occupancy = 1;  ///< its thread blocks that a multiprocessor has registers for
+  size_t attend_fixed = 0;   ///< bytes of shared memory that the kernel declares,
+  size_t attend_shared = 0;  ///< and those beside them, at least
+  size_t attend_stage = 0;   ///< bytes of one of CodesStep::stages
+  const void* attend_lists = nullptr;  ///< in place of `attend`, of steps with lists
+  const void* finish = nullptr;        ///< the kernel by a cluster
   size_t finish_shared = 0;  ///< bytes, beside a float for every 32 rows of a block of the cluster
   size_t settle_shared = 0;  ///< bytes that it takes for heads in doubt, in place of both
   const void* finish_single = nullptr;  ///< the kernel by one thread block
@@ -65,6 +96,16 @@ struct Kernels {
   /// Number of thread blocks that share a group's heads.
   [[nodiscard]] uint32_t attend_passes() const { return heads / attend_heads; }
 };
+
+/// The kernel that chooses among lists (gpu/cuda/codes/list_choice.cuh), and its shared memory in bytes; null: there is none.
+inline constexpr uint32_t kListWarps = 16;
+inline constexpr uint32_t kListThreads = kListWarps * 32;
+inline constexpr uint32_t kListsOfBlock = 64;  ///< that one of its thread blocks has at least
+struct ListKernel {
+  const void* choose = nullptr;
+  size_t shared = 0;
+};
+[[nodiscard]] ListKernel list_kernel_of(uint32_t dim, uint32_t group);
 
 [[nodiscard]] SettleKernel settle_kernel_of_2_bits(uint32_t dim);
 [[nodiscard]] SettleKernel settle_kernel_of_4_bits(uint32_t dim);

@@ -500,11 +500,11 @@ struct CodeTile {
   uint32_t values[kValueWords];
   __half2 factors[2];  ///< (f, g) of rows lane/4 and lane/4 + 8
 
-  /// Loads keys and factors alone.
-  __device__ void load_keys(const std::byte* block, int tile, int lane) {
-    constexpr size_t kFactorsAt = kShape.factors_at();
-    load_words<kKeyWords>(block + size_t{kCodeLanes} * kKeyWords * 4 * tile, lane, keys);
-    const auto* from = reinterpret_cast<const __half2*>(block + kFactorsAt) + kCodeTile * tile;
+  /// Loads keys and factors alone, of a tile of those that begin at `codes` and `their_factors`.
+  __device__ void load_keys(const std::byte* codes, const std::byte* their_factors, int tile,
+                            int lane) {
+    load_words<kKeyWords>(codes + size_t{kCodeLanes} * kKeyWords * 4 * tile, lane, keys);
+    const auto* from = reinterpret_cast<const __half2*>(their_factors) + kCodeTile * tile;
     factors[0] = from[lane / 4];
     factors[1] = from[lane / 4 + 8];
   }

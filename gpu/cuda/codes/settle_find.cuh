@@ -131,7 +131,7 @@ class RowFinder {
 struct DoubtSplit {
   template <int kDim, int kHeadTiles>
   using Resident = ResidentShare<kDim, kHeadTiles>;
-  static constexpr bool kFinds = true;
+  static constexpr bool kFinds = true, kLists = false;
 
   const CodesParams& step;
   const DoubtUnit& unit;

@@ -37,7 +37,8 @@ __device__ __noinline__ void settle_head(const CodesParams& s, uint32_t kv_head,
   DoubtRecord& record = s.doubt.records[kv_head];
   const uint32_t parts = doubt_parts(s), splits = settle_splits<kBlocks>(s);
   const uint32_t own_parts = rank < splits ? parts : 0;
-  bool is_listed = s.splits > 1;
+  // The maxima of a step with lists are not those of all codes.
+  bool is_listed = s.splits > 1 && s.lists.list_capacity == 0;
   const auto unit_of = [&](uint32_t part, uint32_t pass) {
     return DoubtUnit{kv_head, kv_head * s.splits, part, pass, splits, is_listed};
   };

@@ -93,6 +93,19 @@ class TileRing {
     commit_copies();
     in_ = next(in_);
   }
+  /// take_in() of a pair that lies in one piece, at `pair`.
+  __device__ void take_in_whole(const std::byte* pair) {
+    const uint32_t lane = threadIdx.x % 32;
+    const std::byte* from = pair + 16 * lane;
+    copy<Pair::kKeyBytes>(keys_to_ + in_, from);
+    copy<Pair::kValueBytes>(values_to_ + in_, from + Pair::kValuesAt);
+    if (lane < Pair::kFactorBytes / 16) {
+      copy_async(shared_address(memory_) + Pair::kFactorsAt + 16 * lane + in_,
+                 from + Pair::kFactorsAt, true);
+    }
+    commit_copies();
+    in_ = next(in_);
+  }
   /// Waits for the oldest pair that wait() has not returned yet; stages - 1 pairs are under way.
   __device__ const std::byte* wait() {
     if (end_ == 2 * Pair::kBytes)

@@ -3,6 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpu/pinned_memory.h"
 #include "runtime/engine/engine.h"
 #include "tests/runtime/fixture.h"
 
@@ -17,6 +24,10 @@ struct EmptyRows final : CodeSource {
   void learn_balances(uint32_t) override {}
   const index::Balance& balance(uint32_t, uint32_t) override {
     throw Error(Status::internal, "planted: no rows");
+  }
+  std::vector<index::CodeChunk> make_lists(uint32_t, size_t, size_t, const CodeShape&,
+                                           const index::ListConfig&) override {
+    return {};
   }
   void set_pinned(uint32_t, size_t) override {}
   bool is_shared(uint32_t, size_t) const override { return false; }
@@ -108,15 +119,183 @@ TEST(DeviceCodesTest, RefusesToBeOnTheDeviceWithoutHeadsThatHaveThem) {
   }
 }
 
+/// Rows of which nobody looks at a byte, and lists of one row each 256.
+struct CountedRows final : CodeSource {
+  explicit CountedRows(const ModelShape& of) : model(of) {
+    balance_.key_scale.assign(of.head_dim, 1.0F);
+  }
+  KvView rows(uint32_t) const override {
+    RowsView view = dense_rows(reinterpret_cast<const void*>(uintptr_t{1} << 40U), count,
+                               model.head_dim, DType::f16);
+    view.heads = model.kv_heads;
+    view.head_stride = ptrdiff_t{1} << 30;
+    return {view, view};
+  }
+  const uint16_t* scales(uint32_t) const override { return nullptr; }
+  uint32_t row_block() const override { return kCodeBlock; }
+  void learn_balances(uint32_t) override {}
+  const index::Balance& balance(uint32_t, uint32_t) override { return balance_; }
+  std::vector<index::CodeChunk> make_lists(uint32_t layer, size_t begin, size_t rows,
+                                           const CodeShape& shape,
+                                           const index::ListConfig& config) override {
+    EXPECT_EQ(layer, 1U);
+    EXPECT_EQ(shape.dim, model.head_dim);
+    EXPECT_EQ(config.rows, 64U);
+    std::vector<index::CodeChunk> chunks(model.kv_heads);
+    for (uint32_t h = 0; h < model.kv_heads; ++h) {
+      chunks[h].begin = begin;
+      chunks[h].rows = rows;
+      for (size_t end = kCodeBlock; end <= rows; end += kCodeBlock) {
+        chunks[h].ends.push_back(static_cast<uint32_t>(end + h));
+      }
+    }
+    return chunks;
+  }
+  void set_pinned(uint32_t, size_t) override {}
+  bool is_shared(uint32_t, size_t) const override { return false; }
+
+  const ModelShape& model;
+  size_t count = 0;
+
+ private:
+  index::Balance balance_;
+};
+
+struct AnyPins final : gpu::PinnedMemory {
+  void add(const std::byte*, size_t) override {}
+  void drop(const std::byte*, const std::byte*) noexcept override {}
+  size_t bytes() const override { return 0; }
+};
+
+/// Codes that only count.
+struct CountedCodes final : gpu::Codes {
+  void set_balance(uint32_t, uint32_t, const float*, float) override {}
+  void set_rows(uint32_t, const KvView&) override {}
+  void encode(uint32_t, uint32_t first, uint32_t count, gpu::Stream) override {
+    blocks = first + count;
+  }
+  void truncate(uint32_t, uint32_t to, gpu::Stream) override {
+    blocks = to;
+    while (!ends.empty() && ends.back() > to * kCodeBlock) ends.pop_back();
+  }
+  uint32_t count(uint32_t) const override { return blocks; }
+  bool set_lists(uint32_t layer, uint32_t begin, uint32_t rows, const gpu::HeadLists* heads,
+                 gpu::Stream) override {
+    EXPECT_EQ(layer, 1U);
+    EXPECT_LE(begin + rows, blocks * kCodeBlock);
+    for (uint32_t h = 0; h < 2; ++h) {
+      EXPECT_EQ(heads[h].lists, rows / kCodeBlock);
+      EXPECT_EQ(heads[h].ends[0], kCodeBlock + h) << "each head has its own";
+    }
+    asked.emplace_back(begin, rows);
+    if (!takes) return false;
+    while (!ends.empty() && ends.back() > begin) ends.pop_back();
+    EXPECT_EQ(begin, ends.empty() ? 0U : ends.back());
+    ends.push_back(begin + rows);
+    return true;
+  }
+  uint32_t listed(uint32_t) const override { return ends.empty() ? 0 : ends.back(); }
+  void copy_layer(uint32_t, Codes&) override {}
+  void complete() override {}
+  uint32_t serve_rows(uint32_t) override { return 0; }
+  void give_up_rows(uint32_t) override {}
+  uint32_t most_tokens(uint32_t) const override { return 1; }
+  void read(uint32_t, uint32_t, uint32_t, std::byte*) const override {}
+  size_t bytes() const override { return 0; }
+
+  using Asked = std::vector<std::pair<uint32_t, uint32_t>>;
+  uint32_t blocks = 0;
+  bool takes = true;
+  std::vector<uint32_t> ends;  ///< of rows that were listed together
+  Asked asked;                 ///< (begin, rows), since it was cleared
+};
+
+TEST(DeviceCodesTest, PutsRowsInListsAsTheyCome) {
+  SessionParams params{};
+  params.max_tokens = 100000;
+  const Engine engine{test::small_engine(1)};
+  CountedRows rows(engine.model());
+  CountedCodes* made = nullptr;
+  DeviceCodes codes(
+      params, engine.model(),
+      [&](const gpu::CodesShape& shape) {
+        EXPECT_EQ(shape.list_rows, 64U);
+        auto counted = std::make_unique<CountedCodes>();
+        made = counted.get();
+        return counted;
+      },
+      [] { return std::make_unique<AnyPins>(); }, {}, rows, engine.log());
+  HeadParams head;
+  head.index = "codes:k=4,v=4,lists=64";
+  head.budget.tail = KEYHOLE_TAIL_CODES;
+  const std::vector<const HeadParams*> heads(
+      size_t{engine.model().layers} * engine.model().kv_heads, &head);
+  codes.plan(heads);
+  ASSERT_NE(made, nullptr);
+  const auto asks = [&](size_t count) {
+    made->asked.clear();
+    rows.count = count;
+    codes.update(1, {});
+    return made->asked;
+  };
+  using Asked = CountedCodes::Asked;
+  EXPECT_EQ(asks(32512), Asked{}) << "all codes are as fast";
+  EXPECT_EQ(asks(33024), (Asked{{0, 16384}, {16384, 16384}}));
+  EXPECT_EQ(asks(33024), Asked{});
+  EXPECT_EQ(asks(36608), Asked{});
+  EXPECT_EQ(asks(36864), (Asked{{32768, 4096}}));
+  EXPECT_EQ(asks(41216), (Asked{{32768, 8192}})) << "a segment is clustered anew as it fills";
+  EXPECT_EQ(asks(53504), (Asked{{32768, 16384}, {49152, 4096}}));
+  codes.truncate(1, 40192, {});
+  EXPECT_EQ(asks(40192), (Asked{{32768, 4096}})) << "what was listed beyond was cut";
+  made->takes = false;
+  EXPECT_EQ(asks(57600), (Asked{{32768, 16384}})) << "there is no room";
+  EXPECT_EQ(asks(58112), Asked{}) << "and it asks no more until more rows have come";
+  EXPECT_EQ(asks(61440), (Asked{{32768, 16384}}));
+}
+
 TEST(CodeSpecsTest, SaysWhatTheTypeSays) {
   CodeSpecs specs;
-  for (const char* spec : {"codes", "codes:k=2,v=4", "flat", "ivf:C=64", "codes:k=1,v=0"}) {
-    for (int i = 0; i < 2; ++i) EXPECT_EQ(specs.bits(spec), index::code_bits(spec)) << spec;
+  for (const char* spec : {"codes", "codes:k=2,v=4", "flat", "ivf:C=64", "codes:k=1,v=0,lists=5"}) {
+    for (int i = 0; i < 2; ++i) {
+      const auto codes = specs.codes(spec);
+      ASSERT_EQ(codes.has_value(), index::has_codes(spec)) << spec;
+      if (!codes) continue;
+      EXPECT_EQ(codes->bits, index::code_bits(spec)) << spec;
+      EXPECT_EQ(codes->lists, index::code_listing(spec)) << spec;
+    }
   }
   EXPECT_EQ(specs.parsed(), 5U);
-  EXPECT_THROW((void)specs.bits("no such type"), Error);
-  for (uint32_t i = 0; i < 3000; ++i) (void)specs.bits("ivf:C=" + std::to_string(64 + i));
-  EXPECT_EQ(specs.bits("codes:k=2,v=2"), index::code_bits("codes:k=2,v=2"));
+  EXPECT_THROW((void)specs.codes("no such type"), Error);
+  for (uint32_t i = 0; i < 3000; ++i) (void)specs.codes("ivf:C=" + std::to_string(64 + i));
+  EXPECT_EQ(specs.codes("codes:k=2,v=2")->bits, index::code_bits("codes:k=2,v=2"));
+}
+
+TEST(CodePlanTest, HasTheListsThatAllHeadsAskFor) {
+  EXPECT_EQ(index::code_listing("codes:k=4,v=4").rows, 0U);
+  EXPECT_EQ(index::code_listing("codes:k=4,v=4,lists=64,read=25"), (index::CodeListing{64, 0.25F}));
+  EXPECT_EQ(index::code_listing("codes:lists=3").rows, 16U) << "lists have no fewer rows";
+  SessionParams params{};
+  Planned of(params, "codes:k=4,v=4,lists=64,read=25", KEYHOLE_TAIL_CODES);
+  CodeSpecs specs;
+  const auto plan = [&] { return plan_codes(params, of.model, of.all, specs); };
+  params.max_tokens = 65536;
+  EXPECT_EQ(plan().lists, (index::CodeListing{64, 0.25F}));
+  const auto shape = [&](const CodePlan& p, uint64_t tokens) {
+    return codes_shape(p, tokens, params, of.model);
+  };
+  EXPECT_EQ(shape(plan(), 65536).list_rows, 64U);
+  EXPECT_EQ(shape(plan(), 65536).list_share.share, 0.25F);
+  CodePlan without = plan();
+  without.lists = {};
+  EXPECT_GT(gpu::codes_bytes(shape(plan(), 65536)), 2 * gpu::codes_bytes(shape(without, 65536)));
+  EXPECT_EQ(shape(plan(), 16384).list_rows, 0U) << "too few rows for lists";
+  CodePlan by_host = plan();
+  by_host.rows_by_host = true;
+  EXPECT_EQ(shape(by_host, 65536).list_rows, 0U) << "the device does not read the rows";
+  of.heads.back().index = "codes:k=4,v=4,lists=32,read=25";
+  EXPECT_EQ(plan().lists.rows, 0U) << "one head asks for others";
+  EXPECT_EQ(plan().count(), of.model.layers) << "and has codes of as many bits";
 }
 
 }  // namespace

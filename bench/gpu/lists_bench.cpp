@@ -1,0 +1,286 @@
+// Time of a layer's attention over lists of codes on the device, beside that over all codes and the least time that each's
+// bytes take: layers in a graph. Arguments, in any order: `d=128`, `g=4` query heads of a KV head, `kv=8` KV heads, `b=4` bits,
+// `t=131072` tokens, `rows=64` rows of a list on average, `layers=8`, `share=12` percent of the rows that a step reads.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "cpu/half.h"
+#include "gpu/code_lists.h"
+#include "gpu/cuda/codes/codes_kernels.h"
+
+namespace {
+
+using namespace keyhole;       // NOLINT
+using namespace keyhole::gpu;  // NOLINT
+
+void check(cudaError_t e, const char* what) {
+  if (e == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(e));
+  std::exit(1);
+}
+
+template <class T>
+T* device(size_t n) {
+  void* p = nullptr;
+  check(cudaMalloc(&p, n * sizeof(T)), "cudaMalloc");
+  return static_cast<T*>(p);
+}
+template <class T>
+T* device(const std::vector<T>& from) {
+  T* p = device<T>(from.size());
+  check(cudaMemcpy(p, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice), "copy");
+  return p;
+}
+
+struct Random {
+  uint64_t state = 88172645463325252ULL;
+  uint64_t operator()() {
+    state ^= state << 13U;
+    state ^= state >> 7U;
+    state ^= state << 17U;
+    return state;
+  }
+  uint16_t half(float size, float middle) {
+    return cpu::f32_to_f16(middle + size * (static_cast<float>((*this)() % 1000) * 0.001F - 0.5F));
+  }
+};
+
+void fill(Random& draw, std::byte* to, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 8) {
+    const uint64_t x = draw();
+    std::memcpy(to + i, &x, 8);
+  }
+}
+
+enum class Part { choice, pass, all };
+
+double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, Part part) {
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
+  for (const CodesStep& s : steps) {
+    if (part == Part::choice) {
+      check(choose_lists(s, stream, true), "choose");
+      continue;
+    }
+    check(attend_codes(s, stream, true), "attend");
+    if (part == Part::all) check(finish_codes(s, stream, true), "finish");
+  }
+  cudaGraph_t graph;
+  check(cudaStreamEndCapture(stream, &graph), "end capture");
+  cudaGraphExec_t exec;
+  check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+  cudaEvent_t begin, end;
+  check(cudaEventCreate(&begin), "event");
+  check(cudaEventCreate(&end), "event");
+  std::vector<float> times;
+  for (int i = 0; i < 22; ++i) {
+    check(cudaEventRecord(begin, stream), "record");
+    check(cudaGraphLaunch(exec, stream), "launch");
+    check(cudaEventRecord(end, stream), "record");
+    check(cudaStreamSynchronize(stream), "synchronize");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end), "elapsed");
+    if (i >= 2) times.push_back(ms);
+  }
+  std::sort(times.begin(), times.end());
+  check(cudaGraphExecDestroy(exec), "destroy");
+  check(cudaGraphDestroy(graph), "destroy");
+  return 1000.0 * times[times.size() / 2] / static_cast<double>(steps.size());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  uint32_t dim = 128, group = 4, kv_heads = 8, bits = 4, tokens = 131072, rows = 64, layers = 8,
+           percent = 12;
+  for (int i = 1; i < argc; ++i) {
+    const bool known =
+        std::sscanf(argv[i], "d=%u", &dim) == 1 || std::sscanf(argv[i], "g=%u", &group) == 1 ||
+        std::sscanf(argv[i], "kv=%u", &kv_heads) == 1 || std::sscanf(argv[i], "b=%u", &bits) == 1 ||
+        std::sscanf(argv[i], "t=%u", &tokens) == 1 || std::sscanf(argv[i], "rows=%u", &rows) == 1 ||
+        std::sscanf(argv[i], "layers=%u", &layers) == 1 ||
+        std::sscanf(argv[i], "share=%u", &percent) == 1;
+    if (!known) {
+      std::fprintf(stderr, "%s: allowed are d, g, kv, b, t, rows, layers, share\n", argv[i]);
+      return 1;
+    }
+  }
+  cudaDeviceProp prop;
+  check(cudaGetDeviceProperties(&prop, 0), "device");
+  const auto processors = static_cast<uint32_t>(prop.multiProcessorCount);
+  cudaStream_t stream;
+  check(cudaStreamCreate(&stream), "stream");
+  const CodeShape shape{dim, bits, bits};
+  const uint32_t blocks = tokens / kCodeBlock;
+  const ListSizes sizes(blocks, rows);
+  Random draw;
+
+  // One layer's blocks and lists; layers have copies of both.
+  std::vector<std::byte> block_data(size_t{kv_heads} * blocks * shape.block_bytes());
+  for (size_t b = 0; b < size_t{kv_heads} * blocks; ++b) {
+    std::byte* block = block_data.data() + b * shape.block_bytes();
+    fill(draw, block, shape.factors_at());
+    auto* to = reinterpret_cast<uint16_t*>(block + shape.factors_at());
+    for (uint32_t i = 0; i < 2 * kCodeBlock; ++i) to[i] = draw.half(0.1F, 0.5F);
+    to = reinterpret_cast<uint16_t*>(block + shape.key_mean_at());
+    for (uint32_t i = 0; i < 2 * dim; ++i) to[i] = draw.half(1.0F, 0.0F);
+    const float noise = 0.02F;
+    std::memcpy(block + shape.noise_at(), &noise, 4);
+  }
+  const size_t pair_bytes = list_pair_bytes(shape);
+  std::vector<std::byte> pairs(kv_heads * sizes.pairs * pair_bytes);
+  std::vector<uint32_t> ids(size_t{kv_heads} * sizes.pairs * kPairRows);
+  std::vector<ListPlace> places(size_t{kv_heads} * sizes.lists);
+  std::vector<ListFigures> figures(size_t{kv_heads} * sizes.lists);
+  std::vector<uint16_t> key_means(size_t{kv_heads} * sizes.lists * dim),
+      value_means(key_means.size());
+  std::vector<uint32_t> counts(kv_heads);
+  const size_t factors_at = pair_bytes - kPairRows * 4;
+  for (uint32_t h = 0; h < kv_heads; ++h) {
+    uint32_t pair = 0, row = 0, list = 0;
+    for (; row < tokens; ++list) {
+      // From a half of the average to one and a half, as clusters differ.
+      const uint32_t wanted = std::min(static_cast<uint32_t>(rows / 2 + draw() % (rows + 1)), 256U);
+      const uint32_t n = std::min(std::max(wanted, 1U), tokens - row);
+      places[size_t{h} * sizes.lists + list] = {pair, n};
+      figures[size_t{h} * sizes.lists + list] = {0.05F, 0.2F, 0.02F,
+                                                 std::log(static_cast<float>(n))};
+      for (uint32_t i = 0; i < n; i += kPairRows, ++pair) {
+        if (pair >= sizes.pairs) return std::fprintf(stderr, "too many pairs\n"), 1;
+        std::byte* const to = pairs.data() + (size_t{h} * sizes.pairs + pair) * pair_bytes;
+        fill(draw, to, factors_at);
+        auto* factors = reinterpret_cast<uint16_t*>(to + factors_at);
+        for (uint32_t k = 0; k < kPairRows; ++k) {
+          factors[2 * k] = draw.half(0.1F, 0.5F);
+          factors[2 * k + 1] = draw.half(0.1F, 0.5F);
+          ids[(size_t{h} * sizes.pairs + pair) * kPairRows + k] = draw() % tokens;
+        }
+      }
+      row += n;
+    }
+    counts[h] = list;
+  }
+  for (uint16_t& x : key_means) x = draw.half(1.0F, 0.0F);
+  for (uint16_t& x : value_means) x = draw.half(1.0F, 0.0F);
+
+  const size_t kept_bytes = size_t{4} << 30U;
+  std::byte* pinned = nullptr;
+  check(cudaHostAlloc(reinterpret_cast<void**>(&pinned), kept_bytes, cudaHostAllocDefault),
+        "cudaHostAlloc");
+  std::vector<float> q(size_t{kv_heads} * group * dim);
+  std::mt19937 rng(2);
+  std::normal_distribution<float> normal;
+  for (float& x : q) x = 2.0F * normal(rng);
+  CodesStep s;
+  s.shape = shape;
+  s.kv_heads = kv_heads;
+  s.group = group;
+  s.block_capacity = blocks;
+  s.splits =
+      code_splits(shape, kv_heads, group, blocks, processors, prop.sharedMemPerMultiprocessor);
+  s.logits.scale = 1.0F / std::sqrt(static_cast<float>(dim));
+  s.head_stride = shape.block_bytes();
+  s.block_stride = kv_heads * s.head_stride;
+  s.key_scale = device(std::vector<float>(size_t{kv_heads} * dim, 1.0F));
+  s.value_scale = s.key_scale;
+  s.block_count = device(std::vector<uint32_t>{blocks});
+  const auto heads_of = [&](float* x) {
+    return dense_tensor(reinterpret_cast<std::byte*>(x), 1, kv_heads * group, dim, DType::f32,
+                        Memory::device);
+  };
+  s.q = heads_of(device(q));
+  s.out = heads_of(device<float>(q.size()));
+  s.row_stride = dim * 2;
+  s.kv_head_stride = size_t{tokens} * s.row_stride;
+  CodesStep with = s;
+  with.lists.list_capacity = sizes.lists;
+  with.lists.pair_capacity = sizes.pairs;
+  with.lists.share.share = 0.01F * static_cast<float>(percent);
+  size_lists(with, processors);
+  check(prepare_codes(s, 0), "prepare");
+  check(prepare_codes(with, 0), "prepare");
+  s.work = with.work = device<std::byte>(codes_work_bytes(with));
+  with.lists.listed = device(std::vector<uint32_t>{blocks});
+  with.lists.counts = device(counts);
+  auto* arrivals = device(std::vector<uint32_t>(kv_heads));
+  with.lists.arrivals = arrivals;
+  std::vector<CodesStep> all, chosen;
+  for (uint32_t l = 0; l < layers; ++l) {
+    s.blocks = device(block_data);
+    with.blocks = s.blocks;
+    with.lists.pairs = device(pairs);
+    with.lists.ids = device(ids);
+    with.lists.places = device(places);
+    with.lists.figures = device(figures);
+    with.lists.key_means = device(key_means);
+    with.lists.value_means = device(value_means);
+    auto* tiles = device<uint32_t>(value_means.size() / 2);
+    for (uint32_t h = 0; h < kv_heads; ++h) {
+      const size_t at = size_t{h} * sizes.lists * dim;
+      check(lay_out_means({dim, bits, with.lists.value_means + at, 0, counts[h], tiles + at / 2},
+                          stream),
+            "means");
+    }
+    with.lists.mean_tiles = tiles;
+    const size_t layer_rows = kv_heads * s.kv_head_stride;
+    const size_t at =
+        layer_rows >= kept_bytes / 2 ? 0 : l * 2 * layer_rows % (kept_bytes - 2 * layer_rows);
+    s.keys = with.keys = pinned + at;
+    s.values = with.values = pinned + (layer_rows >= kept_bytes / 2 ? 0 : at + layer_rows);
+    if (layer_rows >= kept_bytes)
+      s.kv_head_stride = with.kv_head_stride = kept_bytes / kv_heads / 2;
+    all.push_back(s);
+    chosen.push_back(with);
+  }
+  const auto time = [&](std::vector<CodesStep> steps, uint32_t exact, Part part) {
+    for (CodesStep& step : steps) step.exact_rows = exact;
+    return time_graph(stream, steps, part);
+  };
+  // Copies move every byte twice.
+  const size_t block_bytes = block_data.size();
+  auto* half = device<std::byte>(block_bytes / 2);
+  cudaEvent_t begin, end;
+  check(cudaEventCreate(&begin), "event");
+  check(cudaEventCreate(&end), "event");
+  float best = 1e9F;
+  for (int i = 0; i < 5; ++i) {
+    check(cudaEventRecord(begin, stream), "record");
+    for (const CodesStep& step : all) {
+      check(cudaMemcpyAsync(half, step.blocks, block_bytes / 2, cudaMemcpyDeviceToDevice, stream),
+            "copy");
+    }
+    check(cudaEventRecord(end, stream), "record");
+    check(cudaStreamSynchronize(stream), "synchronize");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end), "elapsed");
+    best = std::min(best, ms / static_cast<float>(layers));
+  }
+  const double rate = static_cast<double>(block_bytes) / (1000.0 * best);  // bytes a us
+  // What lists read at least: all means, the codes of their share of the rows without padding, figures and places.
+  const double read_rows =
+      std::min<double>(tokens, std::max<double>(0.01 * percent * tokens, ListShare{}.least));
+  double lists = 0.0;
+  for (const uint32_t n : counts) lists += n;
+  const double list_bytes = lists * (4.0 * dim + sizeof(ListFigures) + sizeof(ListPlace)) +
+                            kv_heads * read_rows * static_cast<double>(pair_bytes) / kPairRows;
+  const double list_floor = list_bytes / rate, all_floor = static_cast<double>(block_bytes) / rate;
+  const double all16 = time(all, 16, Part::all), all64 = time(all, 64, Part::all);
+  const double all_pass = time(all, 16, Part::pass);
+  const double choice = time(chosen, 16, Part::choice), pass = time(chosen, 16, Part::pass);
+  const double lists0 = time(chosen, 0, Part::all), lists16 = time(chosen, 16, Part::all),
+               lists64 = time(chosen, 64, Part::all);
+  std::printf(
+      "%s | %u/%u of %u, %u bits, %u tokens, %.2f TB/s | all: floor %.1f pass %.1f N=16 %.1f (%.0f "
+      "%%) N=64 %.1f "
+      "| lists: floor %.1f choice %.1f pass %.1f N=0 %.1f N=16 %.1f (%.0f %%) N=64 %.1f\n",
+      prop.name, kv_heads * group, kv_heads, dim, bits, tokens, rate * 1e-6, all_floor, all_pass,
+      all16, 100.0 * all_floor / all16, all64, list_floor, choice, pass, lists0, lists16,
+      100.0 * list_floor / lists16, lists64);
+  return 0;
+}

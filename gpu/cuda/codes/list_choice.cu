@@ -1,0 +1,70 @@
+#include "gpu/cuda/codes/list_choice.cuh"
+
+#include "gpu/cuda/codes/attend.cuh"
+
+namespace keyhole::gpu {
+namespace {
+
+/// Writes a register of each lane, see MeanTiles. Grid: tiles; a thread has every 256th register.
+__global__ void lay_out(const __grid_constant__ MeanTiles p) {
+  const uint32_t tile = p.first / MeanTiles::kLists + blockIdx.x;
+  const uint32_t words = p.dim / 16 * 128;
+  const float odd = p.bits == 2 ? codes::ValueUnits<2>::kEven / codes::ValueUnits<2>::kOdd : 1.0F;
+  const auto* const means = reinterpret_cast<const __half*>(p.means);
+  for (uint32_t i = threadIdx.x; i < words; i += blockDim.x) {
+    const uint32_t a = i % 4, lane = i / 4 % 32, m = i / 128;
+    const uint32_t component = 16 * m + lane / 4 + 8 * (a % 2);
+    __half two[2];
+#pragma unroll
+    for (uint32_t j = 0; j < 2; ++j) {
+      const uint32_t list = tile * MeanTiles::kLists + 2 * (lane % 4) + j + 8 * (a / 2);
+      const float x = list < p.end ? __half2float(means[size_t{list} * p.dim + component]) : 0.0F;
+      two[j] = __float2half_rn(a % 2 == 0 ? x : x * odd);
+    }
+    p.tiles[size_t{tile} * words + i] = packed(two[0], two[1]);
+  }
+}
+
+}  // namespace
+
+cudaError_t lay_out_means(const MeanTiles& means, cudaStream_t stream) {
+  if (means.first >= means.end) return cudaSuccess;
+  const auto tiles =
+      static_cast<uint32_t>(mean_tiles_of(means.end)) - means.first / MeanTiles::kLists;
+  lay_out<<<tiles, 256, 0, stream>>>(means);
+  return cudaGetLastError();
+}
+
+}  // namespace keyhole::gpu
+
+namespace keyhole::gpu::codes {
+namespace {
+
+template <int kDim>
+const void* kernel_of(uint32_t group) {
+  if (group <= 4) return reinterpret_cast<const void*>(&list_kernel<kDim, 1>);
+  if (group <= 8) return reinterpret_cast<const void*>(&list_kernel<kDim, 2>);
+  return reinterpret_cast<const void*>(&list_kernel<kDim, 4>);
+}
+
+template <int kDim>
+size_t shared_of(uint32_t group) {
+  if (group <= 4) return sizeof(ListShared<kDim, 1>);
+  if (group <= 8) return sizeof(ListShared<kDim, 2>);
+  return sizeof(ListShared<kDim, 4>);
+}
+
+}  // namespace
+
+ListKernel list_kernel_of(uint32_t dim, uint32_t group) {
+  switch (dim) {
+    case 64: return {kernel_of<64>(group), shared_of<64>(group)};
+    case 80: return {kernel_of<80>(group), shared_of<80>(group)};
+    case 96: return {kernel_of<96>(group), shared_of<96>(group)};
+    case 128: return {kernel_of<128>(group), shared_of<128>(group)};
+    case 256: return {kernel_of<256>(group), shared_of<256>(group)};
+    default: return {};
+  }
+}
+
+}  // namespace keyhole::gpu::codes

@@ -1,0 +1,394 @@
+// For tests of lists of codes on the device: a layer whose keys lie in clusters, its lists as the host makes them, and the
+// right result of a step over them in double precision.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cpu/kernels.h"
+#include "gpu/code_lists.h"
+#include "gpu/cuda/codes/codes_kernels.h"
+#include "gpu/cuda/codes/cuda_codes.h"
+#include "index/progress.h"
+#include "index/scan/code_lists.h"
+#include "index/scan/list_choice.h"
+#include "tests/gpu/codes_fixture.h"
+#include "tests/gpu/codes_layer.h"
+#include "tests/normal.h"
+
+namespace keyhole::gpu::test {
+
+struct ListCase {
+  uint32_t dim = 128, bits = 4, group = 4;
+  uint32_t blocks = 14;     ///< of all rows
+  uint32_t listed = 12;     ///< the first of them that are in lists, a multiple of `stretch`
+  uint32_t stretch = 6;     ///< blocks that are clustered together
+  uint32_t list_rows = 64;  ///< on average
+  float share = 0.3F;
+  uint32_t least = 1, exact_rows = 16;
+  float spread = 1.5F;  ///< about the standard deviation of the logits, nats
+  float softcap = 0.0F;
+  DType rows = DType::f16;
+  float apart = 1.0F;  ///< size of the clusters' centres, beside rows of size 1 about them
+  bool asks_doubt = false;
+  uint32_t spare = 3;  ///< blocks that there is room for beside
+};
+
+/// The view of a chunk of the host's lists that the device takes.
+inline HeadLists view_of(const index::CodeChunk& chunk) {
+  return {.lists = static_cast<uint32_t>(chunk.lists()),
+          .ids = chunk.ids.data(),
+          .ends = chunk.ends.data(),
+          .at = chunk.at.data(),
+          .means = chunk.means,
+          .codes = chunk.codes,
+          .spreads = chunk.spreads.data(),
+          .noises = chunk.noises.data(),
+          .widest = chunk.widest.data()};
+}
+
+class ListLayer {
+ public:
+  static constexpr uint32_t kHeads = 2;  ///< KV heads
+
+  ListLayer(const ListCase& c, uint32_t seed) : case_(c), rng_(seed) {
+    shape_.layers = 1;
+    shape_.kv_heads = kHeads;
+    shape_.q_heads = kHeads * c.group;
+    shape_.code = {c.dim, c.bits, c.bits};
+    shape_.dtype = c.rows;
+    shape_.blocks = c.blocks + c.spare;
+    shape_.exact_rows = c.exact_rows;
+    shape_.asks_doubt = c.asks_doubt;
+    shape_.list_rows = c.list_rows;
+    shape_.list_share = {c.share, c.least};
+    shape_.lists_from = 1;
+    // Products of queries and centres vary by apart |q|, those of queries and rows about them by |q|.
+    const float size = std::sqrt(static_cast<float>(c.dim) * (1.0F + c.apart * c.apart));
+    shape_.logits = {c.spread / size, c.softcap};
+    rows_ = std::make_unique<OffloadedLayer>(shape_, shape_.blocks * kCodeBlock);
+    centres_ = random_floats(rng_, size_t{kCentres} * kHeads * c.dim);
+    for (float& x : centres_) x *= c.apart;
+    for (uint32_t i = 0; i < c.blocks * kCodeBlock; ++i) append_row();
+    constexpr uint32_t kLearned = 64;  // of a KV head; from one alone a channel may get any scale
+    rows_->learn(random_floats(rng_, size_t{kLearned} * kHeads * c.dim), kLearned);
+    rows_->extend();
+    q_ = random_floats(rng_, size_t{kHeads} * c.group * c.dim);
+    codes_ = std::make_unique<CudaCodes>(shape_);
+    rows_->tell(*codes_, 0);
+    codes_->encode(0, 0, c.blocks, {});
+    for (uint32_t h = 0; h < kHeads; ++h) {
+      lists_.emplace_back(shape_.code, rows_->codes(h).balance());
+    }
+    for (uint32_t begin = 0; begin < c.listed; begin += c.stretch) list(begin, c.stretch);
+    const auto heads = static_cast<uint32_t>(shape_.q_heads);
+    out_ = std::make_unique<DeviceVector<float>>(size_t{heads} * c.dim);
+    lse_ = std::make_unique<DeviceVector<float>>(heads);
+    device_q_ = std::make_unique<DeviceVector<float>>(q_);
+    chosen_ = std::make_unique<DeviceVector<uint32_t>>(size_t{kHeads} * kMostDeviceRows);
+  }
+
+  [[nodiscard]] CudaCodes& codes() { return *codes_; }
+  [[nodiscard]] const CodesShape& shape() const { return shape_; }
+  [[nodiscard]] OffloadedLayer& rows() { return *rows_; }
+  [[nodiscard]] uint32_t blocks() const { return rows_->rows() / kCodeBlock; }
+  [[nodiscard]] std::vector<float>& q() { return q_; }
+  [[nodiscard]] std::mt19937& rng() { return rng_; }
+
+  /// Makes lists of blocks [begin, begin + count) on the host, and tells the device.
+  bool list(uint32_t begin, uint32_t count) {
+    std::vector<index::CodeChunk> chunks = make(begin, count);
+    std::vector<HeadLists> views;
+    for (const index::CodeChunk& chunk : chunks) views.push_back(view_of(chunk));
+    if (!codes_->set_lists(0, begin * kCodeBlock, count * kCodeBlock, views.data(), {})) {
+      return false;
+    }
+    for (uint32_t h = 0; h < kHeads; ++h) {
+      std::vector<index::CodeLists::Chunk> more;
+      more.emplace_back(std::move(chunks[h]));
+      lists_[h].append(std::move(more));
+    }
+    return true;
+  }
+  [[nodiscard]] std::vector<index::CodeChunk> make(uint32_t begin, uint32_t count) const {
+    index::Context context;
+    context.kernels = &cpu::select_kernels();
+    const index::Progress progress;
+    std::vector<index::CodeChunk> chunks;
+    for (uint32_t h = 0; h < kHeads; ++h) {
+      index::ProgressMeter meter(progress, 1.0);
+      chunks.push_back(index::make_chunk(context, shape_.code, rows_->codes(h).balance(),
+                                         rows_->head(h), size_t{begin} * kCodeBlock,
+                                         size_t{count} * kCodeBlock, {.rows = case_.list_rows},
+                                         meter));
+    }
+    return chunks;
+  }
+  /// Appends blocks of rows on both sides.
+  void append(uint32_t count) {
+    const uint32_t before = blocks();
+    for (uint32_t i = 0; i < count * kCodeBlock; ++i) append_row();
+    rows_->extend();
+    codes_->encode(0, before, count, {});
+  }
+  void truncate(uint32_t blocks) {
+    rows_->cut(blocks * kCodeBlock);
+    codes_->truncate(0, blocks, {});
+    for (index::CodeLists& lists : lists_) lists.truncate(size_t{blocks} * kCodeBlock);
+  }
+  void draw_queries() {
+    q_ = random_floats(rng_, q_.size());
+    device_q_->write(q_);
+  }
+  void set_query(uint32_t head, const std::vector<float>& q) {
+    std::copy(q.begin(), q.end(), q_.begin() + static_cast<ptrdiff_t>(head * case_.dim));
+    device_q_->write(q_);
+  }
+
+  [[nodiscard]] CodesStep step() const {
+    const auto heads = static_cast<uint32_t>(shape_.q_heads);
+    const auto tensor = [&](float* x) {
+      return dense_tensor(reinterpret_cast<std::byte*>(x), 1, heads, case_.dim, DType::f32,
+                          Memory::device);
+    };
+    CodesStep s = codes_->describe(0, tensor(device_q_->get()));
+    s.out = tensor(out_->get());
+    s.lse = lse_->get();
+    s.chosen = chosen_->get();
+    return s;
+  }
+  void enqueue(cudaStream_t stream = nullptr) const {
+    const CodesStep s = step();
+    ASSERT_EQ(attend_codes(s, stream, codes_->launches_ahead()), cudaSuccess);
+    ASSERT_EQ(finish_codes(s, stream, codes_->launches_ahead()), cudaSuccess);
+    ASSERT_EQ(settle_codes(s, stream), cudaSuccess);
+  }
+  void run() const {
+    out_->write(std::vector<float>(out_->read().size(), NAN));
+    enqueue();
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
+
+  /// Checks the last step against the host's choice, with all else in double precision.
+  void check() {
+    SCOPED_TRACE("blocks " + std::to_string(blocks()) + ", listed " +
+                 std::to_string(codes_->listed(0)));
+    const uint32_t dim = case_.dim, group = case_.group;
+    const std::vector<float> out = out_->read(), lse = lse_->read();
+    const std::vector<uint32_t> all = chosen_->read();
+    for (uint32_t h = 0; h < kHeads; ++h) {
+      index::ListChoice choice;
+      choose(h, choice);
+      std::vector<uint32_t> exact;
+      if (case_.exact_rows != 0) {
+        const auto* from = all.data() + size_t{h} * case_.exact_rows;
+        exact.assign(from, from + case_.exact_rows);
+        std::sort(exact.begin(), exact.end());
+        ASSERT_EQ(std::adjacent_find(exact.begin(), exact.end()), exact.end()) << "a row twice";
+      }
+      Truth truth = truth_of(h, choice);
+      check_rows(truth, exact);
+      for (uint32_t g = 0; g < group; ++g) {
+        std::vector<double> o;
+        const double right = state_of(truth, h, g, exact, o);
+        const size_t number = size_t{h} * group + g;
+        double difference = 0.0, norm = 1e-30;
+        for (uint32_t j = 0; j < dim; ++j) {
+          const double x = out[number * dim + j];
+          difference += (x - o[j]) * (x - o[j]);
+          norm += o[j] * o[j];
+        }
+        EXPECT_LT(std::sqrt(difference / norm), 4e-3) << "KV head " << h << ", head " << g;
+        EXPECT_NEAR(lse[number], right, 4e-3) << "KV head " << h << ", head " << g;
+      }
+    }
+  }
+  /// The relative error of a head of the last step against exact attention to all rows.
+  [[nodiscard]] std::vector<double> errors() const {
+    const States right = rows_->attend_exactly(q_);
+    const std::vector<float> out = out_->read();
+    std::vector<double> errors;
+    for (size_t h = 0; h < shape_.q_heads; ++h) {
+      double difference = 0.0, norm = 1e-30;
+      for (size_t j = h * case_.dim; j < (h + 1) * case_.dim; ++j) {
+        difference += (out[j] - right.o[j]) * (out[j] - right.o[j]);
+        norm += right.o[j] * right.o[j];
+      }
+      errors.push_back(std::sqrt(difference / norm));
+    }
+    return errors;
+  }
+  /// The host's choice for a KV head.
+  void choose(uint32_t h, index::ListChoice& choice) const {
+    const index::CodeLists& lists = lists_[h];
+    choice.begin(lists, cpu::select_kernels(), q_.data() + size_t{h} * case_.group * case_.dim,
+                 case_.group, shape_.logits);
+    for (uint32_t p = 0; p < index::ListChoice::rank_parts(lists.lists()); ++p) choice.rank(p);
+    choice.choose({.share = case_.share, .least = case_.least});
+  }
+  [[nodiscard]] const index::CodeLists& lists(uint32_t h) const { return lists_[h]; }
+
+ private:
+  static constexpr uint32_t kCentres = 40;
+
+  /// Log weights of rows, and of means, by code; values rotated.
+  struct Part {
+    uint32_t row = ~0U;               ///< ~0: the mean of a list
+    std::vector<double> log_weights;  ///< `[group]`
+    std::vector<float> value;
+  };
+  struct Truth {
+    std::vector<Part> parts;
+    std::vector<double> lse;  ///< `[group]` of all parts
+  };
+
+  void append_row() {
+    const size_t width = size_t{kHeads} * case_.dim;
+    std::vector<float> k = random_floats(rng_, width), v = random_floats(rng_, width);
+    const size_t c = rng_() % kCentres;
+    for (size_t j = 0; j < width; ++j) {
+      k[j] += centres_[c * width + j];
+      v[j] = 2.0F * v[j] + 1.0F;
+    }
+    rows_->append(k, v);
+  }
+  struct Logit {
+    double logit, slope;
+  };
+  [[nodiscard]] Logit of_score(double score) const {
+    const double scale = shape_.logits.scale, cap = shape_.logits.softcap, x = score * scale;
+    if (cap <= 0.0) return {x, scale};
+    const double t = std::tanh(x / cap);
+    return {cap * t, scale * (1.0 - t * t)};
+  }
+  [[nodiscard]] Truth truth_of(uint32_t h, const index::ListChoice& choice) const {
+    const uint32_t dim = case_.dim, group = case_.group;
+    const index::CodeLists& lists = lists_[h];
+    Truth truth;
+    std::vector<double> norms(group);
+    const float* q = choice.rows();
+    for (uint32_t g = 0; g < group; ++g) {
+      for (uint32_t j = 0; j < dim; ++j) norms[g] += double{q[g * dim + j]} * q[g * dim + j];
+    }
+    const auto add_run = [&](const index::CodeRun& run, const auto& id_of) {
+      const index::CodeRunReader reader(shape_.code, run);
+      std::vector<double> key(dim);
+      for (uint32_t i = 0; i < run.rows; ++i) {
+        Part part{id_of(i), {}, std::vector<float>(dim)};
+        const double f = reader.key_factor(i);
+        for (uint32_t j = 0; j < dim; ++j) {
+          key[j] = double{reader.key_mean(j)} + f * reader.key_level(i, j);
+        }
+        reader.rotated_value(i, part.value.data());
+        for (uint32_t g = 0; g < group; ++g) {
+          double score = 0.0;
+          for (uint32_t j = 0; j < dim; ++j) score += q[g * dim + j] * key[j];
+          const Logit at = of_score(score);
+          const double bias = 0.5 * at.slope * at.slope * norms[g] * f * f * reader.noise();
+          part.log_weights.push_back(at.logit - std::min<double>(bias, kMostNoiseBias));
+        }
+        truth.parts.push_back(std::move(part));
+      }
+    };
+    for (const uint32_t l : choice.chosen()) {
+      add_run(lists.run(l), [&](uint32_t i) { return lists.ids(l)[i]; });
+    }
+    for (uint32_t b = codes_->listed(0) / kCodeBlock; b < blocks(); ++b) {
+      add_run(rows_->codes(h).run(b), [&](uint32_t i) { return b * kCodeBlock + i; });
+    }
+    for (size_t l = 0, chunk = 0; l < lists.lists(); ++l) {
+      if (choice.left_sizes()[l] == 0.0F) continue;
+      while (lists.first_list(chunk + 1) <= l) ++chunk;
+      const index::CodeRunReader reader(shape_.code, lists.run(l));
+      const double spread = lists.chunk(chunk).spreads[l - lists.first_list(chunk)];
+      const double ln = std::log(static_cast<double>(lists.ids(l).size()));
+      Part part{~0U, {}, std::vector<float>(dim)};
+      for (uint32_t j = 0; j < dim; ++j) part.value[j] = reader.value_mean(j);
+      for (uint32_t g = 0; g < group; ++g) {
+        double score = 0.0;
+        for (uint32_t j = 0; j < dim; ++j) score += double{q[g * dim + j]} * reader.key_mean(j);
+        const Logit at = of_score(score);
+        const double t = at.slope * at.slope * norms[g] * spread;
+        const double mean =
+            t > 2.0 * ln ? at.logit + std::sqrt(2.0 * t * ln) - ln : at.logit + t / 2;
+        part.log_weights.push_back(std::min(mean, double{choice.tops()[g]}) + ln);
+      }
+      truth.parts.push_back(std::move(part));
+    }
+    for (uint32_t g = 0; g < group; ++g) {
+      double top = -INFINITY, sum = 0.0;
+      for (const Part& part : truth.parts) top = std::max(top, part.log_weights[g]);
+      for (const Part& part : truth.parts) sum += std::exp(part.log_weights[g] - top);
+      truth.lse.push_back(top + std::log(sum));
+    }
+    return truth;
+  }
+  /// The rows that were read exactly are among those that weigh most by their codes, up to the rounding of queries.
+  void check_rows(const Truth& truth, const std::vector<uint32_t>& exact) const {
+    std::vector<double> weights;
+    std::vector<double> of_row(size_t{blocks()} * kCodeBlock, -INFINITY);
+    for (const Part& part : truth.parts) {
+      if (part.row == ~0U) continue;
+      double weight = -INFINITY;
+      for (uint32_t g = 0; g < case_.group; ++g) {
+        weight = std::max(weight, part.log_weights[g] - truth.lse[g]);
+      }
+      of_row[part.row] = weight;
+      weights.push_back(weight);
+    }
+    std::sort(weights.begin(), weights.end(), std::greater<>());
+    for (const uint32_t row : exact) {
+      ASSERT_LT(row, of_row.size());
+      EXPECT_GT(of_row[row], weights[exact.size() - 1] - 0.05) << "row " << row;
+    }
+  }
+  double state_of(const Truth& truth, uint32_t h, uint32_t g, const std::vector<uint32_t>& exact,
+                  std::vector<double>& o) const {
+    const uint32_t dim = case_.dim;
+    std::vector<double> rotated(dim, 0.0);
+    double sum = 0.0;
+    for (const Part& part : truth.parts) {
+      if (std::binary_search(exact.begin(), exact.end(), part.row)) continue;
+      const double w = std::exp(part.log_weights[g] - truth.lse[g]);
+      sum += w;
+      for (uint32_t j = 0; j < dim; ++j) rotated[j] += w * part.value[j];
+    }
+    std::vector<float> back(dim);
+    for (uint32_t j = 0; j < dim; ++j) {
+      back[j] = static_cast<float>(lists_[h].balance().value_scale * rotated[j]);
+    }
+    index::rotate_codes_back(back.data(), dim);
+    o.assign(back.begin(), back.end());
+    const float* q = q_.data() + (size_t{h} * case_.group + g) * dim;
+    const KvView kv = rows_->head(h);
+    for (const uint32_t row : exact) {
+      const std::vector<float> k = rows_->row(kv.keys, row), v = rows_->row(kv.values, row);
+      double dot = 0.0;
+      for (uint32_t j = 0; j < dim; ++j) dot += double{q[j]} * k[j];
+      const double w = std::exp(of_score(dot).logit - truth.lse[g]);
+      sum += w;
+      for (uint32_t j = 0; j < dim; ++j) o[j] += w * v[j];
+    }
+    for (double& x : o) x /= sum;
+    return truth.lse[g] + std::log(sum);
+  }
+
+  ListCase case_;
+  std::mt19937 rng_;
+  CodesShape shape_;
+  std::unique_ptr<OffloadedLayer> rows_;
+  std::vector<float> centres_, q_;
+  std::unique_ptr<CudaCodes> codes_;
+  std::vector<index::CodeLists> lists_;
+  std::unique_ptr<DeviceVector<float>> out_, lse_, device_q_;
+  std::unique_ptr<DeviceVector<uint32_t>> chosen_;
+};
+
+}  // namespace keyhole::gpu::test

@@ -1,0 +1,256 @@
+// Steps that choose among lists of codes on the device, against the host's choice and double precision.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gpu/cuda/common/stream.h"
+#include "tests/captured_graph.h"
+#include "tests/gpu/list_layer.h"
+
+namespace keyhole::gpu::test {
+namespace {
+
+bool can_choose() { return !cuda_devices().empty() && has_clusters(); }
+
+#define KEYHOLE_NEEDS_LISTS() \
+  if (!can_choose()) GTEST_SKIP() << "no device with clusters of thread blocks"
+
+/// A step, one with other queries, and one behind more rows that no list has.
+void run_case(const ListCase& c) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed) + ", dim " + std::to_string(c.dim) + ", bits " +
+               std::to_string(c.bits) + ", group " + std::to_string(c.group) + ", lists of " +
+               std::to_string(c.list_rows) + ", share " + std::to_string(c.share));
+  ListLayer layer(c, seed);
+  ASSERT_EQ(layer.codes().listed(0), c.listed * kCodeBlock);
+  ASSERT_NE(layer.step().lists.list_capacity, 0U);
+  layer.run();
+  layer.check();
+  layer.draw_queries();
+  layer.append(1);
+  layer.run();
+  layer.check();
+}
+
+TEST(ListSteps, AttendEveryShape) {
+  KEYHOLE_NEEDS_LISTS();
+  const uint32_t exact[] = {16, 64, 1, 16, 0};
+  uint32_t i = 0;
+  for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U}) {
+    for (const uint32_t group : {1U, 4U, 5U, 8U, 16U}) {
+      ListCase c;
+      c.dim = dim;
+      c.group = group;
+      c.bits = i % 2 == 0 ? 4 : 2;
+      c.exact_rows = exact[i % 5];
+      c.blocks = 9;
+      c.listed = 8;
+      c.stretch = 4;
+      ++i;
+      run_case(c);
+    }
+  }
+}
+
+TEST(ListSteps, AttendEveryGroup) {
+  KEYHOLE_NEEDS_LISTS();
+  for (uint32_t group = 1; group <= 16; ++group) {
+    ListCase c;
+    c.group = group;
+    c.bits = group % 2 == 0 ? 2 : 4;
+    c.dim = 64;
+    c.blocks = 7;
+    c.listed = 6;
+    c.stretch = 3;
+    run_case(c);
+  }
+}
+
+TEST(ListSteps, ReadOneListOrAllOfFewOrMany) {
+  KEYHOLE_NEEDS_LISTS();
+  for (const uint32_t list_rows : {16U, 64U, 256U}) {
+    for (const float share : {1e-6F, 0.1F, 1.0F}) {
+      ListCase c;
+      c.list_rows = list_rows;
+      c.share = share;
+      c.blocks = c.listed;  // no newer rows
+      c.bits = list_rows == 64 ? 2 : 4;
+      run_case(c);
+    }
+  }
+}
+
+TEST(ListSteps, TakeSoftCapsAndRowsOfEveryType) {
+  KEYHOLE_NEEDS_LISTS();
+  for (const DType rows : {DType::f16, DType::bf16, DType::f32, DType::i8}) {
+    ListCase c;
+    c.rows = rows;
+    c.softcap = rows == DType::bf16 || rows == DType::i8 ? 5.0F : 0.0F;
+    c.blocks = 7;
+    c.listed = 6;
+    c.stretch = 3;
+    run_case(c);
+  }
+}
+
+TEST(ListSteps, AttendEveryRowOnce) {
+  KEYHOLE_NEEDS_LISTS();
+  // With a scale of 0 every row weighs the same, by code, by mean or exactly: the log-sum-exp counts them.
+  for (const float share : {1e-6F, 0.2F, 1.0F}) {
+    ListCase c;
+    c.spread = 0.0F;
+    c.share = share;
+    ListLayer layer(c, 7);
+    layer.run();
+    for (const uint32_t blocks : {14U, 13U, 12U, 9U}) {
+      layer.truncate(blocks);
+      layer.run();
+      const CodesStep s = layer.step();
+      std::vector<float> lse(layer.shape().q_heads);
+      ASSERT_EQ(cudaMemcpy(lse.data(), s.lse, lse.size() * 4, cudaMemcpyDeviceToHost), cudaSuccess);
+      for (const float x : lse) EXPECT_NEAR(std::exp(x), 256.0 * blocks, 0.1) << share;
+    }
+  }
+}
+
+TEST(ListSteps, FollowTruncationAndNewLists) {
+  KEYHOLE_NEEDS_LISTS();
+  ListCase c;
+  c.spare = 6;
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  ListLayer layer(c, seed);
+  layer.truncate(13);
+  layer.run();
+  layer.check();
+  // A cut through lists takes all that were made together.
+  layer.truncate(9);
+  EXPECT_EQ(layer.codes().listed(0), 6 * kCodeBlock);
+  layer.run();
+  layer.check();
+  layer.append(5);
+  layer.run();
+  layer.check();
+  ASSERT_TRUE(layer.list(6, 3));
+  layer.run();
+  layer.check();
+  // Lists of the newest rows give way to lists of more.
+  ASSERT_TRUE(layer.list(6, 8));
+  EXPECT_EQ(layer.codes().listed(0), 14 * kCodeBlock);
+  layer.run();
+  layer.check();
+  // What is encoded anew is in no list.
+  layer.codes().encode(0, 13, 1, {});
+  EXPECT_EQ(layer.codes().listed(0), 6 * kCodeBlock);
+  layer.truncate(14);
+  layer.run();
+  layer.truncate(0);
+  EXPECT_EQ(layer.codes().listed(0), 0U);
+  EXPECT_EQ(layer.step().lists.list_capacity, 0U);
+}
+
+TEST(ListSteps, ReadNewNumbersInAGraph) {
+  KEYHOLE_NEEDS_LISTS();
+  ListCase c;
+  c.spare = 6;
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  ListLayer layer(c, seed);
+  const OwnStream stream;
+  const CapturedGraph graph(stream.get(), cudaStreamCaptureModeThreadLocal,
+                            [&] { layer.enqueue(stream.get()); });
+  const auto run = [&] {
+    graph.run();
+    layer.check();
+  };
+  run();
+  layer.append(4);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  run();
+  ASSERT_TRUE(layer.list(12, 6));
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  run();
+  layer.truncate(12);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  run();
+}
+
+TEST(ListSteps, HideNoRowThatOutweighsAllOthers) {
+  KEYHOLE_NEEDS_LISTS();
+  // A query along one row of a list that is not read: its mean says nothing of it.
+  ListCase c;
+  c.bits = 4;
+  c.share = 0.05F;
+  c.spread = 1.0F;
+  c.asks_doubt = true;
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  ListLayer layer(c, seed);
+  layer.run();
+  const CodesDoubts before = layer.codes().doubts();
+  const uint32_t row = 1000 + seed % 1000;
+  std::vector<float> q = layer.rows().row(layer.rows().head(0).keys, row);
+  for (float& x : q) x *= 2.0F;
+  layer.set_query(0, q);
+  layer.run();
+  const std::vector<double> errors = layer.errors();
+  EXPECT_LT(errors[0], 0.02) << "row " << row;
+  (void)before;
+}
+
+TEST(ListSteps, SettleHeadsInDoubtByAllCodes) {
+  KEYHOLE_NEEDS_LISTS();
+  for (const uint32_t bits : {2U, 4U}) {
+    ListCase c;
+    c.bits = bits;
+    c.spread = 20.0F;
+    c.asks_doubt = true;
+    const uint32_t seed = std::random_device{}();
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", bits " + std::to_string(bits));
+    ListLayer layer(c, seed);
+    for (uint32_t i = 0; i < 3; ++i) {
+      layer.draw_queries();
+      layer.run();
+      for (const double error : layer.errors()) EXPECT_LT(error, 0.07);
+    }
+    EXPECT_GT(layer.codes().doubts().doubted, 0U);
+  }
+}
+
+TEST(ListSteps, RefuseWhatDoesNotFit) {
+  KEYHOLE_NEEDS_LISTS();
+  ListCase c;
+  ListLayer layer(c, 3);
+  const std::vector<index::CodeChunk> chunks = layer.make(12, 1);
+  std::vector<HeadLists> views{view_of(chunks[0]), view_of(chunks[1])};
+  const auto refuses = [&](uint32_t begin, uint32_t rows) {
+    EXPECT_THROW((void)layer.codes().set_lists(0, begin, rows, views.data(), {}), Error);
+  };
+  refuses(13 * kCodeBlock, kCodeBlock);      // a gap
+  refuses(5 * kCodeBlock, kCodeBlock);       // in the midst of others
+  refuses(12 * kCodeBlock, 3 * kCodeBlock);  // rows without blocks
+  refuses(12 * kCodeBlock, 100);
+  refuses(12 * kCodeBlock, 0);
+  EXPECT_EQ(layer.codes().listed(0), 12 * kCodeBlock);
+  EXPECT_TRUE(layer.codes().set_lists(0, 12 * kCodeBlock, kCodeBlock, views.data(), {}));
+  // A list for every row takes more pairs of tiles than there is room for.
+  std::vector<uint32_t> ends(kCodeBlock);
+  for (uint32_t i = 0; i < kCodeBlock; ++i) ends[i] = i + 1;
+  std::vector<size_t> at(kCodeBlock);
+  std::vector<float> zeros(kCodeBlock);
+  for (HeadLists& view : views) {
+    view.lists = kCodeBlock;
+    view.ends = ends.data();
+    view.at = at.data();
+    view.spreads = view.noises = view.widest = zeros.data();
+  }
+  EXPECT_FALSE(layer.codes().set_lists(0, 12 * kCodeBlock, kCodeBlock, views.data(), {}));
+  EXPECT_EQ(layer.codes().listed(0), 13 * kCodeBlock);
+}
+
+}  // namespace
+}  // namespace keyhole::gpu::test
