@@ -197,16 +197,16 @@ struct CudaCodes::Impl {
     return s;
   }
   void find_lists(uint32_t layer, CodesLists& l) const {
-    std::byte* const own = list_memory(layer);
-    l.listed = reinterpret_cast<const uint32_t*>(own + layout.list_counts);
+    std::byte* const data = list_memory(layer);
+    l.listed = reinterpret_cast<const uint32_t*>(data + layout.list_counts);
     l.counts = l.listed + 1;
-    l.pairs = own + layout.list_pairs;
-    l.ids = reinterpret_cast<const uint32_t*>(own + layout.list_ids);
-    l.places = reinterpret_cast<const ListPlace*>(own + layout.list_places);
-    l.figures = reinterpret_cast<const ListFigures*>(own + layout.list_figures);
-    l.key_means = reinterpret_cast<const uint16_t*>(own + layout.list_key_means);
-    l.value_means = reinterpret_cast<const uint16_t*>(own + layout.list_value_means);
-    l.mean_tiles = reinterpret_cast<const uint32_t*>(own + layout.list_mean_tiles);
+    l.pairs = data + layout.list_pairs;
+    l.ids = reinterpret_cast<const uint32_t*>(data + layout.list_ids);
+    l.places = reinterpret_cast<const ListPlace*>(data + layout.list_places);
+    l.figures = reinterpret_cast<const ListFigures*>(data + layout.list_figures);
+    l.key_means = reinterpret_cast<const uint16_t*>(data + layout.list_key_means);
+    l.value_means = reinterpret_cast<const uint16_t*>(data + layout.list_value_means);
+    l.mean_tiles = reinterpret_cast<const uint32_t*>(data + layout.list_mean_tiles);
     l.arrivals = memory.as<uint32_t>(layout.list_arrivals);
   }
   [[nodiscard]] std::byte* list_memory(uint32_t layer) const {
