@@ -18,8 +18,13 @@ __device__ inline float weight_of_list(const ListLogit& list, float log_rows, fl
   return fminf(fmaf(nats, kLog2E, above), 0.0F);
 }
 
+/// What the weight of a row is as an fp16 number, 256 times as much that of a list: far from the largest and the smallest of
+/// them. The unit of value codes is not, so sums are brought to it behind the products.
+constexpr float kMeanWeight = 0.125F;
+
 /// Adds tiles number, number + step, .. of a KV head's lists to a warp's sums: acc, `sum` of weights, and `top`, the
-/// logarithm that these are relative to. Of lists that are read nothing is added. unit: what weights are multiplied by.
+/// logarithm that these are relative to. acc is zeros before. Of lists that are read nothing is added. unit: what values are
+/// multiplied by in acc.
 template <int kDim, int kHeadTiles, class Sums, class Heads>
 __device__ inline void add_means(const CodesParams& s, const Heads& heads, uint32_t kv_head,
                                  uint32_t number, uint32_t step,
@@ -61,7 +66,7 @@ __device__ inline void add_means(const CodesParams& s, const Heads& heads, uint3
             logit_of_list(scores[heads.head(t) + lane % 4], head[t].noise, figures.spread, cap);
         const float weight =
             left == 0.0F ? 0.0F : left * exp2_fast(weight_of_list(logit, figures.log_rows, top[t]));
-        (r == 0 ? w[t].x : w[t].y) = weight * unit;
+        (r == 0 ? w[t].x : w[t].y) = weight * kMeanWeight;
         sum[t] += weight;
       }
     }
@@ -77,6 +82,8 @@ __device__ inline void add_means(const CodesParams& s, const Heads& heads, uint3
       }
     }
   }
+#pragma unroll
+  for (int t = 0; t < kHeadTiles; ++t) Sums::scale(acc, t, unit / kMeanWeight);
 }
 
 }  // namespace keyhole::gpu::codes
