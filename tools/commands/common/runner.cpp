@@ -43,8 +43,8 @@ std::string loading_title(uint64_t done, uint64_t total, double seconds) {
 }
 
 PromptProducts products_of(const std::string& word) {
-  if (word == "exact") return PromptProducts::exact;
-  return word == "bf16" ? PromptProducts::bf16 : PromptProducts::automatic;
+  if (word == "auto") return PromptProducts::automatic;
+  return word == "bf16" ? PromptProducts::bf16 : PromptProducts::exact;
 }
 
 }  // namespace
@@ -73,9 +73,9 @@ void add_products_option(CLI::App& command, std::string& products) {
   command
       .add_option(
           "--products", products,
-          "On a GPU, products of a prompt's activations with the weights: bf16 (rounded, one "
-          "product, as models are usually run), exact (activations as sums of two bf16, twice the "
-          "work), or auto: bf16 from 4097 tokens on where all weights are bf16, else exact")
+          "On a GPU, products of a prompt's activations with the weights: exact (activations as "
+          "sums of two bf16), bf16 (rounded: one product, half the work, as models are usually "
+          "run), or auto: bf16 from 4097 tokens on where all weights are bf16, else exact")
       ->type_name("HOW")
       ->check(CLI::IsMember({"auto", "bf16", "exact"}))
       ->capture_default_str();
