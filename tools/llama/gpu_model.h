@@ -23,8 +23,8 @@ namespace keyhole::tools {
 void check_prefill_pattern(const LlamaConfig& config, const std::string& pattern);
 
 /// How the products of a prompt's tokens, and of those of a turn, with the weights are formed. exact: activations are
-/// sums of two bf16, a product each (cuda/split.h). bf16: activations and weights are rounded to bf16, one product.
-/// automatic: as bf16 in a context of more than kFineTokens (gpu_sizes.h) of a model whose matrices all are bf16 and
+/// sums of two bf16, a product each (cuda/split.h). bf16: activations are rounded to bf16, which saves one of
+/// these products. automatic: as bf16 in a context of more than kFineTokens (gpu_sizes.h) of a model whose matrices all are bf16 and
 /// that does not ask for float32, which is how such models are run; else exact.
 enum class PromptProducts { automatic, bf16, exact };
 

@@ -237,7 +237,14 @@ TEST(Plan, EstimatesTheSpeedOfACard) {
 
   const Outcome text = plan(args);
   EXPECT_NE(text.out.find("taken for granted"), std::string::npos) << text.out;
-  EXPECT_NE(text.out.find("does not fit the card"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("full attention (does not fit)"), std::string::npos) << text.out;
+  EXPECT_EQ(codes["fits"], true);
+  EXPECT_EQ(full["fits"], false);
+
+  // More resident tokens are more to read.
+  std::vector<std::string> wide = args;
+  wide.insert(wide.end(), {"--window", "16384"});
+  EXPECT_GT(plan_json(wide)["card"]["estimates"][0]["layer_s"], codes["layer_s"]);
 }
 
 TEST(Plan, EstimatesNothingThatIsNotOnTheCard) {
@@ -251,12 +258,17 @@ TEST(Plan, EstimatesNothingThatIsNotOnTheCard) {
   }
   EXPECT_EQ(estimates[1].value("index", ""), "next better: codes:k=4,v=4");
   EXPECT_GT(estimates[1].value("layer_s", 0.0), 0.0);
+  EXPECT_EQ(estimates[1].value("fits", true), false);
   EXPECT_TRUE(plan_json({"--context", "128k"}).value("card", json()).is_null());
 }
 
 TEST(Plan, RefusesUnknownCards) {
   expect_failure(plan({"--context", "128k", "--card", "Voodoo"}), 2, "RTX 4090");
   expect_failure(plan({"--context", "128k", "--exact-rows", "64"}), 2, "--card");
+  expect_failure(plan({"--context", "128k", "--card", "4090", "--ranks", "2"}), 2, "--ranks");
+  const json lists =
+      plan_json({"--context", "128k", "--card", "H100", "--index", "codes:k=4,v=4,lists=64"});
+  EXPECT_NE(lists["card"]["estimates"][0].value("why_not", ""), "");
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
 #include "tools/commands/plan/card_report.h"
 
+#include <algorithm>
+#include <string_view>
+
 #include "tools/commands/plan/speed.h"
 #include "tools/terminal/table.h"
 #include "tools/terminal/units.h"
@@ -13,25 +16,29 @@ uint64_t element_bytes(const keyhole_engine_config& engine) {
   return engine.kv_dtype == KEYHOLE_F32 ? sizeof(float) : sizeof(uint16_t);
 }
 
-/// Of K and V of one token and KV head.
+/// Of K and V of one token and KV head, on the card.
 uint64_t row_bytes(const CardQuestion& question) {
-  return static_cast<uint64_t>(2.0 * question.engine.head_dim *
-                               static_cast<double>(element_bytes(question.engine)) *
-                               question.host_row_share);
+  return uint64_t{2} * question.engine.head_dim * element_bytes(question.engine);
 }
 
-AttentionShape shape_of(const CardQuestion& question) {
-  AttentionShape shape;
-  shape.q_heads = question.engine.q_heads;
-  shape.kv_heads = question.engine.kv_heads;
-  shape.head_dim = question.engine.head_dim;
-  shape.exact_rows = question.exact_rows;
-  shape.row_bytes = row_bytes(question);
-  return shape;
+CardLayer layer_of(const CardQuestion& question) {
+  constexpr uint64_t kUsual = 640;
+  CardLayer layer;
+  layer.q_heads = question.engine.q_heads;
+  layer.kv_heads = question.engine.kv_heads;
+  layer.head_dim = question.engine.head_dim;
+  layer.exact_rows = question.exact_rows;
+  layer.row_bytes =
+      question.int8_on_host ? uint64_t{2} * question.engine.head_dim : row_bytes(question);
+  layer.kv_bytes = question.context * layer.kv_heads * row_bytes(question);
+  layer.resident_bytes =
+      (std::max(question.resident, kUsual) - kUsual) * layer.kv_heads * row_bytes(question);
+  return layer;
 }
 
-CardEstimate sum_up(const CardQuestion& question, const std::string& index, double layer) {
-  CardEstimate estimate{index, "", layer, layer * question.full_layers, 0.0};
+CardEstimate sum_up(const CardQuestion& question, const std::string& index, bool fits,
+                    double layer) {
+  CardEstimate estimate{index, fits, "", layer, layer * question.full_layers, 0.0};
   if (question.weights != 0) {
     estimate.token = estimate.attention + seconds_of_weights(question.card, question.weights);
   }
@@ -64,32 +71,41 @@ std::string assumptions(const CardQuestion& question) {
                     share_text(shares.weights) +
                     " of copies, as products in 16 bits reach; 4-bit weights of other engines "
                     "reach less. ";
-  return text + "Measured on an H100 and an H200, not on this card.\n";
+  if (question.engine.layers != question.full_layers) {
+    text += std::to_string(question.engine.layers - question.full_layers) +
+            " layers with a sliding window are not counted. ";
+  }
+  return text + "The shares were measured on an H100 and an H200.\n";
 }
 
 }  // namespace
 
 CardEstimate estimate_codes(const CardQuestion& question, const std::string& index,
                             const keyhole_memory_plan& plan) {
-  if (plan.code_layers < question.full_layers) {
-    return {index, "not all layers' codes are on the card", 0.0, 0.0, 0.0};
+  const auto none = [&](const char* why) {
+    return CardEstimate{index, plan.fits != 0, why, 0.0, 0.0, 0.0};
+  };
+  if (plan.code_layers < question.full_layers || question.full_layers == 0) {
+    return none("not all layers' codes are on the card");
   }
-  AttentionShape shape = shape_of(question);
-  shape.code_bytes = plan.code_bytes / plan.code_layers;
+  if (plan.rows_by_host != 0) return none("rows that the host reads are not estimated");
+  // The memory of lists is not what a step reads.
+  if (std::string_view(plan.index).find("lists=") != std::string_view::npos) {
+    return none("steps that choose among lists are not estimated");
+  }
+  CardLayer layer = layer_of(question);
+  layer.code_bytes = plan.code_bytes / plan.code_layers;
   constexpr double kBitsOfByte = 8.0;
   const double components = 2.0 * static_cast<double>(question.context) * question.engine.kv_heads *
                             question.engine.head_dim;
-  shape.code_bits = kBitsOfByte * static_cast<double>(shape.code_bytes) / components;
-  return sum_up(question, index, seconds_of_codes(question.card, shape));
+  layer.code_bits = kBitsOfByte * static_cast<double>(layer.code_bytes) / components;
+  return sum_up(question, index, plan.fits != 0, seconds_of_codes(question.card, layer));
 }
 
-CardEstimate estimate_full(const CardQuestion& question, uint64_t kv_bytes) {
-  AttentionShape shape = shape_of(question);
-  shape.kv_bytes = kv_bytes;
-  const std::string name = question.weights + question.full_layers * kv_bytes > question.card.memory
-                               ? "full attention (does not fit the card)"
-                               : "full attention";
-  return sum_up(question, name, seconds_of_full(question.card, shape));
+CardEstimate estimate_full(const CardQuestion& question) {
+  const CardLayer layer = layer_of(question);
+  const bool fits = question.all_weights + question.full_layers * layer.kv_bytes <= question.memory;
+  return sum_up(question, "full attention", fits, seconds_of_full(question.card, layer));
 }
 
 std::string card_text(const CardQuestion& question, const std::vector<CardEstimate>& estimates,
@@ -105,8 +121,8 @@ std::string card_text(const CardQuestion& question, const std::vector<CardEstima
       continue;
     }
     const bool whole = e.token > 0.0;
-    table.add_row({e.index, format_duration(e.layer), format_duration(e.attention),
-                   whole ? format_number(1.0 / e.token) : "-",
+    table.add_row({e.index + (e.fits ? "" : " (does not fit)"), format_duration(e.layer),
+                   format_duration(e.attention), whole ? format_number(1.0 / e.token) : "-",
                    whole ? share_text((e.token - e.attention) / e.token) : "-"});
   }
   return question.card.name + ": " + format_bytes(question.card.memory) + " at " +
@@ -118,10 +134,11 @@ ordered_json card_json(const CardQuestion& question, const std::vector<CardEstim
   ordered_json rows = ordered_json::array();
   for (const CardEstimate& e : estimates) {
     if (!e.why_not.empty()) {
-      rows.push_back({{"index", e.index}, {"why_not", e.why_not}});
+      rows.push_back({{"index", e.index}, {"fits", e.fits}, {"why_not", e.why_not}});
       continue;
     }
     rows.push_back({{"index", e.index},
+                    {"fits", e.fits},
                     {"layer_s", e.layer},
                     {"attention_s", e.attention},
                     {"token_s", e.token > 0.0 ? ordered_json(e.token) : ordered_json(nullptr)}});
@@ -137,7 +154,10 @@ ordered_json card_json(const CardQuestion& question, const std::vector<CardEstim
             {"weights", shares.weights},
             {"full", shares.full},
             {"codes_4", shares.codes_4},
-            {"codes_2", shares.codes_2}}},
+            {"codes_2", shares.codes_2},
+            {"fixed_s", shares.fixed},
+            {"fixed_per_component_s", shares.fixed_per_component},
+            {"full_fixed_s", shares.full_fixed}}},
           {"estimates", rows}};
 }
 

@@ -17,16 +17,20 @@ namespace keyhole::tools {
 struct CardQuestion {
   Card card;
   keyhole_engine_config engine{};
-  uint32_t full_layers = 0;     ///< that attend to all tokens
-  uint64_t context = 0;         ///< tokens
-  uint64_t weights = 0;         ///< bytes that a token's products read; 0: not known
-  uint32_t exact_rows = 16;     ///< AttentionShape::exact_rows
-  double host_row_share = 1.0;  ///< bytes of a row in host memory, of those of the engine's dtype
+  uint32_t full_layers = 0;   ///< that attend to all tokens
+  uint64_t context = 0;       ///< tokens
+  uint64_t resident = 0;      ///< of these in sink and window
+  uint64_t weights = 0;       ///< bytes that a token's products read; 0: not known
+  uint64_t all_weights = 0;   ///< bytes that the card holds
+  uint64_t memory = 0;        ///< bytes of the card that there are for them and for K and V
+  uint32_t exact_rows = 16;   ///< CardLayer::exact_rows
+  bool int8_on_host = false;  ///< offloaded K and V are in int8
 };
 
 /// One index of the plan.
 struct CardEstimate {
   std::string index;
+  bool fits = false;
   std::string why_not;     ///< why there is no estimate; empty: there is one
   double layer = 0.0;      ///< seconds of a layer's attention
   double attention = 0.0;  ///< of all layers
@@ -36,7 +40,7 @@ struct CardEstimate {
 [[nodiscard]] CardEstimate estimate_codes(const CardQuestion& question, const std::string& index,
                                           const keyhole_memory_plan& plan);
 /// Full attention with K and V on the card, whether or not they fit there.
-[[nodiscard]] CardEstimate estimate_full(const CardQuestion& question, uint64_t kv_bytes);
+[[nodiscard]] CardEstimate estimate_full(const CardQuestion& question);
 
 /// The estimates as a table, with the card and everything that they take for granted.
 [[nodiscard]] std::string card_text(const CardQuestion& question,

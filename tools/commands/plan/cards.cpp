@@ -26,12 +26,18 @@ constexpr std::array kCards = {
     KnownCard{"RTX 3080", 10, 760, kPcie4},
     KnownCard{"RTX 3090", 24, 936, kPcie4},
     KnownCard{"RTX 3090 Ti", 24, 1008, kPcie4},
+    KnownCard{"RTX 4060", 8, 272, kPcie4Half},
+    KnownCard{"RTX 4060 Ti", 8, 288, kPcie4Half},
     KnownCard{"RTX 4060 Ti 16GB", 16, 288, kPcie4Half},
+    KnownCard{"RTX 4070", 12, 504, kPcie4},
+    KnownCard{"RTX 4070 Super", 12, 504, kPcie4},
+    KnownCard{"RTX 4070 Ti", 12, 504, kPcie4},
     KnownCard{"RTX 4070 Ti Super", 16, 672, kPcie4},
     KnownCard{"RTX 4080", 16, 717, kPcie4},
     KnownCard{"RTX 4080 Super", 16, 736, kPcie4},
     KnownCard{"RTX 4090", 24, 1008, kPcie4},
     KnownCard{"RTX 5060 Ti 16GB", 16, 448, kPcie5Half},
+    KnownCard{"RTX 5070", 12, 672, kPcie5},
     KnownCard{"RTX 5070 Ti", 16, 896, kPcie5},
     KnownCard{"RTX 5080", 16, 960, kPcie5},
     KnownCard{"RTX 5090", 32, 1792, kPcie5},
@@ -46,6 +52,7 @@ constexpr std::array kCards = {
     KnownCard{"A100 80GB", 80, 2039, kPcie4},
     KnownCard{"L4", 24, 300, kPcie4},
     KnownCard{"L40S", 48, 864, kPcie4},
+    KnownCard{"H20", 96, 4000, kPcie5},
     KnownCard{"H100", 80, 3350, kPcie5},
     KnownCard{"H100 PCIe", 80, 2039, kPcie5},
     KnownCard{"H200", 141, 4800, kPcie5},
@@ -117,9 +124,11 @@ Card find_card(std::string_view text) {
     all.push_back(&card);
     if (!key.empty() && key_of(card.name).find(key) != std::string::npos) like.push_back(&card);
   }
-  if (like.size() == 1) return card_of(*like.front());
   const std::string named = "--card " + std::string(text);
-  if (!like.empty()) throw UsageError(named + " could be one of " + names_of(like));
+  if (!like.empty()) {
+    throw UsageError(named + " is not known; like it: " + names_of(like) +
+                     ". Another one: MEMORY,BANDWIDTH,BUS, e.g. 24GiB,1008GB,25GB");
+  }
   throw UsageError(named + " is not known; known: " + names_of(all) +
                    ". Another one: MEMORY,BANDWIDTH,BUS, e.g. 24GiB,1008GB,25GB");
 }

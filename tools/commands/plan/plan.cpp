@@ -111,6 +111,7 @@ LlamaConfig take_shape_of_model(PlanOptions& options) {
 /// The card's memory is the limit where none is given, but for what CUDA and a display take of it.
 void take_card(PlanOptions& options) {
   constexpr uint64_t kOthers = uint64_t{1} << 30U;
+  if (options.ranks > 1) throw UsageError("--card estimates one rank; --ranks is more");
   const Card card = find_card(options.card);
   if (options.gpu_memory.empty()) {
     options.gpu_memory = std::to_string(card.memory - std::min(card.memory / 2, kOthers));
@@ -338,9 +339,11 @@ CardQuestion question_of(const Request& request, const PlanOptions& options) {
   question.context = request.context;
   question.weights =
       options.active_weights.empty() ? request.weights : parse_bytes(options.active_weights);
+  question.all_weights = request.weights;
+  question.memory = request.gpu_memory.value_or(question.card.memory);
+  question.resident = std::min(uint64_t{options.sink} + options.window, request.context);
   question.exact_rows = options.exact_rows;
-  constexpr double kInt8Share = 0.5;
-  if (options.kv_host == "int8") question.host_row_share = kInt8Share;
+  question.int8_on_host = options.kv_host == "int8";
   return question;
 }
 
@@ -349,7 +352,7 @@ std::vector<CardEstimate> estimates_of(const CardQuestion& question, const std::
   for (const auto& [index, plan] : rows) {
     all.push_back(estimate_codes(question, index, plan));
   }
-  all.push_back(estimate_full(question, rows.front().plan.kv_bytes / question.full_layers));
+  all.push_back(estimate_full(question));
   return all;
 }
 

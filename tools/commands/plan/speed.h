@@ -7,14 +7,16 @@
 
 namespace keyhole::tools {
 
-/// One layer's attention in a token, and how the codes of its tokens lie.
-struct AttentionShape {
+/// What a layer's attention of one token reads.
+struct CardLayer {
   uint32_t q_heads = 0, kv_heads = 0, head_dim = 0;
   uint64_t kv_bytes = 0;     ///< of the layer's K and V, all tokens, as the cache has them
   uint64_t code_bytes = 0;   ///< of the layer's codes
   double code_bits = 4.0;    ///< of a component of K or V, as the codes take them
   uint32_t exact_rows = 16;  ///< of a KV head, which the device reads from host memory
   uint64_t row_bytes = 0;    ///< of K and V of one token and KV head in host memory
+  uint64_t resident_bytes =
+      0;  ///< of sink and window on the card beyond the usual 640 tokens, which `fixed` holds
 };
 
 /// What the estimates take for granted. Each was measured on an H100 and an H200, as bench/RESULTS.md tells; the shares
@@ -32,10 +34,10 @@ struct CardShares {
 };
 
 /// Seconds of a layer's attention by codes, all of them read.
-[[nodiscard]] double seconds_of_codes(const Card& card, const AttentionShape& shape,
+[[nodiscard]] double seconds_of_codes(const Card& card, const CardLayer& shape,
                                       const CardShares& shares = {});
 /// Seconds of a layer's full attention, with K and V on the card.
-[[nodiscard]] double seconds_of_full(const Card& card, const AttentionShape& shape,
+[[nodiscard]] double seconds_of_full(const Card& card, const CardLayer& shape,
                                      const CardShares& shares = {});
 /// Seconds in which a token's products read so many bytes of weights.
 [[nodiscard]] double seconds_of_weights(const Card& card, uint64_t bytes,

@@ -288,11 +288,18 @@ void Cache::shifted(ggml_tensor* node, CpuBackend& cpu) {
   const CacheName name = *cache_name(node);
   // A layer that comes again is the next shift's.
   if (turned_.count(name.layer) != 0) turned_.clear();
-  if (turned_.empty()) sequences_->shift({static_cast<const int32_t*>(shifts->data), room});
-  turned_.insert(name.layer);
-  const Layer& layer = layers_.at(name.layer);
-  if (layer.left.empty() && rewriter_) rewriter_->learn(layer.number, node);
-  if (holds(name)) cpu.compute(node);
+  try {
+    if (turned_.empty()) sequences_->shift({static_cast<const int32_t*>(shifts->data), room});
+    turned_.insert(name.layer);
+    const Layer& layer = layers_.at(name.layer);
+    if (layer.left.empty() && rewriter_) rewriter_->learn(layer.number, node);
+    if (holds(name)) cpu.compute(node);
+  } catch (...) {
+    // llama.cpp goes on after a shift that failed, and repeats it: sessions would have layers that were not turned, or turned twice.
+    sequences_->clear();
+    turned_.clear();
+    throw;
+  }
 }
 
 void Cache::copied(uint32_t from, uint32_t to) {

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -53,6 +55,19 @@ Rows side_by_side(std::byte* data, Number number, const LayerShape& shape, size_
           head};
 }
 
+/// Takes from a ROPE node's parameters what scales its numbers. Keys in a session have been scaled when their tokens came; a node that
+/// shifts them would do it again (with YaRN, by 1 + 0.1 ln(1 / frequency scale)), to those alone that are turned.
+template <size_t kCount>
+void make_rotation(std::array<int32_t, kCount>& params) {
+  // In ggml_rope_ext()'s order.
+  constexpr size_t kFrequencyScale = 6, kExtrapolation = 7, kScale = 8;
+  const auto scale = std::bit_cast<float>(params[kFrequencyScale]);
+  const auto extrapolation = std::bit_cast<float>(params[kExtrapolation]);
+  constexpr float kOfYarn = 0.1F;
+  const float by = extrapolation != 0.0F ? 1.0F + kOfYarn * std::log(1.0F / scale) : 1.0F;
+  params[kScale] = std::bit_cast<int32_t>(1.0F / by);
+}
+
 /// K and V of tokens in a layer.
 struct Kept {
   std::vector<std::byte> keys;
@@ -75,6 +90,7 @@ void KeyTurns::learn(uint32_t layer, const ggml_tensor* node, int64_t heads, int
   }
   static_assert(sizeof turn.params == sizeof node->op_params);
   std::memcpy(turn.params.data(), node->op_params, sizeof turn.params);
+  make_rotation(turn.params);
   if (factors != nullptr) {
     if (factors->type != GGML_TYPE_F32) throw std::runtime_error("its factors are not in f32");
     turn.factors.resize(static_cast<size_t>(ggml_nelements(factors)));
