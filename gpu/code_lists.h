@@ -1,8 +1,8 @@
 // Lists of near rows on the device (index/scan/code_lists.h says what they are, index/scan/list_choice.h how a step chooses
 // among them): a step scores the lists' mean keys, reads the lists that weigh by their codes, and takes the others by
 // their mean values with the second-order weight of their spread. Rows that no list has yet, the newest ones, are read
-// as blocks. The blocks of listed rows stay: a second look at codes in doubt, steps of several tokens and steps of several
-// sessions together read these.
+// as blocks. The blocks of listed rows stay: a second look at codes in doubt and steps of several tokens read these. Steps of
+// sessions with lists are no part of a joint launch.
 #pragma once
 
 #include <algorithm>
@@ -61,8 +61,8 @@ inline constexpr uint32_t kPairRows = 2 * kCodeTile;
 /// Sizes for the lists of a KV head with room for `blocks` blocks of rows.
 struct ListSizes {
   uint32_t lists = 0;
-  /// Pairs that there is memory for: half a pair more for a list on average, and some. Rows whose lists would need more
-  /// stay in blocks.
+  /// Pairs that there is memory for: the rows' own, 5/8 of a pair more for each list, and some. Rows whose lists would need
+  /// more stay in blocks.
   uint32_t pairs = 0;
   /// Pairs that a step may have to read, of lists and of blocks.
   uint32_t groups = 0;
@@ -72,7 +72,7 @@ struct ListSizes {
     const uint32_t rows = blocks * kCodeBlock;
     // Clusters of more than 256 rows are divided, and every stretch of rows that is clustered is rounded up.
     lists = (rows / std::max(list_rows, 1U) + 2 * blocks + 64) / 16 * 16;
-    pairs = blocks * 11 + 64;
+    pairs = blocks * (kCodeBlock / kPairRows) + lists / 8 * 5 + 64;
     groups = blocks * (kCodeBlock / kPairRows) + lists;
   }
 };

@@ -113,6 +113,8 @@ class Codes {
   /// Blocks of the layer after all that was enqueued.
   [[nodiscard]] virtual uint32_t count(uint32_t layer) const = 0;
 
+  /// Whether set_lists() may take lists of a layer, where there is room for them.
+  [[nodiscard]] virtual bool takes_lists(uint32_t /*layer*/) const { return false; }
   /// Enqueues: rows [begin, begin + rows) of all KV heads are in the lists heads `[kv_heads]`, which are copied, as of the steps
   /// that are enqueued later. All of the rows have blocks, and both numbers are multiples of kCodeBlock. begin: listed(layer), or
   /// where rows of an earlier call began: lists of rows from there on are replaced. A cut through the rows of a call takes all

@@ -39,6 +39,11 @@ class MixedCodes final : public Codes {
     const auto p = all.at(layer);
     return p.part == nullptr ? 0 : p->count(p.layer);
   }
+  [[nodiscard]] bool takes_lists(uint32_t layer) const override {
+    if (!all.kinds.has(layer)) return false;
+    const auto p = all.at(layer);
+    return p.part != nullptr && p->takes_lists(p.layer);
+  }
   bool set_lists(uint32_t layer, uint32_t begin, uint32_t rows, const HeadLists* heads,
                  Stream stream) override {
     const auto p = coded(layer);

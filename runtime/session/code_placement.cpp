@@ -67,7 +67,10 @@ void CodePlacement::tell_keeper() {
 uint32_t CodePlacement::pinned_rows(uint32_t layer) const {
   const gpu::Codes* const codes = codes_->of_layer(layer);
   const bool pinned = codes != nullptr && !codes_->rows_by_host();
-  return pinned ? std::min(codes->count(layer) * kCodeBlock, sequence_->rows(layer)) : 0;
+  if (!pinned) return 0;
+  // A fork has codes before its own addresses are pinned, and a truncation of shared rows unpins some that have codes.
+  const auto there = static_cast<uint32_t>(codes_->pinned_rows(layer));
+  return std::min({codes->count(layer) * kCodeBlock, sequence_->rows(layer), there});
 }
 
 }  // namespace keyhole::runtime

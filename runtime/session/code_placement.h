@@ -53,10 +53,8 @@ class CodePlacement {
   [[nodiscard]] CodeRoom room_of_all() const;
   /// The offloaded rows of a layer, the first ones, that are pinned for the device to read.
   [[nodiscard]] uint32_t pinned_rows(uint32_t layer) const;
-  /// Bytes of device memory that the codes of one row of a layer take, K and V of all heads.
-  [[nodiscard]] double row_bytes() const {
-    return static_cast<double>(codes_->bytes()) / codes_->layers() / params_->max_tokens;
-  }
+  /// Bytes of codes of one row of a layer that has some, K and V of all heads: what a step over all codes reads.
+  [[nodiscard]] double row_bytes(uint32_t layer) const { return codes_->code_row_bytes(layer); }
   [[nodiscard]] size_t bytes() const { return codes_ == nullptr ? 0 : codes_->bytes(); }
   [[nodiscard]] size_t bytes_peak() const { return codes_ == nullptr ? 0 : codes_->bytes_peak(); }
 

@@ -21,7 +21,7 @@ constexpr double kAtOnceGain = 1.9;  // of four tokens of a step over codes, for
 // and operations in a microsecond, of query rows in tiles of 128, of which fewer than make up kTurnTiles leave processors idle.
 constexpr double kCodedTurnUs = 250.0, kTurnOperationsPerUs = 420e6,
                  kWideTurnOperationsPerUs = 340e6;
-constexpr uint32_t kMostCodedTurn = 1024, kTurnTile = 128, kTurnDim = 128;
+constexpr uint32_t kLeastCodedTurn = 16, kMostCodedTurn = 1024, kTurnTile = 128, kTurnDim = 128;
 constexpr double kTurnTiles = 4.0;
 // Each of some tokens of a step over codes, there; what the host takes in of K and V in a microsecond when many are attended at
 // once; and the share of exact attention's time, estimated for slower buses, from which on it is sure to be the slower.
@@ -51,7 +51,7 @@ DeviceExtender::TurnTimes DeviceExtender::times_of(uint32_t layer) const {
       2.0 * static_cast<double>(m.of(layer).token_bytes(parts_.params.offload_dtype(m)));
   double step = reads_rows ? kHostStepUs : kCodedStepUs;
   if (const gpu::Codes* codes = parts_.codes.of_step(layer); codes != nullptr) {
-    const double row = parts_.codes.row_bytes();
+    const double row = parts_.codes.row_bytes(layer);
     const bool alone = parts_.stream.runner().most_tokens(layer) == 1;
     step = (kCodedStepUs + rows * row / kCodeBytesPerUs) / (alone ? 1.0 : kAtOnceGain);
   }
@@ -61,14 +61,21 @@ DeviceExtender::TurnTimes DeviceExtender::times_of(uint32_t layer) const {
 }
 
 gpu::CodedRows DeviceExtender::codes_of_turn(uint32_t layer, const ExtendArgs& args) {
-  const gpu::Codes* const codes = parts_.codes.of_step(layer);
   const uint32_t n = args.k.tokens;
-  if (codes == nullptr || n > kMostCodedTurn || !attends_at_once(layer) ||
+  if (parts_.codes.of_step(layer) == nullptr || n > kMostCodedTurn || !attends_at_once(layer) ||
       parts_.patterns.is_prompt(args)) {
     return {};
   }
+  if (n >= kLeastCodedTurn) {
+    // Rows that a fork or a truncation has left unpinned, and new ones, are pinned and encoded as before a step.
+    parts_.stream.wait_idle();
+    parts_.stream.finish_codes(layer);
+  }
+  const gpu::Codes* const codes = parts_.codes.of_step(layer);
+  if (codes == nullptr) return {};
   const gpu::CodedRows rows = codes->coded_rows(layer);
-  if (rows.blocks == 0) return {};
+  if (rows.blocks == 0 || size_t{rows.blocks} * kCodeBlock > parts_.codes.pinned_rows(layer))
+    return {};
   const LayerShape m = parts_.engine.model().of(layer);
   const double of_row =
       4.0 * m.head_dim * rows.blocks * static_cast<double>(kCodeBlock);  // operations

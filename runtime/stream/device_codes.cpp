@@ -1,6 +1,7 @@
 #include "runtime/stream/device_codes.h"
 
 #include <algorithm>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -316,7 +317,12 @@ void DeviceCodes::encode_pinned(gpu::Stream stream) {
 
 void DeviceCodes::update(uint32_t layer, gpu::Stream stream) {
   if (!is_current(layer)) make_current(layer, stream);
-  list(layer, stream);
+  try {
+    list(layer, stream);
+  } catch (const std::bad_alloc&) {  // steps read blocks where there are no lists
+  } catch (const Error& e) {
+    if (e.status() == Status::device_error) throw;
+  }
 }
 
 void DeviceCodes::make_current(uint32_t layer, gpu::Stream stream) {
@@ -338,7 +344,7 @@ void DeviceCodes::list(uint32_t layer, gpu::Stream stream) {
   if (wanted.rows == 0 || plan_.rows_by_host) return;
   Layer& l = layers_[layer];
   const size_t rows = size_t{codes_->count(layer)} * kCodeBlock / kRowsListed * kRowsListed;
-  if (rows <= l.listed || rows < gpu::kListsFrom) return;
+  if (rows <= l.listed || rows < gpu::kListsFrom || !codes_->takes_lists(layer)) return;
   l.listed = rows;  // what has no room is not tried again
   CodeShape shape = plan_.shape;
   shape.dim = model_.of(layer).head_dim;
@@ -463,8 +469,14 @@ void DeviceCodes::set_balance(uint32_t layer) {
 void DeviceCodes::truncate(uint32_t layer, size_t rows, gpu::Stream stream) {
   if (!layer_has(layer)) return;
   const auto blocks = static_cast<uint32_t>(rows / kCodeBlock);
-  if (blocks < codes_->count(layer)) codes_->truncate(layer, blocks, stream);
-  layers_[layer].listed = std::min(layers_[layer].listed, size_t{codes_->listed(layer)});
+  if (blocks < codes_->count(layer)) {
+    const uint32_t lists = codes_->listed(layer);
+    codes_->truncate(layer, blocks, stream);
+    // What was tried in vain is tried again where lists or rows have gone, not after each truncation.
+    size_t& tried = layers_[layer].listed;
+    tried = std::min(tried, rows / kRowsListed * kRowsListed);
+    if (codes_->listed(layer) < lists) tried = std::min(tried, size_t{codes_->listed(layer)});
+  }
   // With no rows left, the head's balance is learned anew.
   if (rows == 0) layers_[layer].has_balance = false;
   drop_pieces(layer, rows);

@@ -133,6 +133,15 @@ class DeviceCodes {
   /// Whether the host reads the rows that steps attend exactly.
   [[nodiscard]] bool rows_by_host() const { return plan_.rows_by_host; }
   [[nodiscard]] uint32_t layers() const { return plan_.count(); }
+  /// Of the rows of a layer with codes, those that are pinned from the first one on; all, where the host reads them.
+  [[nodiscard]] size_t pinned_rows(uint32_t layer) const;
+  /// Bytes that the codes of one row of a layer with codes take in blocks, K and V of all KV heads.
+  [[nodiscard]] double code_row_bytes(uint32_t layer) const {
+    const LayerShape shape = model_.of(layer);
+    CodeShape code = plan_.shape;
+    code.dim = shape.head_dim;
+    return static_cast<double>(code.block_bytes()) / kCodeBlock * shape.kv_heads;
+  }
 
  private:
   /// Rows of all heads of a layer that are pinned together.
@@ -187,8 +196,6 @@ class DeviceCodes {
   }
   /// Bytes from scales() on, in whole pages, that hold the scales of `rows` rows; 0 where there are none.
   [[nodiscard]] size_t scale_bytes(uint32_t layer, size_t rows) const;
-  /// Of the layer's rows, those that are pinned from the first one on.
-  [[nodiscard]] size_t pinned_rows(uint32_t layer) const;
   /// The newest batch that has rows in it; batches after it are of rows that may come.
   [[nodiscard]] uint64_t last_batch() const;
   /// Drops pieces that begin at `rows` or later.

@@ -172,9 +172,9 @@ void size_lists(CodesStep& step, uint32_t multiprocessors);
 /// Enqueues the layout of mean values for tensor cores.
 [[nodiscard]] cudaError_t lay_out_means(const MeanTiles& means, cudaStream_t stream);
 
-/// Enqueues the pass over the codes and over resident tokens, of a step with lists the choice among them before. `ahead`: the kernel is set up before the kernel in
-/// front of it on the stream has ended, and waits for that end (gpu/cuda/common/launch.h; compute capability 9.0 or
-/// newer).
+/// Enqueues the pass over the codes and over resident tokens, of a step with lists the choice among them before.
+/// `ahead`: the kernel is set up before the kernel in front of it on the stream has ended, and waits for that end
+/// (gpu/cuda/common/launch.h; compute capability 9.0 or newer).
 [[nodiscard]] cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead);
 
 /// Enqueues the choice of this step's heaviest rows, their exact attention, and the merge. `ahead`: as in

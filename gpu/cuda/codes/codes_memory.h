@@ -35,6 +35,16 @@ inline const CodesShape& with_kernels(const CodesShape& shape) {
   return shape;
 }
 
+/// The shape with what the device can use: lists want clusters of thread blocks.
+inline CodesShape on_device(CodesShape shape, int device) {
+  const DeviceScope scope(device);
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+        "the device's limits");
+  if (major < 9) shape.list_rows = 0;
+  return shape;
+}
+
 /// The slot of a layer that has no memory yet.
 inline constexpr uint32_t kNoSlot = ~0U;
 
@@ -58,8 +68,8 @@ struct CudaCodes::Impl {
   };
 
   Impl(const CodesShape& wanted, int device, const RowWaits& row_waits, uint32_t resident)
-      : shape(with_kernels(wanted)),
-        layout(wanted),
+      : shape(on_device(with_kernels(wanted), device)),
+        layout(shape),
         ordinal(device),
         waits(row_waits),
         layers(wanted.layers) {

@@ -138,6 +138,11 @@ void CudaCodes::truncate(uint32_t layer, uint32_t blocks, Stream stream) {
   m.set_count(layer, blocks, stream);
 }
 
+bool CudaCodes::takes_lists(uint32_t layer) const {
+  impl_->check_layer(layer);
+  return impl_->variants.of(1).lists.list_capacity != 0;
+}
+
 bool CudaCodes::set_lists(uint32_t layer, uint32_t begin, uint32_t rows, const HeadLists* heads,
                           Stream stream) {
   Impl& m = *impl_;
@@ -152,7 +157,7 @@ bool CudaCodes::set_lists(uint32_t layer, uint32_t begin, uint32_t rows, const H
                  " rows, of which " + std::to_string(size_t{l.listed()} * kCodeBlock) +
                  " are in lists");
   }
-  if (m.variants.of(1).lists.list_capacity == 0) return false;
+  if (!takes_lists(layer)) return false;
   const uint32_t kv_heads = m.shape.kv_heads;
   Impl::Layer::Stretch stretch{first, end, std::vector<uint32_t>(kv_heads),
                                std::vector<uint32_t>(kv_heads)};
@@ -224,7 +229,7 @@ void CudaCodes::copy_layer(uint32_t layer, Codes& from) {
   const bool is_alike = m.shape.code.dim == f.shape.code.dim &&
                         m.shape.code.key_bits == f.shape.code.key_bits &&
                         m.shape.kv_heads == f.shape.kv_heads && m.shape.blocks == f.shape.blocks &&
-                        m.shape.dtype == f.shape.dtype && m.shape.list_rows == f.shape.list_rows;
+                        m.shape.dtype == f.shape.dtype;
   if (!is_alike || m.ordinal != f.ordinal) refuse_codes("a copy of a layer of another shape");
   if (l.count != 0) {
     refuse_codes("a copy of a layer where there are " + std::to_string(l.count) +
@@ -256,7 +261,8 @@ void CudaCodes::copy_layer(uint32_t layer, Codes& from) {
     copy(m.row_scales(layer), f.row_scales(layer),
          source.count * heads * 2 * dim * sizeof(uint16_t));
   }
-  if (!source.stretches.empty()) {
+  // A copy may have lists where its source has lost them, as the host reads its rows, and the other way round.
+  if (!source.stretches.empty() && m.shape.list_rows == f.shape.list_rows) {
     copy(m.list_memory(layer), f.list_memory(layer), m.layout.list_stride);
     m.layers[layer].stretches = source.stretches;
   }

@@ -29,6 +29,7 @@ class CudaCodes final : public Codes {
   void encode(uint32_t layer, uint32_t first, uint32_t count, Stream stream) override;
   void truncate(uint32_t layer, uint32_t blocks, Stream stream) override;
   [[nodiscard]] uint32_t count(uint32_t layer) const override;
+  [[nodiscard]] bool takes_lists(uint32_t layer) const override;
   bool set_lists(uint32_t layer, uint32_t begin, uint32_t rows, const HeadLists* heads,
                  Stream stream) override;
   [[nodiscard]] uint32_t listed(uint32_t layer) const override;

@@ -173,6 +173,9 @@ CodedAttention CodedTurn::attend(const CodedRows& rows, const BlockedParams& que
       end.doubted = status.doubted;
       end.heads = status.heads;
     }
+    // A pass that was refused before it looked gives all heads up.
+    constexpr uint32_t kNone = CodedStatus::kUnknown | CodedStatus::kTooMany;
+    if ((status.flags & kNone) != 0) end.heads = rows.kv_heads;
     end.refused = status.flags != 0 || (status.doubted != 0 && end.passes == kMostPasses);
     if (end.refused || status.doubted == 0) return end;
     p.pass_rows = p.next_rows;

@@ -282,7 +282,8 @@ enum {
 
 /* Who reads the offloaded tokens that a step over codes on a CUDA device attends exactly. The answers have the same
  * bits, but of heads in doubt (codes_doubted of keyhole_statistics), of which the device reads more tokens and the host
- * does not. See docs/embedding.md, Rows that the host reads. */
+ * does not, of codes in lists, among which steps choose where the device reads, and of many tokens at once, which attend
+ * codes then. See docs/embedding.md, Rows that the host reads. */
 typedef int32_t keyhole_rows_by;
 enum {
   /* The device, where memory of all layers' tokens can be pinned for it; else the host. */

@@ -179,6 +179,7 @@ struct CountedCodes final : gpu::Codes {
     while (!ends.empty() && ends.back() > to * kCodeBlock) ends.pop_back();
   }
   uint32_t count(uint32_t) const override { return blocks; }
+  [[nodiscard]] bool takes_lists(uint32_t) const override { return can; }
   bool set_lists(uint32_t layer, uint32_t begin, uint32_t rows, const gpu::HeadLists* heads,
                  gpu::Stream) override {
     EXPECT_EQ(layer, 1U);
@@ -205,7 +206,7 @@ struct CountedCodes final : gpu::Codes {
 
   using Asked = std::vector<std::pair<uint32_t, uint32_t>>;
   uint32_t blocks = 0;
-  bool takes = true;
+  bool can = true, takes = true;
   std::vector<uint32_t> ends;  ///< of rows that were listed together
   Asked asked;                 ///< (begin, rows), since it was cleared
 };
@@ -251,7 +252,11 @@ TEST(DeviceCodesTest, PutsRowsInListsAsTheyCome) {
   made->takes = false;
   EXPECT_EQ(asks(57600), (Asked{{32768, 16384}})) << "there is no room";
   EXPECT_EQ(asks(58112), Asked{}) << "and it asks no more until more rows have come";
+  codes.truncate(1, 58112, {});
+  EXPECT_EQ(asks(58112), Asked{}) << "nor when tokens were taken back that had no codes";
   EXPECT_EQ(asks(61440), (Asked{{32768, 16384}}));
+  made->can = false;
+  EXPECT_EQ(asks(65536), Asked{}) << "nothing is clustered for a device that has no use for it";
 }
 
 TEST(CodeSpecsTest, SaysWhatTheTypeSays) {
