@@ -61,7 +61,7 @@ inline constexpr uint32_t kPairRows = 2 * kCodeTile;
 /// Sizes for the lists of a KV head with room for `blocks` blocks of rows.
 struct ListSizes {
   uint32_t lists = 0;
-  /// Pairs that there is memory for: the rows' own, 5/8 of a pair more for each list, and some. Rows whose lists would need
+  /// Pairs that there is memory for: the rows' own and 5/8 of a pair for each list, or 11 a block, and some. Rows whose lists would need
   /// more stay in blocks.
   uint32_t pairs = 0;
   /// Pairs that a step may have to read, of lists and of blocks.
@@ -72,7 +72,7 @@ struct ListSizes {
     const uint32_t rows = blocks * kCodeBlock;
     // Clusters of more than 256 rows are divided, and every stretch of rows that is clustered is rounded up.
     lists = (rows / std::max(list_rows, 1U) + 2 * blocks + 64) / 16 * 16;
-    pairs = blocks * (kCodeBlock / kPairRows) + lists / 8 * 5 + 64;
+    pairs = std::max(blocks * 11, blocks * (kCodeBlock / kPairRows) + lists / 8 * 5) + 64;
     groups = blocks * (kCodeBlock / kPairRows) + lists;
   }
 };
