@@ -11,22 +11,19 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <random>
 #include <vector>
 
+#include "bench/gpu/step_timing.h"
 #include "cpu/half.h"
 #include "gpu/cuda/codes/codes_kernels.h"
+#include "gpu/cuda/common/check.h"
 
 namespace {
 
 using namespace keyhole;       // NOLINT
 using namespace keyhole::gpu;  // NOLINT
-
-void check(cudaError_t e, const char* what) {
-  if (e == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(e));
-  std::exit(1);
-}
 
 template <class T>
 T* device(size_t n) {
@@ -67,32 +64,15 @@ std::vector<std::byte> random_blocks(const CodeShape& shape, size_t blocks) {
 }
 
 double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, bool finish) {
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
-  for (const CodesStep& s : steps) {
-    check(attend_codes(s, stream, false), "attend");
-    if (finish) check(finish_codes(s, stream, true), "finish");
-  }
-  cudaGraph_t graph;
-  check(cudaStreamEndCapture(stream, &graph), "end capture");
-  cudaGraphExec_t exec;
-  check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
-  cudaEvent_t begin, end;
-  check(cudaEventCreate(&begin), "event");
-  check(cudaEventCreate(&end), "event");
-  std::vector<float> times;
-  for (int i = 0; i < 12; ++i) {
-    check(cudaEventRecord(begin, stream), "record");
-    check(cudaGraphLaunch(exec, stream), "launch");
-    check(cudaEventRecord(end, stream), "record");
-    check(cudaStreamSynchronize(stream), "synchronize");
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end), "elapsed");
-    if (i >= 2) times.push_back(ms);
-  }
-  std::sort(times.begin(), times.end());
-  check(cudaGraphExecDestroy(exec), "destroy");
-  check(cudaGraphDestroy(graph), "destroy");
-  return 1000.0 * times[times.size() / 2] / static_cast<double>(steps.size());
+  const cudaGraphExec_t graph = captured(stream, [&] {
+    for (const CodesStep& s : steps) {
+      check(attend_codes(s, stream, false), "attend");
+      if (finish) check(finish_codes(s, stream, true), "finish");
+    }
+  });
+  const double us = median_us(stream, graph, 10);
+  check(cudaGraphExecDestroy(graph), "destroy");
+  return us / static_cast<double>(steps.size());
 }
 
 constexpr uint32_t kResident = 640;
@@ -129,7 +109,7 @@ void attend_resident(CodesStep& s, uint32_t heads) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+static int run(int argc, char** argv) {
   bool cluster = true;
   bool resident = false;
   uint32_t dim = 128, kv_heads = 8, heads = 4, step_tokens = 1, only = 0, only_tokens = 0;
@@ -272,4 +252,13 @@ int main(int argc, char** argv) {
     }
   }
   return 0;
+}
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 1;
+  }
 }

@@ -8,23 +8,20 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <random>
 #include <vector>
 
+#include "bench/gpu/step_timing.h"
 #include "cpu/half.h"
 #include "gpu/code_lists.h"
 #include "gpu/cuda/codes/codes_kernels.h"
+#include "gpu/cuda/common/check.h"
 
 namespace {
 
 using namespace keyhole;       // NOLINT
 using namespace keyhole::gpu;  // NOLINT
-
-void check(cudaError_t e, const char* what) {
-  if (e == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(e));
-  std::exit(1);
-}
 
 template <class T>
 T* device(size_t n) {
@@ -62,41 +59,24 @@ void fill(Random& draw, std::byte* to, size_t bytes) {
 enum class Part { choice, pass, all };
 
 double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, Part part) {
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
-  for (const CodesStep& s : steps) {
-    if (part == Part::choice) {
-      check(choose_lists(s, stream, true), "choose");
-      continue;
+  const cudaGraphExec_t graph = captured(stream, [&] {
+    for (const CodesStep& s : steps) {
+      if (part == Part::choice) {
+        check(choose_lists(s, stream, true), "choose");
+        continue;
+      }
+      check(attend_codes(s, stream, true), "attend");
+      if (part == Part::all) check(finish_codes(s, stream, true), "finish");
     }
-    check(attend_codes(s, stream, true), "attend");
-    if (part == Part::all) check(finish_codes(s, stream, true), "finish");
-  }
-  cudaGraph_t graph;
-  check(cudaStreamEndCapture(stream, &graph), "end capture");
-  cudaGraphExec_t exec;
-  check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
-  cudaEvent_t begin, end;
-  check(cudaEventCreate(&begin), "event");
-  check(cudaEventCreate(&end), "event");
-  std::vector<float> times;
-  for (int i = 0; i < 22; ++i) {
-    check(cudaEventRecord(begin, stream), "record");
-    check(cudaGraphLaunch(exec, stream), "launch");
-    check(cudaEventRecord(end, stream), "record");
-    check(cudaStreamSynchronize(stream), "synchronize");
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end), "elapsed");
-    if (i >= 2) times.push_back(ms);
-  }
-  std::sort(times.begin(), times.end());
-  check(cudaGraphExecDestroy(exec), "destroy");
-  check(cudaGraphDestroy(graph), "destroy");
-  return 1000.0 * times[times.size() / 2] / static_cast<double>(steps.size());
+  });
+  const double us = median_us(stream, graph, 20);
+  check(cudaGraphExecDestroy(graph), "destroy");
+  return us / static_cast<double>(steps.size());
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
+static int run(int argc, char** argv) {
   uint32_t dim = 128, group = 4, kv_heads = 8, bits = 4, tokens = 131072, rows = 64, layers = 8,
            percent = 12;
   for (int i = 1; i < argc; ++i) {
@@ -283,4 +263,13 @@ int main(int argc, char** argv) {
       all16, 100.0 * all_floor / all16, all64, list_floor, choice, pass, lists0, lists16,
       100.0 * list_floor / lists16, lists64);
   return 0;
+}
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 1;
+  }
 }

@@ -255,9 +255,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_attend(
  * the newest `window` tokens that it sees. May allocate.
  * With a CUDA device q, k, v, out and lse may all lie in device memory: the work is enqueued on the session's stream.
  * Where that is faster, and not in a capture, all tokens are attended at once, and the call waits for the stream: up to
- * 1024 by the layer's codes, where the device has kernels for that (docs/embedding.md), else exactly, whatever the budget. A mask of more tokens than `window`, or in a layer without codes on the device, needs
- * that: else UNSUPPORTED. A sliding layer takes masks in device memory with a window_slack of n - 1 or more, or where
- * max_tokens is no more than it keeps.
+ * 1024 by the layer's codes, where the device has kernels for that, else exactly, whatever the budget. A mask of more
+ * tokens than `window`, or in a layer without codes on the device, needs that: else UNSUPPORTED. A sliding layer takes
+ * masks in device memory with a window_slack of n - 1 or more, or where max_tokens is no more than it keeps.
  * Errors: as keyhole_session_attend; INVALID_ARGUMENT also for n = 0, the mask and the window_slack. On an error
  * nothing is appended (of a capture: the graph is lost) and out and lse are unspecified. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_extend(

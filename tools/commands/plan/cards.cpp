@@ -19,7 +19,7 @@ struct KnownCard {
 };
 
 // Copies from pinned memory: 55 of PCIe 5.0's 64 GB/s are measured (bench/RESULTS.md); the same share of the others'.
-constexpr double kPcie5 = 55.0, kPcie4 = 26.0, kPcie3 = 13.0, kPcie4Half = 13.0, kPcie5Half = 26.0;
+constexpr double kPcie5 = 55.0, kPcie4 = 26.0, kPcie4Half = 13.0, kPcie5Half = 26.0;
 
 constexpr std::array kCards = {
     KnownCard{"RTX 3060", 12, 360, kPcie4},
@@ -124,12 +124,8 @@ Card find_card(std::string_view text) {
     all.push_back(&card);
     if (!key.empty() && key_of(card.name).find(key) != std::string::npos) like.push_back(&card);
   }
-  const std::string named = "--card " + std::string(text);
-  if (!like.empty()) {
-    throw UsageError(named + " is not known; like it: " + names_of(like) +
-                     ". Another one: MEMORY,BANDWIDTH,BUS, e.g. 24GiB,1008GB,25GB");
-  }
-  throw UsageError(named + " is not known; known: " + names_of(all) +
+  throw UsageError("--card " + std::string(text) + " is not known; " +
+                   (like.empty() ? "known: " + names_of(all) : "like it: " + names_of(like)) +
                    ". Another one: MEMORY,BANDWIDTH,BUS, e.g. 24GiB,1008GB,25GB");
 }
 

@@ -76,6 +76,7 @@ struct Request {
   uint32_t ranks = 1;
   uint64_t weights = 0;
   std::optional<uint64_t> gpu_memory, host_memory, pinned_memory;
+  std::optional<Card> card;
 };
 
 uint64_t bytes_sent_per_token(const Request& request) {
@@ -109,17 +110,17 @@ LlamaConfig take_shape_of_model(PlanOptions& options) {
 }
 
 /// The card's memory is the limit where none is given, but for what CUDA and a display take of it.
-void take_card(PlanOptions& options) {
+Card take_card(PlanOptions& options) {
   constexpr uint64_t kOthers = uint64_t{1} << 30U;
   if (options.ranks > 1) throw UsageError("--card estimates one rank; --ranks is more");
-  const Card card = find_card(options.card);
+  Card card = find_card(options.card);
   if (options.gpu_memory.empty()) {
     options.gpu_memory = std::to_string(card.memory - std::min(card.memory / 2, kOthers));
   }
+  return card;
 }
 
 Request understand(PlanOptions& options) {
-  if (!options.card.empty()) take_card(options);
   std::optional<LlamaConfig> model;
   if (!options.model.empty()) model = take_shape_of_model(options);
   if (options.dtype == "auto") options.dtype = "f16";
@@ -133,6 +134,7 @@ Request understand(PlanOptions& options) {
   require(options.head_dim, "--head-dim");
 
   Request request;
+  if (!options.card.empty()) request.card = take_card(options);
   keyhole_engine_config& engine = request.engine;
   keyhole_engine_config_init(&engine);
   engine.layers = options.layers;
@@ -333,7 +335,7 @@ void add_next_better(const Request& request, const PlanOptions& options, std::ve
 
 CardQuestion question_of(const Request& request, const PlanOptions& options) {
   CardQuestion question;
-  question.card = find_card(options.card);
+  question.card = *request.card;
   question.engine = request.engine;
   question.full_layers = request.full_layers;
   question.context = request.context;
@@ -371,7 +373,7 @@ void run(PlanOptions options) {
   }
   std::optional<CardQuestion> question;
   std::vector<CardEstimate> estimates;
-  if (!options.card.empty()) {
+  if (request.card) {
     question = question_of(request, options);
     estimates = estimates_of(*question, rows);
   }
