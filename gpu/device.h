@@ -115,6 +115,13 @@ struct DeviceInfo {
   int compute_major = 0, compute_minor = 0;
 };
 
+/// The major compute capability whose kernels run on CUDA device `ordinal`: its own; or an older one, where this build
+/// has no newer code for it (PTX of 8.0 runs on every later device, without what came later); or at most the one in the
+/// environment variable KEYHOLE_CUDA_CAPABILITY ("8.0"), with which a newer device takes the ways of an older one.
+/// Throws Error(invalid_argument) for another text there, Error(device_error) where the device has no kernels;
+/// Error(unsupported) in a build without CUDA.
+[[nodiscard]] int kernels_major(int ordinal);
+
 /// Why no session can run on the device; empty: it can. Kernels need compute capability 8.0 (asynchronous copies to
 /// shared memory, bf16 on tensor cores).
 [[nodiscard]] std::string unsupported_reason(const DeviceInfo& device);

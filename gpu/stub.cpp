@@ -9,6 +9,10 @@ size_t cuda_free_bytes(int) { return 0; }
 
 std::string cuda_status() { return "built without CUDA"; }
 
+int kernels_major(int) {
+  throw Error(Status::unsupported, "kernels for a CUDA device: this build has no CUDA in it");
+}
+
 std::unique_ptr<Device> make_cuda_device(const CudaConfig&) {
   throw Error(Status::unsupported, "a CUDA device: this build has no CUDA in it");
 }

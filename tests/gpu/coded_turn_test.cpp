@@ -22,7 +22,7 @@ struct TurnCase {
   bool in_int8 = false;
 };
 
-bool has_turns() { return cuda_devices().front().compute_major == 9; }
+bool has_turns() { return kernels_major(0) == 9; }
 
 class CodedTurnTest : public testing::TestWithParam<TurnCase> {
  protected:

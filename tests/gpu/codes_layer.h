@@ -83,7 +83,7 @@ struct Case {
 };
 
 /// Whether the device has clusters, and launches ahead.
-inline bool has_clusters() { return cuda_devices().front().compute_major >= 9; }
+inline bool has_clusters() { return kernels_major(0) >= 9; }
 
 inline constexpr uint32_t kKvHeads = 2;
 

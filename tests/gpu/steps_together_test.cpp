@@ -71,7 +71,7 @@ class StepsTogether : public testing::Test {
     round(joins, in_graph);
     sessions_.clear();
   }
-  [[nodiscard]] static bool can_join() { return cuda_devices().front().compute_major >= 9; }
+  [[nodiscard]] static bool can_join() { return kernels_major(0) >= 9; }
 
   std::optional<OwnedStream> stream_;
   std::vector<std::unique_ptr<CodesSession>> sessions_;

@@ -31,13 +31,17 @@ __device__ inline uint4 load_once(const uint4* p) {
   return v;
 }
 
-/// Whether the current device starts kernels early.
-inline cudaError_t starts_early(bool& early) {
+/// Whether the current device starts `kernel` early: both it and the kernel's code for it have to be of 9.0 or newer.
+inline cudaError_t starts_early(const void* kernel, bool& early) {
   int device = 0, major = 0;
   cudaError_t status = cudaGetDevice(&device);
   if (status != cudaSuccess) return status;
   status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  early = major >= 9;
+  early = false;
+  if (status != cudaSuccess || major < 9) return status;
+  cudaFuncAttributes compiled{};
+  status = cudaFuncGetAttributes(&compiled, kernel);
+  early = compiled.ptxVersion >= 90;
   return status;
 }
 
@@ -46,7 +50,10 @@ template <class... Parameters, class... Arguments>
 cudaError_t early_launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
                          cudaStream_t stream, const Arguments&... arguments) {
   bool early = false;
-  if (const cudaError_t status = starts_early(early); status != cudaSuccess) return status;
+  if (const cudaError_t status = starts_early(reinterpret_cast<const void*>(kernel), early);
+      status != cudaSuccess) {
+    return status;
+  }
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

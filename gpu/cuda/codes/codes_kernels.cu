@@ -7,6 +7,7 @@
 #include "gpu/cuda/codes/choose_single.cuh"
 #include "gpu/cuda/codes/launch_codes.h"
 #include "gpu/cuda/codes/params.h"
+#include "gpu/cuda/common/kernel_generation.h"
 #include "gpu/cuda/common/launch.h"
 
 namespace keyhole::gpu {
@@ -286,10 +287,9 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   if (step.wide) return codes::prepare_wide(step, device, needs);
   const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
   if (kernels.attend == nullptr) return cudaErrorInvalidValue;
-  int major = 0, most = 0;
-  cudaError_t status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (status != cudaSuccess) return status;
-  status = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  int most = 0;
+  cudaError_t status =
+      cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   if (status != cudaSuccess) return status;
   int processors = 1;
   status = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
@@ -297,7 +297,7 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   step.processors = static_cast<uint32_t>(processors);
   size_t least = 0;
   status = codes::prepare_attend(step, kernels, device, least);
-  step.cluster = step.cluster && major >= 9;
+  step.cluster = step.cluster && kernels_have_clusters(device);
   size_t finish = 0;
   cudaError_t known = codes::all_shared_bytes(step, kernels, finish);
   if (known == cudaSuccess && step.cluster && finish > static_cast<size_t>(most)) {

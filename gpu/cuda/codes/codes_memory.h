@@ -17,6 +17,7 @@
 #include "gpu/cuda/codes/encode.h"
 #include "gpu/cuda/codes/row_exchange.h"
 #include "gpu/cuda/common/device_scope.h"
+#include "gpu/cuda/common/kernel_generation.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/common/paged_memory.h"
 #include "gpu/cuda/common/stream.h"
@@ -37,11 +38,7 @@ inline const CodesShape& with_kernels(const CodesShape& shape) {
 
 /// The shape with what the device can use: lists want clusters of thread blocks.
 inline CodesShape on_device(CodesShape shape, int device) {
-  const DeviceScope scope(device);
-  int major = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-        "the device's limits");
-  if (major < 9) shape.list_rows = 0;
+  if (!kernels_have_clusters(device)) shape.list_rows = 0;
   return shape;
 }
 
@@ -76,10 +73,7 @@ struct CudaCodes::Impl {
     const DeviceScope scope(ordinal);
     const BesideCapture beside;
     variants = CodesVariants(shape, layout, ordinal, resident);
-    int major = 0;
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
-          "the device's limits");
-    ahead = major >= 9;
+    ahead = kernels_have_clusters(ordinal);
     memory = DeviceBuffer(layout.others_bytes);
     memory.clear();  // counts are 0
     coded = std::make_unique<PagedMemory>(layout.blocks_bytes);

@@ -1,4 +1,5 @@
 #include "gpu/cuda/common/check.h"
+#include "gpu/cuda/common/kernel_generation.h"
 #include "gpu/cuda/prefill/block_choice.h"
 #include "gpu/cuda/prefill/blocked_kernels.h"
 #include "gpu/cuda/prefill/coded_kernels.h"
@@ -12,7 +13,7 @@ bool hopper_kernels_run_on([[maybe_unused]] int ordinal) {
         "the device's capability");
   check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal),
         "the device's capability");
-  return major == 9 && minor == 0;
+  return major == 9 && minor == 0 && kernels_have_clusters(ordinal);
 #else
   return false;
 #endif

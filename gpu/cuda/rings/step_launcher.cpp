@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "gpu/cuda/common/check.h"
+#include "gpu/cuda/common/kernel_generation.h"
 #include "gpu/cuda/common/launch.h"
 #include "gpu/cuda/rings/step_kernel.h"
 
@@ -29,7 +30,7 @@ StepLauncher::StepLauncher(const ResidentShape& shape) : kv_heads_(shape.kv_head
   }
   int device = 0;
   check(cudaGetDevice(&device), "the current CUDA device");
-  ahead_ = attribute(cudaDevAttrComputeCapabilityMajor, device) >= 9;
+  ahead_ = kernels_have_clusters(device);
   const auto per_block =
       static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   const auto per_sm =

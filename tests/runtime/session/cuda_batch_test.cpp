@@ -224,7 +224,7 @@ TEST_F(CudaBatch, GraphsOfBatchesAreLaunchedOften) {
   size_t nodes = 0;
   ASSERT_CUDA(cudaGraphGetNodes(graph.get(), nullptr, &nodes));
   // Two kernels a layer, where the device can.
-  if (gpu::cuda_devices().front().compute_major >= 9) {
+  if (gpu::kernels_major(0) >= 9) {
     EXPECT_EQ(nodes, 2 * config_.layers);
   }
   // Beyond a flush of every window.

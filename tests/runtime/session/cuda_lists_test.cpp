@@ -26,7 +26,7 @@ class CudaLists : public testing::Test {
 
   void SetUp() override {
     if (gpu::cuda_devices().empty()) GTEST_SKIP() << gpu::cuda_status();
-    if (gpu::cuda_devices().front().compute_major < 9) GTEST_SKIP() << "no clusters";
+    if (gpu::kernels_major(0) < 9) GTEST_SKIP() << "no clusters";
     ASSERT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     config_ = small_engine(8);
     config_.layers = 1;
