@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -66,7 +67,10 @@ class BlockedAttention {
   /// All queries attend all of these rows, but for those that weigh by their codes, as single steps do
   /// (docs/what-codes-hold.md). Comes after all other rows, of which there are some: what they weigh says which of these do.
   /// Waits for the stream. Where it is refused the state is as before, and all rows are to be attended in place of their codes.
-  virtual CodedAttention attend_codes(const CodedRows& /*rows*/, Stream /*stream*/) {
+  /// meanwhile: called once, or never, while the device attends the codes and has attended all other rows, which may change;
+  /// what it throws comes through when the stream has ended.
+  virtual CodedAttention attend_codes(const CodedRows& /*rows*/, Stream /*stream*/,
+                                      const std::function<void()>& /*meanwhile*/) {
     return {.refused = true};
   }
   /// Writes out, and lse `[n, q_heads]` in natural log or null, with the layer's learned sinks.

@@ -50,7 +50,9 @@ class CudaDevice final : public Device {
   std::unique_ptr<PinnedMemory> make_pin() const override {
     return std::make_unique<HostPin>(config_.ordinal);
   }
-  std::unique_ptr<HostCopies> make_copies() const override { return make_host_copies(); }
+  std::unique_ptr<HostCopies> make_copies() const override {
+    return make_host_copies(config_.ordinal);
+  }
   std::unique_ptr<PromptAttention> make_prompt(const PromptShape& shape) const override {
     return make_cuda_prompt(config_.ordinal, shape);
   }

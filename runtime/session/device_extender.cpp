@@ -17,15 +17,16 @@ constexpr double kBlockedFixedUs = 300.0;  // waiting for the stream, handing K 
 constexpr double kCodedStepUs = 25.0, kCodeBytesPerUs = 1.9e6;
 constexpr double kHostStepUs = 300.0;
 constexpr double kAtOnceGain = 1.9;  // of four tokens of a step over codes, for each of them
-// Codes of many tokens at once, measured on an H100 (bench/RESULTS.md, "Several new tokens"): what takes as long whatever the rows,
-// and operations in a microsecond, of query rows in tiles of 128, of which fewer than make up kTurnTiles leave processors idle.
-constexpr double kCodedTurnUs = 250.0, kTurnOperationsPerUs = 420e6,
+// Codes of many tokens at once, measured on an H100 (bench/RESULTS.md, "Several new tokens"): what takes as long whatever the rows
+// (the host takes new K and V in meanwhile), and operations in a microsecond, of query rows in tiles of 128, of which fewer than
+// make up kTurnTiles leave processors idle.
+constexpr double kCodedTurnUs = 200.0, kTurnOperationsPerUs = 420e6,
                  kWideTurnOperationsPerUs = 340e6;
 constexpr uint32_t kLeastCodedTurn = 16, kMostCodedTurn = 1024, kTurnTile = 128, kTurnDim = 128;
 constexpr double kTurnTiles = 4.0;
-// Each of some tokens of a step over codes, there; what the host takes in of K and V in a microsecond when many are attended at
-// once; and the share of exact attention's time, estimated for slower buses, from which on it is sure to be the slower.
-constexpr double kTokenUs = 8.0, kTokenOperationsPerUs = 120e6, kHandedBytesPerUs = 1.1e3;
+// Each of some tokens of a step over codes, there; and the share of exact attention's time, estimated for slower buses, from which
+// on it is sure to be the slower.
+constexpr double kTokenUs = 8.0, kTokenOperationsPerUs = 120e6;
 constexpr double kSurelyFaster = 0.85;
 
 }  // namespace
@@ -87,10 +88,8 @@ gpu::CodedRows DeviceExtender::codes_of_turn(uint32_t layer, const ExtendArgs& a
   if (parts_.stream.runner().most_tokens(layer) > 1) {
     step = std::min(step, kTokenUs + of_row * m.q_heads / kTokenOperationsPerUs);
   }
-  const double handed =
-      2.0 * static_cast<double>(m.token_bytes(parts_.engine.model().kv_dtype)) / kHandedBytesPerUs;
   const bool masks = args.mask != nullptr && n > parts_.params.window;  // what no step takes
-  if (coded > kSurelyFaster * times.in_full || (!masks && coded + n * handed > n * step) ||
+  if (coded > kSurelyFaster * times.in_full || (!masks && coded > n * step) ||
       !parts_.blocks.blocked(layer).attends_codes(rows)) {
     return {};
   }
@@ -231,9 +230,9 @@ uint32_t DeviceExtender::enqueue_some(uint32_t layer, const ExtendArgs& args, ui
 }
 
 bool DeviceExtender::attends_in_full(gpu::BlockedAttention& blocked, const gpu::CodedRows& codes,
-                                     gpu::Stream stream) {
+                                     gpu::Stream stream, const std::function<void()>& meanwhile) {
   try {
-    const gpu::CodedAttention end = blocked.attend_codes(codes, stream);
+    const gpu::CodedAttention end = blocked.attend_codes(codes, stream, meanwhile);
     parts_.totals.add_doubts(end.heads, end.refused ? end.heads : 0);
     return end.refused;
   } catch (const Error& e) {
@@ -247,6 +246,13 @@ void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args, bool
   const gpu::Stream stream = parts_.stream.runner().stream();
   const ModelShape& m = parts_.engine.model();
   gpu::BlockedAttention& blocked = parts_.blocks.blocked(layer);
+  // The host takes the tokens in while the device attends codes: 4 us a token of 8 KV heads of 128, which it else waited for.
+  const gpu::Stream beside = codes.blocks == 0 ? nullptr : parts_.prompts.stream_beside();
+  bool is_taken_in = false;
+  const auto take_in = [&] {
+    parts_.prompts.take_in(layer, args.k, args.v, beside);
+    is_taken_in = true;
+  };
   blocked.begin(args.q, {m.logits_of(layer), m.sinks_of(layer)}, stream);
   // Of the offloaded rows the first ones have codes.
   const size_t coded = size_t{codes.blocks} * kCodeBlock;
@@ -264,12 +270,16 @@ void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args, bool
   const KvPieces resident = parts_.sequence.resident().stream_steps()->device_rows(layer);
   for (uint32_t i = 0; i < resident.count; ++i) blocked.attend(resident.pieces[i], stream);
   blocked.attend_new(args.k, args.v, args.mask, stream);
-  if (coded != 0 && attends_in_full(blocked, codes, stream)) attend_rows(0, coded);
+  if (coded != 0 && attends_in_full(blocked, codes, stream, take_in)) attend_rows(0, coded);
   blocked.finish(args.out, args.lse, stream);
   if (blocked.saw_bad_queries(stream)) {
     throw Error(Status::not_finite, "tensor q has a NaN or an infinity");
   }
-  parts_.prompts.prefill(layer, args.k, args.v, is_prompt ? &args.q : nullptr);
+  if (is_taken_in) {
+    parts_.prompts.finish_taking_in(layer);
+  } else {
+    parts_.prompts.prefill(layer, args.k, args.v, is_prompt ? &args.q : nullptr);
+  }
   const bool reads_rows = parts_.params.mode != KEYHOLE_MODE_RESIDENT;
   const uint64_t rows = reads_rows ? parts_.sequence.rows(layer) : 0;
   parts_.totals.add_on_device(args.q.tokens, rows * m.of(layer).q_heads * args.q.tokens);

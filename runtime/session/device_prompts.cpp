@@ -25,6 +25,18 @@ void DevicePrompts::prefill(uint32_t layer, const TensorView& k, const TensorVie
   tokens_->prefill(layer, hk, hv, &hq, sample);
 }
 
+gpu::Stream DevicePrompts::stream_beside() {
+  return stream_->copies().beside(stream_->runner("tensors in device memory").stream());
+}
+
+void DevicePrompts::take_in(uint32_t layer, const TensorView& k, const TensorView& v,
+                            gpu::Stream beside) {
+  DeviceRowsReader& copies = stream_->copies();
+  const TensorView hk = copies.read(k, "k", beside, memory_->rows[0]);
+  const TensorView hv = copies.read(v, "v", beside, memory_->rows[1]);
+  tokens_->take_in(layer, hk, hv);
+}
+
 bool DevicePrompts::prefill_window(uint32_t layer, const TensorView& k, const TensorView& v,
                                    const TensorView* q) {
   SlidingRings& rings = sequence_->rings();

@@ -31,6 +31,12 @@ class DevicePrompts {
   /// Does what SessionTokens::prefill() does for tensors of which some lie in device memory. Waits for the stream.
   void prefill(uint32_t layer, const TensorView& k, const TensorView& v, const TensorView* q);
 
+  /// The same in two halves, of tokens without queries in a layer that offloads: see SessionTokens::take_in(). beside: of
+  /// stream_beside(), from before the stream was given what the first half may run beside.
+  [[nodiscard]] gpu::Stream stream_beside();
+  void take_in(uint32_t layer, const TensorView& k, const TensorView& v, gpu::Stream beside);
+  void finish_taking_in(uint32_t layer) { tokens_->finish_taking_in(layer); }
+
  private:
   /// Stores tokens of a sliding layer on the device; false: they are to come by way of host memory, and nothing has changed.
   [[nodiscard]] bool prefill_window(uint32_t layer, const TensorView& k, const TensorView& v,

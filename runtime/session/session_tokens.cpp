@@ -73,6 +73,15 @@ void SessionTokens::prefill(uint32_t layer, const TensorView& k, const TensorVie
     check_queries(*q, sample);
   }
   append_prompt(layer, k, v, q, sample);
+  finish_taking_in(layer);
+}
+
+void SessionTokens::take_in(uint32_t layer, const TensorView& k, const TensorView& v) {
+  check_append(layer, k, v);
+  append_prompt(layer, k, v, nullptr);
+}
+
+void SessionTokens::finish_taking_in(uint32_t layer) {
   extended_->note_change(layer);
   stream_->pin_codes(layer);
 }

@@ -44,6 +44,8 @@ class DeviceRowsReader {
   /// tensor are equally far apart, Error(device_error).
   [[nodiscard]] TensorView read(const TensorView& rows, const char* name, gpu::Stream stream,
                                 RowBuffer& buffer);
+  /// See HostCopies::beside().
+  [[nodiscard]] gpu::Stream beside(gpu::Stream stream) { return copies_->beside(stream); }
   /// Copies rows that lie without gaps at `data` to those of one token in device memory; returns when they are there.
   /// Throws Error(device_error).
   void write(const std::byte* data, const TensorOut& to, gpu::Stream stream) {

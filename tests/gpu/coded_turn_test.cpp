@@ -100,7 +100,7 @@ class CodedTurnTest : public testing::TestWithParam<TurnCase> {
                          stream_);
     const CodedRows rows = codes_->coded_rows(0);
     EXPECT_TRUE(blocked_->attends_codes(rows));
-    const CodedAttention end = blocked_->attend_codes(rows, stream_);
+    const CodedAttention end = blocked_->attend_codes(rows, stream_, {});
     EXPECT_FALSE(end.refused);
     float* const out = upload(std::vector<float>(q_.size(), NAN));
     float* const lse = upload(std::vector<float>(q_.size() / c.dim, NAN));
@@ -358,7 +358,7 @@ TEST(CodedTurn, HeadsInDoubtAreRead) {
         const std::vector<uint64_t> mask(kTokens, 0);
         blocked->begin(tensor(queries, 2 * group), {s.logits}, nullptr);
         blocked->attend_new(tensor(zeros, 2), tensor(zeros, 2), mask.data(), nullptr);
-        const CodedAttention end = blocked->attend_codes(rows, nullptr);
+        const CodedAttention end = blocked->attend_codes(rows, nullptr, {});
         doubted += end.doubted;
         if (end.refused) {
           ++refused;

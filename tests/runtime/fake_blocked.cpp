@@ -76,9 +76,14 @@ bool FakeBlocked::attends_codes(const gpu::CodedRows& rows) const {
   return rows.blocks != 0 && rows.dtype == shape_.dtype && rows.kv_heads == shape_.kv_heads;
 }
 
-gpu::CodedAttention FakeBlocked::attend_codes(const gpu::CodedRows& rows, gpu::Stream stream) {
+gpu::CodedAttention FakeBlocked::attend_codes(const gpu::CodedRows& rows, gpu::Stream stream,
+                                              const std::function<void()>& meanwhile) {
   *coded_calls += 1;
-  if (*refuses_codes) return {.refused = true};
+  wait_();
+  if (*refuses_codes) {
+    meanwhile();
+    return {.refused = true};
+  }
   KvView view;
   for (RowsView* part : {&view.keys, &view.values}) {
     part->data = part == &view.keys ? rows.keys : rows.values;
@@ -90,6 +95,8 @@ gpu::CodedAttention FakeBlocked::attend_codes(const gpu::CodedRows& rows, gpu::S
     part->dtype = rows.dtype;
   }
   attend(view, stream);
+  meanwhile();
+  wait_();
   return {};
 }
 

@@ -35,7 +35,8 @@ class FakeBlocked final : public gpu::BlockedAttention {
                   gpu::Stream) override;
   bool attends_codes(const gpu::CodedRows& rows) const override;
   /// Attends the rows themselves, so that one that is attended twice or never shows.
-  gpu::CodedAttention attend_codes(const gpu::CodedRows& rows, gpu::Stream stream) override;
+  gpu::CodedAttention attend_codes(const gpu::CodedRows& rows, gpu::Stream stream,
+                                   const std::function<void()>& meanwhile) override;
   void finish(const TensorOut& out, float* lse, gpu::Stream) override;
   bool saw_bad_queries(gpu::Stream) override;
   size_t bytes() const override;
@@ -71,6 +72,7 @@ class FakeCopies final : public gpu::HostCopies {
   explicit FakeCopies(std::function<void()> wait) : wait_(std::move(wait)) {}
   void read(const void* device, size_t, size_t pitch, size_t rows, gpu::Stream,
             const Take& take) override;
+  gpu::Stream beside(gpu::Stream stream) override { return stream; }
   void write(const std::byte* data, size_t row_bytes, size_t rows, void* device, size_t pitch,
              gpu::Stream) override;
 

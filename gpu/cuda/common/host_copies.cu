@@ -3,8 +3,10 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
+#include "gpu/cuda/common/device_scope.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/common/stream.h"
 
@@ -17,8 +19,14 @@ constexpr size_t kPiece = size_t{8} << 20;
 
 class PinnedCopies final : public HostCopies {
  public:
-  PinnedCopies() {
-    for (Buffer& b : buffers_) b.memory = PinnedBuffer(kPiece);
+  explicit PinnedCopies(int ordinal) : ordinal_(ordinal) {
+    const DeviceScope device(ordinal);
+    for (Buffer& b : buffers_) {
+      b.memory = PinnedBuffer(kPiece);
+      b.arrived.emplace();
+    }
+    own_.emplace();
+    enqueued_.emplace();
   }
 
   void read(const void* device, size_t row_bytes, size_t pitch, size_t rows, Stream stream,
@@ -37,13 +45,13 @@ class PinnedCopies final : public HostCopies {
       check(cudaMemcpy2DAsync(b.memory.data(), row_bytes, from, pitch, row_bytes, count(piece),
                               cudaMemcpyDeviceToHost, s),
             "copying rows from the device");
-      b.arrived.record(s);
+      b.arrived->record(s);
     };
     try {
       if (pieces != 0) start(0);
       for (size_t piece = 0; piece < pieces; ++piece) {
         if (piece + 1 < pieces) start(piece + 1);
-        buffers_[piece % 2].arrived.wait("copying rows from the device");
+        buffers_[piece % 2].arrived->wait("copying rows from the device");
         take(piece * at_once, count(piece), buffers_[piece % 2].memory.data());
       }
     } catch (...) {
@@ -51,6 +59,13 @@ class PinnedCopies final : public HostCopies {
       (void)cudaGetLastError();
       throw;
     }
+  }
+
+  Stream beside(Stream stream) override {
+    const DeviceScope device(ordinal_);
+    enqueued_->record(static_cast<cudaStream_t>(stream));
+    own_->wait_for(enqueued_->get());
+    return own_->get();
   }
 
   void write(const std::byte* data, size_t row_bytes, size_t rows, void* device, size_t pitch,
@@ -65,13 +80,18 @@ class PinnedCopies final : public HostCopies {
  private:
   struct Buffer {
     PinnedBuffer memory;
-    Event arrived;
+    std::optional<Event> arrived;
   };
   Buffer buffers_[2];
+  int ordinal_;
+  std::optional<OwnStream> own_;
+  std::optional<Event> enqueued_;
 };
 
 }  // namespace
 
-std::unique_ptr<HostCopies> make_host_copies() { return std::make_unique<PinnedCopies>(); }
+std::unique_ptr<HostCopies> make_host_copies(int ordinal) {
+  return std::make_unique<PinnedCopies>(ordinal);
+}
 
 }  // namespace keyhole::gpu

@@ -102,6 +102,7 @@ void CodedTurn::reserve() {
   if (answer_.bytes() == 0) {
     const BesideCapture beside;
     answer_ = PinnedBuffer(sizeof(CodedStatus));
+    before_.emplace();
   }
   lay_out(memory_.data(), bytes);
 }
@@ -129,7 +130,8 @@ CodedStatus CodedTurn::read_status(cudaStream_t stream) {
 }
 
 CodedAttention CodedTurn::attend(const CodedRows& rows, const BlockedParams& queries, DType dtype,
-                                 const float* sinks, cudaStream_t stream) {
+                                 const float* sinks, cudaStream_t stream,
+                                 const std::function<void()>& meanwhile) {
   if (processors_ == 0) {
     int count = 0;
     check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, session_.ordinal()),
@@ -157,6 +159,7 @@ CodedAttention CodedTurn::attend(const CodedRows& rows, const BlockedParams& que
   const size_t part_rows = size_t{p.splits} * p.padded, entries = list_entries();
   const size_t of_list = size_t{p.n} * p.q_heads;
 
+  before_->record(stream);
   CodedAttention end;
   while (true) {
     const auto place = [&](uint32_t* list, auto& number, auto& lse, auto& counts) {
@@ -166,6 +169,15 @@ CodedAttention CodedTurn::attend(const CodedRows& rows, const BlockedParams& que
     };
     place(lists_of_queries_[end.passes % 2], p.next_rows, p.next_lse, p.next_counts);
     enqueue_pass(stream);
+    if (end.passes == 0 && meanwhile) {
+      before_->wait("many tokens over codes");
+      try {
+        meanwhile();
+      } catch (...) {
+        (void)cudaStreamSynchronize(stream);  // nothing may use the memory here afterwards
+        throw;
+      }
+    }
     const CodedStatus status = read_status(stream);
     ++end.passes;
     end.rows = std::max(end.rows, status.rows);

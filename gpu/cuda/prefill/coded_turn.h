@@ -7,10 +7,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
 
 #include "gpu/blocked.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/common/session_memory.h"
+#include "gpu/cuda/common/stream.h"
 #include "gpu/cuda/prefill/blocked_kernels.h"
 #include "gpu/cuda/prefill/coded_kernels.h"
 
@@ -25,10 +28,11 @@ class CodedTurn {
 
   /// Whether there are kernels for these codes.
   [[nodiscard]] static bool supports(const CodedRows& rows);
-  /// Attends. queries: n, heads, queries in two parts, logits, and the state before. Waits for the stream. Throws
-  /// Error(out_of_device_memory | device_error).
+  /// Attends. queries: n, heads, queries in two parts, logits, and the state before. Waits for the stream; meanwhile: see
+  /// BlockedAttention::attend_codes(). Throws Error(out_of_device_memory | device_error).
   [[nodiscard]] CodedAttention attend(const CodedRows& rows, const BlockedParams& queries,
-                                      DType dtype, const float* sinks, cudaStream_t stream);
+                                      DType dtype, const float* sinks, cudaStream_t stream,
+                                      const std::function<void()>& meanwhile);
   // The state after, as BlockedParams has it, until the next call.
   [[nodiscard]] float* o() const { return params_.o; }
   [[nodiscard]] float2* sums() const { return params_.sums; }
@@ -49,7 +53,8 @@ class CodedTurn {
 
   SessionMemory session_;
   DeviceBuffer memory_;
-  PinnedBuffer answer_;  ///< a CodedStatus
+  PinnedBuffer answer_;          ///< a CodedStatus
+  std::optional<Event> before_;  ///< where the stream has attended all other rows
   CodedParams params_;
   uint32_t* lists_of_queries_[2] = {};  ///< rows, log-sum-exps and counts of two passes in turn
   uint32_t processors_ = 0;

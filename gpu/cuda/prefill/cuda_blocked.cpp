@@ -125,14 +125,15 @@ class CudaBlocked final : public BlockedAttention {
            CodedTurn::supports(rows);
   }
 
-  CodedAttention attend_codes(const CodedRows& rows, Stream stream) override {
+  CodedAttention attend_codes(const CodedRows& rows, Stream stream,
+                              const std::function<void()>& meanwhile) override {
     if (is_first_ || is_coded_) refuse("codes before other rows, or twice");
     if (!attends_codes(rows)) refuse("codes of another shape");
     const DeviceScope device(ordinal());
     if (coded_ == nullptr) coded_ = std::make_unique<CodedTurn>(session_);
-    const CodedAttention end =
-        coded_->attend(rows, params(), shape_.dtype,
-                       has_sinks_ ? at<float>(layout_.sinks) : nullptr, stream_of(stream));
+    const CodedAttention end = coded_->attend(rows, params(), shape_.dtype,
+                                              has_sinks_ ? at<float>(layout_.sinks) : nullptr,
+                                              stream_of(stream), meanwhile);
     is_coded_ = !end.refused;
     return end;
   }

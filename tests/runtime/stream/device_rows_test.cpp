@@ -29,6 +29,7 @@ class FakeCopies final : public gpu::HostCopies {
       take(first, n, piece.data());
     }
   }
+  gpu::Stream beside(gpu::Stream stream) override { return stream; }
   void write(const std::byte* data, size_t row_bytes, size_t rows, void* device, size_t pitch,
              gpu::Stream) override {
     for (size_t i = 0; i < rows; ++i) {
