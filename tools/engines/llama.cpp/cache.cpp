@@ -108,6 +108,7 @@ void Cache::announce(const ggml_tensor* attention, const CacheName& name) {
 void Cache::set_threads(int now, int most) {
   threads_ = std::max(threads_, static_cast<uint32_t>(std::max(most, 0)));
   parallel_.set_threads(now);
+  if (rewriter_) rewriter_->set_threads(now);
 }
 
 /// The cache that its thread made before this one, or after it, where that has the model's other layers and the two are

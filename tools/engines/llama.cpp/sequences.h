@@ -33,6 +33,12 @@ struct Sequence {
   uint32_t sight_end = 0;
   /// Cells::changes() when `sight` was what `tokens` are and all of these lay in their cells.
   uint64_t sighted = 0;
+  /// A copy without some of `tokens` has gone on in its place. These are in `alone`: as long as one of them lies in its cell,
+  /// somebody may have it.
+  bool is_left = false;
+  std::vector<Token> alone;
+  /// Its first token, and no other, was taken out when its last batch came.
+  bool slid = false;
 };
 
 /// Rows of a batch, and the sequence that goes on with them.
@@ -93,6 +99,8 @@ class Sequences {
     bool in_place = false;
     /// Behind these the run sees all of its past, but not all of the sequence.
     bool gaps = false;
+    /// All of the sequence but its first token is seen.
+    bool slides = false;
   };
   [[nodiscard]] bool sees(const Run& run, uint32_t stream, const Token& token) const;
   [[nodiscard]] uint32_t common(const Sequence& sequence, uint32_t stream, const Run& run) const;
@@ -103,15 +111,20 @@ class Sequences {
   Sequence& take(const Match& match, const Run& run, uint32_t stream, SessionSource& source,
                  Rewriter* rewriter);
   void rewrite(Sequence& sequence, const Run& run, uint32_t stream, Rewriter* rewriter) const;
+  void leave(Sequence& sequence, const Match& match, const Run& run, uint32_t stream) const;
   void keep_for_copies(size_t number, std::span<const int32_t> by);
-  [[nodiscard]] bool is_dead(const Sequence& sequence) const;
+  [[nodiscard]] bool is_wanted(const Token& token, uint32_t stream) const;
+  [[nodiscard]] bool is_free(const Sequence& sequence, uint32_t stream) const;
+  [[nodiscard]] bool is_dead(const Sequence& sequence, uint32_t stream) const;
+  [[nodiscard]] bool is_of_no_use(Sequence& sequence) const;
   void refill(Sequence& sequence, const Run& run);
-  void drop_dead();
+  void drop_useless();
   void look(Sequence& sequence) const;
 
   Cells& cells_;
   size_t most_;
   bool refill_;
+  bool rewrites_ = false;  // the last place() had a rewriter
   uint64_t batch_ = 0;
   std::vector<std::unique_ptr<Sequence>> sequences_;
 };

@@ -235,6 +235,96 @@ TEST(LlamaCppRewriting, AShiftedSequenceOutlivesItsFirstToken) {
   EXPECT_EQ(memory.lists.rewritten, 12);
 }
 
+// First tokens that are removed where they are leave their cells to others.
+TEST(LlamaCppRewriting, FirstTokensThatLeaveTakeNoSessionAlong) {
+  for (const int gone : {1, 3}) {
+    Memory memory(true);
+    memory.extend(0, 12);
+    memory.extend(1, 4);
+    memory.remove(0, 0, gone);
+    memory.extend(1, gone);
+    memory.extend(0, 1);
+    EXPECT_EQ(memory.lists.rewritten, 12 - gone);
+    EXPECT_EQ(memory.sequences.all().size(), 2U);
+    memory.extend(0, 1);
+    EXPECT_EQ(memory.lists.rewritten, 12 - gone);
+  }
+}
+
+TEST(LlamaCppRewriting, ASequenceThatWasRemovedGoesWhenAPromptTakesItsCells) {
+  Memory memory(true);
+  memory.extend(0, 80);
+  memory.remove(0, 0, 1 << 20);
+  memory.extend(1, 40);
+  EXPECT_EQ(memory.sequences.all().size(), 1U);
+}
+
+TEST(LlamaCppRewriting, ARemovedSequenceGoesWithTheStepsThatTakeItsCells) {
+  Memory memory(true);
+  memory.extend(0, 80);
+  memory.remove(0, 0, 1 << 20);
+  for (int i = 0; i < 40; ++i) memory.extend(1, 1);
+  EXPECT_EQ(memory.sequences.all().size(), 1U);
+}
+
+// A window in a cache as large as others' loses a token with every step.
+TEST(LlamaCppRewriting, FirstTokensThatLeaveOneByOneAreAWindow) {
+  Memory memory(true);
+  memory.extend(0, 12);
+  memory.remove(0, 0, 1);
+  memory.extend(0, 1);
+  memory.remove(0, 0, 2);
+  EXPECT_THROW(memory.extend(0, 1), std::runtime_error);
+}
+
+TEST(LlamaCppRewriting, WhatACopyGoesOnWithoutIsKeptWhileItLiesInACell) {
+  Memory memory(true);
+  memory.extend(0, 10);
+  memory.remove(0, 2, 5);
+  memory.extend(0, 1);
+  EXPECT_EQ(memory.sequences.all().size(), 2U);
+  memory.extend(0, 1);
+  EXPECT_EQ(memory.sequences.all().size(), 2U);
+  memory.extend(0, 1);  // the last of the three cells
+  EXPECT_EQ(memory.sequences.all().size(), 1U);
+  EXPECT_EQ(memory.lists.rewritten, 5);
+}
+
+TEST(LlamaCppRewriting, WhatACopyGoesOnWithoutIsTurnedWithTheOthers) {
+  Memory memory(true);
+  memory.extend(0, 10);
+  memory.copy(0, 1);
+  memory.remove(1, 4, 8);
+  memory.extend(1, 1);
+  memory.remove(1, 0, 1 << 20);
+  memory.shift(0, 1, 2);
+  memory.extend(2, 1);
+  memory.extend(0, 1);  // with what `alone` has kept
+}
+
+TEST(LlamaCppRewriting, InAStreamOfItsOwnNobodyElseHasWhatLeft) {
+  Memory memory(false);
+  memory.extend(0, 10);
+  memory.remove(0, 2, 5);
+  memory.extend(0, 1);
+  EXPECT_EQ(memory.sequences.all().size(), 1U);
+  memory.remove(0, 6, 1 << 20);
+  memory.extend(0, 2);
+  EXPECT_EQ(memory.sequences.all().size(), 1U);
+}
+
+TEST(LlamaCppRewriting, ACopyInAnotherStreamOutlivesItsSource) {
+  Memory memory(false);
+  memory.extend(0, 10);
+  memory.copy(0, 1);
+  memory.extend(0, 2);
+  memory.remove(0, 0, 1 << 20);
+  memory.extend(0, 40);
+  memory.extend(1, 1);
+  EXPECT_EQ(memory.sequences.all().size(), 2U);
+  EXPECT_EQ(memory.lists.rewritten, 0);
+}
+
 TEST(LlamaCppRewriting, AStreamThatWasCopiedIsShiftedAlone) {
   for (const int shifted : {0, 1}) {
     Memory memory(false);
@@ -281,7 +371,7 @@ TEST(LlamaCppRewriting, RandomOperationsLeaveEachSessionWithWhatItsMaskShows) {
         case 0: memory.remove(s, 1 + below(n + 1), 1 << 20); break;
         case 1:
           if (n > 8) {
-            const int from = 1 + below(n - 4);
+            const int from = below(n - 4);
             memory.remove(s, from, from + 1 + below(3));
           }
           break;

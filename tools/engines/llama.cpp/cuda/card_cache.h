@@ -58,11 +58,13 @@ class CardCache {
   /// Another layer attends over this layer's cells.
   void lend(const CacheName& name);
 
-  /// A graph of this backend begins, the `graph`th, whose ggml_cgraph::uid is `uid`.
-  void begin(ggml_backend_t cuda, uint64_t graph, uint64_t uid) {
+  /// A graph of this backend begins, the `graph`th, whose ggml_cgraph::uid is `uid`. threads: with which llama.cpp computes on
+  /// the host now; 0: not known.
+  void begin(ggml_backend_t cuda, uint64_t graph, uint64_t uid, int threads) {
     cuda_ = cuda;
     graph_ = graph;
     uid_ = uid;
+    if (rewriter_) rewriter_->set_threads(threads);
   }
   /// A SET_ROWS into the cache.
   void meet_write(const ggml_tensor* node, const CacheName& name);
