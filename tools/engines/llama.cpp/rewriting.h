@@ -53,6 +53,9 @@ class SessionRewriter final : public Rewriter {
     turns_.learn(layer, node, layers_[layer].kv_heads, layers_[layer].head_dim);
   }
   void rewrite(Session& session, const Rewriting& change) override;
+  void turn(uint32_t layer, const Rows& keys, std::span<const int32_t> by) override {
+    turns_.turn(layer, keys, by);
+  }
   /// As KeyTurns::set_threads().
   void set_threads(int threads) { turns_.set_threads(threads); }
 

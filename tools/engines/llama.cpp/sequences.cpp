@@ -142,6 +142,17 @@ Sequence& Sequences::take(const Match& match, const Run& run, uint32_t stream,
   return *sequence;
 }
 
+/// Whether each token that the run sees and the match has not can be brought.
+bool Sequences::can_refill(const Match& match, uint32_t stream, const Run& run) const {
+  if (!brings_) return false;
+  std::vector<uint8_t> missing = run.past;
+  for (uint32_t i = 0; i < match.length; ++i) missing[match.sequence->tokens[i].cell] = 0;
+  for (uint32_t cell = 0; cell < missing.size(); ++cell) {
+    if (missing[cell] != 0 && !brings_(stream, cell)) return false;
+  }
+  return true;
+}
+
 /// Appends to the list what the run sees and the sequence has not, in the order in which it was written.
 void Sequences::refill(Sequence& sequence, const Run& run) {
   std::vector<uint8_t> missing = run.past;
@@ -221,7 +232,7 @@ std::optional<std::vector<Part>> Sequences::place(uint32_t stream, const Batch& 
         })) {
       return std::nullopt;
     }
-    if (!refill_) {
+    if (!refill_ && !can_refill(matches.back(), stream, run)) {
       throw std::runtime_error(
           "tokens were restored, left a window, or come from several sequences (llama.cpp shows " +
           std::to_string(run.past_count) + " earlier tokens, of which a session holds the first " +

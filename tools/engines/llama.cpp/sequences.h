@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "tools/engines/llama.cpp/batch.h"
@@ -52,9 +54,13 @@ struct Part {
 
 class Sequences {
  public:
+  /// Whether the caller can bring the token of a cell of a stream.
+  using Brings = std::function<bool(uint32_t stream, uint32_t cell)>;
   /// `cells` outlives this. Of sessions without use the oldest go where there are more than `most`. `refill`: tokens
-  /// that no session holds can be had from llama.cpp's cache; else a batch that needs them is an error.
-  Sequences(Cells& cells, size_t most, bool refill) : cells_(cells), most_(most), refill_(refill) {}
+  /// that no session holds can be had from llama.cpp's cache; else a batch that needs them is an error, but where `brings` says of
+  /// each that it can be had.
+  Sequences(Cells& cells, size_t most, bool refill, Brings brings = {})
+      : cells_(cells), most_(most), refill_(refill), brings_(std::move(brings)) {}
 
   /// A new batch begins: sequences may be changed again.
   void begin_batch() { ++batch_; }
@@ -82,6 +88,14 @@ class Sequences {
   /// Positions of tokens have changed, by `by` of each cell of each stream, and the cells do not have their keys: the cells get
   /// new numbers, and sequences remember the turns until place() goes on with them.
   void shift(std::span<const int32_t> by);
+
+  /// A token in the list of a sequence.
+  struct Place {
+    Sequence* sequence = nullptr;
+    uint32_t number = 0;
+  };
+  /// For each of `count` cells of a stream from `first` on, where its token is; without a sequence where it is nowhere.
+  [[nodiscard]] std::vector<Place> find(uint32_t stream, uint32_t first, uint32_t count) const;
 
   /// Forgets a sequence, whose session has failed.
   void drop(const Sequence* sequence);
@@ -117,6 +131,7 @@ class Sequences {
   [[nodiscard]] bool is_free(const Sequence& sequence, uint32_t stream) const;
   [[nodiscard]] bool is_dead(const Sequence& sequence, uint32_t stream) const;
   [[nodiscard]] bool is_of_no_use(Sequence& sequence) const;
+  [[nodiscard]] bool can_refill(const Match& match, uint32_t stream, const Run& run) const;
   void refill(Sequence& sequence, const Run& run);
   void drop_useless();
   void look(Sequence& sequence) const;
@@ -124,6 +139,7 @@ class Sequences {
   Cells& cells_;
   size_t most_;
   bool refill_;
+  Brings brings_;
   bool rewrites_ = false;  // the last place() had a rewriter
   uint64_t batch_ = 0;
   std::vector<std::unique_ptr<Sequence>> sequences_;

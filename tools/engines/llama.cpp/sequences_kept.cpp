@@ -95,6 +95,20 @@ void Sequences::drop_useless() {
   }
 }
 
+std::vector<Sequences::Place> Sequences::find(uint32_t stream, uint32_t first,
+                                              uint32_t count) const {
+  std::vector<Place> places(count);
+  for (const auto& sequence : sequences_) {
+    for (size_t i = 0; i < sequence->tokens.size(); ++i) {
+      const Token& token = sequence->tokens[i];
+      if (token.cell < first || token.cell - first >= count || !cells_.holds(stream, token))
+        continue;
+      places[token.cell - first] = {sequence.get(), static_cast<uint32_t>(i)};
+    }
+  }
+  return places;
+}
+
 /// Of a sequence whose tokens lie in other streams, too, a copy for each of these, where the shift tells them apart and the stream
 /// has no sequence of its own with these tokens.
 void Sequences::keep_for_copies(size_t number, std::span<const int32_t> by) {

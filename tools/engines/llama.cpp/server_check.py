@@ -2,10 +2,9 @@
 """A conversation with llama-server through the client of OpenAI (package `openai`), as `test server` has it: two slots, a prompt
 that goes on, one whose middle was removed, two requests at once, more tokens than the context has, and a restart with a saved
 slot. Prints one JSON object: what was answered in each part, and how many tokens of the prompt were in the cache.
-  server_check.py [--refuses | --drafts TEMPERATURE] [--answers FILE] [--weights] SLOTS COMMAND ...
+  server_check.py [--drafts TEMPERATURE] [--answers FILE] [--weights] SLOTS COMMAND ...
   SLOTS      a folder for saved slots
   COMMAND    the server, with its model; the port, slots and contexts are added here
-  --refuses  the server has no copy of its cache: saved slots have to be refused, and it has to go on
   --drafts   another conversation, in which COMMAND says who drafts: of each part also how many tokens were drafted and accepted;
              tokens are sampled at this temperature, so that some that a good draft has foreseen do not come
   --answers  what another conversation printed: its answers are what has been said, whatever this one's are, so that each part
@@ -22,7 +21,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -39,8 +37,9 @@ OTHERS = 8  # tokens beside the one that was chosen
 
 
 def weights_of(token):
-    """Of a token: its number, and the logarithm of the probability of it and others by their numbers."""
-    return {"token": str(token["id"]), "of": {str(one["id"]): one["logprob"] for one in [*token["top_logprobs"], token]}}
+    """Of a token: its number, and the logarithm of the probability of it and others by their numbers, which drafted ones have not."""
+    others = token["top_logprobs"]
+    return {"token": str(token["id"]), "of": {str(one["id"]): one["logprob"] for one in [*others, token]} if others else {}}
 
 
 def without_count(said):
@@ -117,10 +116,14 @@ def talk(question, answers):
 
 
 def drafted(server, messages, slot):
+    more = {"logprobs": True, "top_logprobs": OTHERS} if server.weights else {}
     answer = server.client.chat.completions.create(model="any", messages=messages, max_tokens=48, temperature=server.temperature, seed=5,
-                                                   extra_body={"id_slot": slot, "cache_prompt": True})
+                                                   extra_body={"id_slot": slot, "cache_prompt": True}, **more)
     timings = answer.model_extra["timings"]
-    return {"text": answer.choices[0].message.content, "drafted": timings.get("draft_n", 0), "accepted": timings.get("draft_n_accepted", 0)}
+    said = {"text": answer.choices[0].message.content, "drafted": timings.get("draft_n", 0), "accepted": timings.get("draft_n_accepted", 0)}
+    if server.weights:
+        said["weights"] = [weights_of(one) for one in answer.to_dict()["choices"][0]["logprobs"]["content"]]
+    return said
 
 
 def conversation_with_drafts(start, temperature, answers):
@@ -142,7 +145,7 @@ def conversation_with_drafts(start, temperature, answers):
     return said
 
 
-def conversation(start, slots, refuses, answers):
+def conversation(start, slots, answers):
     server = start()
     said = {}
     heard = answers or said
@@ -158,17 +161,16 @@ def conversation(start, slots, refuses, answers):
     # The first question is gone, so what follows it moves to the front.
     shorter = talk(QUESTIONS[2], [first, second])
     said["middle removed"] = server.chat([shorter[0], *shorter[3:]], 0)
-    try:
-        said["saved"] = {"tokens": server.call("/slots/0?action=save", {"filename": "kept"})["n_saved"]}
-    except urllib.error.HTTPError:
-        said["saved"] = {"tokens": None}
+    said["saved"] = {"tokens": server.call("/slots/0?action=save", {"filename": "kept"})["n_saved"]}
     room = server.call("/props")["default_generation_settings"]["n_ctx"]
     words = server.call("/tokenize", {"content": STORY * 8})["tokens"]
     said["longer than the context"] = server.complete(words[:room - 10], 1, 32)
     said["the other slot, 0"] = without_count(server.chat([shorter[0], *shorter[3:]], 0))
+    # Others take both slots: what was there is kept in the server's memory, and comes back.
+    for word in ("apple", "house", "river"):
+        server.chat([{"role": "user", "content": " ".join(f"{word} {i}" for i in range(70))}], -1, 2)
+    said["left and back"] = server.chat([shorter[0], *shorter[3:]], -1)
     server.stop()
-    if refuses:
-        return said
 
     server = start()
     said["restored"] = {"tokens": server.call("/slots/0?action=restore", {"filename": "kept"})["n_restored"]}
@@ -188,7 +190,6 @@ def conversation(start, slots, refuses, answers):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--refuses", action="store_true")
     parser.add_argument("--drafts", type=float)
     parser.add_argument("--answers", type=Path)
     parser.add_argument("--weights", action="store_true")
@@ -205,7 +206,7 @@ def main():
 
     Server.weights = arguments.weights
     answers = arguments.answers and json.loads(arguments.answers.read_text())
-    said = (conversation(start, slots, arguments.refuses, answers) if arguments.drafts is None else
+    said = (conversation(start, slots, answers) if arguments.drafts is None else
             conversation_with_drafts(start, arguments.drafts, answers))
     print(json.dumps(said))
 

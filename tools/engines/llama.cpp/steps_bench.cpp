@@ -1,8 +1,8 @@
 // What one context costs a decoder: the time of a prompt, of the first step behind it (with Keyhole on a card the cache goes to
 // its sessions there), and of steps of several tokens, as drafts have them; and the device's memory that is in use, and the
 // process's on the host without the files that it maps. Of long prompts each eighth is printed when it is done.
-//   llama-steps-bench MODEL DEVICE TOKENS [BATCH [STEPS [N ...]]]
-// DEVICE: CUDA0, KEYHOLE0, ... or CPU. TOKENS: of the prompt. BATCH: of the prompt at once (default: 2048). STEPS: of each number
+//   llama-steps-bench MODEL DEVICE TOKENS[:SECONDS] [BATCH [STEPS [N ...]]]
+// DEVICE: CUDA0, KEYHOLE0, ... or CPU. TOKENS: of the prompt, which ends after so many seconds as well. BATCH: of the prompt at once (default: 2048). STEPS: of each number
 // of tokens N (default: 64 of 1, 2, 3, 5 and 9). Tokens are random; drafts are kept.
 // GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings.
 #include <ggml-backend.h>
@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <random>
 #include <string>
@@ -115,6 +116,8 @@ uint32_t number(const char* text) { return static_cast<uint32_t>(std::strtoul(te
 int main(int argc, char** argv) {
   if (argc < 4) fail("llama-steps-bench MODEL DEVICE TOKENS [BATCH [STEPS [N ...]]]");
   const uint32_t tokens = number(argv[3]);
+  const char* colon = std::strchr(argv[3], ':');
+  const double seconds = colon != nullptr ? number(colon + 1) : 1e9;
   const uint32_t batch = argc > 4 ? number(argv[4]) : 2048;
   const uint32_t steps = argc > 5 ? number(argv[5]) : 64;
   std::vector<uint32_t> tokens_of_step{1, 2, 3, 5, 9};
@@ -142,7 +145,8 @@ int main(int argc, char** argv) {
   double most = bench.gib_in_use();
   constexpr uint32_t kLong = 200000;
   uint32_t told = 0;
-  for (uint32_t done = 0; done < tokens;) {
+  uint32_t done = 0;
+  while (done < tokens && prompt < seconds) {
     const uint32_t n = std::min(batch, tokens - done);
     prompt += bench.decode(n, false);
     most = std::max(most, bench.gib_in_use());
@@ -154,7 +158,7 @@ int main(int argc, char** argv) {
     std::fflush(stdout);
   }
   std::printf("%s: prompt of %u tokens %.2f s, %.0f tokens/s, %.1f GiB at most, host %.1f GiB\n",
-              argv[2], tokens, prompt, tokens / prompt, most, host_gib());
+              argv[2], done, prompt, done / prompt, most, host_gib());
   const double first = bench.decode(1, true);
   std::printf("  first step %.1f ms, %.1f GiB behind it\n", first * 1e3, bench.gib_in_use());
   std::fflush(stdout);
