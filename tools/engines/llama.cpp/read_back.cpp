@@ -3,7 +3,6 @@
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 namespace keyhole::llama_cpp {
 
@@ -27,14 +26,13 @@ void turn_restored(const RestoredRows& restored, Rewriter& rewriter, const CellR
 
 void read_back(const Sequences& sequences, Rewriter* rewriter, const CellRows& rows,
                uint32_t stream, uint32_t first, uint32_t count, std::byte* out) {
-  const std::vector<Sequences::Place> places = sequences.find(stream, first, count);
   const size_t row = size_t{rows.components} * rows.heads * 2;
   for (uint32_t i = 0; i < count;) {
-    Sequence* sequence = places[i].sequence;
-    const uint32_t number = places[i].number;
+    const auto [sequence, number] = sequences.find(stream, first + i);
     uint32_t n = 1;
-    while (i + n < count && places[i + n].sequence == sequence &&
-           places[i + n].number == number + n) {
+    while (i + n < count) {
+      const Sequences::Place next = sequences.find(stream, first + i + n);
+      if (next.sequence != sequence || next.number != number + n) break;
       ++n;
     }
     if (sequence == nullptr || number + n > sequence->session->tokens(rows.layer)) {

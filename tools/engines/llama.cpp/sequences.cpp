@@ -269,6 +269,7 @@ std::optional<std::vector<Part>> Sequences::place(uint32_t stream, const Batch& 
 }
 
 void Sequences::shift(std::span<const int32_t> by) {
+  places_.clear();
   const size_t there = sequences_.size();
   for (size_t i = 0; i < there; ++i) keep_for_copies(i, by);
   std::vector<Token*> moved;
@@ -302,12 +303,8 @@ void Sequences::shift(std::span<const int32_t> by) {
   }
 }
 
-void Sequences::drop(const Sequence* sequence) {
-  std::erase_if(sequences_, [&](const auto& s) { return s.get() == sequence; });
-  for (const auto& other : sequences_) other->is_left = false;  // it may have been the copy
-}
-
 void Sequences::drop_current() {
+  places_.clear();
   std::erase_if(sequences_, [&](const auto& s) { return s->batch == batch_; });
   for (const auto& other : sequences_) other->is_left = false;  // their copies may be gone
 }

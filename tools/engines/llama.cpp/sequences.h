@@ -63,7 +63,10 @@ class Sequences {
       : cells_(cells), most_(most), refill_(refill), brings_(std::move(brings)) {}
 
   /// A new batch begins: sequences may be changed again.
-  void begin_batch() { ++batch_; }
+  void begin_batch() {
+    ++batch_;
+    places_.clear();
+  }
 
   /// The quick way of most batches: where all rows of a stream go on with all tokens of one sequence, and no cell has
   /// changed since its last batch but the `written` ones of this, appends the new tokens to its list. None: nothing
@@ -94,15 +97,16 @@ class Sequences {
     Sequence* sequence = nullptr;
     uint32_t number = 0;
   };
-  /// For each of `count` cells of a stream from `first` on, where its token is; without a sequence where it is nowhere.
-  [[nodiscard]] std::vector<Place> find(uint32_t stream, uint32_t first, uint32_t count) const;
+  /// Where the token of a stream's cell is, between batches; without a sequence where it is nowhere.
+  [[nodiscard]] Place find(uint32_t stream, uint32_t cell) const;
 
-  /// Forgets a sequence, whose session has failed.
-  void drop(const Sequence* sequence);
   /// Forgets those that take part in the batch under way.
   void drop_current();
   /// Forgets all: what the cells hold was changed by others.
-  void clear() { sequences_.clear(); }
+  void clear() {
+    sequences_.clear();
+    places_.clear();
+  }
 
   [[nodiscard]] const std::vector<std::unique_ptr<Sequence>>& all() const { return sequences_; }
 
@@ -143,6 +147,9 @@ class Sequences {
   bool rewrites_ = false;  // the last place() had a rewriter
   uint64_t batch_ = 0;
   std::vector<std::unique_ptr<Sequence>> sequences_;
+  // Where the token of each cell is, when the cells had changed `placed_` times; empty: it was not asked.
+  mutable std::vector<Place> places_;
+  mutable uint64_t placed_ = 0;
 };
 
 }  // namespace keyhole::llama_cpp

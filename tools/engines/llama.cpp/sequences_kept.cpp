@@ -95,18 +95,22 @@ void Sequences::drop_useless() {
   }
 }
 
-std::vector<Sequences::Place> Sequences::find(uint32_t stream, uint32_t first,
-                                              uint32_t count) const {
-  std::vector<Place> places(count);
-  for (const auto& sequence : sequences_) {
-    for (size_t i = 0; i < sequence->tokens.size(); ++i) {
-      const Token& token = sequence->tokens[i];
-      if (token.cell < first || token.cell - first >= count || !cells_.holds(stream, token))
-        continue;
-      places[token.cell - first] = {sequence.get(), static_cast<uint32_t>(i)};
+Sequences::Place Sequences::find(uint32_t stream, uint32_t cell) const {
+  const size_t cells = cells_.cells();
+  if (places_.empty() || placed_ != cells_.changes()) {
+    placed_ = cells_.changes();
+    places_.assign(cells_.streams() * cells, {});
+    for (const auto& sequence : sequences_) {
+      for (size_t i = 0; i < sequence->tokens.size(); ++i) {
+        const Token& token = sequence->tokens[i];
+        for (uint32_t s = 0; s < cells_.streams(); ++s) {
+          if (!cells_.holds(s, token)) continue;
+          places_[s * cells + token.cell] = {sequence.get(), static_cast<uint32_t>(i)};
+        }
+      }
     }
   }
-  return places;
+  return places_[stream * cells + cell];
 }
 
 /// Of a sequence whose tokens lie in other streams, too, a copy for each of these, where the shift tells them apart and the stream
