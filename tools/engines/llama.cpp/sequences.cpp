@@ -226,11 +226,13 @@ std::optional<std::vector<Part>> Sequences::place(uint32_t stream, const Batch& 
         continue;
       }
     }
-    if (rewriter == nullptr &&
-        std::any_of(sequences_.begin(), sequences_.end(), [&](const auto& sequence) {
-          return lacks_beginning(*sequence, stream, run);
-        })) {
-      return std::nullopt;
+    for (const auto& sequence : sequences_) {
+      if (rewriter != nullptr || sequence->tokens.size() != run.past_count + 1 ||
+          !lacks_beginning(*sequence, stream, run)) {
+        continue;
+      }
+      if (sequence->slid) return std::nullopt;
+      matches.back().slides = true;
     }
     if (!refill_ && !can_refill(matches.back(), stream, run)) {
       throw std::runtime_error(

@@ -79,7 +79,8 @@ class Sequences {
   /// Finds or makes the sequence of each run of a stream's part of the batch, and appends the new tokens to its list.
   /// Its session is cut to the tokens that are in the run's past; others of them may be missing there, which the caller
   /// appends layer by layer (`past` tokens before the new ones). None: there is no rewriter, and
-  /// a run sees the end of a sequence without its beginning, as layers with a sliding window do; nothing has changed then.
+  /// a run sees all of a sequence but its first token, for the second time in a row, as with a sliding window; nothing has changed
+  /// then.
   /// Throws std::runtime_error where `refill` is needed and off.
   ///   rewriter  NULL: the cells have what sessions lack. Else they do not, and sessions out of whose middle tokens were
   ///             removed, or whose keys are to be turned, are rewritten
