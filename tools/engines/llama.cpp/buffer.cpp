@@ -58,6 +58,13 @@ void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, uint8_t va
   const auto name = cache_name(tensor);
   if (Cache* cache = of(buffer).cache.get(); name && cache != nullptr) {
     cache->restored(*name, tensor->view_offs + offset, size);
+    try {
+      std::byte* room =
+          cache->room_for_restored(root(tensor), *name, tensor->view_offs + offset, size);
+      if (room != nullptr) std::memset(room, value, size);
+    } catch (const std::runtime_error& error) {
+      log(Level::kError, error.what());
+    }
     if (!cache->holds(*name)) return;
   }
   std::memset(static_cast<std::byte*>(tensor->data) + offset, value, size);
@@ -79,7 +86,7 @@ void copy_stream(Cache& cache, const CacheName& name, const ggml_tensor* whole, 
                   row);
     }
   }
-  cache.copied(static_cast<uint32_t>(from), static_cast<uint32_t>(to));
+  cache.copied(name, static_cast<uint32_t>(from), static_cast<uint32_t>(to));
 }
 
 void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, const void* data, size_t offset,
@@ -99,22 +106,34 @@ void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, const void* d
                 (tensor->view_offs + offset) / whole->nb[2]);
     return;
   }
-  b.cache->restored(*name, tensor->view_offs + offset, size);
-  if (!b.cache->holds(*name)) return;  // batches that see these cells are refused
+  const size_t at_bytes = tensor->view_offs + offset;
+  b.cache->restored(*name, at_bytes, size);
+  try {
+    std::byte* room = b.cache->room_for_restored(whole, *name, at_bytes, size);
+    if (room != nullptr) std::memcpy(room, data, size);
+  } catch (const std::runtime_error& error) {  // batches that see these cells are refused
+    log(Level::kError, error.what());
+  }
+  if (!b.cache->holds(*name)) return;
   std::memcpy(static_cast<std::byte*>(tensor->data) + offset, data, size);
 }
 
 void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor* tensor, void* data, size_t offset,
                 size_t size) {
-  const Buffer& b = of(buffer);
+  Buffer& b = of(buffer);
   const auto name = cache_name(tensor);
   if (name && b.cache && !b.cache->holds(*name)) {
-    // llama.cpp catches what is thrown while it writes a file, and says that it failed. Where it copies a state to
-    // memory it cannot be told, and ends: zeros in the place of K and V would be worse.
-    const std::string text = std::string("the state of '") + tensor->name +
-                             "' cannot be saved with copy=off in KEYHOLE_GGML";
-    log(Level::kError, text);
-    throw std::runtime_error("keyhole: " + text);
+    try {
+      return b.cache->read(root(tensor), *name, tensor->view_offs + offset, size,
+                           static_cast<std::byte*>(data));
+    } catch (const std::runtime_error& error) {
+      // llama.cpp catches what is thrown while it writes a file, and says that it failed. Where it copies a state to
+      // memory it cannot be told, and ends: zeros in the place of K and V would be worse.
+      const std::string text =
+          std::string("the state of '") + tensor->name + "' cannot be saved: " + error.what();
+      log(Level::kError, text);
+      throw std::runtime_error("keyhole: " + text);
+    }
   }
   std::memcpy(data, static_cast<const std::byte*>(tensor->data) + offset, size);
 }

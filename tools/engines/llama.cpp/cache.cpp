@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -84,7 +85,10 @@ void Cache::add(const ggml_tensor* tensor, const CacheName& name) {
   if (!cells_) {
     cells_ = std::make_unique<Cells>(streams, cells);
     sequences_ =
-        std::make_unique<Sequences>(*cells_, copy_ ? kMostSessions : kMostSequences, copy_);
+        std::make_unique<Sequences>(*cells_, copy_ ? kMostSessions : kMostSequences, copy_,
+                                    [this](uint32_t stream, uint32_t cell) {
+                                      return restored_.has(size_t{stream} * cells_->cells() + cell);
+                                    });
   } else if (cells_->streams() != streams || cells_->cells() != cells) {
     broken_ = std::string("tensor '") + tensor->name + "' has another number of cells than others";
   }
@@ -108,6 +112,7 @@ void Cache::announce(const ggml_tensor* attention, const CacheName& name) {
 void Cache::set_threads(int now, int most) {
   threads_ = std::max(threads_, static_cast<uint32_t>(std::max(most, 0)));
   parallel_.set_threads(now);
+  if (rewriter_) rewriter_->set_threads(now);
 }
 
 /// The cache that its thread made before this one, or after it, where that has the model's other layers and the two are
@@ -148,6 +153,7 @@ void Cache::open() {
   if (sliding_) {
     // Such a cache is small, and its cells are llama.cpp's alone, also where others have no copy.
     opened_ = copy_ = true;
+    restored_.clear();  // they are in the cells as well
     log(Level::kInfo, "a cache of " + std::to_string(cells_->cells()) + " cells for " +
                           std::to_string(layers_.size()) +
                           " layers with a sliding window: llama.cpp attends there itself");
@@ -202,7 +208,23 @@ void Cache::tell(const StoreShape& shape) const {
                     : ", without a copy"));
 }
 
+/// What was restored, and is in sessions since, in all layers.
+void Cache::forget_taken() {
+  for (const auto& sequence : sequences_->all()) {
+    const auto has_all = [&](const auto& layer) {
+      return !layer.second.left.empty() ||
+             sequence->session->tokens(layer.second.number) == sequence->tokens.size();
+    };
+    if (!std::all_of(layers_.begin(), layers_.end(), has_all)) continue;
+    for (const Token& token : sequence->tokens) {
+      if (!cells_->holds(sequence->stream, token)) continue;  // restored since
+      restored_.forget(size_t{sequence->stream} * cells_->cells() + token.cell);
+    }
+  }
+}
+
 void Cache::begin_batch(std::vector<int64_t> ids) {
+  if (restored_.any()) forget_taken();
   ++batch_;
   ids_ = std::move(ids);
   mask_ = nullptr;
@@ -213,6 +235,7 @@ void Cache::begin_batch(std::vector<int64_t> ids) {
   for (const int64_t id : ids_) {
     cells_->write(static_cast<uint32_t>(id / cells_->cells()),
                   static_cast<uint32_t>(id % cells_->cells()));
+    restored_.forget(static_cast<size_t>(id));
   }
 }
 
@@ -265,8 +288,39 @@ void Cache::restored(const CacheName& name, size_t offset, size_t bytes) {
   }
 }
 
+CellRows Cache::rows_of(const Layer& layer, bool values) {
+  return {layer.number, values, *number_of(layer.tensors[0]), layer.shape->kv_heads,
+          layer.shape->head_dim};
+}
+
+std::byte* Cache::room_for_restored(const ggml_tensor* tensor, const CacheName& name, size_t offset,
+                                    size_t bytes) {
+  if (copy_ || !layers_.at(name.layer).left.empty() || !number_of(tensor)) return nullptr;
+  return restored_.write(tensor, offset, bytes);
+}
+
+void Cache::read(const ggml_tensor* tensor, const CacheName& name, size_t offset, size_t bytes,
+                 std::byte* out) {
+  const Layer& layer = layers_.at(name.layer);
+  const size_t row = tensor->nb[1];
+  if (offset % row != 0 || bytes % row != 0) throw std::runtime_error("not whole rows");
+  const CellRows rows = rows_of(layer, name.values);
+  read_cells(offset / row, bytes / row, cells_->cells(), restored_,
+             [&](size_t id, uint32_t count, bool is_restored) {
+               std::byte* to = out + (id * row - offset);
+               if (is_restored) {
+                 std::memcpy(to, restored_.row(tensor, id), count * row);
+               } else {
+                 read_back(*sequences_, rewriter_.get(), rows,
+                           static_cast<uint32_t>(id / cells_->cells()),
+                           static_cast<uint32_t>(id % cells_->cells()), count, to);
+               }
+             });
+}
+
 void Cache::cleared() {
   if (!cells_) return;
+  restored_.clear();
   sequences_->clear();
   cells_->clear();
   ids_.clear();
@@ -289,10 +343,18 @@ void Cache::shifted(ggml_tensor* node, CpuBackend& cpu) {
   // A layer that comes again is the next shift's.
   if (turned_.count(name.layer) != 0) turned_.clear();
   try {
-    if (turned_.empty()) sequences_->shift({static_cast<const int32_t*>(shifts->data), room});
+    const std::span by(static_cast<const int32_t*>(shifts->data), room);
+    if (restored_.any()) {
+      if (!opened_) open();
+      if (turned_.empty()) forget_taken();
+    }
+    if (turned_.empty()) sequences_->shift(by);
     turned_.insert(name.layer);
     const Layer& layer = layers_.at(name.layer);
-    if (layer.left.empty() && rewriter_) rewriter_->learn(layer.number, node);
+    if (layer.left.empty() && rewriter_) {
+      rewriter_->learn(layer.number, node);
+      turn_restored(restored_, *rewriter_, rows_of(layer, false), layer.tensors[0], by);
+    }
     if (holds(name)) cpu.compute(node);
   } catch (...) {
     // llama.cpp goes on after a shift that failed, and repeats it: sessions would have layers that were not turned, or turned twice.
@@ -302,8 +364,11 @@ void Cache::shifted(ggml_tensor* node, CpuBackend& cpu) {
   }
 }
 
-void Cache::copied(uint32_t from, uint32_t to) {
+void Cache::copied(const CacheName& name, uint32_t from, uint32_t to) {
   cells_->copy_stream(from, to);
+  const size_t cells = cells_->cells();
+  restored_.copy(layers_.at(name.layer).tensors[name.values ? 1 : 0], from * cells, to * cells,
+                 cells);
   renewed_ = false;
 }
 

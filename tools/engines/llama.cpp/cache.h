@@ -14,6 +14,8 @@
 #include "tools/engines/llama.cpp/cells.h"
 #include "tools/engines/llama.cpp/cpu_backend.h"
 #include "tools/engines/llama.cpp/nodes.h"
+#include "tools/engines/llama.cpp/read_back.h"
+#include "tools/engines/llama.cpp/restored_rows.h"
 #include "tools/engines/llama.cpp/rewriting.h"
 #include "tools/engines/llama.cpp/sequences.h"
 #include "tools/engines/llama.cpp/session.h"
@@ -51,8 +53,14 @@ class Cache {
 
   /// The cells that lie at these bytes of a tensor were filled from outside (a saved state).
   void restored(const CacheName& name, size_t offset, size_t bytes);
+  /// The same where the cells of these bytes have no memory: where the caller has to write them. NULL: in the tensor alone.
+  [[nodiscard]] std::byte* room_for_restored(const ggml_tensor* tensor, const CacheName& name,
+                                             size_t offset, size_t bytes);
+  /// Bytes of a tensor out of sessions. Throws where they are in none.
+  void read(const ggml_tensor* tensor, const CacheName& name, size_t offset, size_t bytes,
+            std::byte* out);
   /// All cells of a stream are copied to another one; call it for each tensor, before or after the bytes are copied.
-  void copied(uint32_t from, uint32_t to);
+  void copied(const CacheName& name, uint32_t from, uint32_t to);
   /// All cells are empty.
   void cleared();
   /// llama.cpp changes the cells' contents by itself (it shifts positions): sessions do not hold what they hold.
@@ -97,7 +105,9 @@ class Cache {
   void look_beside();
   /// One line of the log about the engine.
   void tell(const StoreShape& shape) const;
+  [[nodiscard]] static CellRows rows_of(const Layer& layer, bool values);
   void begin_batch(std::vector<int64_t> ids);
+  void forget_taken();
   [[nodiscard]] bool plan(const ggml_tensor* node);
   void build(const std::vector<Part>& parts);
   void attend_part(const Part& part, uint32_t stream_row, const ggml_tensor* node, Layer& layer);
@@ -117,6 +127,7 @@ class Cache {
   std::unique_ptr<Sequences> sequences_;
   std::unique_ptr<SessionSource> store_;
   std::unique_ptr<SessionRewriter> rewriter_;  // there with `store_`
+  RestoredRows restored_;                      // where there is no copy
   bool opened_ = false;                        // the engine was made, unless no layer is for it
   bool told_ = false;                          // that llama.cpp attends itself
   std::set<std::string>

@@ -140,7 +140,9 @@ void Cache::close_to_others(const Layer& layer) const {
   for (const ggml_tensor* cache : layer.tensors) {
     const auto begin = (reinterpret_cast<uintptr_t>(cache->data) + page - 1) / page * page;
     const auto end = (reinterpret_cast<uintptr_t>(cache->data) + ggml_nbytes(cache)) / page * page;
-    if (begin < end) mprotect(reinterpret_cast<void*>(begin), end - begin, PROT_NONE);
+    if (begin >= end) continue;
+    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+    mprotect(reinterpret_cast<void*>(begin), end - begin, PROT_NONE);
   }
 }
 
@@ -209,15 +211,25 @@ void Cache::catch_up(const Part& part, Layer& layer) {
                              std::to_string(part.past) + " were expected");
   }
   while (at < part.past) {
-    if (!copy_) {
+    const uint32_t cell = sequence.tokens[at].cell;
+    const size_t id = size_t{part.stream} * cells_->cells() + cell;
+    const auto is_here = [&](uint32_t i) { return copy_ || restored_.has(id + i); };
+    uint32_t count = 0;
+    while (at + count < part.past && sequence.tokens[at + count].cell == cell + count &&
+           is_here(count)) {
+      ++count;
+    }
+    if (count == 0) {
       throw std::runtime_error("a session holds " + std::to_string(at) + " of " +
                                std::to_string(part.past) + " tokens; others need copy=on");
     }
-    const uint32_t cell = sequence.tokens[at].cell;
-    uint32_t count = 1;
-    while (at + count < part.past && sequence.tokens[at + count].cell == cell + count) ++count;
-    sequence.session->append(layer.number, cached(layer, false, part.stream, cell, count),
-                             cached(layer, true, part.stream, cell, count));
+    Rows keys = cached(layer, false, part.stream, cell, count);
+    Rows values = cached(layer, true, part.stream, cell, count);
+    if (!copy_) {
+      keys.data = restored_.row(layer.tensors[0], id);
+      values.data = restored_.row(layer.tensors[1], id);
+    }
+    sequence.session->append(layer.number, keys, values);
     at += count;
   }
 }

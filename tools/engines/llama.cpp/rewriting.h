@@ -26,6 +26,8 @@ class KeyTurns {
   /// Turns keys by a number of positions each; not those of a layer that llama.cpp has not turned, as it has no positions. keys: 16
   /// bits, side by side, in memory that is ours to change.
   void turn(uint32_t layer, const Rows& keys, std::span<const int32_t> by);
+  /// How many threads turn them: as many as llama.cpp computes with, see CpuBackend. Before it is set, as many as ggml does.
+  void set_threads(int threads) { cpu_.set_threads(threads); }
 
  private:
   static constexpr size_t kParams = 16;  // of a node, in numbers
@@ -51,6 +53,11 @@ class SessionRewriter final : public Rewriter {
     turns_.learn(layer, node, layers_[layer].kv_heads, layers_[layer].head_dim);
   }
   void rewrite(Session& session, const Rewriting& change) override;
+  void turn(uint32_t layer, const Rows& keys, std::span<const int32_t> by) override {
+    turns_.turn(layer, keys, by);
+  }
+  /// As KeyTurns::set_threads().
+  void set_threads(int threads) { turns_.set_threads(threads); }
 
  private:
   std::vector<LayerShape> layers_;

@@ -14,7 +14,6 @@
 #include <vector>
 
 namespace keyhole::llama_cpp {
-
 /// The first tokens of the sequence that the run sees, all of them.
 uint32_t Sequences::common(const Sequence& sequence, uint32_t stream, const Run& run) const {
   uint32_t length = 0;
@@ -46,9 +45,9 @@ Sequences::Match Sequences::best(uint32_t stream, const Run& run) const {
     const uint32_t length = common(*sequence, stream, run);
     if (length == 0 && !sequence->tokens.empty()) continue;
     // Where keys were turned nobody wants the sequence as it was.
-    const bool in_place = sequence->stream == stream && sequence->batch != batch_ &&
+    const bool in_place = is_free(*sequence, stream) &&
                           (length == sequence->tokens.size() || !sequence->turns.empty() ||
-                           !cells_.holds(stream, sequence->tokens[length]));
+                           !is_wanted(sequence->tokens[length], stream));
     if (found.sequence == nullptr ||
         std::tuple(length, in_place) > std::tuple(found.length, found.in_place)) {
       found = {sequence.get(), length, in_place};
@@ -58,8 +57,8 @@ Sequences::Match Sequences::best(uint32_t stream, const Run& run) const {
   return found;
 }
 
-/// Of the sequences that have all that the run sees, and more in between, the one that goes on with most tokens as they are. A
-/// first token that alone is not seen has left a sliding window: the sequence's last batch has seen it.
+/// Of the sequences that have all that the run sees, and more in between, the one that goes on with most tokens as they are. Where a
+/// first token alone is not seen any more, twice in a row, it has left a sliding window.
 Sequences::Match Sequences::with_gaps(uint32_t stream, const Run& run) const {
   Match found;
   if (run.past_count == 0) return found;
@@ -68,19 +67,18 @@ Sequences::Match Sequences::with_gaps(uint32_t stream, const Run& run) const {
     const auto seen = std::count_if(tokens.begin(), tokens.end(),
                                     [&](const Token& token) { return sees(run, stream, token); });
     if (seen != static_cast<ptrdiff_t>(run.past_count)) continue;
-    if (tokens.size() == run.past_count + 1 && sequence->turns.empty() &&
-        lacks_beginning(*sequence, stream, run)) {
-      continue;
-    }
+    const bool slides = tokens.size() == run.past_count + 1 && sequence->turns.empty() &&
+                        lacks_beginning(*sequence, stream, run);
+    if (slides && sequence->slid) continue;
     const uint32_t length = common(*sequence, stream, run);
-    const bool in_place = sequence->stream == stream && sequence->batch != batch_ &&
+    const bool in_place = is_free(*sequence, stream) &&
                           (!sequence->turns.empty() ||
                            std::all_of(tokens.begin(), tokens.end(), [&](const Token& token) {
-                             return sees(run, stream, token) || !cells_.holds(stream, token);
+                             return sees(run, stream, token) || !is_wanted(token, stream);
                            }));
     if (found.sequence == nullptr ||
         std::tuple(length, in_place) > std::tuple(found.length, found.in_place)) {
-      found = {sequence.get(), length, in_place, true};
+      found = {sequence.get(), length, in_place, true, slides};
     }
   }
   return found;
@@ -123,6 +121,7 @@ Sequence& Sequences::take(const Match& match, const Run& run, uint32_t stream,
       made->tokens = sequence->tokens;
       made->turns = sequence->turns;
       made->unbuilt = sequence->unbuilt;
+      leave(*sequence, match, run, stream);
     } else {
       made->session = source.make();
     }
@@ -130,6 +129,10 @@ Sequence& Sequences::take(const Match& match, const Run& run, uint32_t stream,
     sequences_.push_back(std::move(made));
   }
   sequence->batch = batch_;
+  sequence->stream = stream;
+  sequence->is_left = false;
+  sequence->alone.clear();
+  sequence->slid = match.slides;
   if (match.gaps || !sequence->turns.empty()) {
     rewrite(*sequence, run, stream, rewriter);
   } else if (match.length < sequence->tokens.size()) {
@@ -137,6 +140,17 @@ Sequence& Sequences::take(const Match& match, const Run& run, uint32_t stream,
     sequence->tokens.resize(match.length);
   }
   return *sequence;
+}
+
+/// Whether each token that the run sees and the match has not can be brought.
+bool Sequences::can_refill(const Match& match, uint32_t stream, const Run& run) const {
+  if (!brings_) return false;
+  std::vector<uint8_t> missing = run.past;
+  for (uint32_t i = 0; i < match.length; ++i) missing[match.sequence->tokens[i].cell] = 0;
+  for (uint32_t cell = 0; cell < missing.size(); ++cell) {
+    if (missing[cell] != 0 && !brings_(stream, cell)) return false;
+  }
+  return true;
 }
 
 /// Appends to the list what the run sees and the sequence has not, in the order in which it was written.
@@ -153,29 +167,6 @@ void Sequences::refill(Sequence& sequence, const Run& run) {
             [](const Token& a, const Token& b) { return a.stamp < b.stamp; });
   sequence.tokens.insert(sequence.tokens.end(), tokens.begin(), tokens.end());
   sequence.unbuilt = true;
-}
-
-/// Whether the sequence can never go on: its first token was written over. A shifted one may lack its beginning.
-bool Sequences::is_dead(const Sequence& sequence) const {
-  for (size_t i = 0; i < sequence.tokens.size(); ++i) {
-    if (i > 0 && (i >= sequence.turns.size() || sequence.turns[i] == 0)) continue;
-    if (cells_.holds(sequence.stream, sequence.tokens[i])) return false;
-  }
-  return true;
-}
-
-/// Sequences that can never go on go, and of the others the oldest.
-void Sequences::drop_dead() {
-  std::erase_if(sequences_, [&](const auto& sequence) {
-    return sequence->batch != batch_ && is_dead(*sequence);
-  });
-  while (sequences_.size() > most_) {
-    const auto oldest =
-        std::min_element(sequences_.begin(), sequences_.end(),
-                         [](const auto& a, const auto& b) { return a->batch < b->batch; });
-    if ((*oldest)->batch == batch_) return;
-    sequences_.erase(oldest);
-  }
 }
 
 /// Makes the sequence's `sight` anew.
@@ -213,6 +204,8 @@ std::optional<Part> Sequences::go_on(uint32_t stream, const uint16_t* mask, int6
     }
     sequence.sighted = cells_.changes();
     sequence.batch = batch_;
+    sequence.is_left = sequence.slid = false;
+    drop_useless();
     return part;
   }
   return std::nullopt;
@@ -221,6 +214,7 @@ std::optional<Part> Sequences::go_on(uint32_t stream, const uint16_t* mask, int6
 std::optional<std::vector<Part>> Sequences::place(uint32_t stream, const Batch& batch,
                                                   std::span<const uint32_t> new_cells,
                                                   SessionSource& source, Rewriter* rewriter) {
+  rewrites_ = rewriter != nullptr;
   std::vector<Match> matches;
   for (const Run& run : batch.runs) {
     matches.push_back(best(stream, run));
@@ -232,13 +226,15 @@ std::optional<std::vector<Part>> Sequences::place(uint32_t stream, const Batch& 
         continue;
       }
     }
-    if (rewriter == nullptr &&
-        std::any_of(sequences_.begin(), sequences_.end(), [&](const auto& sequence) {
-          return lacks_beginning(*sequence, stream, run);
-        })) {
-      return std::nullopt;
+    for (const auto& sequence : sequences_) {
+      if (rewriter != nullptr || sequence->tokens.size() != run.past_count + 1 ||
+          !lacks_beginning(*sequence, stream, run)) {
+        continue;
+      }
+      if (sequence->slid) return std::nullopt;
+      matches.back().slides = true;
     }
-    if (!refill_) {
+    if (!refill_ && !can_refill(matches.back(), stream, run)) {
       throw std::runtime_error(
           "tokens were restored, left a window, or come from several sequences (llama.cpp shows " +
           std::to_string(run.past_count) + " earlier tokens, of which a session holds the first " +
@@ -270,45 +266,12 @@ std::optional<std::vector<Part>> Sequences::place(uint32_t stream, const Batch& 
     if (batch.runs.size() == 1) look(sequence);
     parts.push_back(std::move(part));
   }
-  drop_dead();
+  drop_useless();
   return parts;
 }
 
-/// Of a sequence whose tokens lie in other streams, too, a copy for each of these, where the shift tells them apart and the stream
-/// has no sequence of its own with these tokens.
-void Sequences::keep_for_copies(size_t number, std::span<const int32_t> by) {
-  const Sequence& sequence = *sequences_[number];
-  const auto is_moved = [&](uint32_t stream) {
-    return std::any_of(sequence.tokens.begin(), sequence.tokens.end(), [&](const Token& token) {
-      return cells_.holds(stream, token) && by[size_t{stream} * cells_.cells() + token.cell] != 0;
-    });
-  };
-  const bool moves = is_moved(sequence.stream);
-  for (uint32_t stream = 0; stream < cells_.streams(); ++stream) {
-    if (stream == sequence.stream || (!moves && !is_moved(stream))) continue;
-    std::vector<Token> here;
-    std::copy_if(sequence.tokens.begin(), sequence.tokens.end(), std::back_inserter(here),
-                 [&](const Token& token) { return cells_.holds(stream, token); });
-    const auto has_these = [&](const auto& other) {
-      size_t at = 0;
-      for (const Token& token : other->tokens) {
-        if (at < here.size() && here[at].stamp == token.stamp) ++at;
-      }
-      return other->stream == stream && at == here.size();
-    };
-    if (here.empty() || std::any_of(sequences_.begin(), sequences_.end(), has_these)) continue;
-    auto copy = std::make_unique<Sequence>();
-    copy->stream = stream;
-    copy->tokens = sequence.tokens;
-    copy->turns = sequence.turns;
-    copy->unbuilt = sequence.unbuilt;
-    copy->batch = sequence.batch;
-    copy->session = sequence.session->fork();
-    sequences_.push_back(std::move(copy));
-  }
-}
-
 void Sequences::shift(std::span<const int32_t> by) {
+  places_.clear();
   const size_t there = sequences_.size();
   for (size_t i = 0; i < there; ++i) keep_for_copies(i, by);
   std::vector<Token*> moved;
@@ -326,6 +289,14 @@ void Sequences::shift(std::span<const int32_t> by) {
       streams.push_back(sequence->stream);
       moves = true;
     }
+    for (Token& token : sequence->alone) {
+      if (!cells_.holds(sequence->stream, token) ||
+          by[size_t{sequence->stream} * cells_.cells() + token.cell] == 0) {
+        continue;
+      }
+      moved.push_back(&token);
+      streams.push_back(sequence->stream);
+    }
     if (moves) sequence->sight.clear();
   }
   cells_.write_where(by.data());
@@ -334,12 +305,10 @@ void Sequences::shift(std::span<const int32_t> by) {
   }
 }
 
-void Sequences::drop(const Sequence* sequence) {
-  std::erase_if(sequences_, [&](const auto& s) { return s.get() == sequence; });
-}
-
 void Sequences::drop_current() {
+  places_.clear();
   std::erase_if(sequences_, [&](const auto& s) { return s->batch == batch_; });
+  for (const auto& other : sequences_) other->is_left = false;  // their copies may be gone
 }
 
 }  // namespace keyhole::llama_cpp

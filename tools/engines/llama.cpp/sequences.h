@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "tools/engines/llama.cpp/batch.h"
@@ -33,6 +35,12 @@ struct Sequence {
   uint32_t sight_end = 0;
   /// Cells::changes() when `sight` was what `tokens` are and all of these lay in their cells.
   uint64_t sighted = 0;
+  /// A copy without some of `tokens` has gone on in its place. These are in `alone`: as long as one of them lies in its cell,
+  /// somebody may have it.
+  bool is_left = false;
+  std::vector<Token> alone;
+  /// Its first token, and no other, was taken out when its last batch came.
+  bool slid = false;
 };
 
 /// Rows of a batch, and the sequence that goes on with them.
@@ -46,12 +54,19 @@ struct Part {
 
 class Sequences {
  public:
+  /// Whether the caller can bring the token of a cell of a stream.
+  using Brings = std::function<bool(uint32_t stream, uint32_t cell)>;
   /// `cells` outlives this. Of sessions without use the oldest go where there are more than `most`. `refill`: tokens
-  /// that no session holds can be had from llama.cpp's cache; else a batch that needs them is an error.
-  Sequences(Cells& cells, size_t most, bool refill) : cells_(cells), most_(most), refill_(refill) {}
+  /// that no session holds can be had from llama.cpp's cache; else a batch that needs them is an error, but where `brings` says of
+  /// each that it can be had.
+  Sequences(Cells& cells, size_t most, bool refill, Brings brings = {})
+      : cells_(cells), most_(most), refill_(refill), brings_(std::move(brings)) {}
 
   /// A new batch begins: sequences may be changed again.
-  void begin_batch() { ++batch_; }
+  void begin_batch() {
+    ++batch_;
+    places_.clear();
+  }
 
   /// The quick way of most batches: where all rows of a stream go on with all tokens of one sequence, and no cell has
   /// changed since its last batch but the `written` ones of this, appends the new tokens to its list. None: nothing
@@ -64,7 +79,8 @@ class Sequences {
   /// Finds or makes the sequence of each run of a stream's part of the batch, and appends the new tokens to its list.
   /// Its session is cut to the tokens that are in the run's past; others of them may be missing there, which the caller
   /// appends layer by layer (`past` tokens before the new ones). None: there is no rewriter, and
-  /// a run sees the end of a sequence without its beginning, as layers with a sliding window do; nothing has changed then.
+  /// a run sees all of a sequence but its first token, for the second time in a row, as with a sliding window; nothing has changed
+  /// then.
   /// Throws std::runtime_error where `refill` is needed and off.
   ///   rewriter  NULL: the cells have what sessions lack. Else they do not, and sessions out of whose middle tokens were
   ///             removed, or whose keys are to be turned, are rewritten
@@ -77,12 +93,21 @@ class Sequences {
   /// new numbers, and sequences remember the turns until place() goes on with them.
   void shift(std::span<const int32_t> by);
 
-  /// Forgets a sequence, whose session has failed.
-  void drop(const Sequence* sequence);
+  /// A token in the list of a sequence.
+  struct Place {
+    Sequence* sequence = nullptr;
+    uint32_t number = 0;
+  };
+  /// Where the token of a stream's cell is, between batches; without a sequence where it is nowhere.
+  [[nodiscard]] Place find(uint32_t stream, uint32_t cell) const;
+
   /// Forgets those that take part in the batch under way.
   void drop_current();
   /// Forgets all: what the cells hold was changed by others.
-  void clear() { sequences_.clear(); }
+  void clear() {
+    sequences_.clear();
+    places_.clear();
+  }
 
   [[nodiscard]] const std::vector<std::unique_ptr<Sequence>>& all() const { return sequences_; }
 
@@ -93,6 +118,8 @@ class Sequences {
     bool in_place = false;
     /// Behind these the run sees all of its past, but not all of the sequence.
     bool gaps = false;
+    /// All of the sequence but its first token is seen.
+    bool slides = false;
   };
   [[nodiscard]] bool sees(const Run& run, uint32_t stream, const Token& token) const;
   [[nodiscard]] uint32_t common(const Sequence& sequence, uint32_t stream, const Run& run) const;
@@ -103,17 +130,27 @@ class Sequences {
   Sequence& take(const Match& match, const Run& run, uint32_t stream, SessionSource& source,
                  Rewriter* rewriter);
   void rewrite(Sequence& sequence, const Run& run, uint32_t stream, Rewriter* rewriter) const;
+  void leave(Sequence& sequence, const Match& match, const Run& run, uint32_t stream) const;
   void keep_for_copies(size_t number, std::span<const int32_t> by);
-  [[nodiscard]] bool is_dead(const Sequence& sequence) const;
+  [[nodiscard]] bool is_wanted(const Token& token, uint32_t stream) const;
+  [[nodiscard]] bool is_free(const Sequence& sequence, uint32_t stream) const;
+  [[nodiscard]] bool is_dead(const Sequence& sequence, uint32_t stream) const;
+  [[nodiscard]] bool is_of_no_use(Sequence& sequence) const;
+  [[nodiscard]] bool can_refill(const Match& match, uint32_t stream, const Run& run) const;
   void refill(Sequence& sequence, const Run& run);
-  void drop_dead();
+  void drop_useless();
   void look(Sequence& sequence) const;
 
   Cells& cells_;
   size_t most_;
   bool refill_;
+  Brings brings_;
+  bool rewrites_ = false;  // the last place() had a rewriter
   uint64_t batch_ = 0;
   std::vector<std::unique_ptr<Sequence>> sequences_;
+  // Where the token of each cell is, when the cells had changed `placed_` times; empty: it was not asked.
+  mutable std::vector<Place> places_;
+  mutable uint64_t placed_ = 0;
 };
 
 }  // namespace keyhole::llama_cpp

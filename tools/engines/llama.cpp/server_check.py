@@ -2,12 +2,14 @@
 """A conversation with llama-server through the client of OpenAI (package `openai`), as `test server` has it: two slots, a prompt
 that goes on, one whose middle was removed, two requests at once, more tokens than the context has, and a restart with a saved
 slot. Prints one JSON object: what was answered in each part, and how many tokens of the prompt were in the cache.
-  server_check.py [--refuses | --drafts TEMPERATURE] SLOTS COMMAND ...
+  server_check.py [--drafts TEMPERATURE] [--answers FILE] [--weights] SLOTS COMMAND ...
   SLOTS      a folder for saved slots
   COMMAND    the server, with its model; the port, slots and contexts are added here
-  --refuses  the server has no copy of its cache: saved slots have to be refused, and it has to go on
   --drafts   another conversation, in which COMMAND says who drafts: of each part also how many tokens were drafted and accepted;
-             tokens are sampled at this temperature, so that some that a good draft has foreseen do not come"""
+             tokens are sampled at this temperature, so that some that a good draft has foreseen do not come
+  --answers  what another conversation printed: its answers are what has been said, whatever this one's are, so that each part
+             can be compared by itself
+  --weights  for each token of an answer also the logarithms of the probabilities of it and of the next best ones"""
 
 import argparse
 import atexit
@@ -19,7 +21,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -32,7 +33,22 @@ STORY = ("The keeper of the lighthouse had lived on the island for thirty years.
 QUESTIONS = ["What did the keeper write into his book?", "And what did he find one night?", "How long had he lived there?"]
 
 
+OTHERS = 8  # tokens beside the one that was chosen
+
+
+def weights_of(token):
+    """Of a token: its number, and the logarithm of the probability of it and others by their numbers, which drafted ones have not."""
+    others = token["top_logprobs"]
+    return {"token": str(token["id"]), "of": {str(one["id"]): one["logprob"] for one in [*others, token]} if others else {}}
+
+
+def without_count(said):
+    return {part: value for part, value in said.items() if part != "cached"}
+
+
 class Server:
+    weights = False
+
     def __init__(self, command, slots, log):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -66,14 +82,21 @@ class Server:
             return json.load(answer)
 
     def chat(self, messages, slot, tokens=12):
+        more = {"logprobs": True, "top_logprobs": OTHERS} if self.weights else {}
         answer = self.client.chat.completions.create(model="any", messages=messages, max_tokens=tokens, temperature=0,
-                                                     extra_body={"id_slot": slot, "cache_prompt": True})
-        return {"text": answer.choices[0].message.content, "cached": answer.model_extra["timings"]["cache_n"]}
+                                                     extra_body={"id_slot": slot, "cache_prompt": True}, **more)
+        said = {"text": answer.choices[0].message.content, "cached": answer.model_extra["timings"]["cache_n"]}
+        if self.weights:
+            said["weights"] = [weights_of(one) for one in answer.to_dict()["choices"][0]["logprobs"]["content"]]
+        return said
 
     def complete(self, prompt, slot, tokens):
         answer = self.call("/completion", {"prompt": prompt, "n_predict": tokens, "temperature": 0, "id_slot": slot, "ignore_eos": True,
-                                           "return_tokens": True})
-        return {"text": answer["content"], "tokens": len(answer["tokens"]), "shifted": answer["truncated"]}
+                                           "return_tokens": True, "n_probs": OTHERS if self.weights else 0})
+        said = {"text": answer["content"], "tokens": len(answer["tokens"]), "shifted": answer["truncated"]}
+        if self.weights:
+            said["weights"] = [weights_of(one) for one in answer["completion_probabilities"]]
+        return said
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
@@ -93,20 +116,25 @@ def talk(question, answers):
 
 
 def drafted(server, messages, slot):
+    more = {"logprobs": True, "top_logprobs": OTHERS} if server.weights else {}
     answer = server.client.chat.completions.create(model="any", messages=messages, max_tokens=48, temperature=server.temperature, seed=5,
-                                                   extra_body={"id_slot": slot, "cache_prompt": True})
+                                                   extra_body={"id_slot": slot, "cache_prompt": True}, **more)
     timings = answer.model_extra["timings"]
-    return {"text": answer.choices[0].message.content, "drafted": timings.get("draft_n", 0), "accepted": timings.get("draft_n_accepted", 0)}
+    said = {"text": answer.choices[0].message.content, "drafted": timings.get("draft_n", 0), "accepted": timings.get("draft_n_accepted", 0)}
+    if server.weights:
+        said["weights"] = [weights_of(one) for one in answer.to_dict()["choices"][0]["logprobs"]["content"]]
+    return said
 
 
-def conversation_with_drafts(start, temperature):
+def conversation_with_drafts(start, temperature, answers):
     """Answers that repeat the story in parts, so that drafts of a text's own words are accepted in parts as well."""
     server = start()
     server.temperature = temperature
     said = {}
     ask = [{"role": "system", "content": STORY}, {"role": "user", "content": "Tell me the story again, word for word. " + STORY}]
     said["first turn"] = drafted(server, ask, 0)
-    again = [*ask, {"role": "assistant", "content": said["first turn"]["text"]}, {"role": "user", "content": "Go on."}]
+    first = (answers or said)["first turn"]
+    again = [*ask, {"role": "assistant", "content": first["text"]}, {"role": "user", "content": "Go on."}]
     said["second turn"] = drafted(server, again, 0)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         both = [pool.submit(drafted, server, again[:-1] + [{"role": "user", "content": "And then?"}], 0),
@@ -117,34 +145,36 @@ def conversation_with_drafts(start, temperature):
     return said
 
 
-def conversation(start, slots, refuses):
+def conversation(start, slots, answers):
     server = start()
     said = {}
-    first = said["first turn"] = server.chat(talk(QUESTIONS[0], []), 0)
-    said["second turn"] = server.chat(talk(QUESTIONS[1], [first["text"]]), 0)
+    heard = answers or said
+    said["first turn"] = server.chat(talk(QUESTIONS[0], []), 0)
+    first = heard["first turn"]["text"]
+    said["second turn"] = server.chat(talk(QUESTIONS[1], [first]), 0)
+    second = heard["second turn"]["text"]
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        both = [pool.submit(server.chat, talk(QUESTIONS[2], [first["text"], said["second turn"]["text"]]), 0),
+        both = [pool.submit(server.chat, talk(QUESTIONS[2], [first, second]), 0),
                 pool.submit(server.chat, talk("Who is it about?", []), 1)]
         # Where both need a cell, one loses what it had: which one is the first that comes.
-        said["both slots, 0"], said["both slots, 1"] = ({"text": one.result()["text"]} for one in both)
+        said["both slots, 0"], said["both slots, 1"] = (without_count(one.result()) for one in both)
     # The first question is gone, so what follows it moves to the front.
-    shorter = talk(QUESTIONS[2], [first["text"], said["second turn"]["text"]])
+    shorter = talk(QUESTIONS[2], [first, second])
     said["middle removed"] = server.chat([shorter[0], *shorter[3:]], 0)
-    try:
-        said["saved"] = {"tokens": server.call("/slots/0?action=save", {"filename": "kept"})["n_saved"]}
-    except urllib.error.HTTPError:
-        said["saved"] = {"tokens": None}
+    said["saved"] = {"tokens": server.call("/slots/0?action=save", {"filename": "kept"})["n_saved"]}
     room = server.call("/props")["default_generation_settings"]["n_ctx"]
     words = server.call("/tokenize", {"content": STORY * 8})["tokens"]
     said["longer than the context"] = server.complete(words[:room - 10], 1, 32)
-    said["the other slot, 0"] = server.chat([shorter[0], *shorter[3:]], 0)["text"]
+    said["the other slot, 0"] = without_count(server.chat([shorter[0], *shorter[3:]], 0))
+    # Others take both slots: what was there is kept in the server's memory, and comes back.
+    for word in ("apple", "house", "river"):
+        server.chat([{"role": "user", "content": " ".join(f"{word} {i}" for i in range(70))}], -1, 2)
+    said["left and back"] = server.chat([shorter[0], *shorter[3:]], -1)
     server.stop()
-    if refuses:
-        return said
 
     server = start()
     said["restored"] = {"tokens": server.call("/slots/0?action=restore", {"filename": "kept"})["n_restored"]}
-    said["after the restart"] = server.chat([shorter[0], *shorter[3:], {"role": "assistant", "content": said["middle removed"]["text"]},
+    said["after the restart"] = server.chat([shorter[0], *shorter[3:], {"role": "assistant", "content": heard["middle removed"]["text"]},
                                              {"role": "user", "content": "Tell me more."}], 0)
     # One that is killed leaves nothing behind, and the file that was there.
     before = set(os.listdir(slots))
@@ -160,8 +190,9 @@ def conversation(start, slots, refuses):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--refuses", action="store_true")
     parser.add_argument("--drafts", type=float)
+    parser.add_argument("--answers", type=Path)
+    parser.add_argument("--weights", action="store_true")
     parser.add_argument("slots", type=Path)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
@@ -173,8 +204,10 @@ def main():
     def start():
         return Server(arguments.command, slots, log)
 
-    said = (conversation(start, slots, arguments.refuses) if arguments.drafts is None else
-            conversation_with_drafts(start, arguments.drafts))
+    Server.weights = arguments.weights
+    answers = arguments.answers and json.loads(arguments.answers.read_text())
+    said = (conversation(start, slots, answers) if arguments.drafts is None else
+            conversation_with_drafts(start, arguments.drafts, answers))
     print(json.dumps(said))
 
 

@@ -1,7 +1,8 @@
 // What one context costs a decoder: the time of a prompt, of the first step behind it (with Keyhole on a card the cache goes to
-// its sessions there), and of steps of several tokens, as drafts have them; and the device's memory that is in use.
-//   llama-steps-bench MODEL DEVICE TOKENS [BATCH [STEPS [N ...]]]
-// DEVICE: CUDA0, KEYHOLE0, ... or CPU. TOKENS: of the prompt. BATCH: of the prompt at once (default: 2048). STEPS: of each number
+// its sessions there), and of steps of several tokens, as drafts have them; and the device's memory that is in use, and the
+// process's on the host without the files that it maps. Of long prompts each eighth is printed when it is done.
+//   llama-steps-bench MODEL DEVICE TOKENS[:SECONDS] [BATCH [STEPS [N ...]]]
+// DEVICE: CUDA0, KEYHOLE0, ... or CPU. TOKENS: of the prompt, which ends after so many seconds as well. BATCH: of the prompt at once (default: 2048). STEPS: of each number
 // of tokens N (default: 64 of 1, 2, 3, 5 and 9). Tokens are random; drafts are kept.
 // GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings.
 #include <ggml-backend.h>
@@ -13,6 +14,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <fstream>
 #include <random>
 #include <string>
 #include <vector>
@@ -92,6 +95,20 @@ class Bench {
   std::mt19937 random_{3};
 };
 
+/// Of this process, without mapped files.
+double host_gib() {
+  std::ifstream figures("/proc/self/status");
+  double kib = 0;
+  for (std::string line; std::getline(figures, line);) {
+    unsigned long long part = 0;
+    if (std::sscanf(line.c_str(), "RssAnon: %llu kB", &part) == 1 ||
+        std::sscanf(line.c_str(), "RssShmem: %llu kB", &part) == 1) {
+      kib += static_cast<double>(part);
+    }
+  }
+  return kib / (1U << 20U);
+}
+
 uint32_t number(const char* text) { return static_cast<uint32_t>(std::strtoul(text, nullptr, 10)); }
 
 }  // namespace
@@ -99,6 +116,8 @@ uint32_t number(const char* text) { return static_cast<uint32_t>(std::strtoul(te
 int main(int argc, char** argv) {
   if (argc < 4) fail("llama-steps-bench MODEL DEVICE TOKENS [BATCH [STEPS [N ...]]]");
   const uint32_t tokens = number(argv[3]);
+  const char* colon = std::strchr(argv[3], ':');
+  const double seconds = colon != nullptr ? number(colon + 1) : 1e9;
   const uint32_t batch = argc > 4 ? number(argv[4]) : 2048;
   const uint32_t steps = argc > 5 ? number(argv[5]) : 64;
   std::vector<uint32_t> tokens_of_step{1, 2, 3, 5, 9};
@@ -124,12 +143,22 @@ int main(int argc, char** argv) {
   Bench bench(argv[1], argv[2], room, batch);
   double prompt = 0;
   double most = bench.gib_in_use();
-  for (uint32_t done = 0; done < tokens; done += std::min(batch, tokens - done)) {
-    prompt += bench.decode(std::min(batch, tokens - done), false);
+  constexpr uint32_t kLong = 200000;
+  uint32_t told = 0;
+  uint32_t done = 0;
+  while (done < tokens && prompt < seconds) {
+    const uint32_t n = std::min(batch, tokens - done);
+    prompt += bench.decode(n, false);
     most = std::max(most, bench.gib_in_use());
+    done += n;
+    if (tokens < kLong || done - told < tokens / 8 || done == tokens) continue;
+    told = done;
+    std::printf("%s: %u tokens %.2f s, %.1f GiB at most, host %.1f GiB\n", argv[2], done, prompt,
+                most, host_gib());
+    std::fflush(stdout);
   }
-  std::printf("%s: prompt of %u tokens %.2f s, %.0f tokens/s, %.1f GiB at most\n", argv[2], tokens,
-              prompt, tokens / prompt, most);
+  std::printf("%s: prompt of %u tokens %.2f s, %.0f tokens/s, %.1f GiB at most, host %.1f GiB\n",
+              argv[2], done, prompt, done / prompt, most, host_gib());
   const double first = bench.decode(1, true);
   std::printf("  first step %.1f ms, %.1f GiB behind it\n", first * 1e3, bench.gib_in_use());
   std::fflush(stdout);

@@ -228,7 +228,8 @@ class KeyholeSession final : public Session {
   void read(uint32_t layer, uint32_t first, const Rows& k, const Rows& v) override {
     const keyhole_tensor tk = tensor(k, false);
     const keyhole_tensor tv = tensor(v, false);
-    check(keyhole_session_get_rows(handle_.get(), layer, first, &tk, &tv));
+    check(keyhole_session_get_rows(handle_.get(), layer, first, k.data != nullptr ? &tk : nullptr,
+                                   v.data != nullptr ? &tv : nullptr));
   }
   void build() override {
     if (indexed_) check(keyhole_session_build(handle_.get(), nullptr, nullptr));

@@ -280,6 +280,9 @@ int main(int argc, char** argv) {
       one.remove(0, n / 4, n / 4 + 10);
       one.steps({0}, 20);
       one.report("ten removed from the middle, steps");
+      one.remove(0, 0, 3);
+      one.steps({0}, 20);
+      one.report("three removed from the beginning, steps");
       one.remove(0, 4, n / 4);
       one.shift(0, n / 4 + 10, 4 - n / 4);
       one.steps({0}, 20);
@@ -316,6 +319,10 @@ int main(int argc, char** argv) {
     many.steps({1, 2}, 20);
     many.report("a turn of one, steps of two");
     if (can_go_back) {
+      many.remove(0, 0, 1);  // others' steps take its cell
+      many.steps({1, 2}, 3);
+      many.steps({0, 1}, 10);
+      many.report("one without its first token, steps of both");
       many.remove(0, 8, n / 2);
       many.shift(0, n / 2, 8 - n / 2);
       many.steps({0, 1}, 20);

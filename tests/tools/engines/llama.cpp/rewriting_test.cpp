@@ -1,11 +1,12 @@
-// Sessions whose tokens lie nowhere else, when tokens are removed from the middle and positions are shifted: beside a model of
-// llama.cpp's memory, which knows of each cell whose token it has, and at which position.
+// Sessions whose tokens lie nowhere else, when tokens are removed from the middle, positions are shifted, and states are saved and
+// restored: beside a model of llama.cpp's memory, which knows of each cell whose token it has, and at which position.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -18,6 +19,7 @@
 
 #include "tools/engines/llama.cpp/batch.h"
 #include "tools/engines/llama.cpp/cells.h"
+#include "tools/engines/llama.cpp/read_back.h"
 #include "tools/engines/llama.cpp/sequences.h"
 #include "tools/engines/llama.cpp/session.h"
 
@@ -39,7 +41,18 @@ class Listed final : public Session {
   void attend(uint32_t, const Rows&, const Rows&, const Rows&, const Rows&) override {}
   void append(uint32_t, const Rows&, const Rows&) override {}
   void truncate(uint32_t n) override { held.resize(std::min<size_t>(held.size(), n)); }
-  void read(uint32_t, uint32_t, const Rows&, const Rows&) override {}
+  /// A row of keys is the token, and its position, that of values its negative.
+  void read(uint32_t, uint32_t first, const Rows& k, const Rows& v) override {
+    for (const Rows* rows : {&k, &v}) {
+      auto* out = static_cast<int16_t*>(const_cast<void*>(rows->data));
+      for (int64_t i = 0; i < rows->tokens; ++i) {
+        const Placed& token = held.at(first + static_cast<size_t>(i));
+        const int sign = rows == &k ? 1 : -1;
+        *out++ = static_cast<int16_t>(sign * token.first);
+        *out++ = static_cast<int16_t>(sign * token.second);
+      }
+    }
+  }
   void build() override {}
   [[nodiscard]] std::unique_ptr<Session> fork() override {
     auto copy = std::make_unique<Listed>();
@@ -64,6 +77,11 @@ class Lists final : public SessionSource, public Rewriter {
     rewritten += static_cast<int>(change.kept.size());
     held = std::move(now);
   }
+  void turn(uint32_t /*layer*/, const Rows& keys, std::span<const int32_t> by) override {
+    auto* out = static_cast<int16_t*>(const_cast<void*>(keys.data));
+    for (size_t i = 0; i < by.size(); ++i)
+      out[2 * i + 1] = static_cast<int16_t>(out[2 * i + 1] + by[i]);
+  }
   int rewritten = 0;
 };
 
@@ -74,7 +92,9 @@ class Memory {
       : unified_(unified),
         rooms_(unified ? 1 : kTalks, std::vector<Cell>(kRoom)),
         cells_(static_cast<uint32_t>(rooms_.size()), kRoom),
-        sequences(cells_, 64, false) {}
+        sequences(cells_, 64, false, [this](uint32_t stream, uint32_t cell) {
+          return restored_.count(stream * kRoom + cell) != 0;
+        }) {}
 
   [[nodiscard]] int next(int s) const {
     int last = -1;
@@ -96,6 +116,7 @@ class Memory {
       if (!cell.owners.empty()) continue;
       cell = {{s}, at + static_cast<int>(fresh.size()), ++last_};
       cells_.write(stream(s), j);
+      restored_.erase(stream(s) * kRoom + j);
       fresh.push_back(j);
     }
     ASSERT_EQ(fresh.size(), static_cast<size_t>(n));
@@ -121,6 +142,9 @@ class Memory {
     }
     std::vector<Placed>& held = static_cast<Listed&>(*part->sequence->session).held;
     EXPECT_EQ(part->past, past.size());
+    while (held.size() < part->past) {
+      held.push_back(restored_.at(stream(s) * kRoom + part->sequence->tokens[held.size()].cell));
+    }
     std::vector<Placed> sorted = held;
     std::sort(sorted.begin(), sorted.end());
     std::sort(past.begin(), past.end());
@@ -144,8 +168,45 @@ class Memory {
       if (cell.owners.count(s) == 0 || cell.position < keep + n) continue;
       cell.position -= n;
       by[size_t{stream(s)} * kRoom + j] = -n;
+      const auto found = restored_.find(stream(s) * kRoom + j);
+      if (found != restored_.end()) found->second.second -= n;
     }
     sequences.shift(by);
+  }
+  /// What is saved of a sequence, of keys and of values, cell by cell.
+  void save(int s) {
+    for (uint32_t j = 0; j < kRoom; ++j) {
+      const Cell& cell = room(s)[j];
+      if (cell.owners.count(s) == 0 || restored_.count(stream(s) * kRoom + j) != 0) continue;
+      for (const bool values : {false, true}) {
+        int16_t row[2] = {};
+        read_back(sequences, &lists, {0, values, Number::kF16, 1, 2}, stream(s), j, 1,
+                  reinterpret_cast<std::byte*>(row));
+        if (values) {
+          ASSERT_EQ(-row[0], cell.token) << "cell " << j << " of sequence " << s;
+        } else {
+          ASSERT_EQ(Placed(row[0], row[1]), Placed(cell.token, cell.position))
+              << "cell " << j << " of sequence " << s;
+        }
+      }
+    }
+  }
+  /// save(), and the other sequence becomes what was saved.
+  void restore(int s, int to) {
+    save(s);
+    std::vector<Cell> saved;
+    for (const Cell& cell : room(s)) {
+      if (cell.owners.count(s) != 0) saved.push_back(cell);
+    }
+    remove(to, 0, 1 << 20);
+    if (free(to) < saved.size()) return;
+    uint32_t j = 0;
+    for (const Cell& cell : saved) {
+      while (!room(to)[j].owners.empty()) ++j;
+      room(to)[j] = {{to}, cell.position, cell.token};
+      cells_.write(stream(to), j);
+      restored_[stream(to) * kRoom + j] = {cell.token, cell.position};
+    }
   }
   void copy(int from, int to) {
     remove(to, 0, 1 << 20);
@@ -160,6 +221,11 @@ class Memory {
       if (cell.owners.erase(from) != 0) cell.owners.insert(to);
     }
     cells_.copy_stream(stream(from), stream(to));
+    for (uint32_t j = 0; j < kRoom; ++j) {
+      restored_.erase(stream(to) * kRoom + j);
+      const auto found = restored_.find(stream(from) * kRoom + j);
+      if (found != restored_.end()) restored_[stream(to) * kRoom + j] = found->second;
+    }
   }
 
  private:
@@ -175,6 +241,7 @@ class Memory {
   bool unified_;
   std::vector<std::vector<Cell>> rooms_;
   Cells cells_;
+  std::map<uint32_t, Placed> restored_;  // of cells that were filled from outside, for good
   int last_ = 0;
 
  public:
@@ -235,6 +302,96 @@ TEST(LlamaCppRewriting, AShiftedSequenceOutlivesItsFirstToken) {
   EXPECT_EQ(memory.lists.rewritten, 12);
 }
 
+// First tokens that are removed where they are leave their cells to others.
+TEST(LlamaCppRewriting, FirstTokensThatLeaveTakeNoSessionAlong) {
+  for (const int gone : {1, 3}) {
+    Memory memory(true);
+    memory.extend(0, 12);
+    memory.extend(1, 4);
+    memory.remove(0, 0, gone);
+    memory.extend(1, gone);
+    memory.extend(0, 1);
+    EXPECT_EQ(memory.lists.rewritten, 12 - gone);
+    EXPECT_EQ(memory.sequences.all().size(), 2U);
+    memory.extend(0, 1);
+    EXPECT_EQ(memory.lists.rewritten, 12 - gone);
+  }
+}
+
+TEST(LlamaCppRewriting, ASequenceThatWasRemovedGoesWhenAPromptTakesItsCells) {
+  Memory memory(true);
+  memory.extend(0, 80);
+  memory.remove(0, 0, 1 << 20);
+  memory.extend(1, 40);
+  EXPECT_EQ(memory.sequences.all().size(), 1U);
+}
+
+TEST(LlamaCppRewriting, ARemovedSequenceGoesWithTheStepsThatTakeItsCells) {
+  Memory memory(true);
+  memory.extend(0, 80);
+  memory.remove(0, 0, 1 << 20);
+  for (int i = 0; i < 40; ++i) memory.extend(1, 1);
+  EXPECT_EQ(memory.sequences.all().size(), 1U);
+}
+
+// A window in a cache as large as others' loses a token with every step.
+TEST(LlamaCppRewriting, FirstTokensThatLeaveOneByOneAreAWindow) {
+  Memory memory(true);
+  memory.extend(0, 12);
+  memory.remove(0, 0, 1);
+  memory.extend(0, 1);
+  memory.remove(0, 0, 2);
+  EXPECT_THROW(memory.extend(0, 1), std::runtime_error);
+}
+
+TEST(LlamaCppRewriting, WhatACopyGoesOnWithoutIsKeptWhileItLiesInACell) {
+  Memory memory(true);
+  memory.extend(0, 10);
+  memory.remove(0, 2, 5);
+  memory.extend(0, 1);
+  EXPECT_EQ(memory.sequences.all().size(), 2U);
+  memory.extend(0, 1);
+  EXPECT_EQ(memory.sequences.all().size(), 2U);
+  memory.extend(0, 1);  // the last of the three cells
+  EXPECT_EQ(memory.sequences.all().size(), 1U);
+  EXPECT_EQ(memory.lists.rewritten, 5);
+}
+
+TEST(LlamaCppRewriting, WhatACopyGoesOnWithoutIsTurnedWithTheOthers) {
+  Memory memory(true);
+  memory.extend(0, 10);
+  memory.copy(0, 1);
+  memory.remove(1, 4, 8);
+  memory.extend(1, 1);
+  memory.remove(1, 0, 1 << 20);
+  memory.shift(0, 1, 2);
+  memory.extend(2, 1);
+  memory.extend(0, 1);  // with what `alone` has kept
+}
+
+TEST(LlamaCppRewriting, InAStreamOfItsOwnNobodyElseHasWhatLeft) {
+  Memory memory(false);
+  memory.extend(0, 10);
+  memory.remove(0, 2, 5);
+  memory.extend(0, 1);
+  EXPECT_EQ(memory.sequences.all().size(), 1U);
+  memory.remove(0, 6, 1 << 20);
+  memory.extend(0, 2);
+  EXPECT_EQ(memory.sequences.all().size(), 1U);
+}
+
+TEST(LlamaCppRewriting, ACopyInAnotherStreamOutlivesItsSource) {
+  Memory memory(false);
+  memory.extend(0, 10);
+  memory.copy(0, 1);
+  memory.extend(0, 2);
+  memory.remove(0, 0, 1 << 20);
+  memory.extend(0, 40);
+  memory.extend(1, 1);
+  EXPECT_EQ(memory.sequences.all().size(), 2U);
+  EXPECT_EQ(memory.lists.rewritten, 0);
+}
+
 TEST(LlamaCppRewriting, AStreamThatWasCopiedIsShiftedAlone) {
   for (const int shifted : {0, 1}) {
     Memory memory(false);
@@ -244,6 +401,39 @@ TEST(LlamaCppRewriting, AStreamThatWasCopiedIsShiftedAlone) {
     memory.extend(0, 1);
     memory.extend(1, 1);
     EXPECT_EQ(memory.lists.rewritten, 10) << shifted;
+  }
+}
+
+TEST(LlamaCppRewriting, StatesAreSavedOutOfSessionsAlsoBehindAShift) {
+  Memory memory(true);
+  memory.extend(0, 12);
+  memory.extend(1, 5);
+  memory.save(0);
+  memory.shift(0, 2, 4);
+  memory.save(0);
+  memory.save(1);
+  EXPECT_EQ(memory.lists.rewritten, 0);
+  memory.extend(0, 1);
+  EXPECT_EQ(memory.lists.rewritten, 6);
+  memory.save(0);
+}
+
+TEST(LlamaCppRewriting, WhatIsInNoSessionIsNotSaved) {
+  Memory memory(true);
+  memory.extend(0, 4);
+  memory.sequences.clear();
+  EXPECT_THROW(memory.save(0), std::runtime_error);
+}
+
+TEST(LlamaCppRewriting, RestoredTokensAreBroughtWhereTheSessionLacksThem) {
+  for (const bool unified : {true, false}) {
+    Memory memory(unified);
+    memory.extend(0, 12);
+    memory.restore(0, 1);
+    memory.extend(1, 2);
+    memory.restore(1, 0);
+    memory.extend(0, 2);
+    memory.extend(1, 1);
   }
 }
 
@@ -277,11 +467,11 @@ TEST(LlamaCppRewriting, RandomOperationsLeaveEachSessionWithWhatItsMaskShows) {
     for (int i = 0; i < 60; ++i) {
       const int s = below(kTalks);
       const int n = memory.next(s);
-      switch (below(8)) {
+      switch (below(9)) {
         case 0: memory.remove(s, 1 + below(n + 1), 1 << 20); break;
         case 1:
           if (n > 8) {
-            const int from = 1 + below(n - 4);
+            const int from = below(n - 4);
             memory.remove(s, from, from + 1 + below(3));
           }
           break;
@@ -291,6 +481,15 @@ TEST(LlamaCppRewriting, RandomOperationsLeaveEachSessionWithWhatItsMaskShows) {
           break;
         case 4:
           if (n > 0) memory.copy(s, (s + 1 + below(kTalks - 1)) % kTalks);
+          break;
+        case 6:
+          ++all;
+          try {
+            memory.restore(s, (s + 1 + below(kTalks - 1)) % kTalks);
+          } catch (
+              const std::runtime_error&) {  // another's batch was refused that had the same tokens
+            ++refused;
+          }
           break;
         case 5:
           if (below(6) == 0) memory.remove(s, 0, 1 << 20);

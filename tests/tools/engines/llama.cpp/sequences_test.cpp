@@ -281,14 +281,30 @@ TEST(LlamaCppSequences, WithoutRefillThatIsAnError) {
   EXPECT_THROW((void)fake.add(Fake::run(0, 8, 8, 1)), std::runtime_error);
 }
 
-TEST(LlamaCppSequences, AnEndWithoutItsBeginningIsAWindow) {
+// Each step behind a window leaves one token out.
+TEST(LlamaCppSequences, AnEndWithoutItsBeginningIsAWindowTheSecondTime) {
   Fake fake;
   (void)fake.add(Fake::run(0, 0, 0, 8));
-  const auto tokens = Fake::run(0, 8, 8, 1);
+  fake.remove(0, 0, 1);
+  EXPECT_EQ(fake.add(Fake::run(0, 8, 8, 1))[0].past, 7U);
+  const auto tokens = Fake::run(0, 9, 9, 1);
   fake.write(tokens);
   fake.sequences.begin_batch();
-  const Batch batch = fake.read(tokens, 4);
+  const Batch batch = fake.read(tokens, 8);
   EXPECT_FALSE(fake.sequences.place(0, batch, fake.new_cells, fake.source));
+}
+
+TEST(LlamaCppSequences, ABeginningThatWasRemovedIsNoWindow) {
+  for (const int gone : {1, 3}) {
+    Fake fake;
+    (void)fake.add(Fake::run(0, 0, 0, 8));
+    fake.remove(0, 0, gone);
+    for (int i = 0; i < 4; ++i) {
+      const auto parts = fake.add(Fake::run(0, 8 + i, 8U + static_cast<uint32_t>(i), 1));
+      EXPECT_EQ(parts[0].past, static_cast<uint32_t>(8 - gone + i));
+    }
+    EXPECT_EQ(fake.source.made, 2);
+  }
 }
 
 TEST(LlamaCppCells, CopiesAreTheSameTokensUntilOneOfThemIsChanged) {

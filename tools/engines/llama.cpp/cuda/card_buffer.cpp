@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <map>
 #include <memory>
@@ -75,7 +76,11 @@ void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, uint8_t va
                    size_t size) {
   const auto place = card_place(tensor);
   try {
-    place->cache->open_to_write(place->name, tensor->view_offs + offset, size);
+    std::byte* host = place->cache->open_to_write(place->name, tensor->view_offs + offset, size);
+    if (host != nullptr) {
+      std::memset(host, value, size);
+      return;
+    }
     check(cudaSetDevice(of(buffer).ordinal));
     check(cudaMemsetAsync(static_cast<std::byte*>(tensor->data) + offset, value, size,
                           cudaStreamPerThread));
@@ -89,7 +94,11 @@ void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, const void* d
                 size_t size) {
   const auto place = card_place(tensor);
   try {
-    place->cache->open_to_write(place->name, tensor->view_offs + offset, size);
+    std::byte* host = place->cache->open_to_write(place->name, tensor->view_offs + offset, size);
+    if (host != nullptr) {
+      std::memcpy(host, data, size);
+      return;
+    }
     copy(of(buffer), static_cast<std::byte*>(tensor->data) + offset, data, size);
   } catch (const std::exception& error) {
     give_up(tensor, error.what());
@@ -99,17 +108,16 @@ void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, const void* d
 void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor* tensor, void* data, size_t offset,
                 size_t size) {
   const auto place = card_place(tensor);
-  bool is_here = false;
   try {
-    is_here = place->cache->open_to_read(place->name, tensor->view_offs + offset, size);
+    if (place->cache->read(place->name, tensor->view_offs + offset, size,
+                           static_cast<std::byte*>(data))) {
+      return;
+    }
   } catch (const std::exception& error) {
-    give_up(tensor, error.what());
-  }
-  if (!is_here) {
     // llama.cpp catches what is thrown while it writes a file, and says that it failed. Where it copies a state to memory
     // it cannot be told, and ends: zeros in the place of K and V would be worse.
-    const std::string text = std::string("the state of '") + tensor->name +
-                             "' is in sessions, and cannot be saved without copy=on";
+    const std::string text =
+        std::string("the state of '") + tensor->name + "' cannot be saved: " + error.what();
     log(Level::kError, text);
     throw std::runtime_error("keyhole: " + text);
   }

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -140,7 +142,7 @@ void CardCache::begin_batch(const ggml_tensor* ids) {
     }
     cells_->write(static_cast<uint32_t>(id / cells_->cells()),
                   static_cast<uint32_t>(id % cells_->cells()));
-    if (!restored_.empty()) restored_[static_cast<size_t>(id)] = 0;
+    restored_.forget(static_cast<size_t>(id));
   }
   hold_batch();
 }
@@ -238,9 +240,10 @@ bool CardCache::meet_change(const ggml_tensor* node, const ggml_tensor* touched,
     return other.second.left.empty() && other.second.shape;
   });
   if (!copy_ && !on_card_ && in_sessions) {
-    note_shifts(node);
+    const std::span<const int32_t> by = note_shifts(node);
     if (layer.left.empty() && layer.shape) {
       rewriter_->learn(layer.number, node);
+      turn_restored(restored_, *rewriter_, rows_of(layer, false), layer.rows.tensor(false), by);
       return false;
     }
     hold(touched, name);
@@ -257,18 +260,15 @@ bool CardCache::meet_change(const ggml_tensor* node, const ggml_tensor* touched,
   return true;
 }
 
-void CardCache::note_shifts(const ggml_tensor* node) {
-  if (shifted_ == graph_) return;
+std::span<const int32_t> CardCache::note_shifts(const ggml_tensor* node) {
   const size_t room = size_t{cells_->streams()} * cells_->cells();
   const auto* by = static_cast<const int32_t*>(host_input(shifts_of(node, room)));
   if (by == nullptr) {
     throw std::runtime_error("how far positions are shifted is not known on the host");
   }
-  sequences_->shift({by, room});
-  for (size_t id = 0; id < restored_.size(); ++id) {
-    if (by[id] != 0) restored_[id] = 0;  // its key in the cell is not turned
-  }
+  if (shifted_ != graph_) sequences_->shift({by, room});
   shifted_ = graph_;
+  return {by, room};
 }
 
 /// Memory for the cells of a tensor of the cache, or of a view of it.
@@ -302,31 +302,50 @@ void CardCache::failed() {
   }
 }
 
-bool CardCache::open_to_read(const CacheName& name, size_t offset, size_t bytes) {
+CellRows CardCache::rows_of(const Layer& layer, bool values) {
+  return {layer.number, values, *number_of(layer.rows.tensor(false)), layer.shape->kv_heads,
+          layer.shape->head_dim};
+}
+
+bool CardCache::read(const CacheName& name, size_t offset, size_t bytes, std::byte* out) {
+  end_following();
   Layer& layer = layers_.at(name.layer);
-  if (!on_card() && layer.left.empty() && layer.shape) {
-    const size_t row = layer.rows.tensor(name.values)->nb[1];
-    for (size_t id = offset / row; id * row < offset + bytes; ++id) {
-      if (restored_.empty() || restored_[id] == 0) return false;
-    }
+  if (on_card() || !layer.left.empty() || !layer.shape) {
+    if (!layer.rows.hold_bytes(memory_, name.values, offset, bytes)) no_memory();
+    return false;
   }
-  if (!layer.rows.hold_bytes(memory_, name.values, offset, bytes)) no_memory();
+  const ggml_tensor* tensor = layer.rows.tensor(name.values);
+  const size_t row = tensor->nb[1];
+  if (offset % row != 0 || bytes % row != 0) throw std::runtime_error("not whole rows");
+  const CellRows rows = rows_of(layer, name.values);
+  read_cells(offset / row, bytes / row, cells_->cells(), restored_,
+             [&](size_t id, uint32_t count, bool is_restored) {
+               std::byte* to = out + (id * row - offset);
+               if (is_restored) {
+                 std::memcpy(to, restored_.row(tensor, id), count * row);
+               } else {
+                 read_back(*sequences_, rewriter_.get(), rows,
+                           static_cast<uint32_t>(id / cells_->cells()),
+                           static_cast<uint32_t>(id % cells_->cells()), count, to);
+               }
+             });
   return true;
 }
 
-void CardCache::open_to_write(const CacheName& name, size_t offset, size_t bytes) {
+std::byte* CardCache::open_to_write(const CacheName& name, size_t offset, size_t bytes) {
   end_following();
   Layer& layer = layers_.at(name.layer);
-  if (!layer.rows.hold_bytes(memory_, name.values, offset, bytes)) no_memory();
-  const size_t row = layer.rows.tensor(name.values)->nb[1];
-  if (!on_card() && restored_.empty()) {
-    restored_.resize(size_t{cells_->streams()} * cells_->cells());
-  }
+  const ggml_tensor* tensor = layer.rows.tensor(name.values);
+  const size_t row = tensor->nb[1];
   for (size_t id = offset / row; id * row < offset + bytes; ++id) {
     cells_->write(static_cast<uint32_t>(id / cells_->cells()),
                   static_cast<uint32_t>(id % cells_->cells()));
-    if (!restored_.empty()) restored_[id] = 1;
   }
+  if (!on_card() && layer.left.empty() && layer.shape) {
+    return restored_.write(tensor, offset, bytes);
+  }
+  if (!layer.rows.hold_bytes(memory_, name.values, offset, bytes)) no_memory();
+  return nullptr;
 }
 
 uint32_t CardCache::copied(const CacheName& name, uint32_t from, uint32_t to) {
@@ -336,8 +355,12 @@ uint32_t CardCache::copied(const CacheName& name, uint32_t from, uint32_t to) {
     if (cells_->stamp(from, cell) != 0) used = cell + 1;
   }
   cells_->copy_stream(from, to);
-  if (!on_card() && layer.left.empty() && layer.shape) return 0;
   const ggml_tensor* tensor = layer.rows.tensor(name.values);
+  if (!on_card() && layer.left.empty() && layer.shape) {
+    const size_t cells = cells_->cells();
+    restored_.copy(tensor, from * cells, to * cells, cells);
+    return 0;
+  }
   for (const uint32_t stream : {from, to}) {
     if (!layer.rows.hold_bytes(memory_, name.values, stream * tensor->nb[2],
                                used * tensor->nb[1])) {

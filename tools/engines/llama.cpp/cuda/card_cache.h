@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,8 @@
 #include "tools/engines/llama.cpp/cuda/half_queries.h"
 #include "tools/engines/llama.cpp/cuda/lazy_session.h"
 #include "tools/engines/llama.cpp/nodes.h"
+#include "tools/engines/llama.cpp/read_back.h"
+#include "tools/engines/llama.cpp/restored_rows.h"
 #include "tools/engines/llama.cpp/rewriting.h"
 #include "tools/engines/llama.cpp/sequences.h"
 #include "tools/engines/llama.cpp/settings.h"
@@ -58,11 +61,13 @@ class CardCache {
   /// Another layer attends over this layer's cells.
   void lend(const CacheName& name);
 
-  /// A graph of this backend begins, the `graph`th, whose ggml_cgraph::uid is `uid`.
-  void begin(ggml_backend_t cuda, uint64_t graph, uint64_t uid) {
+  /// A graph of this backend begins, the `graph`th, whose ggml_cgraph::uid is `uid`. threads: with which llama.cpp computes on
+  /// the host now; 0: not known.
+  void begin(ggml_backend_t cuda, uint64_t graph, uint64_t uid, int threads) {
     cuda_ = cuda;
     graph_ = graph;
     uid_ = uid;
+    if (rewriter_) rewriter_->set_threads(threads);
   }
   /// A SET_ROWS into the cache.
   void meet_write(const ggml_tensor* node, const CacheName& name);
@@ -90,10 +95,10 @@ class CardCache {
   void capture(const ggml_tensor* node, const CacheName& name);
   [[nodiscard]] CardStream& stream() { return stream_; }
 
-  /// Bytes of a tensor are to be read, or written, from outside. False: the tokens are in sessions, from which they are
-  /// not to be had.
-  [[nodiscard]] bool open_to_read(const CacheName& name, size_t offset, size_t bytes);
-  void open_to_write(const CacheName& name, size_t offset, size_t bytes);
+  /// Bytes of a tensor are to be read, or written, from outside. False, and NULL: on the card. Else they are in `out` then, out of
+  /// sessions, and are to be written to the host's memory that is returned. Throws where they are nowhere.
+  [[nodiscard]] bool read(const CacheName& name, size_t offset, size_t bytes, std::byte* out);
+  [[nodiscard]] std::byte* open_to_write(const CacheName& name, size_t offset, size_t bytes);
   /// A stream's cells of one tensor are copied to another; call it for each tensor. Returns how many of the first cells
   /// have to be copied.
   [[nodiscard]] uint32_t copied(const CacheName& name, uint32_t from, uint32_t to);
@@ -121,7 +126,8 @@ class CardCache {
   void begin_batch(const ggml_tensor* ids);
   void hold_batch();
   void hold(const ggml_tensor* touched, const CacheName& name);
-  void note_shifts(const ggml_tensor* node);
+  [[nodiscard]] static CellRows rows_of(const Layer& layer, bool values);
+  [[nodiscard]] std::span<const int32_t> note_shifts(const ggml_tensor* node);
   void plan(const ggml_tensor* node);
   void choose_way();
   void check_not_gone();
@@ -155,8 +161,8 @@ class CardCache {
   bool renewed_ = false;    // all cells have new numbers, and nothing has happened since
   uint64_t shifted_ = 0;    // the last graph whose shifts are noted
   std::string stays_;       // why llama.cpp attends, whatever comes
-  /// Of tokens in sessions: 1 for each cell, through all streams, that was filled from outside since. Empty: none.
-  std::vector<uint8_t> restored_;
+  /// What cells were filled with from outside since the tokens are in sessions.
+  RestoredRows restored_;
   /// Cells of writes up to this number hold nothing: their tokens were in sessions alone when the cache came back to the
   /// card. 0: there are none.
   uint64_t gone_ = 0;

@@ -96,7 +96,7 @@ void CardCache::choose_way() {
     }
   }
   const bool prompt = settings_.prompt != "none" && least >= settings_.prompt_from;
-  if (!on_card_ && past == 0 && sequences_->all().size() == count) {
+  if (!on_card_ && past == 0 && sequences_->all().size() == count && !restored_.any()) {
     come_back();
     if (!copy_) gone_ = before_batch_;
   }
@@ -134,10 +134,6 @@ void CardCache::choose_way() {
       if (part.rows.size() < settings_.prompt_from) build(*part.sequence, part.past);
       part.sequence->unbuilt = part.sequence->unbuilt || part.rows.size() >= settings_.prompt_from;
     }
-  }
-  if (!restored_.empty() && std::find(restored_.begin(), restored_.end(), 1) == restored_.end()) {
-    restored_.clear();
-    let_go();
   }
 }
 
@@ -245,11 +241,9 @@ void CardCache::catch_up(Sequence& sequence, uint32_t tokens) {
                                std::to_string(tokens) + " were expected");
     }
     while (at < tokens) {
-      const auto is_here = [&](uint32_t i) {
-        const size_t id = size_t{sequence.stream} * cells_->cells() + sequence.tokens[i].cell;
-        return on_card() || (!restored_.empty() && restored_[id] != 0);
-      };
       const uint32_t cell = sequence.tokens[at].cell;
+      const size_t id = size_t{sequence.stream} * cells_->cells() + cell;
+      const auto is_here = [&](uint32_t i) { return on_card() || restored_.has(id + i - at); };
       uint32_t count = 0;
       while (at + count < tokens && sequence.tokens[at + count].cell == cell + count &&
              is_here(at + count)) {
@@ -260,15 +254,21 @@ void CardCache::catch_up(Sequence& sequence, uint32_t tokens) {
                                  std::to_string(tokens) +
                                  " tokens (tokens were removed, or shifted); others need copy=on");
       }
-      session.append(layer.number,
-                     layer.rows.rows(false, sequence.stream, cell, count, layer.shape->kv_heads),
-                     layer.rows.rows(true, sequence.stream, cell, count, layer.shape->kv_heads));
+      Rows rows[2];
+      for (const bool values : {false, true}) {
+        Rows& r = rows[values ? 1 : 0];
+        r = layer.rows.rows(values, sequence.stream, cell, count, layer.shape->kv_heads);
+        if (on_card()) continue;
+        r.data = restored_.row(layer.rows.tensor(values), id);
+        r.on_device = false;
+      }
+      session.append(layer.number, rows[0], rows[1]);
       at += count;
     }
   }
-  if (restored_.empty()) return;
-  for (uint32_t i = 0; i < tokens; ++i) {
-    restored_[size_t{sequence.stream} * cells_->cells() + sequence.tokens[i].cell] = 0;
+  for (uint32_t i = 0; i < tokens && restored_.any(); ++i) {
+    if (!cells_->holds(sequence.stream, sequence.tokens[i])) continue;
+    restored_.forget(size_t{sequence.stream} * cells_->cells() + sequence.tokens[i].cell);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <ggml.h>
 
 #include <cstddef>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <span>
@@ -174,6 +175,9 @@ std::span<const ggml_backend_dev_t> proxy_devices(ggml_backend_reg_t registry) {
 }
 
 void* proxy_address(const char* name) {
+  if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) {
+    return reinterpret_cast<void*>(set_proxy_threads);
+  }
   return ggml_backend_reg_get_proc_address(cuda_registry(), name);
 }
 

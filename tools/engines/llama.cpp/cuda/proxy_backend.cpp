@@ -33,6 +33,7 @@ struct ProxyBackend : ggml_backend {
   GraphCuts cuts;
   TokenGraph token;
   uint64_t graphs = 0;  // that were computed
+  int threads = 0;      // with which llama.cpp computes on the host
 };
 
 ProxyBackend& of(ggml_backend_t backend) { return *static_cast<ProxyBackend*>(backend); }
@@ -76,7 +77,7 @@ std::vector<const ggml_tensor*> meet(CutGraph& found, ggml_cgraph* graph, ProxyB
   for (const Mark& mark : found.marks) {
     ggml_tensor* node = graph->nodes[mark.node];
     at = node;
-    mark.cache->begin(proxy.cuda, proxy.graphs, graph->uid);
+    mark.cache->begin(proxy.cuda, proxy.graphs, graph->uid, proxy.threads);
     switch (mark.kind) {
       case Mark::Kind::kWrite: mark.cache->meet_write(node, mark.name); break;
       case Mark::Kind::kAttend: mark.cache->meet_attention(node, mark.name); break;
@@ -166,5 +167,7 @@ ggml_backend_t make_proxy_backend(ggml_backend_t cuda, ggml_backend_dev_t device
   proxy->iface.graph_optimize = graph_optimize;
   return proxy.release();
 }
+
+void set_proxy_threads(ggml_backend_t backend, int threads) { of(backend).threads = threads; }
 
 }  // namespace keyhole::llama_cpp
