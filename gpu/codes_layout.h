@@ -54,7 +54,6 @@ struct CodesLayout {
          list_counts = 0;    ///< as CodesLists; counts `[1 + kv_heads]`: listed blocks, lists
   size_t list_stride = 0;    ///< bytes of a layer
   size_t list_bytes = 0;     ///< of that allocation
-  size_t list_arrivals = 0;  ///< `[kv_heads]` uint32 among the others, zero between launches
   size_t figures = 0;        ///< `[layers, kv_heads]` CodeFigures of gpu/code_doubt.h
   size_t arrivals =
       0;  ///< `[capacity, kv_heads]` uint32, zero between launches: EncodeParams::arrivals of gpu/cuda/codes/encode.h
