@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <string>
@@ -81,6 +82,18 @@ TEST(ListSteps, ReadOneListOrAllOfFewOrMany) {
       c.bits = list_rows == 64 ? 2 : 4;
       run_case(c);
     }
+  }
+}
+
+TEST(ListSteps, ChooseAmongListsThatAreNotKept) {
+  KEYHOLE_NEEDS_LISTS();
+  // As of contexts with more lists than a thread block has shared memory for.
+  for (const uint32_t kept : {0U, 16U}) {
+    ListCase c;
+    c.list_rows = 16;
+    c.kept = kept;
+    c.bits = kept == 0 ? 4 : 2;
+    run_case(c);
   }
 }
 
@@ -204,7 +217,7 @@ HiddenRow hide_row(ListLayer& layer) {
     layer.set_query(0, hidden.query);
     index::ListChoice choice;
     layer.choose(0, choice);
-    if (choice.left_sizes()[l] != 0.0F) return hidden;
+    if (!std::binary_search(choice.chosen().begin(), choice.chosen().end(), l)) return hidden;
   }
   return {~0U, 0, {}};
 }
@@ -226,7 +239,7 @@ TEST(ListSteps, HideNoRowThatOutweighsAllOthers) {
   asking.set_query(0, hidden.query);
   index::ListChoice choice;
   asking.choose(0, choice);
-  ASSERT_NE(choice.left_sizes()[hidden.list], 0.0F);
+  ASSERT_FALSE(std::binary_search(choice.chosen().begin(), choice.chosen().end(), hidden.list));
   plain.run();
   asking.run();
   EXPECT_GT(plain.errors()[0], 0.5) << "row " << hidden.row << " weighs nothing";

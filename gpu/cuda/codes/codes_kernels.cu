@@ -76,6 +76,16 @@ size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& param
 
 namespace {
 
+/// How many of its lists a block of the choice keeps in shared memory: all up to 72 KiB of them, so that thread blocks of the pass
+/// fit beside it, or what a thread block may have.
+uint32_t kept_lists(const CodesStep& step, const ListKernel& kernel, size_t most) {
+  constexpr size_t kMostBytes = size_t{72} << 10U;
+  constexpr uint32_t kTiles = kListBlocks * kListTile;
+  const uint32_t of_block = (step.lists.list_capacity + kTiles - 1) / kTiles * kListTile;
+  const size_t lists = std::min(kMostBytes, most - kernel.shared) / kernel.shared_of_list;
+  return std::min(of_block, static_cast<uint32_t>(lists) / kListTile * kListTile);
+}
+
 /// Whether the parts of a step go together with its lists, if it has some.
 bool fits_lists(const CodesStep& step) {
   const CodesLists& l = step.lists;
@@ -306,6 +316,11 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   if (status == cudaSuccess && !step.cluster) {
     status = codes::prepare_settle(step, device, least);
   }
+  if (step.lists.list_capacity != 0) {
+    const codes::ListKernel kernel = codes::list_kernel_of(step.shape.dim, step.group);
+    step.cluster = step.cluster && kernel.shared <= static_cast<size_t>(most);
+    if (step.cluster) step.lists.kept = codes::kept_lists(step, kernel, static_cast<size_t>(most));
+  }
   least = std::max(least, finish);
   if (needs != nullptr) *needs = least;
   if (status == cudaSuccess) status = known;
@@ -340,7 +355,8 @@ cudaError_t choose_lists(const CodesStep& step, cudaStream_t stream, bool ahead)
   static_assert(codes::kListThreads == codes::kFinishThreads &&
                 codes::kListBlocks == codes::kFinishBlocks);
   return codes::launch_clusters(kernel.choose, dim3(codes::kListBlocks * step.kv_heads),
-                                kernel.shared, stream, arguments, ahead);
+                                kernel.shared + step.lists.kept * kernel.shared_of_list, stream,
+                                arguments, ahead);
 }
 
 cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead) {

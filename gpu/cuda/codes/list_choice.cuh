@@ -18,6 +18,7 @@
 #include "gpu/cuda/codes/candidates.cuh"
 #include "gpu/cuda/codes/cluster.cuh"
 #include "gpu/cuda/codes/doubt.cuh"
+#include "gpu/cuda/common/async_copy.cuh"
 #include "gpu/cuda/common/grid_dependency.cuh"
 
 namespace keyhole::gpu::codes {
@@ -73,6 +74,7 @@ struct SplitQueries {
   /// Makes them from the rows of prepared queries, by the threads of a block; barriers before and after are the caller's.
   template <class Queries>
   __device__ void make(const Queries& queries) {
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < 8 * kColumns * kDim; i += kListThreads) {
       const uint32_t h = i / kDim, j = i % kDim;
       float x = 0.0F, one = 1.0F;
@@ -115,6 +117,28 @@ struct ListExtremes {
   static constexpr uint32_t kTop = 0, kLow = kHeads, kLogit = 2 * kHeads, kWidest = 3 * kHeads;
 };
 
+/// The first lists of a block in shared memory, behind ListShared: what all stages need of them, so that these wait for memory
+/// once, in front of all.
+template <int kHeads>
+struct KeptLists {
+  static constexpr size_t kBytes =
+      kHeads * sizeof(float) + sizeof(ListFigures) + sizeof(ListPlace) + sizeof(uint16_t);
+
+  uint32_t count;        ///< that there is memory for, a multiple of kListTile
+  float* scores;         ///< `[count, kHeads]`
+  ListFigures* figures;  ///< `[count]`
+  ListPlace* places;
+  uint16_t* bins;
+
+  __device__ KeptLists(unsigned char* memory, uint32_t count)
+      : count(count),
+        scores(reinterpret_cast<float*>(memory)),
+        figures(reinterpret_cast<ListFigures*>(scores + count * kHeads)),
+        places(reinterpret_cast<ListPlace*>(figures + count)),
+        bins(reinterpret_cast<uint16_t*>(places + count)) {}
+};
+static_assert(sizeof(ListFigures) == 16 && sizeof(ListPlace) == 8 && kListBins <= 1U << 16U);
+
 template <int kDim, int kHeadTiles>
 struct ListShared {
   static constexpr int kHeads = 4 * kHeadTiles;
@@ -122,12 +146,11 @@ struct ListShared {
   SharedQueries<kDim, 2, kHeadTiles> queries;
   alignas(16) float q[kHeads][kDim];
   SplitQueries<kDim, kHeadTiles> split;
-  alignas(16) float scores[kListThreads][kHeads];  ///< of the block's first lists
-  alignas(16) uint2 bins[kListBins];               ///< rows and pairs of the block's lists
-  uint32_t warp_ends[kListWarps][kNumbers];        ///< as rising()
-  uint32_t block_ends[kListBlocks][kNumbers];      ///< from all blocks of the cluster
+  alignas(16) uint2 bins[kListBins];  ///< rows and pairs of the block's lists
+  float warp_ends[kListWarps][kNumbers];
+  float block_ends[kListBlocks][kNumbers];  ///< from all blocks of the cluster
   float ends[kNumbers];
-  uint32_t reach[kHeads];  ///< as rising(), of the lists of this block that are not read
+  float warp_reach[kListWarps][kHeads];  ///< of lists that are not read
   uint32_t sums[kListWarps], pairs_before[kListWarps], pairs_of_all[kListWarps];
   uint32_t last_bin;
 };
@@ -155,7 +178,8 @@ __device__ inline uint32_t sum_before(uint32_t own, Shared& shared, uint32_t& al
   return before;
 }
 
-/// The choice for a KV head, by a cluster of kListBlocks blocks.
+/// The choice for a KV head, by a cluster of kListBlocks blocks. Where heads count, kHeads neighbouring threads have a list, each one
+/// head of it: code that runs once is slow, because its instructions come from memory, and so there is one copy of it and not kHeads.
 template <int kDim, int kHeadTiles>
 class ListChooser {
  public:
@@ -163,11 +187,14 @@ class ListChooser {
   using Shared = ListShared<kDim, kHeadTiles>;
   using Ends = ListExtremes<kHeads>;
 
-  __device__ ListChooser(const CodesParams& s, Shared& shared)
+  /// memory: Shared, and behind it the lists that are kept.
+  __device__ ListChooser(const CodesParams& s, unsigned char* memory)
       : s_(s),
-        shared_(shared),
+        shared_(*reinterpret_cast<Shared*>(memory)),
+        kept_(memory + sizeof(Shared), s.lists.kept),
         kv_head_(blockIdx.x / kListBlocks),
         rank_(blockIdx.x % kListBlocks),
+        head_(threadIdx.x % kHeads),
         cap_(s.logits.softcap * kLog2E) {}
 
   __device__ void run() {
@@ -176,22 +203,27 @@ class ListChooser {
     const uint32_t warp = threadIdx.x / 32;
     const int lane = static_cast<int>(threadIdx.x % 32);
     // Lists are older than the kernel before this one: the call that makes them ends with a kernel.
-    count_ = __ldcg(&l.counts[kv_head_]);
-    first_ = size_t{kv_head_} * l.list_capacity;
-    constexpr uint32_t kTile = 16;
-    const uint32_t share = (count_ + kTile * kListBlocks - 1) / (kTile * kListBlocks) * kTile;
-    begin_ = min(rank_ * share, count_), end_ = min(begin_ + share, count_);
+    const uint32_t count = __ldcg(&l.counts[kv_head_]);
+    const uint32_t share =
+        (count + kListTile * kListBlocks - 1) / (kListTile * kListBlocks) * kListTile;
+    const uint32_t begin = min(rank_ * share, count);
+    count_ = min(begin + share, count) - begin;
+    begin_ = begin;
+    first_ = size_t{kv_head_} * l.list_capacity + begin;
     const auto* const means = reinterpret_cast<const __half*>(l.key_means) + first_ * kDim;
-    const uint32_t of_lane = begin_ + warp * kTile + lane / 4;
     MeanRows<kDim> rows;
-    if (begin_ < end_) {
+    if (warp * kListTile < count_) {
 #pragma unroll
-      for (int m = 0; m < kDim / 16; ++m) rows.load(means, of_lane, count_, m, lane);
+      for (int m = 0; m < kDim / 16; ++m)
+        rows.load(means, warp * kListTile + lane / 4, count_, m, lane);
     }
-    const uint32_t own = begin_ + threadIdx.x;
-    if (own < end_) own_figures_ = l.figures[first_ + own], own_place_ = l.places[first_ + own];
+    prefetch_means(means);
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < min(count_, kept_.count); i += kListThreads) {
+      kept_.figures[i] = l.figures[first_ + i];
+      kept_.places[i] = l.places[first_ + i];
+    }
     for (uint32_t i = threadIdx.x; i < kListBins; i += kListThreads) shared_.bins[i] = {0, 0};
-    if (threadIdx.x < kHeads) shared_.reach[threadIdx.x] = 0;
     if (threadIdx.x == 0) shared_.last_bin = kListBins - 1;
     wait_for_kernels_before();
     let_next_kernel_start();
@@ -203,29 +235,58 @@ class ListChooser {
     shared_.queries.prepare(heads, raw, shared_.q);
     __syncthreads();
     shared_.split.make(shared_.queries);
+    noise_ = shared_.queries.constants[head_].noise;
     __syncthreads();
-    for (uint32_t tile = begin_ + warp * kTile; tile < end_; tile += kListWarps * kTile) {
+#pragma unroll 1
+    for (uint32_t tile = warp * kListTile; tile < count_; tile += kListWarps * kListTile) {
       score(rows, means, tile, lane);
     }
     __syncthreads();
     find_extremes();
-    const uint32_t own_bin = fill_bins();
+    fill_bins();
     uint32_t written = 0, pairs = 0;
     const uint32_t last = find_last_bin(written, pairs);
-    write_table(own_bin, last, written, pairs);
+    prefetch_codes(last);
+    cluster_arrive();
+    write_table(last, written, pairs);
+    weigh_others(last);
     cluster_wait();  // no block reads bins any more
   }
 
  private:
+  static constexpr uint32_t kAtOnce =
+      kListThreads / kHeads;  ///< lists that the block has at once, by head
+
+  /// Brings mean keys on their way to the L2 cache while the kernels before this one still run, behind those that warps ask for at
+  /// once: up to 32 MB in all, for there are contexts whose means no cache holds. A block with few tiles gains nothing by it.
+  __device__ void prefetch_means(const __half* means) const {
+    constexpr uint32_t kMostTiles = 128, kFewTiles = 64;
+    const uint32_t list = threadIdx.x * kListTile;
+    if (count_ <= kFewTiles * kListTile || list >= count_) return;
+    if (threadIdx.x < kListWarps || threadIdx.x >= kMostTiles) return;
+    prefetch_bulk(means + size_t{list} * kDim, min(kListTile, count_ - list) * kDim * 2);
+  }
+  /// Brings the codes of the first lists that are read on their way to the L2 cache: the pass can ask for them when it has seen
+  /// the table. Of 128k tokens these are all lists.
+  __device__ void prefetch_codes(uint32_t last) const {
+    const uint32_t i = threadIdx.x;
+    if (i >= count_ || bin_of(i) > last) return;
+    const ListPlace place = place_of(i);
+    const uint32_t bytes =
+        2 * kCodeLanes * 4 * (s_.shape.key_words() + s_.shape.value_words()) + kPairRows * 4;
+    const size_t pair = size_t{kv_head_} * s_.lists.pair_capacity + place.first_pair;
+    prefetch_bulk(s_.lists.pairs + pair * bytes, pairs_of_list(place) * bytes);
+  }
+
   /// The scores of a tile of 16 lists, by a warp; loads the rows of its next one.
   __device__ void score(MeanRows<kDim>& rows, const __half* means, uint32_t tile, int lane) {
     constexpr int kColumns = SplitQueries<kDim, kHeadTiles>::kColumns;
-    const uint32_t next = tile + kListWarps * 16;
+    const uint32_t next = tile + kListWarps * kListTile;
     float sums[kColumns][4] = {};
 #pragma unroll
     for (int m = 0; m < kDim / 16; ++m) {
       const uint32_t a[4] = {rows.of[0][m].x, rows.of[1][m].x, rows.of[0][m].y, rows.of[1][m].y};
-      if (next < end_) rows.load(means, next + lane / 4, count_, m, lane);
+      if (next < count_) rows.load(means, next + lane / 4, count_, m, lane);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
 #pragma unroll
@@ -244,73 +305,102 @@ class ListChooser {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const uint32_t list = tile + lane / 4 + 8 * r;
-        if (list >= end_) continue;
+        if (list >= count_) continue;
         const float2 two = {sums[c][2 * r] * unit.x, sums[c][2 * r + 1] * unit.y};
         *reinterpret_cast<float2*>(s_.list_scores + (first_ + list) * kHeads + h) = two;
-        if (list - begin_ < kListThreads) {
-          *reinterpret_cast<float2*>(&shared_.scores[list - begin_][h]) = two;
-        }
+        if (is_kept(list)) *reinterpret_cast<float2*>(kept_.scores + list * kHeads + h) = two;
       }
     }
   }
 
-  /// A list as a thread has it. i: its number, begin_ + threadIdx.x in the first round.
+  // i: a list's number among those of the block.
+  [[nodiscard]] __device__ bool is_kept(uint32_t i) const { return i < kept_.count; }
+  [[nodiscard]] __device__ ListPlace place_of(uint32_t i) const {
+    return is_kept(i) ? kept_.places[i] : s_.lists.places[first_ + i];
+  }
+  [[nodiscard]] __device__ uint32_t bin_of(uint32_t i) const {
+    return is_kept(i) ? kept_.bins[i] : s_.list_bins[first_ + i];
+  }
+  [[nodiscard]] __device__ static uint32_t pairs_of_list(const ListPlace& place) {
+    return (place.rows + kPairRows - 1) / kPairRows;
+  }
+  /// A list for the thread's head.
   struct List {
-    float scores[kHeads];
     ListFigures figures;
-    ListPlace place;
+    ListLogit logit;
+    float score;
   };
-  __device__ List list_of(uint32_t i) const {
+  [[nodiscard]] __device__ List list_of(uint32_t i) const {
     List list;
-    const bool is_own = i - begin_ < kListThreads;
-    const float* const from =
-        is_own ? shared_.scores[i - begin_] : s_.list_scores + (first_ + i) * kHeads;
-#pragma unroll
-    for (int t = 0; t < kHeadTiles; ++t) {
-      const float4 four = *reinterpret_cast<const float4*>(from + 4 * t);
-      list.scores[4 * t] = four.x, list.scores[4 * t + 1] = four.y;
-      list.scores[4 * t + 2] = four.z, list.scores[4 * t + 3] = four.w;
-    }
-    list.figures = is_own ? own_figures_ : s_.lists.figures[first_ + i];
-    list.place = is_own ? own_place_ : s_.lists.places[first_ + i];
+    const bool kept = is_kept(i);
+    list.score =
+        kept ? kept_.scores[i * kHeads + head_] : s_.list_scores[(first_ + i) * kHeads + head_];
+    list.figures = kept ? kept_.figures[i] : s_.lists.figures[first_ + i];
+    list.logit = logit_of_list(list.score, noise_, list.figures.spread, cap_);
     return list;
   }
-  [[nodiscard]] __device__ ListLogit logit_of(const List& list, uint32_t h) const {
-    return logit_of_list(list.scores[h], shared_.queries.constants[h].noise, list.figures.spread,
-                         cap_);
+  [[nodiscard]] __device__ static float hope_of(const List& list) {
+    return hope_of_list(list.logit, list.figures.log_rows);
+  }
+  /// What the rows of a list weigh together, relative to the head's largest mean logit.
+  [[nodiscard]] __device__ float weight_of(const List& list, uint32_t rows) const {
+    return static_cast<float>(rows) *
+           weight_of_list(list.logit, list.figures.log_rows, shared_.ends[Ends::kLogit + head_]);
+  }
+  /// Calls visit(i, whether there is such a list) for all lists of the block, by whole warps.
+  template <class Visit>
+  __device__ void for_each(const Visit& visit) const {
+#pragma unroll 1
+    for (uint32_t from = 0; from < count_; from += kAtOnce) {
+      const uint32_t i = from + threadIdx.x / kHeads;
+      visit(min(i, count_ - 1), i < count_);
+    }
+  }
+  /// Over the lanes of a warp with the same head.
+  [[nodiscard]] __device__ static float largest_of_head(float x) {
+#pragma unroll
+    for (uint32_t step = kHeads; step < 32; step *= 2) {
+      x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, step));
+    }
+    return x;
+  }
+  /// The largest over the lanes with the same list.
+  [[nodiscard]] __device__ static float largest_of_list(float x) {
+#pragma unroll
+    for (uint32_t step = 1; step < kHeads; step *= 2) {
+      x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, step));
+    }
+    return x;
   }
 
   /// Leaves the extremes of all lists of the KV head in shared.ends.
   __device__ void find_extremes() {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float most[Ends::kNumbers];
-#pragma unroll
-    for (float& x : most) x = kMinusInf;
-#pragma unroll 1
-    for (uint32_t i = begin_ + threadIdx.x; i < end_; i += kListThreads) {
+    float top = kMinusInf, low = kMinusInf, logit = kMinusInf, widest = kMinusInf;
+    for_each([&](uint32_t i, bool) {
       const List list = list_of(i);
-#pragma unroll
-      for (uint32_t h = 0; h < kHeads; ++h) {
-        const ListLogit logit = logit_of(list, h);
-        const float hope = hope_of_list(logit, list.figures.log_rows);
-        most[Ends::kTop + h] = fmaxf(most[Ends::kTop + h], hope);
-        most[Ends::kLow + h] = fmaxf(most[Ends::kLow + h], -hope);
-        most[Ends::kLogit + h] = fmaxf(most[Ends::kLogit + h], logit.logit);
-      }
-      most[Ends::kWidest] = fmaxf(most[Ends::kWidest], list.figures.widest);
-    }
-#pragma unroll
-    for (uint32_t n = 0; n < Ends::kNumbers; ++n) {
-      const uint32_t of_warp = __reduce_max_sync(kWholeWarp, rising(most[n]));
-      if (lane == n % 32) shared_.warp_ends[warp][n] = of_warp;
+      const float hope = hope_of(list);
+      top = fmaxf(top, hope);
+      low = fmaxf(low, -hope);
+      logit = fmaxf(logit, list.logit.logit);
+      widest = fmaxf(widest, list.figures.widest);
+    });
+    float* const ends = shared_.warp_ends[warp];
+    top = largest_of_head(top), low = largest_of_head(low), logit = largest_of_head(logit);
+    widest = largest_of_head(widest);
+    if (lane < kHeads) {
+      ends[Ends::kTop + lane] = top;
+      ends[Ends::kLow + lane] = low;
+      ends[Ends::kLogit + lane] = logit;
+      if (lane == 0) ends[Ends::kWidest] = widest;
     }
     __syncthreads();
     cluster_wait();  // all blocks have started
     if (threadIdx.x < Ends::kNumbers) {
-      uint32_t of_block = 0;
+      float of_block = kMinusInf;
 #pragma unroll
       for (uint32_t w = 0; w < kListWarps; ++w) {
-        of_block = max(of_block, shared_.warp_ends[w][threadIdx.x]);
+        of_block = fmaxf(of_block, shared_.warp_ends[w][threadIdx.x]);
       }
 #pragma unroll
       for (uint32_t b = 0; b < kListBlocks; ++b) {
@@ -319,54 +409,39 @@ class ListChooser {
     }
     cluster_barrier();
     if (threadIdx.x < Ends::kNumbers) {
-      uint32_t of_all = 0;
+      float of_all = kMinusInf;
 #pragma unroll
       for (uint32_t b = 0; b < kListBlocks; ++b) {
-        of_all = max(of_all, shared_.block_ends[b][threadIdx.x]);
+        of_all = fmaxf(of_all, shared_.block_ends[b][threadIdx.x]);
       }
-      shared_.ends[threadIdx.x] = weight_of(uint64_t{of_all} << 32U);
+      shared_.ends[threadIdx.x] = of_all;
     }
     __syncthreads();
   }
-  [[nodiscard]] __device__ float low_of(uint32_t h) const {
-    return fmaxf(-shared_.ends[Ends::kLow + h], shared_.ends[Ends::kTop + h] - kDeepestList);
-  }
 
-  /// Fills the bins; returns that of the thread's first list, and leaves those of others in list_bins.
-  __device__ uint32_t fill_bins() {
-    float most = 0.0F, lows[kHeads];
-#pragma unroll
-    for (uint32_t h = 0; h < kHeads; ++h) {
-      lows[h] = low_of(h);
-      if (h < s_.group) most = fmaxf(most, shared_.ends[Ends::kTop + h] - lows[h]);
-    }
-    uint32_t first_bin = 0;
-#pragma unroll 1
-    for (uint32_t i = begin_ + threadIdx.x; i < end_; i += kListThreads) {
-      const List list = list_of(i);
-      float gain = kMinusInf;
-#pragma unroll
-      for (uint32_t h = 0; h < kHeads; ++h) {
-        if (h >= s_.group) continue;
-        gain = fmaxf(gain, hope_of_list(logit_of(list, h), list.figures.log_rows) - lows[h]);
-      }
+  /// Fills the bins, and notes that of each list.
+  __device__ void fill_bins() {
+    const float top = shared_.ends[Ends::kTop + head_];
+    const float low = fmaxf(-shared_.ends[Ends::kLow + head_], top - kDeepestList);
+    const bool counts = head_ < s_.group;
+    const float most = largest_of_list(counts ? top - low : 0.0F);
+    for_each([&](uint32_t i, bool is_one) {
+      const float gain = largest_of_list(counts ? hope_of(list_of(i)) - low : kMinusInf);
+      if (!is_one || head_ != 0) return;
       const float step = (most - gain) * kBinsPerNat;
       const uint32_t bin = step < kListBins - 1.0F
                                ? static_cast<uint32_t>(fmaxf(step, 0.0F))
                                : kListBins - 1;  // the last for what is no number
-      atomicAdd(&shared_.bins[bin].x, list.place.rows);
-      atomicAdd(&shared_.bins[bin].y, pairs_of_list(list.place));
-      if (i - begin_ < kListThreads) {
-        first_bin = bin;
+      const ListPlace place = place_of(i);
+      atomicAdd(&shared_.bins[bin].x, place.rows);
+      atomicAdd(&shared_.bins[bin].y, pairs_of_list(place));
+      if (is_kept(i)) {
+        kept_.bins[i] = static_cast<uint16_t>(bin);
       } else {
         s_.list_bins[first_ + i] = bin;
       }
-    }
+    });
     cluster_barrier();
-    return first_bin;
-  }
-  [[nodiscard]] __device__ static uint32_t pairs_of_list(const ListPlace& place) {
-    return (place.rows + kPairRows - 1) / kPairRows;
   }
 
   /// The last bin for all before and in it to have at most so many rows, at least the first that has any. written: gets the
@@ -382,7 +457,6 @@ class ListChooser {
       of_all[0] += two.y, of_all[1] += two.w;
       if (b < rank_) before[0] += two.y, before[1] += two.w;
     }
-    cluster_arrive();
     const auto of_share = static_cast<uint32_t>(s_.lists.share.share * static_cast<float>(listed_));
     const uint32_t goal = min(listed_, max(of_share, s_.lists.share.least));
     uint32_t all = 0;
@@ -412,92 +486,79 @@ class ListChooser {
     return last;
   }
 
-  /// Writes what the pass and the kernel behind it need. own_bin: of the thread's first list; written: pairs of the blocks
-  /// before this one; pairs: of all blocks.
-  __device__ void write_table(uint32_t own_bin, uint32_t last, uint32_t written, uint32_t pairs) {
-    const uint32_t lane = threadIdx.x % 32;
+  /// Writes the block's part of the table, and what the cluster has come to. written: pairs of the blocks before this one; pairs:
+  /// of all blocks.
+  __device__ void write_table(uint32_t last, uint32_t written, uint32_t pairs) {
     ListedPair* const table = s_.list_pairs + size_t{kv_head_} * most_groups(s_);
     ChosenLists& ends = s_.list_ends[kv_head_];
+#pragma unroll 1
+    for (uint32_t from = 0; from < count_; from += kListThreads) {
+      const uint32_t i = from + threadIdx.x;
+      ListPlace place{};
+      if (i < count_ && bin_of(i) <= last) place = place_of(i);
+      uint32_t all = 0;
+      uint32_t at = written + sum_before(pairs_of_list(place), shared_, all);
+      written += all;
+#pragma unroll 1
+      for (uint32_t row = 0; row < place.rows; row += kPairRows) {
+        table[at++] = {
+            place.first_pair + row / kPairRows,
+            (min(place.rows - row, kPairRows) - 1) << ListedPair::kRowsAt | (begin_ + i)};
+      }
+    }
     // The blocks that no list has.
     const uint32_t in_lists = listed_ / kCodeBlock;
     const uint32_t newer = blocks_ > in_lists ? (blocks_ - in_lists) * kBlockMaxima : 0;
+#pragma unroll 1
     for (uint32_t i = rank_ * kListThreads + threadIdx.x; i < newer;
          i += kListBlocks * kListThreads) {
       const uint32_t pair = in_lists * kBlockMaxima + i;
       table[pairs + i] = {pair, ListedPair::kOfBlock | (kPairRows - 1) << ListedPair::kRowsAt |
                                     pair / kBlockMaxima};
     }
-    if (rank_ == 0 && threadIdx.x < s_.group) {
-      ends.tops[threadIdx.x] = shared_.ends[Ends::kLogit + threadIdx.x];
-    }
-    if (rank_ == 0 && threadIdx.x == 0) {
-      float largest = 0.0F;
-      for (uint32_t h = 0; h < s_.group; ++h) {
-        largest = fmaxf(largest, shared_.queries.constants[h].noise);
-      }
-      const float widest = fmaxf(shared_.ends[Ends::kWidest], 0.0F);
-      ends.is_wide = 2.0F * kLn2 * largest * widest > kWideList ? 1 : 0;
-      ends.pairs = pairs + newer;
-    }
-    float reach[kHeads];
-#pragma unroll
-    for (float& x : reach) x = kMinusInf;
-#pragma unroll 1
-    for (uint32_t round = begin_; round < end_; round += kListThreads) {
-      const uint32_t i = round + threadIdx.x;
-      uint32_t bin = own_bin;
-      List list{};
-      if (i < end_) {
-        list = list_of(i);
-        if (round != begin_) bin = s_.list_bins[first_ + i];
-      }
-      const bool is_read = i < end_ && bin <= last;
-      uint32_t all = 0;
-      uint32_t at = written + sum_before(is_read ? pairs_of_list(list.place) : 0, shared_, all);
-      written += all;
-      if (i >= end_) continue;
-      const uint32_t n = list.place.rows;
-      float weights[kHeads];
-#pragma unroll
-      for (uint32_t h = 0; h < kHeads; ++h) {
-        const float weight = weight_of_list(logit_of(list, h), list.figures.log_rows,
-                                            shared_.ends[Ends::kLogit + h]);
-        weights[h] = is_read ? 0.0F : weight * static_cast<float>(n);
-        if (is_read) continue;
-        const float far = doubt_reach(shared_.queries.constants[h].noise, list.figures.widest);
-        reach[h] = fmaxf(reach[h], list.scores[h] + far);
-      }
-#pragma unroll
-      for (int t = 0; t < kHeadTiles; ++t) {
-        reinterpret_cast<float4*>(s_.list_weights + (first_ + i) * kHeads)[t] = {
-            weights[4 * t], weights[4 * t + 1], weights[4 * t + 2], weights[4 * t + 3]};
-      }
-      if (!is_read) continue;
-      for (uint32_t row = 0; row < n; row += kPairRows) {
-        table[at++] = {list.place.first_pair + row / kPairRows,
-                       (min(n - row, kPairRows) - 1) << ListedPair::kRowsAt | i};
-      }
-    }
-#pragma unroll
-    for (uint32_t h = 0; h < kHeads; ++h) {
-      const uint32_t of_warp = __reduce_max_sync(kWholeWarp, rising(reach[h]));
-      if (lane == 0) atomicMax(&shared_.reach[h], of_warp);
-    }
+    if (rank_ != 0) return;
+    if (threadIdx.x < s_.group) ends.tops[threadIdx.x] = shared_.ends[Ends::kLogit + threadIdx.x];
+    const float largest = largest_of_list(head_ < s_.group ? noise_ : 0.0F);
+    if (threadIdx.x != 0) return;
+    const float widest = fmaxf(shared_.ends[Ends::kWidest], 0.0F);
+    ends.is_wide = 2.0F * kLn2 * largest * widest > kWideList ? 1 : 0;
+    ends.pairs = pairs + newer;
+  }
+
+  /// Writes what lists that are not read weigh, and how far a row of them may reach.
+  __device__ void weigh_others(uint32_t last) {
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float reach = kMinusInf;
+    for_each([&](uint32_t i, bool is_one) {
+      if (!is_one) return;
+      const bool is_read = bin_of(i) <= last;
+      const List list = list_of(i);
+      s_.list_weights[(first_ + i) * kHeads + head_] =
+          is_read ? 0.0F : weight_of(list, place_of(i).rows);
+      if (!is_read) reach = fmaxf(reach, list.score + doubt_reach(noise_, list.figures.widest));
+    });
+    reach = largest_of_head(reach);
+    if (lane < kHeads) shared_.warp_reach[warp][lane] = reach;
     __syncthreads();
-    if (threadIdx.x < s_.group) {
-      ends.reach[rank_][threadIdx.x] = weight_of(uint64_t{shared_.reach[threadIdx.x]} << 32U);
+    if (threadIdx.x >= s_.group) return;
+#pragma unroll
+    for (uint32_t w = 0; w < kListWarps; ++w) {
+      reach = fmaxf(reach, shared_.warp_reach[w][threadIdx.x]);
     }
+    s_.list_ends[kv_head_].reach[rank_][threadIdx.x] = reach;
   }
 
   const CodesParams& s_;
   Shared& shared_;
+  const KeptLists<kHeads> kept_;
   const uint32_t kv_head_, rank_;
+  const uint32_t head_;  ///< the thread's
   const float cap_;
-  uint32_t count_ = 0, begin_ = 0, end_ = 0;  ///< lists of the KV head; those of the block
-  size_t first_ = 0;                          ///< the KV head's first list among those of all
+  uint32_t begin_ = 0,
+           count_ = 0;  ///< the first list of the block among those of the KV head; how many it has
+  size_t first_ = 0;    ///< the first among those of all KV heads
   uint32_t listed_ = 0, blocks_ = 0;
-  ListFigures own_figures_;
-  ListPlace own_place_;
+  float noise_ = 0.0F;  ///< HeadConstants::noise of the thread's head
 };
 
 /// Grid (kListBlocks * KV heads), in clusters of kListBlocks.
@@ -505,7 +566,7 @@ template <int kDim, int kHeadTiles>
 __global__ void __launch_bounds__(kListThreads) list_kernel(const __grid_constant__ CodesParams s) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) unsigned char memory[];
-  ListChooser<kDim, kHeadTiles>(s, *reinterpret_cast<ListShared<kDim, kHeadTiles>*>(memory)).run();
+  ListChooser<kDim, kHeadTiles>(s, memory).run();
 #endif
 }
 

@@ -22,6 +22,8 @@ struct ListedPair {
 struct CodesLists {
   uint32_t list_capacity = 0;  ///< of a KV head; 0: the step reads all blocks, and has no lists
   uint32_t pair_capacity = 0;  ///< of a KV head
+  uint32_t kept =
+      0;  ///< lists that a thread block of the choice keeps in shared memory; prepare_codes() sets it
   ListShare share;
   const uint32_t* listed = nullptr;       ///< one number: the first blocks whose rows are in lists
   const uint32_t* counts = nullptr;       ///< `[kv_heads]` lists

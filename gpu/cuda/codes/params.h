@@ -50,7 +50,7 @@ struct CodesParams : CodesStep {
   /// `[kv_heads, list_capacity, padded heads]`.
   float* list_weights = nullptr;
   uint32_t* list_bins =
-      nullptr;  ///< `[kv_heads, list_capacity]` of the choice, of lists that a block has no space for
+      nullptr;  ///< `[kv_heads, list_capacity]` of the choice, of lists that a block does not keep
   ChosenLists* list_ends = nullptr;  ///< `[kv_heads]`
   ListedPair* list_pairs =
       nullptr;  ///< `[kv_heads, groups]` the pairs of tiles that the step reads
@@ -101,12 +101,15 @@ struct Kernels {
   [[nodiscard]] uint32_t attend_passes() const { return heads / attend_heads; }
 };
 
-/// The kernel that chooses among lists (gpu/cuda/codes/list_choice.cuh), and its shared memory in bytes; null: there is none.
+/// The kernel that chooses among lists (gpu/cuda/codes/list_choice.cuh), and its shared memory in bytes, beside that of each list
+/// that a block keeps; null: there is none.
 inline constexpr uint32_t kListWarps = 8;
 inline constexpr uint32_t kListThreads = kListWarps * 32;
+inline constexpr uint32_t kListTile =
+    16;  ///< lists that it scores together; its thread blocks have multiples of it
 struct ListKernel {
   const void* choose = nullptr;
-  size_t shared = 0;
+  size_t shared = 0, shared_of_list = 0;
 };
 [[nodiscard]] ListKernel list_kernel_of(uint32_t dim, uint32_t group);
 
