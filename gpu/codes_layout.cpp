@@ -17,8 +17,7 @@ constexpr size_t kLineBytes = 128;                // no two KV heads share one
 constexpr uint32_t kMaximaOfBlock = 8;            // one for every 32 rows
 // 4M tokens: the choice of the heaviest rows has shared memory for a little more.
 constexpr uint32_t kMostBlocks = 1U << 14;
-constexpr size_t kListScores = 1024;  // most thread blocks of a KV head that score lists
-constexpr size_t kEndsOfLists = 256;  // bytes that the choice among a KV head's lists comes to
+constexpr size_t kEndsOfLists = 1024;  // bytes that the choice among a KV head's lists comes to
 
 [[noreturn]] void refuse(const std::string& what, uint64_t seen, const std::string& allowed) {
   throw Error(Status::invalid_argument,
@@ -111,13 +110,11 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
       aligned_product({kv_heads, splits, heads, dim + 3, sizeof(float)});
   if (shape.list_rows != 0) {
     lists = ListSizes(static_cast<uint32_t>(capacity), shape.list_rows);
-    // Steps of one token alone choose among lists: maxima of all pairs and the table of these; scores, rows and bins.
+    // Steps of one token alone choose among lists: maxima of all pairs and the table of these; scores, weights and bins.
     const size_t padded_one = group <= 4 ? 4 : group <= 8 ? 8 : 16;
     add(work_bytes, aligned_product({kv_heads, lists.groups, padded_one + 2, sizeof(float)}));
-    add(work_bytes, aligned_product({kv_heads, lists.lists, padded_one + 2, sizeof(float)}));
-    add(work_bytes, aligned_product({kv_heads, kListScores * 3 * padded_one, sizeof(float)}));
+    add(work_bytes, aligned_product({kv_heads, lists.lists, 2 * padded_one + 1, sizeof(float)}));
     add(work_bytes, aligned_product({kv_heads, kEndsOfLists}));
-    list_arrivals = take({kv_heads, sizeof(uint32_t)});
     const auto take_of_lists = [&](std::initializer_list<size_t> factors) {
       const size_t offset = list_stride;
       add(list_stride, aligned_product(factors));

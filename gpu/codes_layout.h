@@ -51,11 +51,10 @@ struct CodesLayout {
   ListSizes lists{0, 1};  ///< of a KV head
   size_t list_pairs = 0, list_ids = 0, list_places = 0, list_figures = 0, list_key_means = 0,
          list_value_means = 0, list_mean_tiles = 0,
-         list_counts = 0;    ///< as CodesLists; counts `[1 + kv_heads]`: listed blocks, lists
-  size_t list_stride = 0;    ///< bytes of a layer
-  size_t list_bytes = 0;     ///< of that allocation
-  size_t list_arrivals = 0;  ///< `[kv_heads]` uint32 among the others, zero between launches
-  size_t figures = 0;        ///< `[layers, kv_heads]` CodeFigures of gpu/code_doubt.h
+         list_counts = 0;  ///< as CodesLists; counts `[1 + kv_heads]`: listed blocks, lists
+  size_t list_stride = 0;  ///< bytes of a layer
+  size_t list_bytes = 0;   ///< of that allocation
+  size_t figures = 0;      ///< `[layers, kv_heads]` CodeFigures of gpu/code_doubt.h
   size_t arrivals =
       0;  ///< `[capacity, kv_heads]` uint32, zero between launches: EncodeParams::arrivals of gpu/cuda/codes/encode.h
   size_t doubt = 0;         ///< of the step under way: DoubtLayout of gpu/code_doubt.h

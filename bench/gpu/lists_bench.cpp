@@ -182,14 +182,11 @@ static int run(int argc, char** argv) {
   with.lists.list_capacity = sizes.lists;
   with.lists.pair_capacity = sizes.pairs;
   with.lists.share.share = 0.01F * static_cast<float>(percent);
-  size_lists(with, processors);
   check(prepare_codes(s, 0), "prepare");
   check(prepare_codes(with, 0), "prepare");
   s.work = with.work = device<std::byte>(codes_work_bytes(with));
   with.lists.listed = device(std::vector<uint32_t>{blocks});
   with.lists.counts = device(counts);
-  auto* arrivals = device(std::vector<uint32_t>(kv_heads));
-  with.lists.arrivals = arrivals;
   std::vector<CodesStep> all, chosen;
   for (uint32_t l = 0; l < layers; ++l) {
     s.blocks = device(block_data);

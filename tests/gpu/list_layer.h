@@ -39,6 +39,8 @@ struct ListCase {
   float apart = 1.0F;  ///< size of the clusters' centres, beside rows of size 1 about them
   bool asks_doubt = false;
   uint32_t spare = 3;  ///< blocks that there is room for beside
+  uint32_t kept =
+      ~0U;  ///< lists that a thread block keeps in shared memory at most, a multiple of 16
 };
 
 /// The view of a chunk of the host's lists that the device takes.
@@ -162,6 +164,7 @@ class ListLayer {
     s.out = tensor(out_->get());
     s.lse = lse_->get();
     s.chosen = chosen_->get();
+    s.lists.kept = std::min(s.lists.kept, case_.kept);
     return s;
   }
   void enqueue(cudaStream_t stream = nullptr) const {
@@ -268,6 +271,27 @@ class ListLayer {
     const double t = std::tanh(x / cap);
     return {cap * t, scale * (1.0 - t * t)};
   }
+  /// The logarithm of what the rows of a list that is not read weigh together for a head.
+  [[nodiscard]] double log_weight(const index::ListChoice& choice, uint32_t h, size_t list,
+                                  uint32_t g) const {
+    const uint32_t dim = case_.dim;
+    const index::CodeLists& lists = lists_[h];
+    const index::CodeRunReader reader(shape_.code, lists.run(list));
+    size_t chunk = 0;
+    while (lists.first_list(chunk + 1) <= list) ++chunk;
+    const double spread = lists.chunk(chunk).spreads[list - lists.first_list(chunk)];
+    const double ln = std::log(static_cast<double>(lists.ids(list).size()));
+    double score = 0.0, norm = 0.0;
+    const float* q = choice.rows() + size_t{g} * dim;
+    for (uint32_t j = 0; j < dim; ++j) {
+      score += double{q[j]} * reader.key_mean(j);
+      norm += double{q[j]} * q[j];
+    }
+    const Logit at = of_score(score);
+    const double t = at.slope * at.slope * norm * spread;
+    const double mean = t > 2.0 * ln ? at.logit + std::sqrt(2.0 * t * ln) - ln : at.logit + t / 2;
+    return std::min(mean, double{choice.tops()[g]}) + ln;
+  }
   [[nodiscard]] Truth truth_of(uint32_t h, const index::ListChoice& choice) const {
     const uint32_t dim = case_.dim, group = case_.group;
     const index::CodeLists& lists = lists_[h];
@@ -297,28 +321,21 @@ class ListLayer {
         truth.parts.push_back(std::move(part));
       }
     };
-    for (const uint32_t l : choice.chosen()) {
-      add_run(lists.run(l), [&](uint32_t i) { return lists.ids(l)[i]; });
+    std::vector<bool> read(lists.lists());
+    for (const uint32_t l : choice.chosen()) read[l] = true;
+    for (uint32_t l = 0; l < lists.lists(); ++l) {
+      if (read[l]) add_run(lists.run(l), [&](uint32_t i) { return lists.ids(l)[i]; });
     }
     for (uint32_t b = codes_->listed(0) / kCodeBlock; b < blocks(); ++b) {
       add_run(rows_->codes(h).run(b), [&](uint32_t i) { return b * kCodeBlock + i; });
     }
-    for (size_t l = 0, chunk = 0; l < lists.lists(); ++l) {
-      if (choice.left_sizes()[l] == 0.0F) continue;
-      while (lists.first_list(chunk + 1) <= l) ++chunk;
+    for (uint32_t l = 0; l < lists.lists(); ++l) {
+      if (read[l]) continue;
       const index::CodeRunReader reader(shape_.code, lists.run(l));
-      const double spread = lists.chunk(chunk).spreads[l - lists.first_list(chunk)];
-      const double ln = std::log(static_cast<double>(lists.ids(l).size()));
       Part part{~0U, {}, std::vector<float>(dim)};
       for (uint32_t j = 0; j < dim; ++j) part.value[j] = reader.value_mean(j);
       for (uint32_t g = 0; g < group; ++g) {
-        double score = 0.0;
-        for (uint32_t j = 0; j < dim; ++j) score += double{q[g * dim + j]} * reader.key_mean(j);
-        const Logit at = of_score(score);
-        const double t = at.slope * at.slope * norms[g] * spread;
-        const double mean =
-            t > 2.0 * ln ? at.logit + std::sqrt(2.0 * t * ln) - ln : at.logit + t / 2;
-        part.log_weights.push_back(std::min(mean, double{choice.tops()[g]}) + ln);
+        part.log_weights.push_back(log_weight(choice, h, l, g));
       }
       truth.parts.push_back(std::move(part));
     }

@@ -55,7 +55,7 @@ class GpuModel {
   /// 0, as at first: as many as 1 GiB has room for, 8192 at most.
   void set_prefill_chunk(size_t chunk) { prefill_chunk_ = chunk; }
   [[nodiscard]] size_t prefill_chunk() const { return prefill_chunk_; }
-  /// Sets how products of many tokens are formed; exact at first. Call it before prompts.
+  /// Sets how products of many tokens are formed; automatic at first. Call it before prompts.
   void set_products(PromptProducts products) { products_ = products; }
   /// Whether products of tokens that end a context of so many tokens take activations rounded to bf16.
   [[nodiscard]] bool rounds_activations(size_t context) const;
@@ -87,7 +87,7 @@ class GpuModel {
   mutable std::atomic<uint64_t> memory_peak_ = 0;
   std::string prefill_pattern_ = "dense";
   size_t prefill_chunk_ = 0;
-  PromptProducts products_ = PromptProducts::exact;
+  PromptProducts products_ = PromptProducts::automatic;
   mutable std::atomic<double> prefill_share_ = 1.0;
   bool checks_prefill_ = false;
   mutable std::vector<PrefillErrors> prefill_errors_;

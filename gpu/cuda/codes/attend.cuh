@@ -23,7 +23,11 @@
 // FLOOR. 70.5 bytes a row at 2/2 and d = 128: 74 MB for 128k tokens of 8 KV heads, 18 us at 4 TB/s.
 #pragma once
 
+#include <type_traits>
+
 #include "gpu/cuda/codes/list_means.cuh"
+#include "gpu/cuda/codes/listed_entries.cuh"
+#include "gpu/cuda/codes/pair_places.cuh"
 #include "gpu/cuda/codes/queries.cuh"
 #include "gpu/cuda/codes/resident_rows.cuh"
 #include "gpu/cuda/codes/tile_ring.cuh"
@@ -196,8 +200,11 @@ struct ListSplit {
   __device__ static uint32_t place() { return blockIdx.x; }
 };
 
-/// The bits of ListedPair::owner that are the same in all pairs of a list or a block.
-constexpr uint32_t kOwnerMask = ~((kPairRows - 1) << ListedPair::kRowsAt);
+/// In place of ListMeans where there are no lists.
+struct NoMeans {
+  template <class... Arguments>
+  __device__ explicit NoMeans(const Arguments&... /*unused*/) {}
+};
 
 /// Attends the split of this thread block. heads: those of steps over the same codes, with the same stages and
 /// logits.
@@ -234,10 +241,10 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     else
       return i;
   };
-  const ListedPair* const table = Split::kLists ? listed_pairs(s, kv_head) : nullptr;
+  ListedEntries<kDim, kBits> entries(s, kv_head);  // of no use without lists
   const auto take_in = [&] {
     if constexpr (Split::kLists) {
-      const ListedPair next = ahead < end ? table[ahead] : ListedPair{};
+      const ListedPair next = entries.of(ahead);
       if (ahead >= end || is_of_block(next)) {
         ring.take_in(ahead < end, next.pair);
       } else {
@@ -264,6 +271,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     first = begin + number * each + min(number, more);
     end = first + each + (number < more ? 1 : 0);
     ahead = first;
+    if constexpr (Split::kLists) entries.start(first, end, s.stages - 1);
 #pragma unroll 1
     for (int i = 1; i < s.stages; ++i) take_in();
     if (!Split::kLists && first < end) {
@@ -302,9 +310,15 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     queries.prepare(heads, raw_queries, resident.rows);
     __syncthreads();
   }
+  // The last warps, which have fewer pairs, come first.
+  using Means =
+      std::conditional_t<Split::kLists, ListMeans<kDim, kHeadTiles, Sums, Heads>, NoMeans>;
+  const uint32_t all_warps = split.count() * kWarps;
+  Means means(s, heads, kv_head, all_warps - 1 - (split.number() * kWarps + warp), all_warps);
   if constexpr (Split::kLists) {
     wait_for_kernels_before();
     let_next_kernel_start();
+    means.start();
     start();
   }
   // The lane works out the weight of head lane % 4 of tile lane / 4.
@@ -335,13 +349,8 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     top[t] = kMinusInf;
     sum[t] = scaled_sum[t] = 0.0F;
   }
-  if constexpr (Split::kLists) {
-    // The first pairs of codes are on their way meanwhile. The last warps, which have fewer pairs, come first.
-    const uint32_t warps = split.count() * kWarps;
-    add_means<kDim, kHeadTiles, Sums>(s, heads, kv_head,
-                                      warps - 1 - (split.number() * kWarps + warp), warps, head,
-                                      0.5F / Units::kEven, acc, top, sum);
-  }
+  // The first pairs of codes are on their way meanwhile.
+  if constexpr (Split::kLists) means.add(0.5F / Units::kEven, acc, top, sum);
 
   for (uint32_t at = first; at < end;) {
     float middle[kHeadTiles], block_sum[kHeadTiles];
@@ -350,9 +359,10 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     uint32_t block_end;
     if constexpr (Split::kLists) {
       // The pairs of a list, or of a block, lie side by side in the table.
-      const PairPlace<kDim, kBits> place(s, kv_head, at, heads.maxima());
-      const uint32_t owner = table[at].owner & kOwnerMask;
-      for (block_end = at + 1; block_end < end && (table[block_end].owner & kOwnerMask) == owner;) {
+      entries.move_to(at);
+      const ListedPair entry = entries.of(at);
+      const PairPlace<kDim, kBits> place(s, kv_head, entry, heads.maxima());
+      for (block_end = at + 1; block_end < end && is_same_owner(entries.of(block_end), entry);) {
         ++block_end;
       }
       value_mean = place.value_mean;
@@ -392,6 +402,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     for (; at < block_end; ++at) {
       const std::byte* const pair = ring.wait();
       take_in();
+      if constexpr (Split::kLists) entries.prefetch(at + ListedEntries<kDim, kBits>::kAhead, true);
       CodeTile<kDim, kBits> tiles[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) Ring::read(pair, i, lane, tiles[i]);
@@ -407,7 +418,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
       }
       if constexpr (Split::kLists) {
         // The last pair of a list has places without rows.
-        if (const uint32_t rows = rows_of(table[at]); rows < kPairRows) {
+        if (const uint32_t rows = rows_of(entries.of(at)); rows < kPairRows) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const uint32_t row = 16 * i + lane / 4;

@@ -66,10 +66,8 @@ size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& param
   if (step.lists.list_capacity == 0) return end;
   const size_t lists = size_t{step.kv_heads} * step.lists.list_capacity;
   params.list_scores = reinterpret_cast<float*>(take(lists * kernels.heads * sizeof(float)));
-  params.list_left = reinterpret_cast<float*>(take(lists * sizeof(float)));
+  params.list_weights = reinterpret_cast<float*>(take(lists * kernels.heads * sizeof(float)));
   params.list_bins = reinterpret_cast<uint32_t*>(take(lists * sizeof(uint32_t)));
-  params.list_maxima = reinterpret_cast<float*>(
-      take(size_t{step.kv_heads} * step.lists.score_blocks * 3 * kernels.heads * sizeof(float)));
   params.list_ends =
       reinterpret_cast<ChosenLists*>(take(size_t{step.kv_heads} * sizeof(ChosenLists)));
   params.list_pairs = reinterpret_cast<ListedPair*>(
@@ -79,11 +77,21 @@ size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& param
 
 namespace {
 
+/// How many of its lists a block of the choice keeps in shared memory: all up to 72 KiB of them, so that thread blocks of the pass
+/// fit beside it, or what a thread block may have.
+uint32_t kept_lists(const CodesStep& step, const ListKernel& kernel, size_t most) {
+  constexpr size_t kMostBytes = size_t{72} << 10U;
+  constexpr uint32_t kTiles = kListBlocks * kListTile;
+  const uint32_t of_block = (step.lists.list_capacity + kTiles - 1) / kTiles * kListTile;
+  const size_t lists = std::min(kMostBytes, most - kernel.shared) / kernel.shared_of_list;
+  return std::min(of_block, static_cast<uint32_t>(lists) / kListTile * kListTile);
+}
+
 /// Whether the parts of a step go together with its lists, if it has some.
 bool fits_lists(const CodesStep& step) {
   const CodesLists& l = step.lists;
-  return l.list_capacity == 0 || (step.cluster && !step.wide && step.tokens == 1 &&
-                                  step.host_rows.requests == nullptr && l.score_blocks != 0);
+  return l.list_capacity == 0 ||
+         (step.cluster && !step.wide && step.tokens == 1 && step.host_rows.requests == nullptr);
 }
 
 bool valid(const CodesStep& step, const Kernels& kernels) {
@@ -308,6 +316,11 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   if (status == cudaSuccess && !step.cluster) {
     status = codes::prepare_settle(step, device, least);
   }
+  if (step.lists.list_capacity != 0) {
+    const codes::ListKernel kernel = codes::list_kernel_of(step.shape.dim, step.group);
+    step.cluster = step.cluster && kernel.shared <= static_cast<size_t>(most);
+    if (step.cluster) step.lists.kept = codes::kept_lists(step, kernel, static_cast<size_t>(most));
+  }
   least = std::max(least, finish);
   if (needs != nullptr) *needs = least;
   if (status == cudaSuccess) status = known;
@@ -325,15 +338,11 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   };
   const void* const of_batches = codes::batch_kernels_of(step.shape, step.group).finish;
   if (step.cluster && of_batches != nullptr) status = allow(of_batches);
+  if (step.cluster && step.lists.list_capacity != 0 && status == cudaSuccess) {
+    status = allow(codes::list_kernel_of(step.shape.dim, step.group).choose);
+  }
   if (status != cudaSuccess) return status;
   return allow(step.cluster ? kernels.finish : kernels.finish_single);
-}
-
-void size_lists(CodesStep& step, uint32_t multiprocessors) {
-  CodesLists& l = step.lists;
-  const uint32_t wanted = (l.list_capacity + codes::kListsOfBlock - 1) / codes::kListsOfBlock;
-  l.score_blocks =
-      std::clamp(wanted, 1U, std::clamp(2 * multiprocessors / step.kv_heads, 1U, 1024U));
 }
 
 cudaError_t choose_lists(const CodesStep& step, cudaStream_t stream, bool ahead) {
@@ -343,8 +352,11 @@ cudaError_t choose_lists(const CodesStep& step, cudaStream_t stream, bool ahead)
   codes::lay_out(step, kernels, params);
   void* arguments[] = {&params};
   const codes::ListKernel kernel = codes::list_kernel_of(step.shape.dim, step.group);
-  return launch_ahead(kernel.choose, dim3(step.lists.score_blocks, step.kv_heads),
-                      dim3(codes::kListThreads), kernel.shared, stream, arguments, ahead);
+  static_assert(codes::kListThreads == codes::kFinishThreads &&
+                codes::kListBlocks == codes::kFinishBlocks);
+  return codes::launch_clusters(kernel.choose, dim3(codes::kListBlocks * step.kv_heads),
+                                kernel.shared + step.lists.kept * kernel.shared_of_list, stream,
+                                arguments, ahead);
 }
 
 cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead) {

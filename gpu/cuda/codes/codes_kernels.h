@@ -165,8 +165,6 @@ struct CodesStep {
 /// it.
 [[nodiscard]] cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs = nullptr);
 
-/// Sets the sizes of CodesStep::lists that launches need, for a device of so many multiprocessors.
-void size_lists(CodesStep& step, uint32_t multiprocessors);
 /// Enqueues the choice among the lists of a step that has some; attend_codes() does so itself. `ahead`: as there.
 [[nodiscard]] cudaError_t choose_lists(const CodesStep& step, cudaStream_t stream, bool ahead);
 /// Enqueues the layout of mean values for tensor cores.

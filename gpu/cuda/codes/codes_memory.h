@@ -211,7 +211,6 @@ struct CudaCodes::Impl {
     l.key_means = reinterpret_cast<const uint16_t*>(data + layout.list_key_means);
     l.value_means = reinterpret_cast<const uint16_t*>(data + layout.list_value_means);
     l.mean_tiles = reinterpret_cast<const uint32_t*>(data + layout.list_mean_tiles);
-    l.arrivals = memory.as<uint32_t>(layout.list_arrivals);
   }
   [[nodiscard]] std::byte* list_memory(uint32_t layer) const {
     return in_lists.data() + layers[layer].slot * layout.list_stride;

@@ -42,7 +42,6 @@ CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordin
     s.lists.list_capacity = layout.lists.lists;
     s.lists.pair_capacity = layout.lists.pairs;
     s.lists.share = shape.list_share;
-    size_lists(s, processors);
   }
   return s;
 }

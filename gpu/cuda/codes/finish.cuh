@@ -173,11 +173,17 @@ __device__ inline bool leave_record(const CodesParams& s, uint32_t kv_head, uint
   return true;
 }
 
-/// Whether a list that was not read may hold a row that matters for a head, as ListChoice::may_widen() asks it. lse: base 2.
-/// A second look is then at all codes.
-__device__ inline bool may_hide(const CodesParams& s, uint32_t kv_head, uint32_t h, float lse) {
+/// The largest logit that a row of an unread list may have for a head, base 2, before a soft-cap; by a warp.
+__device__ inline float reach_of_lists(const CodesParams& s, uint32_t kv_head, uint32_t h) {
+  const uint32_t lane = threadIdx.x % 32;
   const ChosenLists& ends = s.list_ends[kv_head];
-  const float cap = s.logits.softcap * kLog2E, reach = __ldcg(&ends.reach[h]);
+  return warp_max(lane < kListBlocks ? __ldcg(&ends.reach[lane][h]) : kMinusInf);
+}
+/// Whether a list that was not read may hold a row that matters for a head, as ListChoice::may_widen() asks it. lse: base 2.
+/// A second look is then at all codes. reach: reach_of_lists().
+__device__ inline bool may_hide(const CodesParams& s, uint32_t kv_head, float reach, float lse) {
+  const ChosenLists& ends = s.list_ends[kv_head];
+  const float cap = s.logits.softcap * kLog2E;
   // Behind a soft-cap the weight of lists by second order may be more than any row has.
   if (cap > 0.0F) lse = fminf(lse, cap);
   if (reach > uncapped_logit(lse - kHiddenLight * kLog2E, cap)) return true;
@@ -232,6 +238,9 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
   SplitSums<kFinishBlocks, kFinishThreads> sums;
   sums.load<kDim>(s, kv_head, splits, deal.rank);
   const uint32_t own_head = deal.rank + warp * kFinishBlocks;  // that this warp merges
+  const bool has_lists = s.lists.list_capacity != 0;
+  const float reach =
+      has_lists && own_head < s.group ? reach_of_lists(s, kv_head, own_head) : kMinusInf;
   ResidentHead<kDim> resident;
   if (s.resident_o != nullptr && own_head < s.group) {
     resident.load(s, size_t{kv_head} * s.group + own_head);
@@ -346,7 +355,7 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
       HeadAsked asked =
           ask_doubt<kDim, kBits>(s, of_head, weight_of(choice.chosen[wanted - 1]),
                                  shared.queries.constants[own_head].noise, wanted, shared.figures);
-      if (s.lists.list_capacity != 0 && may_hide(s, kv_head, own_head, asked.lse)) {
+      if (has_lists && may_hide(s, kv_head, reach, asked.lse)) {
         asked.reasons |= DoubtRecord::kDoubted;
       }
       const uint32_t lane = threadIdx.x % 32;

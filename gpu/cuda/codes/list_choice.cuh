@@ -1,13 +1,24 @@
 // The choice of the lists that a step reads, by the rule of index/scan/list_choice.h: lists in the order of ln n + s + t, each
 // by the head for which it stands out most above that head's lightest list, until a share of the rows is read.
 //
-// The thread blocks of a KV head score its lists' mean keys, some hundred each. The last of them to be done knows the
-// extremes of all lists, sorts the lists into bins of an eighth of a nat, and writes the table of pairs of tiles that the
-// pass reads: those of the chosen lists, list by list, then those of the blocks that no list has.
+// A cluster of 8 thread blocks has a KV head, each block an eighth of its lists in their order:
+//
+//   score    products of the queries with the mean keys, on tensor cores: means in fp16, queries as the sum of two fp16
+//            numbers (22 bits). The first means are asked for before the kernels before this one have ended
+//   extremes of each head, by all blocks for all
+//   bins     of an eighth of a nat: rows and pairs of tiles by how far their list is below the best
+//   table    of the pairs of tiles that the pass reads: those of the chosen lists, list by list, then those of the blocks that
+//            no list has. From the bins of all blocks each knows where its part begins
+//   weights  of the lists that are not read, which the pass attends by their means
+//
+// The kernel is a chain of latencies, which two barriers of the cluster divide.
 #pragma once
 
 #include "cpu/code_doubt.h"
+#include "gpu/cuda/codes/candidates.cuh"
+#include "gpu/cuda/codes/cluster.cuh"
 #include "gpu/cuda/codes/doubt.cuh"
+#include "gpu/cuda/common/async_copy.cuh"
 #include "gpu/cuda/common/grid_dependency.cuh"
 
 namespace keyhole::gpu::codes {
@@ -39,39 +50,109 @@ __device__ inline float hope_of_list(const ListLogit& list, float log_rows) {
   const float above = t <= kWidestSpread ? t : fmaf(kFarSpread, sqrtf(t), -kWidestSpread);
   return fmaf(list.logit, kLn2, above) + log_rows;
 }
+/// The weight of an unread list's row on average, relative to the head's largest mean logit. top: that logit, base 2.
+__device__ inline float weight_of_list(const ListLogit& list, float log_rows, float top) {
+  const float above = list.logit - top;
+  // Many of a list's rows make up the weight by second order, up to a variance of twice the logarithm of their number; from
+  // there on the largest row alone does.
+  const float nats = list.spread <= 2.0F * log_rows
+                         ? 0.5F * list.spread
+                         : sqrtf(2.0F * list.spread * log_rows) - log_rows;
+  return exp2_fast(fminf(fmaf(nats, kLog2E, above), 0.0F));
+}
+
+/// The queries of a group as two fp16 numbers, high and low, relative to a power of 2 of each head. Rows are longer than their
+/// contents, so that lanes read from different banks.
+template <int kDim, int kHeadTiles>
+struct SplitQueries {
+  static constexpr int kHeads = 4 * kHeadTiles;
+  static constexpr int kColumns = (kHeads + 7) / 8;  ///< of 8 heads
+  static constexpr int kRow = kDim + 16;
+  alignas(16) __half parts[2][8 * kColumns][kRow];
+  float unit[8 * kColumns];  ///< what products are multiplied by
+
+  /// Makes them from the rows of prepared queries, by the threads of a block; barriers before and after are the caller's.
+  template <class Queries>
+  __device__ void make(const Queries& queries) {
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < 8 * kColumns * kDim; i += kListThreads) {
+      const uint32_t h = i / kDim, j = i % kDim;
+      float x = 0.0F, one = 1.0F;
+      if (h < kHeads) {
+        // The slope is 2 / 16256 of the row's largest number.
+        const int exponent =
+            static_cast<int>(__float_as_uint(8128.0F * queries.constants[h].slope) >> 23U & 0xFFU);
+        one = __uint_as_float(static_cast<uint32_t>(min(max(exponent, 8), 246)) << 23U);
+        x = __fdividef(queries.rows[h][j], one);
+      }
+      const __half high = __float2half_rn(x);
+      parts[0][h][j] = high;
+      parts[1][h][j] = __float2half_rn(x - __half2float(high));
+      if (j == 0) unit[h] = one;
+    }
+  }
+};
+
+/// The part of 16 mean keys that a lane holds: of lists lane / 4 and lane / 4 + 8, components 16 m + 4 (lane % 4) .. + 3.
+template <int kDim>
+struct MeanRows {
+  uint2 of[2][kDim / 16];
+
+  /// means: of the KV head's lists; list: the lane's first.
+  __device__ void load(const __half* means, uint32_t list, uint32_t count, int m, int lane) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t one = min(list + 8 * r, count - 1);
+      of[r][m] =
+          *reinterpret_cast<const uint2*>(means + size_t{one} * kDim + 16 * m + lane % 4 * 4);
+    }
+  }
+};
+
+/// Numbers of which the cluster needs the largest: of each head the most that a list counts and minus the least, in nats, and
+/// the largest logit of a mean, base 2; and the longest row of all lists.
+template <int kHeads>
+struct ListExtremes {
+  static constexpr uint32_t kNumbers = 3 * kHeads + 1;
+  static constexpr uint32_t kTop = 0, kLow = kHeads, kLogit = 2 * kHeads, kWidest = 3 * kHeads;
+};
+
+/// The first lists of a block in shared memory, behind ListShared: what all stages need of them, so that these wait for memory
+/// once, in front of all.
+template <int kHeads>
+struct KeptLists {
+  static constexpr size_t kBytes =
+      kHeads * sizeof(float) + sizeof(ListFigures) + sizeof(ListPlace) + sizeof(uint16_t);
+
+  uint32_t count;        ///< that there is memory for, a multiple of kListTile
+  float* scores;         ///< `[count, kHeads]`
+  ListFigures* figures;  ///< `[count]`
+  ListPlace* places;
+  uint16_t* bins;
+
+  __device__ KeptLists(unsigned char* memory, uint32_t count)
+      : count(count),
+        scores(reinterpret_cast<float*>(memory)),
+        figures(reinterpret_cast<ListFigures*>(scores + count * kHeads)),
+        places(reinterpret_cast<ListPlace*>(figures + count)),
+        bins(reinterpret_cast<uint16_t*>(places + count)) {}
+};
+static_assert(sizeof(ListFigures) == 16 && sizeof(ListPlace) == 8 && kListBins <= 1U << 16U);
 
 template <int kDim, int kHeadTiles>
 struct ListShared {
   static constexpr int kHeads = 4 * kHeadTiles;
+  static constexpr uint32_t kNumbers = ListExtremes<kHeads>::kNumbers;
   SharedQueries<kDim, 2, kHeadTiles> queries;
   alignas(16) float q[kHeads][kDim];
-  float tops[kListWarps][kHeads], lows[kListWarps][kHeads], logits[kListWarps][kHeads];
-  // Of the choice.
-  float low[kHeads], span[kHeads];
-  uint32_t reach[kHeads];  ///< as rising()
-  uint32_t widest;         ///< as the bits of a float
-  uint32_t bins[kListBins];
-  uint32_t sums[kListWarps];
+  SplitQueries<kDim, kHeadTiles> split;
+  alignas(16) uint2 bins[kListBins];  ///< rows and pairs of the block's lists
+  float warp_ends[kListWarps][kNumbers];
+  float block_ends[kListBlocks][kNumbers];  ///< from all blocks of the cluster
+  float ends[kNumbers];
+  float warp_reach[kListWarps][kHeads];  ///< of lists that are not read
+  uint32_t sums[kListWarps], pairs_before[kListWarps], pairs_of_all[kListWarps];
   uint32_t last_bin;
-  uint32_t is_last;
-};
-
-/// Extremes of a head's lists: the most and the least that one counts, in nats, and the largest logit of a mean, base 2.
-struct ListMaxima {
-  float top = kMinusInf, low = -kMinusInf, logit = kMinusInf;
-
-  __device__ void add(const ListMaxima& other) {
-    top = fmaxf(top, other.top);
-    low = fminf(low, other.low);
-    logit = fmaxf(logit, other.logit);
-  }
-};
-
-/// A list's bin, and its rows.
-struct ListBin {
-  __device__ static uint32_t pack(uint32_t bin, uint32_t rows) { return bin << 16U | rows; }
-  __device__ static uint32_t bin(uint32_t packed) { return packed >> 16U; }
-  __device__ static uint32_t rows(uint32_t packed) { return packed & 0xFFFFU; }
 };
 
 /// The exclusive sum over the threads of the block before this one, and the sum of all in `all`.
@@ -97,255 +178,396 @@ __device__ inline uint32_t sum_before(uint32_t own, Shared& shared, uint32_t& al
   return before;
 }
 
-/// Chooses the lists of a KV head, by the block that was the last to score.
+/// The choice for a KV head, by a cluster of kListBlocks blocks. Where heads count, kHeads neighbouring threads have a list, each one
+/// head of it: code that runs once is slow, because its instructions come from memory, and so there is one copy of it and not kHeads.
 template <int kDim, int kHeadTiles>
-__device__ inline void choose_lists(const CodesParams& s, uint32_t kv_head,
-                                    ListShared<kDim, kHeadTiles>& shared) {
-  constexpr uint32_t kHeads = 4 * kHeadTiles;
-  const CodesLists& l = s.lists;
-  const uint32_t count = __ldcg(&l.counts[kv_head]);
-  const float cap = s.logits.softcap * kLog2E;
-  const size_t first = size_t{kv_head} * l.list_capacity;
-  const float* const scores = s.list_scores + first * kHeads;
-  const ListFigures* const figures = l.figures + first;
-  const ListPlace* const places = l.places + first;
-  ChosenLists& ends = s.list_ends[kv_head];
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+class ListChooser {
+ public:
+  static constexpr uint32_t kHeads = 4 * kHeadTiles;
+  using Shared = ListShared<kDim, kHeadTiles>;
+  using Ends = ListExtremes<kHeads>;
 
-  // The extremes of all lists: a warp has every eighth head.
-  for (uint32_t h = warp; h < kHeads; h += kListWarps) {
-    ListMaxima of_head;
-    for (uint32_t b = lane; b < l.score_blocks; b += 32) {
-      const float* from = s.list_maxima + (size_t{kv_head} * l.score_blocks + b) * 3 * kHeads + h;
-      of_head.add({__ldcg(from), __ldcg(from + kHeads), __ldcg(from + 2 * kHeads)});
-    }
-    of_head = {warp_max(of_head.top), -warp_max(-of_head.low), warp_max(of_head.logit)};
-    if (lane == 0) {
-      const bool counts = h < s.group;
-      shared.low[h] = counts ? fmaxf(of_head.low, of_head.top - kDeepestList) : -kMinusInf;
-      shared.span[h] = counts ? of_head.top - shared.low[h] : 0.0F;
-      if (counts) ends.tops[h] = of_head.logit;
-      shared.reach[h] = 0;
-    }
-  }
-  for (uint32_t i = threadIdx.x; i < kListBins; i += kListThreads) shared.bins[i] = 0;
-  if (threadIdx.x == 0) shared.widest = 0;
-  __syncthreads();
-  float most = 0.0F;
-  for (uint32_t h = 0; h < s.group; ++h) most = fmaxf(most, shared.span[h]);
+  /// memory: Shared, and behind it the lists that are kept.
+  __device__ ListChooser(const CodesParams& s, unsigned char* memory)
+      : s_(s),
+        shared_(*reinterpret_cast<Shared*>(memory)),
+        kept_(memory + sizeof(Shared), s.lists.kept),
+        kv_head_(blockIdx.x / kListBlocks),
+        rank_(blockIdx.x % kListBlocks),
+        head_(threadIdx.x % kHeads),
+        cap_(s.logits.softcap * kLog2E) {}
 
-  // Rows by how far their list is below the best. A thread has four lists side by side, then those of the next round.
-  constexpr uint32_t kEach = 4, kRound = kEach * kListThreads;
-  float widest = 0.0F;
+  __device__ void run() {
+    cluster_arrive_relaxed();  // waited for before the first write to another block
+    const CodesLists& l = s_.lists;
+    const uint32_t warp = threadIdx.x / 32;
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    // Lists are older than the kernel before this one: the call that makes them ends with a kernel.
+    const uint32_t count = __ldcg(&l.counts[kv_head_]);
+    const uint32_t share =
+        (count + kListTile * kListBlocks - 1) / (kListTile * kListBlocks) * kListTile;
+    const uint32_t begin = min(rank_ * share, count);
+    count_ = min(begin + share, count) - begin;
+    begin_ = begin;
+    first_ = size_t{kv_head_} * l.list_capacity + begin;
+    const auto* const means = reinterpret_cast<const __half*>(l.key_means) + first_ * kDim;
+    MeanRows<kDim> rows;
+    if (warp * kListTile < count_) {
+#pragma unroll
+      for (int m = 0; m < kDim / 16; ++m)
+        rows.load(means, warp * kListTile + lane / 4, count_, m, lane);
+    }
+    prefetch_means(means);
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < min(count_, kept_.count); i += kListThreads) {
+      kept_.figures[i] = l.figures[first_ + i];
+      kept_.places[i] = l.places[first_ + i];
+    }
+    for (uint32_t i = threadIdx.x; i < kListBins; i += kListThreads) shared_.bins[i] = {0, 0};
+    if (threadIdx.x == 0) shared_.last_bin = kListBins - 1;
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    const StepHeads heads{s_, 0, kHeads};
+    RawQueries<kDim, kHeads, kListWarps> raw;
+    raw.load(heads, kv_head_);
+    listed_ = __ldcg(l.listed) * kCodeBlock;
+    blocks_ = __ldcg(s_.block_count);
+    shared_.queries.prepare(heads, raw, shared_.q);
+    __syncthreads();
+    shared_.split.make(shared_.queries);
+    noise_ = shared_.queries.constants[head_].noise;
+    __syncthreads();
 #pragma unroll 1
-  for (uint32_t from = threadIdx.x * kEach; from < count; from += kRound) {
-    uint32_t bins[kEach];
+    for (uint32_t tile = warp * kListTile; tile < count_; tile += kListWarps * kListTile) {
+      score(rows, means, tile, lane);
+    }
+    __syncthreads();
+    find_extremes();
+    fill_bins();
+    uint32_t written = 0, pairs = 0;
+    const uint32_t last = find_last_bin(written, pairs);
+    prefetch_codes(last);
+    cluster_arrive();
+    write_table(last, written, pairs);
+    weigh_others(last);
+    cluster_wait();  // no block reads bins any more
+  }
+
+ private:
+  static constexpr uint32_t kAtOnce =
+      kListThreads / kHeads;  ///< lists that the block has at once, by head
+
+  /// Brings mean keys on their way to the L2 cache while the kernels before this one still run, behind those that warps ask for at
+  /// once: up to 32 MB in all, for there are contexts whose means no cache holds. A block with few tiles gains nothing by it.
+  __device__ void prefetch_means(const __half* means) const {
+    constexpr uint32_t kMostTiles = 128, kFewTiles = 64;
+    const uint32_t list = threadIdx.x * kListTile;
+    if (count_ <= kFewTiles * kListTile || list >= count_) return;
+    if (threadIdx.x < kListWarps || threadIdx.x >= kMostTiles) return;
+    prefetch_bulk(means + size_t{list} * kDim, min(kListTile, count_ - list) * kDim * 2);
+  }
+  /// Brings the codes of the first lists that are read on their way to the L2 cache: the pass can ask for them when it has seen
+  /// the table. Of 128k tokens these are all lists.
+  __device__ void prefetch_codes(uint32_t last) const {
+    const uint32_t i = threadIdx.x;
+    if (i >= count_ || bin_of(i) > last) return;
+    const ListPlace place = place_of(i);
+    const uint32_t bytes =
+        2 * kCodeLanes * 4 * (s_.shape.key_words() + s_.shape.value_words()) + kPairRows * 4;
+    const size_t pair = size_t{kv_head_} * s_.lists.pair_capacity + place.first_pair;
+    prefetch_bulk(s_.lists.pairs + pair * bytes, pairs_of_list(place) * bytes);
+  }
+
+  /// The scores of a tile of 16 lists, by a warp; loads the rows of its next one.
+  __device__ void score(MeanRows<kDim>& rows, const __half* means, uint32_t tile, int lane) {
+    constexpr int kColumns = SplitQueries<kDim, kHeadTiles>::kColumns;
+    const uint32_t next = tile + kListWarps * kListTile;
+    float sums[kColumns][4] = {};
 #pragma unroll
-    for (uint32_t e = 0; e < kEach; ++e) {
-      // There is memory for whole fours.
-      const uint32_t i = from + e;
-      const ListFigures of_list = figures[i];
-      float gain = kMinusInf;
+    for (int m = 0; m < kDim / 16; ++m) {
+      const uint32_t a[4] = {rows.of[0][m].x, rows.of[1][m].x, rows.of[0][m].y, rows.of[1][m].y};
+      if (next < count_) rows.load(means, next + lane / 4, count_, m, lane);
 #pragma unroll
-      for (int t = 0; t < kHeadTiles; ++t) {
-        const float4 four =
-            __ldcg(reinterpret_cast<const float4*>(scores + size_t{i} * kHeads) + t);
-        const float of_head[4] = {four.x, four.y, four.z, four.w};
+      for (int c = 0; c < kColumns; ++c) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const uint32_t h = 4 * t + j;
-          if (h >= s.group) continue;
-          const ListLogit logit =
-              logit_of_list(of_head[j], shared.queries.constants[h].noise, of_list.spread, cap);
-          gain = fmaxf(gain, hope_of_list(logit, of_list.log_rows) - shared.low[h]);
+        for (int part = 0; part < 2; ++part) {
+          const uint2 b = *reinterpret_cast<const uint2*>(
+              &shared_.split.parts[part][8 * c + lane / 4][16 * m + lane % 4 * 4]);
+          multiply_add<__half>(sums[c], a, b.x, b.y);
         }
       }
+    }
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const uint32_t h = 8 * c + lane % 4 * 2;
+      if (h >= kHeads) continue;
+      const float2 unit = *reinterpret_cast<const float2*>(&shared_.split.unit[h]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const uint32_t list = tile + lane / 4 + 8 * r;
+        if (list >= count_) continue;
+        const float2 two = {sums[c][2 * r] * unit.x, sums[c][2 * r + 1] * unit.y};
+        *reinterpret_cast<float2*>(s_.list_scores + (first_ + list) * kHeads + h) = two;
+        if (is_kept(list)) *reinterpret_cast<float2*>(kept_.scores + list * kHeads + h) = two;
+      }
+    }
+  }
+
+  // i: a list's number among those of the block.
+  [[nodiscard]] __device__ bool is_kept(uint32_t i) const { return i < kept_.count; }
+  [[nodiscard]] __device__ ListPlace place_of(uint32_t i) const {
+    return is_kept(i) ? kept_.places[i] : s_.lists.places[first_ + i];
+  }
+  [[nodiscard]] __device__ uint32_t bin_of(uint32_t i) const {
+    return is_kept(i) ? kept_.bins[i] : s_.list_bins[first_ + i];
+  }
+  [[nodiscard]] __device__ static uint32_t pairs_of_list(const ListPlace& place) {
+    return (place.rows + kPairRows - 1) / kPairRows;
+  }
+  /// A list for the thread's head.
+  struct List {
+    ListFigures figures;
+    ListLogit logit;
+    float score;
+  };
+  [[nodiscard]] __device__ List list_of(uint32_t i) const {
+    List list;
+    const bool kept = is_kept(i);
+    list.score =
+        kept ? kept_.scores[i * kHeads + head_] : s_.list_scores[(first_ + i) * kHeads + head_];
+    list.figures = kept ? kept_.figures[i] : s_.lists.figures[first_ + i];
+    list.logit = logit_of_list(list.score, noise_, list.figures.spread, cap_);
+    return list;
+  }
+  [[nodiscard]] __device__ static float hope_of(const List& list) {
+    return hope_of_list(list.logit, list.figures.log_rows);
+  }
+  /// What the rows of a list weigh together, relative to the head's largest mean logit.
+  [[nodiscard]] __device__ float weight_of(const List& list, uint32_t rows) const {
+    return static_cast<float>(rows) *
+           weight_of_list(list.logit, list.figures.log_rows, shared_.ends[Ends::kLogit + head_]);
+  }
+  /// Calls visit(i, whether there is such a list) for all lists of the block, by whole warps.
+  template <class Visit>
+  __device__ void for_each(const Visit& visit) const {
+#pragma unroll 1
+    for (uint32_t from = 0; from < count_; from += kAtOnce) {
+      const uint32_t i = from + threadIdx.x / kHeads;
+      visit(min(i, count_ - 1), i < count_);
+    }
+  }
+  /// Over the lanes of a warp with the same head.
+  [[nodiscard]] __device__ static float largest_of_head(float x) {
+#pragma unroll
+    for (uint32_t step = kHeads; step < 32; step *= 2) {
+      x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, step));
+    }
+    return x;
+  }
+  /// The largest over the lanes with the same list.
+  [[nodiscard]] __device__ static float largest_of_list(float x) {
+#pragma unroll
+    for (uint32_t step = 1; step < kHeads; step *= 2) {
+      x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, step));
+    }
+    return x;
+  }
+
+  /// Leaves the extremes of all lists of the KV head in shared.ends.
+  __device__ void find_extremes() {
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float top = kMinusInf, low = kMinusInf, logit = kMinusInf, widest = kMinusInf;
+    for_each([&](uint32_t i, bool) {
+      const List list = list_of(i);
+      const float hope = hope_of(list);
+      top = fmaxf(top, hope);
+      low = fmaxf(low, -hope);
+      logit = fmaxf(logit, list.logit.logit);
+      widest = fmaxf(widest, list.figures.widest);
+    });
+    float* const ends = shared_.warp_ends[warp];
+    top = largest_of_head(top), low = largest_of_head(low), logit = largest_of_head(logit);
+    widest = largest_of_head(widest);
+    if (lane < kHeads) {
+      ends[Ends::kTop + lane] = top;
+      ends[Ends::kLow + lane] = low;
+      ends[Ends::kLogit + lane] = logit;
+      if (lane == 0) ends[Ends::kWidest] = widest;
+    }
+    __syncthreads();
+    cluster_wait();  // all blocks have started
+    if (threadIdx.x < Ends::kNumbers) {
+      float of_block = kMinusInf;
+#pragma unroll
+      for (uint32_t w = 0; w < kListWarps; ++w) {
+        of_block = fmaxf(of_block, shared_.warp_ends[w][threadIdx.x]);
+      }
+#pragma unroll
+      for (uint32_t b = 0; b < kListBlocks; ++b) {
+        *in_block(&shared_.block_ends[rank_][threadIdx.x], b) = of_block;
+      }
+    }
+    cluster_barrier();
+    if (threadIdx.x < Ends::kNumbers) {
+      float of_all = kMinusInf;
+#pragma unroll
+      for (uint32_t b = 0; b < kListBlocks; ++b) {
+        of_all = fmaxf(of_all, shared_.block_ends[b][threadIdx.x]);
+      }
+      shared_.ends[threadIdx.x] = of_all;
+    }
+    __syncthreads();
+  }
+
+  /// Fills the bins, and notes that of each list.
+  __device__ void fill_bins() {
+    const float top = shared_.ends[Ends::kTop + head_];
+    const float low = fmaxf(-shared_.ends[Ends::kLow + head_], top - kDeepestList);
+    const bool counts = head_ < s_.group;
+    const float most = largest_of_list(counts ? top - low : 0.0F);
+    for_each([&](uint32_t i, bool is_one) {
+      const float gain = largest_of_list(counts ? hope_of(list_of(i)) - low : kMinusInf);
+      if (!is_one || head_ != 0) return;
       const float step = (most - gain) * kBinsPerNat;
       const uint32_t bin = step < kListBins - 1.0F
                                ? static_cast<uint32_t>(fmaxf(step, 0.0F))
                                : kListBins - 1;  // the last for what is no number
-      const uint32_t rows = i < count ? places[i].rows : 0;
-      if (i < count) {
-        widest = fmaxf(widest, of_list.widest);
-        atomicAdd(&shared.bins[bin], rows);
+      const ListPlace place = place_of(i);
+      atomicAdd(&shared_.bins[bin].x, place.rows);
+      atomicAdd(&shared_.bins[bin].y, pairs_of_list(place));
+      if (is_kept(i)) {
+        kept_.bins[i] = static_cast<uint16_t>(bin);
+      } else {
+        s_.list_bins[first_ + i] = bin;
       }
-      bins[e] = ListBin::pack(bin, rows);
-    }
-    *reinterpret_cast<uint4*>(s.list_bins + first + from) = {bins[0], bins[1], bins[2], bins[3]};
+    });
+    cluster_barrier();
   }
-  atomicMax(&shared.widest, __float_as_uint(widest));
-  __syncthreads();
 
-  // The last bin for all before and in it to have at most so many rows, at least the first that has any.
-  static_assert(kListBins == kListThreads, "a thread has a bin");
-  const uint32_t listed = __ldcg(l.listed) * kCodeBlock;
-  const auto shared_rows = static_cast<uint32_t>(l.share.share * static_cast<float>(listed));
-  const uint32_t goal = min(listed, max(shared_rows, l.share.least));
-  const uint32_t of_bin = shared.bins[threadIdx.x];
-  uint32_t all = 0;
-  const uint32_t before = sum_before(of_bin, shared, all);
-  if (threadIdx.x == 0) shared.last_bin = kListBins - 1;
-  __syncthreads();
-  if (before != 0 && before + of_bin > goal) atomicMin(&shared.last_bin, threadIdx.x - 1);
-  __syncthreads();
-  const uint32_t last = shared.last_bin;
-
-  // The table: the pairs of a thread's four lists come side by side, round by round.
-  ListedPair* const table = s.list_pairs + size_t{kv_head} * most_groups(s);
-  float reach[kHeads];
+  /// The last bin for all before and in it to have at most so many rows, at least the first that has any. written: gets the
+  /// pairs of the blocks before this one that are read, pairs: of all blocks.
+  __device__ uint32_t find_last_bin(uint32_t& written, uint32_t& pairs) {
+    static_assert(kListBins == 2 * kListThreads, "a thread has two bins");
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, bin = 2 * threadIdx.x;
+    uint32_t rows[2] = {}, before[2] = {}, of_all[2] = {};
 #pragma unroll
-  for (float& x : reach) x = kMinusInf;
-  uint32_t written = 0;
+    for (uint32_t b = 0; b < kListBlocks; ++b) {
+      const uint4 two = *reinterpret_cast<const uint4*>(in_block(&shared_.bins[bin], b));
+      rows[0] += two.x, rows[1] += two.z;
+      of_all[0] += two.y, of_all[1] += two.w;
+      if (b < rank_) before[0] += two.y, before[1] += two.w;
+    }
+    const auto of_share = static_cast<uint32_t>(s_.lists.share.share * static_cast<float>(listed_));
+    const uint32_t goal = min(listed_, max(of_share, s_.lists.share.least));
+    uint32_t all = 0;
+    const uint32_t sum = sum_before(rows[0] + rows[1], shared_, all);
+    if (sum != 0 && sum + rows[0] > goal) {
+      atomicMin(&shared_.last_bin, bin - 1);
+    } else if (sum + rows[0] != 0 && sum + rows[0] + rows[1] > goal) {
+      atomicMin(&shared_.last_bin, bin);
+    }
+    __syncthreads();
+    const uint32_t last = shared_.last_bin;
+    const uint32_t own_before = (bin <= last ? before[0] : 0) + (bin < last ? before[1] : 0);
+    const uint32_t own_all = (bin <= last ? of_all[0] : 0) + (bin < last ? of_all[1] : 0);
+    const uint32_t warp_before = __reduce_add_sync(kWholeWarp, own_before);
+    const uint32_t warp_all = __reduce_add_sync(kWholeWarp, own_all);
+    if (lane == 0) {
+      shared_.pairs_before[warp] = warp_before;
+      shared_.pairs_of_all[warp] = warp_all;
+    }
+    __syncthreads();
+    written = pairs = 0;
+#pragma unroll
+    for (uint32_t w = 0; w < kListWarps; ++w) {
+      written += shared_.pairs_before[w];
+      pairs += shared_.pairs_of_all[w];
+    }
+    return last;
+  }
+
+  /// Writes the block's part of the table, and what the cluster has come to. written: pairs of the blocks before this one; pairs:
+  /// of all blocks.
+  __device__ void write_table(uint32_t last, uint32_t written, uint32_t pairs) {
+    ListedPair* const table = s_.list_pairs + size_t{kv_head_} * most_groups(s_);
+    ChosenLists& ends = s_.list_ends[kv_head_];
 #pragma unroll 1
-  for (uint32_t round = 0; round < count; round += kRound) {
-    const uint32_t from = round + threadIdx.x * kEach;
-    const bool inside = from < count;
-    uint4 four = {};
-    if (inside) four = *reinterpret_cast<const uint4*>(s.list_bins + first + from);
-    const uint32_t bins[kEach] = {four.x, four.y, four.z, four.w};
-    uint32_t pairs = 0;
-    bool is_read[kEach];
-#pragma unroll
-    for (uint32_t e = 0; e < kEach; ++e) {
-      const uint32_t rows = ListBin::rows(bins[e]);
-      is_read[e] = rows != 0 && ListBin::bin(bins[e]) <= last;
-      if (is_read[e]) pairs += (rows + kPairRows - 1) / kPairRows;
-    }
-    uint32_t at = written + sum_before(pairs, shared, all);
-    written += all;
-    if (!inside) continue;
-    float left[kEach];
-#pragma unroll
-    for (uint32_t e = 0; e < kEach; ++e) {
-      const uint32_t i = from + e, rows = ListBin::rows(bins[e]);
-      left[e] = is_read[e] ? 0.0F : static_cast<float>(rows);
-      if (rows == 0) continue;
-      if (is_read[e]) {
-        const uint32_t pair = places[i].first_pair;
-        for (uint32_t row = 0; row < rows; row += kPairRows) {
-          table[at++] = {pair + row / kPairRows,
-                         (min(rows - row, kPairRows) - 1) << ListedPair::kRowsAt | i};
-        }
-        continue;
-      }
-      const float longest = figures[i].widest;
-#pragma unroll
-      for (int t = 0; t < kHeadTiles; ++t) {
-        const float4 of_tile =
-            __ldcg(reinterpret_cast<const float4*>(scores + size_t{i} * kHeads) + t);
-        const float of_head[4] = {of_tile.x, of_tile.y, of_tile.z, of_tile.w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float far = doubt_reach(shared.queries.constants[4 * t + j].noise, longest);
-          reach[4 * t + j] = fmaxf(reach[4 * t + j], of_head[j] + far);
-        }
+    for (uint32_t from = 0; from < count_; from += kListThreads) {
+      const uint32_t i = from + threadIdx.x;
+      ListPlace place{};
+      if (i < count_ && bin_of(i) <= last) place = place_of(i);
+      uint32_t all = 0;
+      uint32_t at = written + sum_before(pairs_of_list(place), shared_, all);
+      written += all;
+#pragma unroll 1
+      for (uint32_t row = 0; row < place.rows; row += kPairRows) {
+        table[at++] = {
+            place.first_pair + row / kPairRows,
+            (min(place.rows - row, kPairRows) - 1) << ListedPair::kRowsAt | (begin_ + i)};
       }
     }
-    *reinterpret_cast<float4*>(s.list_left + first + from) = {left[0], left[1], left[2], left[3]};
+    // The blocks that no list has.
+    const uint32_t in_lists = listed_ / kCodeBlock;
+    const uint32_t newer = blocks_ > in_lists ? (blocks_ - in_lists) * kBlockMaxima : 0;
+#pragma unroll 1
+    for (uint32_t i = rank_ * kListThreads + threadIdx.x; i < newer;
+         i += kListBlocks * kListThreads) {
+      const uint32_t pair = in_lists * kBlockMaxima + i;
+      table[pairs + i] = {pair, ListedPair::kOfBlock | (kPairRows - 1) << ListedPair::kRowsAt |
+                                    pair / kBlockMaxima};
+    }
+    if (rank_ != 0) return;
+    if (threadIdx.x < s_.group) ends.tops[threadIdx.x] = shared_.ends[Ends::kLogit + threadIdx.x];
+    const float largest = largest_of_list(head_ < s_.group ? noise_ : 0.0F);
+    if (threadIdx.x != 0) return;
+    const float widest = fmaxf(shared_.ends[Ends::kWidest], 0.0F);
+    ends.is_wide = 2.0F * kLn2 * largest * widest > kWideList ? 1 : 0;
+    ends.pairs = pairs + newer;
   }
-#pragma unroll
-  for (uint32_t h = 0; h < kHeads; ++h) {
-    const float of_warp = warp_max(reach[h]);
-    if (lane == 0) atomicMax(&shared.reach[h], rising(of_warp));
-  }
-  // The blocks that no list has.
-  const uint32_t blocks = __ldcg(s.block_count), in_lists = listed / kCodeBlock;
-  const uint32_t newer = blocks > in_lists ? (blocks - in_lists) * kBlockMaxima : 0;
-  for (uint32_t i = threadIdx.x; i < newer; i += kListThreads) {
-    const uint32_t pair = in_lists * kBlockMaxima + i;
-    table[written + i] = {
-        pair, ListedPair::kOfBlock | (kPairRows - 1) << ListedPair::kRowsAt | pair / kBlockMaxima};
-  }
-  __syncthreads();
-  if (threadIdx.x < s.group)
-    ends.reach[threadIdx.x] = weight_of(uint64_t{shared.reach[threadIdx.x]} << 32U);
-  if (threadIdx.x != 0) return;
-  float largest = 0.0F;
-  for (uint32_t h = 0; h < s.group; ++h)
-    largest = fmaxf(largest, shared.queries.constants[h].noise);
-  ends.is_wide = 2.0F * kLn2 * largest * __uint_as_float(shared.widest) > kWideList ? 1 : 0;
-  ends.pairs = written + newer;
-}
 
-/// Grid (score_blocks, KV heads).
+  /// Writes what lists that are not read weigh, and how far a row of them may reach.
+  __device__ void weigh_others(uint32_t last) {
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float reach = kMinusInf;
+    for_each([&](uint32_t i, bool is_one) {
+      if (!is_one) return;
+      const bool is_read = bin_of(i) <= last;
+      const List list = list_of(i);
+      s_.list_weights[(first_ + i) * kHeads + head_] =
+          is_read ? 0.0F : weight_of(list, place_of(i).rows);
+      if (!is_read) reach = fmaxf(reach, list.score + doubt_reach(noise_, list.figures.widest));
+    });
+    reach = largest_of_head(reach);
+    if (lane < kHeads) shared_.warp_reach[warp][lane] = reach;
+    __syncthreads();
+    if (threadIdx.x >= s_.group) return;
+#pragma unroll
+    for (uint32_t w = 0; w < kListWarps; ++w) {
+      reach = fmaxf(reach, shared_.warp_reach[w][threadIdx.x]);
+    }
+    s_.list_ends[kv_head_].reach[rank_][threadIdx.x] = reach;
+  }
+
+  const CodesParams& s_;
+  Shared& shared_;
+  const KeptLists<kHeads> kept_;
+  const uint32_t kv_head_, rank_;
+  const uint32_t head_;  ///< the thread's
+  const float cap_;
+  uint32_t begin_ = 0,
+           count_ = 0;  ///< the first list of the block among those of the KV head; how many it has
+  size_t first_ = 0;    ///< the first among those of all KV heads
+  uint32_t listed_ = 0, blocks_ = 0;
+  float noise_ = 0.0F;  ///< HeadConstants::noise of the thread's head
+};
+
+/// Grid (kListBlocks * KV heads), in clusters of kListBlocks.
 template <int kDim, int kHeadTiles>
 __global__ void __launch_bounds__(kListThreads) list_kernel(const __grid_constant__ CodesParams s) {
-  constexpr uint32_t kHeads = 4 * kHeadTiles;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) unsigned char memory[];
-  auto& shared = *reinterpret_cast<ListShared<kDim, kHeadTiles>*>(memory);
-  const CodesLists& l = s.lists;
-  const uint32_t kv_head = blockIdx.y, warp = threadIdx.x / 32;
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  wait_for_kernels_before();
-  let_next_kernel_start();
-  const StepHeads heads{s, 0, kHeads};
-  RawQueries<kDim, kHeads, kListWarps> raw;
-  raw.load(heads, kv_head);
-  const uint32_t count = __ldcg(&l.counts[kv_head]);
-  shared.queries.prepare(heads, raw, shared.q);
-  __syncthreads();
-
-  const float cap = s.logits.softcap * kLog2E;
-  const size_t first = size_t{kv_head} * l.list_capacity;
-  const auto* const means = reinterpret_cast<const __half*>(l.key_means) + first * kDim;
-  const uint32_t warps = gridDim.x * kListWarps, number = blockIdx.x * kListWarps + warp;
-  ListMaxima own[kHeadTiles];
-  constexpr uint32_t kAtOnce = kHeadTiles == 1 ? 4 : 2;
-  for (uint32_t i = number; i < count; i += warps * kAtOnce) {
-    float score[kAtOnce][kHeadTiles];
-#pragma unroll
-    for (uint32_t a = 0; a < kAtOnce; ++a) {
-      const uint32_t list = min(i + a * warps, count - 1);
-#pragma unroll
-      for (int t = 0; t < kHeadTiles; ++t) {
-        score[a][t] =
-            mean_logit<kDim>(&shared.queries.rows[4 * t], means + size_t{list} * kDim, lane);
-      }
-    }
-#pragma unroll
-    for (uint32_t a = 0; a < kAtOnce; ++a) {
-      const uint32_t list = i + a * warps;
-      if (list >= count) break;
-      const ListFigures figures = l.figures[first + list];
-#pragma unroll
-      for (int t = 0; t < kHeadTiles; ++t) {
-        const int h = 4 * t + lane % 4;
-        if (lane < 4) s.list_scores[(first + list) * kHeads + h] = score[a][t];
-        const ListLogit logit =
-            logit_of_list(score[a][t], shared.queries.constants[h].noise, figures.spread, cap);
-        const float hope = hope_of_list(logit, figures.log_rows);
-        own[t].add({hope, hope, logit.logit});
-      }
-    }
-  }
-#pragma unroll
-  for (int t = 0; t < kHeadTiles; ++t) {
-    if (lane >= 4) continue;
-    shared.tops[warp][4 * t + lane] = own[t].top;
-    shared.lows[warp][4 * t + lane] = own[t].low;
-    shared.logits[warp][4 * t + lane] = own[t].logit;
-  }
-  __syncthreads();
-  if (threadIdx.x < kHeads) {
-    ListMaxima of_block;
-    for (uint32_t w = 0; w < kListWarps; ++w) {
-      of_block.add({shared.tops[w][threadIdx.x], shared.lows[w][threadIdx.x],
-                    shared.logits[w][threadIdx.x]});
-    }
-    float* to =
-        s.list_maxima + (size_t{kv_head} * l.score_blocks + blockIdx.x) * 3 * kHeads + threadIdx.x;
-    to[0] = of_block.top, to[kHeads] = of_block.low, to[2 * kHeads] = of_block.logit;
-  }
-  // The last block to arrive sees what all others have written.
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    shared.is_last = atomicAdd(&l.arrivals[kv_head], 1U) + 1 == gridDim.x ? 1 : 0;
-    if (shared.is_last != 0) l.arrivals[kv_head] = 0;
-    __threadfence();
-  }
-  __syncthreads();
-  if (shared.is_last != 0) choose_lists(s, kv_head, shared);
+  ListChooser<kDim, kHeadTiles>(s, memory).run();
+#endif
 }
 
 }  // namespace keyhole::gpu::codes

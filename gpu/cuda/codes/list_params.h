@@ -22,8 +22,9 @@ struct ListedPair {
 struct CodesLists {
   uint32_t list_capacity = 0;  ///< of a KV head; 0: the step reads all blocks, and has no lists
   uint32_t pair_capacity = 0;  ///< of a KV head
+  uint32_t kept =
+      0;  ///< lists that a thread block of the choice keeps in shared memory; prepare_codes() sets it
   ListShare share;
-  uint32_t score_blocks = 0;              ///< thread blocks of a KV head that score lists
   const uint32_t* listed = nullptr;       ///< one number: the first blocks whose rows are in lists
   const uint32_t* counts = nullptr;       ///< `[kv_heads]` lists
   const std::byte* pairs = nullptr;       ///< `[kv_heads, pair_capacity]` TilePair
@@ -34,7 +35,6 @@ struct CodesLists {
   const uint16_t* value_means = nullptr;  ///< likewise
   /// The same as tensor cores take them, in tiles of 16 lists: `[kv_heads, tiles, dim / 16, 32 lanes, 4]`, see MeanTiles.
   const uint32_t* mean_tiles = nullptr;
-  uint32_t* arrivals = nullptr;  ///< `[kv_heads]`, zero between launches
 };
 
 /// Mean values of a KV head's lists that are to be laid out as tensor cores take them: register 4 m + a of lane l holds, for j =

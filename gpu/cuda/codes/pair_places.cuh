@@ -53,15 +53,28 @@ struct PairPlace {
 
   /// heads: padded heads of the group.
   __device__ PairPlace(const CodesParams& s, uint32_t kv_head, uint32_t number, uint32_t heads) {
-    uint32_t pair = number;
-    if (s.lists.list_capacity != 0) {
-      const ListedPair p = listed_pairs(s, kv_head)[number];
-      pair = p.pair;
-      if (!is_of_block(p)) {
-        find_in_list(s, kv_head, p, heads);
-        return;
-      }
+    if (s.lists.list_capacity == 0) {
+      find_in_block(s, kv_head, number);
+    } else {
+      find(s, kv_head, listed_pairs(s, kv_head)[number], heads);
     }
+  }
+  /// Of an entry of the table.
+  __device__ PairPlace(const CodesParams& s, uint32_t kv_head, const ListedPair& p,
+                       uint32_t heads) {
+    find(s, kv_head, p, heads);
+  }
+
+ private:
+  __device__ void find(const CodesParams& s, uint32_t kv_head, const ListedPair& p,
+                       uint32_t heads) {
+    if (is_of_block(p)) {
+      find_in_block(s, kv_head, p.pair);
+    } else {
+      find_in_list(s, kv_head, p, heads);
+    }
+  }
+  __device__ void find_in_block(const CodesParams& s, uint32_t kv_head, uint32_t pair) {
     const std::byte* const block =
         s.blocks + kv_head * s.head_stride + pair / kBlockMaxima * s.block_stride;
     const uint32_t of_block = pair % kBlockMaxima;
@@ -72,8 +85,6 @@ struct PairPlace {
     value_mean = reinterpret_cast<const __half*>(block + kShape.value_mean_at());
     noise = *reinterpret_cast<const float*>(block + kShape.noise_at());
   }
-
- private:
   __device__ void find_in_list(const CodesParams& s, uint32_t kv_head, const ListedPair& p,
                                uint32_t heads) {
     const size_t list = size_t{kv_head} * s.lists.list_capacity + owner_of(p);

@@ -19,14 +19,17 @@ static_assert(kMaximumRows == kPairRows, "a maximum is that of a pair of tiles")
   return s.lists.list_capacity == 0 ? of_blocks : of_blocks + s.lists.list_capacity;
 }
 
+inline constexpr uint32_t kListBlocks =
+    8;  ///< thread blocks of a KV head that choose among its lists, a cluster
+
 /// What the choice among a KV head's lists has come to.
 struct ChosenLists {
   uint32_t pairs = 0;  ///< of tiles that the step reads
   uint32_t is_wide =
       0;  ///< whether a list's logits may spread so far that a row of an unread one may be anything
   float tops[kMaxDeviceGroup] = {};  ///< largest logit of a mean, base 2
-  /// The largest logit that a row of an unread list may have, base 2, before a soft-cap.
-  float reach[kMaxDeviceGroup] = {};
+  /// The largest logit that a row of an unread list of each block's may have, base 2, before a soft-cap.
+  float reach[kListBlocks][kMaxDeviceGroup] = {};
 };
 
 struct CodesParams : CodesStep {
@@ -43,10 +46,11 @@ struct CodesParams : CodesStep {
 
   // Of steps with lists. Scores are the products of queries and mean keys in base 2, before a soft-cap.
   float* list_scores = nullptr;  ///< `[kv_heads, list_capacity, padded heads]`
-  float* list_left =
-      nullptr;  ///< `[kv_heads, list_capacity]` rows of a list that is not read, else 0
-  uint32_t* list_bins = nullptr;  ///< `[kv_heads, list_capacity]` of the choice, see ListBin
-  float* list_maxima = nullptr;   ///< `[kv_heads, score_blocks, 3, padded heads]`, see ListMaxima
+  /// What all rows of a list that is not read weigh, relative to the head's largest mean logit; 0 of lists that are read:
+  /// `[kv_heads, list_capacity, padded heads]`.
+  float* list_weights = nullptr;
+  uint32_t* list_bins =
+      nullptr;  ///< `[kv_heads, list_capacity]` of the choice, of lists that a block does not keep
   ChosenLists* list_ends = nullptr;  ///< `[kv_heads]`
   ListedPair* list_pairs =
       nullptr;  ///< `[kv_heads, groups]` the pairs of tiles that the step reads
@@ -97,13 +101,15 @@ struct Kernels {
   [[nodiscard]] uint32_t attend_passes() const { return heads / attend_heads; }
 };
 
-/// The kernel that chooses among lists (gpu/cuda/codes/list_choice.cuh), and its shared memory in bytes; null: there is none.
-inline constexpr uint32_t kListWarps = 16;
+/// The kernel that chooses among lists (gpu/cuda/codes/list_choice.cuh), and its shared memory in bytes, beside that of each list
+/// that a block keeps; null: there is none.
+inline constexpr uint32_t kListWarps = 8;
 inline constexpr uint32_t kListThreads = kListWarps * 32;
-inline constexpr uint32_t kListsOfBlock = 64;  ///< that one of its thread blocks has at least
+inline constexpr uint32_t kListTile =
+    16;  ///< lists that it scores together; its thread blocks have multiples of it
 struct ListKernel {
   const void* choose = nullptr;
-  size_t shared = 0;
+  size_t shared = 0, shared_of_list = 0;
 };
 [[nodiscard]] ListKernel list_kernel_of(uint32_t dim, uint32_t group);
 

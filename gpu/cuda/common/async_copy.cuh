@@ -30,6 +30,16 @@ __device__ inline void copy_async_4(uint32_t to, const void* from, bool valid) {
                : "memory");
 }
 
+/// Lets the L2 cache fetch so many bytes, which nobody waits for. Address and number are multiples of 16. Does nothing on GPUs
+/// older than 9.0.
+__device__ inline void prefetch_bulk(const void* from, uint32_t bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
+               "r"(bytes)
+               : "memory");
+#endif
+}
+
 /// Makes the thread's copies since the last commit a group.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

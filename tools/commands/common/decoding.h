@@ -27,10 +27,10 @@ struct ModelOptions {
   std::string folder;  ///< empty: the bundled model
   std::string device = "auto";
   std::string gpu_memory;  ///< of commands that have add_gpu_memory_option(); empty: no limit
-  std::string prefill = "dense";   ///< of commands that have add_prefill_option()
-  bool check_prefill = false;      ///< GpuModel::check_prefill()
-  std::string products = "exact";  ///< of commands that have add_products_option()
-  uint32_t chunk = 0;              ///< of commands that have add_chunk_option(), see PrefillChoice
+  std::string prefill = "dense";  ///< of commands that have add_prefill_option()
+  bool check_prefill = false;     ///< GpuModel::check_prefill()
+  std::string products = "auto";  ///< of commands that have add_products_option()
+  uint32_t chunk = 0;             ///< of commands that have add_chunk_option(), see PrefillChoice
 };
 void add_model_options(CLI::App& command, ModelOptions& options);
 

@@ -73,9 +73,9 @@ void add_products_option(CLI::App& command, std::string& products) {
   command
       .add_option(
           "--products", products,
-          "On a GPU, products of a prompt's activations with the weights: exact (activations as "
-          "sums of two bf16), bf16 (activations are rounded: half the products, as models are "
-          "usually run), or auto: bf16 from 4097 tokens on where all weights are bf16, else exact")
+          "On a GPU, products of a prompt's activations with the weights: bf16 (activations are "
+          "rounded, as models are usually run), exact (activations as sums of two bf16: twice the "
+          "products), or auto: bf16 from 4097 tokens on where all weights are bf16, else exact")
       ->type_name("HOW")
       ->check(CLI::IsMember({"auto", "bf16", "exact"}))
       ->capture_default_str();

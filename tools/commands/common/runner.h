@@ -40,7 +40,7 @@ struct PrefillChoice {
   /// on a GPU by its memory.
   size_t chunk = 0;
   /// "auto", "bf16" or "exact": PromptProducts, of a model on a GPU; the host computes in fp32.
-  std::string products = "exact";
+  std::string products = "auto";
 };
 
 /// A model on the device that was asked for. auto: the GPU where the machine has one that can run it.
