@@ -31,10 +31,12 @@ struct Balance;
 class QueryClassifier;
 struct TypeDecl;
 
-/// How many rows of lists of codes a step reads (index/scan/list_choice.h): a share, but not fewer than `least`.
+/// Which lists of codes a step reads (index/scan/list_choice.h): a share of the rows, but not fewer than `least`, and
+/// more where the others may hold much of a head's output.
 struct ListGoal {
   float share = 0.12F;  ///< share of all rows
   size_t least = 8192;  ///< rows, or all where there are fewer
+  float miss = 0.0F;    ///< share of a head's output that unread lists may hold, see there; 0: any
 
   [[nodiscard]] size_t rows(size_t count) const {
     const auto shared = static_cast<size_t>(share * static_cast<float>(count));

@@ -48,7 +48,6 @@ void CodeScan::reserve(const CodeShape& shape, uint32_t group, uint32_t wanted) 
   grow(value_sums_, group * cpu::code_sum_size(shape));
   grow(means_, size_t{group} * shape.dim);
   grow(o_, size_t{group} * shape.dim);
-  grow(list_weights_, group * kListsAtOnce);
   grow(candidates_, size_t{group} * wanted);
   grow(spare_, size_t{group} * wanted);
   chosen_.reserve(wanted);
@@ -62,7 +61,7 @@ void CodeScan::reserve(const CodeShape& shape, uint32_t group, uint32_t wanted) 
 
 size_t CodeScan::bytes() const {
   return (rows_.size() + scores_.size() + value_sums_.size() + means_.size() + o_.size() +
-          value_.size() + list_weights_.size()) *
+          value_.size()) *
              sizeof(float) +
          parts_.size() + (candidates_.size() + spare_.size()) * sizeof(uint64_t) +
          (places_.capacity() + read_rows_.capacity()) * sizeof(uint32_t);

@@ -149,7 +149,7 @@ class CodeScan {
   [[nodiscard]] size_t bytes() const;
 
  private:
-  /// How many lists' mean values are added at once: the weights of a group of 4 are 4 KiB.
+  /// How many lists' mean values are added at once: those of a head of 128 are 64 KiB.
   static constexpr size_t kListsAtOnce = 256;
   /// The place of the first row of block or list `number`, see CodeSearch::run().
   [[nodiscard]] static uint32_t first_place(size_t number) {
@@ -189,10 +189,6 @@ class CodeScan {
                   std::span<const CodeAsker> askers);
   /// Begins the sums with the mean values of those of the lists [begin, end) that are not read.
   void add_means(const CodeSearch& search, size_t begin, size_t end);
-  /// Bounds the weights in list_weights_ of a head, from list `first` on, of lists whose logits vary too much for
-  /// second order.
-  void bound_means(const CodeSearch& search, uint32_t head, size_t first,
-                   std::span<const float> spreads, const float* log_sizes);
   /// Raises tops_ to at least `tops` `[group]` and writes rescales `[group]`, by which the sums so far are to be
   /// multiplied.
   void raise_tops(uint32_t group, const float* tops, float* rescales);
@@ -235,7 +231,6 @@ class CodeScan {
                   kCodeTiles];  // of a block's rows, those that may be among the best of a head
   cpu::LineVector<float> value_sums_;  // `[group, code_sum_size()]`
   std::vector<float> means_;           // `[group, dim]` weighted sum of mean values
-  std::vector<float> list_weights_;    // `[group, kListsAtOnce]`
   std::vector<float> o_;               // `[group, dim]`
   float tops_[kMaxGroup] = {}, sums_[kMaxGroup] = {};
   float widest_ =

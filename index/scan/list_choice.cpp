@@ -25,30 +25,66 @@ constexpr float kDeepest = 32.0F;
 constexpr float kWidestSpread = 16.0F;
 constexpr float kFar = 8.0F;  // 2 sqrt(kWidestSpread)
 
-/// Rows by how far their list is below the best, in steps of an eighth of a logit.
+// A head may always leave so much of its weight: short outputs do not make it read what is next to nothing.
+constexpr float kLittle = 1.0F / 64.0F;
+
+/// Lists by how far they are below the best, in steps of a part of a logit: the rows that they have, or the weight.
+template <int kPartsOfOne>
 class Histogram {
  public:
-  static constexpr float kSteps = 8.0F;
   static constexpr size_t kBins = 512;
 
   static size_t bin_of(float below) {
-    const float step = below * kSteps;
+    const float step = below * kPartsOfOne;
     return step < kBins - 1.0F ? static_cast<size_t>(step)
                                : kBins - 1;  // the last for what is no number
   }
-  void add(float below, float rows) { bins_[bin_of(below)] += rows; }
-  /// The last bin for all before and in it to have at most `rows`, at least the first that has any.
-  [[nodiscard]] size_t last_within(float rows) const {
+  void add(float below, float x) { bins_[bin_of(below)] += x; }
+  /// The last bin for all before and in it to have at most `most`, at least the first that has any.
+  [[nodiscard]] size_t last_within(float most) const {
     float sum = 0.0F;
     for (size_t b = 0; b < kBins; ++b) {
-      if (sum != 0.0F && sum + bins_[b] > rows) return b - 1;
+      if (sum != 0.0F && sum + bins_[b] > most) return b - 1;
       sum += bins_[b];
     }
     return kBins - 1;
   }
+  /// The first bin for all behind it to have at most `most` together.
+  [[nodiscard]] size_t first_before(float most) const {
+    float sum = 0.0F;
+    for (size_t b = kBins - 1; b > 0; --b) {
+      sum += bins_[b];
+      if (!(sum <= most)) return b;
+    }
+    return 0;
+  }
 
  private:
   std::array<float, kBins> bins_{};
+};
+using RowsByGain = Histogram<8>;
+// 16 logits: what is further below a head's heaviest list weighs nothing.
+using WeightByHope = Histogram<32>;
+
+/// Sums of the weights of all lists, and of those whose size is not 0.
+struct WeightSums {
+  WeightSums(const float* weights, const float* sizes, size_t n) {
+    constexpr size_t kLanes = 8;  // one chain would wait for each sum
+    std::array<float, kLanes> alls{}, lefts{};
+    size_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+      for (size_t lane = 0; lane < kLanes; ++lane) {
+        alls[lane] += weights[i + lane];
+        lefts[lane] += sizes[i + lane] != 0.0F ? weights[i + lane] : 0.0F;
+      }
+    }
+    for (; i < n; ++i) {
+      alls[0] += weights[i];
+      lefts[0] += sizes[i] != 0.0F ? weights[i] : 0.0F;
+    }
+    for (size_t lane = 0; lane < kLanes; ++lane) all += alls[lane], left += lefts[lane];
+  }
+  float all = 0.0F, left = 0.0F;
 };
 
 uint32_t parts_of(size_t lists, size_t each) {
@@ -67,10 +103,13 @@ void ListChoice::reserve(const CodeShape& shape, size_t lists, uint32_t group) {
   grow(sizes_, lists);
   grow(chosen_, lists);
   grow(scores_, group * lists);
+  grow(weights_, group * lists);
+  grow(means_, size_t{group} * shape.dim);
 }
 
 size_t ListChoice::bytes() const {
-  return (rows_.size() + scores_.size() + hopes_.size() + gains_.size() + sizes_.size()) *
+  return (rows_.size() + means_.size() + scores_.size() + hopes_.size() + weights_.size() +
+          gains_.size() + sizes_.size()) *
              sizeof(float) +
          chosen_.size() * sizeof(uint32_t);
 }
@@ -161,6 +200,7 @@ void ListChoice::choose(const ListGoal& goal) {
     }
     // What is lighter still is as good as nothing.
     low = std::max(low, top - kDeepest);
+    most_hoped_[h] = top;
     most = std::max(most, top - low);
     const float* hopes = hopes_.data() + h * stride_;
     for (size_t i = 0; i < stride_; ++i) {
@@ -168,17 +208,134 @@ void ListChoice::choose(const ListGoal& goal) {
       gains_[i] = gains_[i] < gain ? gain : gains_[i];
     }
   }
-  Histogram rows;
+  RowsByGain rows;
   for (size_t c = 0, i = 0; c < lists_->chunks(); ++c) {
     for (const float size : lists_->chunk(c).sizes) rows.add(most - gains_[i++], size);
   }
   const size_t last = rows.last_within(static_cast<float>(goal.rows(lists_->count())));
+  for (size_t c = 0, i = 0; c < lists_->chunks(); ++c) {
+    for (const float size : lists_->chunk(c).sizes) {
+      sizes_[i] = RowsByGain::bin_of(most - gains_[i]) <= last ? 0.0F : size;
+      ++i;
+    }
+  }
+  weigh_lists();
+  if (goal.miss > 0.0F) choose_more(goal.miss);
+  leave_out_chosen();
+}
+
+void ListChoice::weigh_lists() {
+  for (size_t c = 0; c < lists_->chunks(); ++c) {
+    const CodeChunk& chunk = lists_->chunk(c);
+    const size_t first = lists_->first_list(c), n = chunk.lists();
+    kernels_->weigh_partitions({.scores = scores_.data() + first,
+                                .score_stride = stride_,
+                                .group = group_,
+                                .count = n,
+                                .sizes = chunk.sizes.data(),
+                                .variances = chunk.spreads.data(),
+                                .square_norms = norms_,
+                                .logits = logits_,
+                                .caps = tops_,
+                                .shifts = tops_,
+                                .weights = weights_.data() + first,
+                                .uncertainties = nullptr,
+                                .out_stride = stride_});
+    const float widest = largest_of(chunk.spreads);
+    for (uint32_t h = 0; h < group_; ++h) {
+      // Second order is right for lists of 2 rows up to there, and further for those of more.
+      const bool is_wide = logits_.scale * logits_.scale * norms_[h] * widest > 1.38F;
+      if (is_wide) bound_weights(chunk, first, h);
+    }
+  }
+}
+
+// The mean weight of n rows whose logits vary by t is e^(t/2) more than that of their mean as long as many of them make it up. From
+// t = 2 ln n on the largest alone does, which grows with the root of t.
+void ListChoice::bound_weights(const CodeChunk& chunk, size_t first, uint32_t head) {
+  const float most = logits_.scale * logits_.scale * norms_[head];
+  for (size_t i = 0; i < chunk.lists(); ++i) {
+    const float log_size = chunk.log_sizes[i];
+    if (most * chunk.spreads[i] <= 2.0F * log_size) continue;
+    const size_t at = head * stride_ + first + i;
+    const LogitSlope list = logit_slope(scores_[at], logits_);
+    const float t = list.slope_squared * norms_[head] * chunk.spreads[i];
+    if (t <= 2.0F * log_size) continue;
+    const float logit = list.logit + std::sqrt(2.0F * t * log_size) - log_size;
+    weights_[at] = chunk.sizes[i] * std::exp(std::min(logit - tops_[head], 0.0F));
+  }
+}
+
+float ListChoice::largest_left(uint32_t head, float miss) const {
+  const uint32_t dim = lists_->shape().dim;
+  const float* o = means_.data() + size_t{head} * dim;
+  float square = 0.0F;
+  for (uint32_t j = 0; j < dim; ++j) square += o[j] * o[j];
+  // The sums have the weight of all lists in them.
+  return miss * std::sqrt(square / static_cast<float>(dim));
+}
+
+void ListChoice::choose_more(float miss) {
+  // Each head by itself, from what all of them read so far: the order of heads is of no matter.
+  std::array<float, kMaxGroup> lefts, little;
+  bool any = false;
+  for (uint32_t h = 0; h < group_; ++h) {
+    const WeightSums sums(weights_.data() + h * stride_, sizes_.data(), stride_);
+    lefts[h] = sums.left;
+    little[h] = kLittle * sums.all;
+    any = any || !(lefts[h] <= little[h]);
+  }
+  if (!any) return;
+  add_values();
+  std::array<uint32_t, kMaxGroup> heads;
+  std::array<size_t, kMaxGroup> last;
+  uint32_t lacking = 0;
+  for (uint32_t h = 0; h < group_; ++h) {
+    const float most = std::max(largest_left(h, miss), little[h]);
+    if (lefts[h] <= most) continue;
+    const float* weights = weights_.data() + h * stride_;
+    const float* hopes = hopes_.data() + h * stride_;
+    WeightByHope left;
+    for (size_t i = 0; i < stride_; ++i) {
+      if (sizes_[i] != 0.0F) left.add(most_hoped_[h] - hopes[i], weights[i]);
+    }
+    heads[lacking] = h;
+    last[lacking++] = left.first_before(most);
+  }
+  for (uint32_t l = 0; l < lacking; ++l) {
+    const float* hopes = hopes_.data() + heads[l] * stride_;
+    const float top = most_hoped_[heads[l]];
+    for (size_t i = 0; i < stride_; ++i) {
+      if (WeightByHope::bin_of(top - hopes[i]) <= last[l]) sizes_[i] = 0.0F;
+    }
+  }
+}
+
+void ListChoice::add_values() {
+  const uint32_t dim = lists_->shape().dim;
+  std::fill_n(means_.begin(), size_t{group_} * dim, 0.0F);
+  for (size_t c = 0; c < lists_->chunks(); ++c) {
+    const size_t first = lists_->first_list(c), n = lists_->chunk(c).lists();
+    kernels_->weighted_sum[kHalf]({.weights = weights_.data() + first,
+                                   .weight_stride = stride_,
+                                   .group = group_,
+                                   .values = dense_rows(lists_->value_means(c), n, dim, DType::f16),
+                                   .ids = nullptr,
+                                   .count = n,
+                                   .o = means_.data()});
+  }
+}
+
+void ListChoice::leave_out_chosen() {
+  for (uint32_t h = 0; h < group_; ++h) {
+    float* weights = weights_.data() + h * stride_;
+    for (size_t i = 0; i < stride_; ++i) weights[i] = sizes_[i] != 0.0F ? weights[i] : 0.0F;
+  }
   chosen_count_ = 0;
   float read = 0.0F;
   for (size_t c = 0, i = 0; c < lists_->chunks(); ++c) {
     for (const float size : lists_->chunk(c).sizes) {
-      const bool is_read = Histogram::bin_of(most - gains_[i]) <= last;
-      sizes_[i] = is_read ? 0.0F : size;
+      const bool is_read = sizes_[i] == 0.0F;
       chosen_[chosen_count_] = static_cast<uint32_t>(i);
       chosen_count_ += is_read ? 1 : 0;
       read += is_read ? size : 0.0F;
@@ -230,17 +387,13 @@ bool ListChoice::widen(const float* least, float deviations) {
   float bounds[kMaxGroup];
   for (uint32_t h = 0; h < group_; ++h) bounds[h] = cpu::score_of(least[h], logits_);
   const size_t before = chosen_count_;
-  chosen_count_ = 0;
   for (size_t c = 0, i = 0; c < lists_->chunks(); ++c) {
     const CodeChunk& chunk = lists_->chunk(c);
     for (size_t l = 0; l < chunk.lists(); ++l, ++i) {
-      if (sizes_[i] != 0.0F && reaches(chunk, l, i, bounds, deviations)) {
-        chosen_rows_ += static_cast<size_t>(sizes_[i]);
-        sizes_[i] = 0.0F;
-      }
-      if (sizes_[i] == 0.0F) chosen_[chosen_count_++] = static_cast<uint32_t>(i);
+      if (sizes_[i] != 0.0F && reaches(chunk, l, i, bounds, deviations)) sizes_[i] = 0.0F;
     }
   }
+  leave_out_chosen();
   return chosen_count_ != before;
 }
 

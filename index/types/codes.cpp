@@ -12,7 +12,7 @@
 namespace keyhole::index {
 namespace {
 
-enum Param : size_t { kKeyBits, kValueBits, kLists, kRead, kFrom };
+enum Param : size_t { kKeyBits, kValueBits, kLists, kRead, kMiss, kFrom };
 
 constexpr std::string_view kKeyOptions[] = {"1", "2", "4"};
 constexpr std::string_view kValueOptions[] = {"0", "1", "2", "4"};
@@ -26,6 +26,10 @@ constexpr ParamDecl kParams[] = {
             "means of the others; 0: none are made, and it reads all rows"),
     integer("read", Stage::search, 12, 1, 100,
             "percent of the rows that a step reads in lists, 8,192 rows at least"),
+    integer(
+        "miss", Stage::search, 70, 0, 1000,
+        "percent of a head's output that lists which a step does not read may hold, by an upper "
+        "estimate: it reads more of them until none holds more; 0: it reads no more"),
     integer("from", Stage::search, 0, 0, int64_t{1} << 30U,
             "rows that a head has when it is first indexed; up to there all are attended exactly"),
 };
@@ -75,7 +79,8 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
     return has_values_ ? lists_.get() : nullptr;
   }
   [[nodiscard]] ListGoal list_goal() const override {
-    return {.share = code_listing(spec()).share};
+    const CodeListing listing = code_listing(spec());
+    return {.share = listing.share, .miss = listing.miss};
   }
 
  protected:
@@ -415,7 +420,7 @@ CodeBits code_bits(const Spec& spec) {
 CodeListing code_listing(const Spec& spec) {
   if (spec[kLists] == 0) return {};
   return {std::max(static_cast<uint32_t>(spec[kLists]), kLeastListRows),
-          static_cast<float>(spec[kRead]) / 100.0F};
+          static_cast<float>(spec[kRead]) / 100.0F, static_cast<float>(spec[kMiss]) / 100.0F};
 }
 
 uint32_t first_rows(const Spec& spec) { return static_cast<uint32_t>(spec[kFrom]); }

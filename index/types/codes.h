@@ -23,6 +23,7 @@ struct CodeBits {
 struct CodeListing {
   uint32_t rows = 0;    ///< of a list on average; 0: there are none
   float share = 0.12F;  ///< of the rows that a step reads
+  float miss = 0.0F;    ///< ListGoal::miss
   bool operator==(const CodeListing&) const = default;
 };
 [[nodiscard]] CodeListing code_listing(const Spec& spec);

@@ -16,74 +16,11 @@
 #include "index/scan/code_scan.h"
 #include "index/types/codes.h"
 #include "tests/index/keys.h"
+#include "tests/index/listed_heads.h"
 #include "tests/sanitized.h"
 
 namespace keyhole::index::test {
 namespace {
-
-/// Keys in clusters, values beside them, queries that favour some.
-struct ListedHead {
-  ListedHead(size_t n, uint32_t d, uint32_t seed)
-      : random(seed), keys(n, d, DType::f32), values(n, d, DType::f32) {
-    keys.put(0, attention_keys(n, d, random));
-    values.put(0, gaussian(n, d, random));
-    queries = gaussian(kMaxGroup, d, random);
-  }
-  [[nodiscard]] KvView kv() const { return {keys.view(), values.view()}; }
-  [[nodiscard]] BuildInput input() const {
-    BuildInput in;
-    in.keys = keys.view();
-    in.values = values.view();
-    return in;
-  }
-  [[nodiscard]] std::unique_ptr<Index> index(const std::string& spec) const {
-    auto index = make_index(spec, keys.dim(), DType::f32, context());
-    index->build(input(), {});
-    return index;
-  }
-  std::mt19937 random;
-  Keys keys, values;
-  std::vector<float> queries;
-};
-
-struct ListedState {
-  ListedState(uint32_t group, uint32_t dim) : o(size_t{group} * dim), lse(group, kMinusInf) {}
-  [[nodiscard]] StateView view() { return {o.data(), lse.data()}; }
-  std::vector<float> o, lse;
-};
-
-struct ListedStep {
-  ListedStep(const cpu::Kernels& k, const Index& index, const float* q, uint32_t group,
-             const LogitParams& logits, uint32_t wanted)
-      : search{&k, CodedRows::of(index), q, group, logits, wanted, &choice},
-        coded(group, search.shape().dim),
-        exact(group, search.shape().dim) {
-    search.rows.goal.least = 1;  // these heads are small
-  }
-
-  void choose() {
-    choice.begin(*search.rows.lists, *search.kernels, search.queries, search.group, search.logits);
-    for (uint32_t p = ListChoice::rank_parts(search.rows.lists->lists()); p-- > 0;) choice.rank(p);
-    choice.choose(search.rows.goal);
-  }
-  void attend(const KvView& kv, bool backwards = false) {
-    CodeParts parts;
-    parts.reserve(search.shape(), search.group, search.wanted);
-    const uint32_t n = search.rows.parts();
-    CodeScan scan;
-    for (uint32_t i = 0; i < n; ++i) scan.scan(search, backwards ? n - 1 - i : i, {}, parts);
-    const auto chosen = scan.choose(search, parts);
-    rows.assign(chosen.begin(), chosen.end());
-    cpu::attend_ids(*search.kernels, kv, rows, search.queries, search.group, search.logits,
-                    exact.view());
-    scan.finish(search, exact.lse.data(), parts, coded.view());
-  }
-
-  ListChoice choice;
-  CodeSearch search;
-  std::vector<uint32_t> rows;
-  ListedState coded, exact;
-};
 
 /// The state of the chosen lists' rows by their codes and of the other lists by second order, in double.
 ListedState truth_of(const ListedStep& step) {
@@ -171,7 +108,7 @@ TEST(CodeLists, EveryLevelGivesTheSumsInDouble) {
     for (const char* bits : {"k=1,v=0", "k=2,v=2", "k=4,v=1", "k=2,v=4"}) {
       if (++number % keyhole::test::unless_sanitized(2, 5) != 0) continue;
       const ListedHead head(2600, dim, number);
-      const auto index = head.index(std::string("codes:") + bits + ",lists=24,read=25");
+      const auto index = head.index(std::string("codes:") + bits + ",lists=24,read=25,miss=0");
       const uint32_t group = 1 + number % 6;
       const LogitParams logits{0.1F, number % 3 == 0 ? 8.0F : 0.0F};
       for (const cpu::Level level : cpu::available_levels()) {
@@ -217,7 +154,7 @@ TEST(CodeLists, AllListsAndAllRowsAreExactAttention) {
 
 TEST(CodeLists, ChosenRowsLeaveTheState) {
   const ListedHead head(4000, 64, 4);
-  const auto index = head.index("codes:k=2,v=2,lists=32,read=40");
+  const auto index = head.index("codes:k=2,v=2,lists=32,read=40,miss=0");
   ListedStep with(cpu::select_kernels(), *index, head.queries.data(), 4, {0.1F, 0.0F}, 16);
   ListedStep without(cpu::select_kernels(), *index, head.queries.data(), 4, {0.1F, 0.0F}, 0);
   with.choose();
@@ -291,7 +228,7 @@ std::vector<double> depths_of(const ListedStep& step) {
 TEST(CodeLists, ReadsTheListsOfMostHope) {
   const ListedHead head(6000, 64, 6);
   for (const int read : {1, 5, 20, 60}) {
-    const auto index = head.index("codes:k=2,v=2,lists=24,read=" + std::to_string(read));
+    const auto index = head.index("codes:k=2,v=2,lists=24,miss=0,read=" + std::to_string(read));
     for (const uint32_t group : {1U, 4U}) {
       for (const float softcap : {0.0F, 6.0F}) {
         SCOPED_TRACE(std::to_string(read) + " of " + std::to_string(group));

@@ -96,7 +96,7 @@ TEST_P(SharpHeads, ErrorsStaySmallWhateverTheSpreadOfLogits) {
   EXPECT_GT(sharp, 150U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, SharpHeads, testing::Values("", ",lists=64,read=12"),
+INSTANTIATE_TEST_SUITE_P(Kinds, SharpHeads, testing::Values("", ",lists=64,read=12,miss=0"),
                          [](const auto& test) { return test.index == 0 ? "blocks" : "lists"; });
 
 TEST(CodesInDoubt, HeadsThatAreNotSharpReadWhatTheyWereTold) {
@@ -289,7 +289,7 @@ TEST(CodesInDoubt, ListsHideNoRowThatOutweighsAllOthers) {
   for (const Case& c : kCases) {
     for (const uint64_t seed : c.seeds) {
       SharpHead head({c.dim, 2048, c.bias, 30.0F, true}, seed);
-      const auto index = coded(head, c.bits, ",lists=64,read=12");
+      const auto index = coded(head, c.bits, ",lists=64,read=12,miss=0");
       const std::vector<float> q = head.queries(8, c.deviation);
       const LogitParams logits = logits_for(c.dim, c.softcap);
       const std::string what = "d " + std::to_string(c.dim) + ", deviation " +

@@ -343,7 +343,7 @@ typedef struct keyhole_session_config {
   /* Spec of every head's index, e.g. "ivf:C=1024,probe=32"; keyhole_index_help() of keyhole/index.h lists the types.
    * NULL or "auto": codes of all tokens and the heaviest of them exactly, on a CUDA device with the most bits (4 or 2)
    * that device_memory_limit, or half of the memory that is free, has room for, of as many layers as it has room for;
-   * on the host with 4 bits, in lists of which a step reads 12 % of the tokens (8,192 at least); up to 8,192 offloaded
+   * on the host with 4 bits, in lists of which a step reads at least 12 % of the tokens and 8,192; up to 8,192 offloaded
    * tokens are attended exactly there. "exact": mode KEYHOLE_MODE_EXACT, and the type flat, which builds nothing.
    * keyhole_session_get_config() tells. Copied. */
   const char* index;

@@ -278,14 +278,15 @@ TEST(CodeSpecsTest, SaysWhatTheTypeSays) {
 
 TEST(CodePlanTest, HasTheListsThatAllHeadsAskFor) {
   EXPECT_EQ(index::code_listing("codes:k=4,v=4").rows, 0U);
-  EXPECT_EQ(index::code_listing("codes:k=4,v=4,lists=64,read=25"), (index::CodeListing{64, 0.25F}));
+  EXPECT_EQ(index::code_listing("codes:k=4,v=4,lists=64,read=25"),
+            (index::CodeListing{64, 0.25F, 0.7F}));
   EXPECT_EQ(index::code_listing("codes:lists=3").rows, 16U) << "lists have no fewer rows";
   SessionParams params{};
   Planned of(params, "codes:k=4,v=4,lists=64,read=25", KEYHOLE_TAIL_CODES);
   CodeSpecs specs;
   const auto plan = [&] { return plan_codes(params, of.model, of.all, specs); };
   params.max_tokens = 65536;
-  EXPECT_EQ(plan().lists, (index::CodeListing{64, 0.25F}));
+  EXPECT_EQ(plan().lists, (index::CodeListing{64, 0.25F, 0.7F}));
   const auto shape = [&](const CodePlan& p, uint64_t tokens) {
     return codes_shape(p, tokens, params, of.model);
   };
