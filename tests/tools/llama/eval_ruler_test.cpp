@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstddef>
+#include <sstream>
 
 #include "runtime/files/json.h"
 #include "tests/tools/cli/html_data.h"
@@ -68,6 +70,81 @@ TEST(EvalRuler, ScoresEveryTaskLengthAndWay) {
   const json again = run_json(args, {"--index", "exact"});
   EXPECT_EQ(again["results"][0]["wrong"], rows[1]["wrong"]);
   EXPECT_EQ(again["results"][1]["wrong"], rows[4]["wrong"]);
+}
+
+TEST(EvalRuler, ASignalLeavesTheSamplesThatWereAnswered) {
+  const TemporaryFolder folder;
+  const std::string out = folder / "cut.json";
+  Command command({"eval", "--task", "ruler", "--ruler", "infinitebench_passkey,niah_single_1",
+                   "--length", "1000", "--seed", "42", "--window", "64", "--sink", "16", "--index",
+                   "exact", "--samples", "400", "--json", out},
+                  {}, Command::Output::terminal);
+  // Shown when it has taken two seconds, which may be in the first sample.
+  for (int sample = 1; sample < 2;) {
+    const std::string shown = command.expect(" of 400");
+    sample = std::stoi(shown.substr(shown.rfind("sample ") + 7));
+  }
+  command.interrupt();
+  EXPECT_EQ(command.wait().exit_code, 128 + SIGINT);
+  const json result = json::parse(read_file(out));
+  ASSERT_EQ(result["results"].size(), 1U);
+  const json& row = result["results"][0];
+  EXPECT_EQ(row["task"], "infinitebench_passkey");
+  const size_t samples = row["samples"];
+  EXPECT_GT(samples, 0U);
+  EXPECT_LT(samples, 400U);
+  EXPECT_LE(row["wrong"].size(), samples);
+}
+
+TEST(EvalRuler, PromptsAreWrittenForOtherPrograms) {
+  const TemporaryFolder folder;
+  const auto arguments = [](const char* task) {
+    return std::vector<std::string>{"eval",     "--task",  "ruler",     "--ruler", task,
+                                    "--length", "1400",    "--samples", "2",       "--seed",
+                                    "3",        "--index", "none"};
+  };
+  const auto written = [&](const char* task, const std::vector<std::string>& more = {}) {
+    const std::string file = folder / "prompts.jsonl";
+    const Outcome outcome =
+        run_keyhole(with(with(arguments(task), more), {"--write-prompts", file}));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+    std::vector<json> samples;
+    std::istringstream lines(read_file(file));
+    for (std::string line; std::getline(lines, line);) samples.push_back(json::parse(line));
+    return samples;
+  };
+  const std::vector<json> samples = written("niah_single_1");
+  ASSERT_EQ(samples.size(), 2U);
+  // What is right is what the task itself asks for: of a model that answers nothing right it names all.
+  const json asked = run_json(arguments("niah_single_1"))["results"][0]["wrong"];
+  ASSERT_EQ(asked.size(), 2U);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(samples[i]["task"], "niah_single_1");
+    EXPECT_EQ(samples[i]["length"], 1400);
+    EXPECT_EQ(samples[i]["sample"], i);
+    EXPECT_EQ(samples[i]["scoring"], "all");
+    EXPECT_EQ(samples[i]["answer_tokens"], 128);
+    EXPECT_FALSE(samples[i].contains("follow_ups"));
+    EXPECT_EQ(samples[i]["references"], asked[i]["references"]);
+    // Tokens of this model are bytes.
+    const size_t bytes = samples[i]["prompt"].get<std::string>().size() +
+                         samples[i]["prefix"].get<std::string>().size();
+    EXPECT_LE(bytes + 128, 1400U);
+    EXPECT_GT(bytes + 128, 1000U);
+  }
+  const std::vector<json> turns = written("turns", {"--bytes-per-token", "3"});
+  ASSERT_EQ(turns[0]["follow_ups"].size(), 9U);
+  EXPECT_EQ(turns[0]["scoring"], "word");
+  EXPECT_EQ(turns[0]["one_line"], true);
+  // By bytes the same; four of them to a token make the text four times as long.
+  EXPECT_EQ(written("niah_single_1", {"--bytes-per-token", "1"})[0]["references"],
+            samples[0]["references"]);
+  const std::string longer = written("niah_single_1", {"--bytes-per-token", "4"})[0]["prompt"];
+  EXPECT_GT(longer.size(), 4 * 1000U);
+  EXPECT_LE(longer.size(), 4 * 1400U);
+  expect_failure(run_keyhole(with(arguments("vt"), {"--bytes-per-token", "4"})), 2,
+                 "--write-prompts");
 }
 
 TEST(EvalRuler, SessionsGoOnFromQuestionToQuestion) {

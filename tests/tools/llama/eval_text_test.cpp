@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <random>
 
 #include "tests/tools/cli/html_data.h"
@@ -171,6 +172,43 @@ TEST_F(RandomText, DivergenceByPositionAddsUp) {
                  "--bins is 61; allowed: at most the 60 tokens of --bytes");
   expect_failure(run_keyhole({"eval", "--task", "text", "--bins", "2"}), 2,
                  "--bins is of --task kld");
+}
+
+TEST_F(RandomText, FullHasAllTokensWhereSinkAndWindowLie) {
+  const json rows = run_json(arguments("kld", "80", "60"),
+                             {"--index", "full", "--index", "exact", "--index", "none"})["results"];
+  ASSERT_EQ(rows.size(), 3U);  // full is the exact attention that others are held against
+  EXPECT_EQ(rows[0]["bytes_read_per_token"], 0.0);
+  EXPECT_GT(rows[1]["bytes_read_per_token"], 0.0);
+  EXPECT_LT(rows[1]["kld"]["largest"], 1e-9);
+  EXPECT_GT(rows[2]["kld"]["mean"], 1e-6);
+}
+
+TEST_F(RandomText, ASignalEndsTheTextBehindAWholePart) {
+  constexpr size_t kTokens = 60000, kPart = 100;
+  std::vector<uint32_t> tokens;
+  while (tokens.size() < kTokens) tokens.insert(tokens.end(), tokens_.begin(), tokens_.end());
+  write_file(folder_ / "many.txt", ids_text(tokens));
+  const std::string out = folder_ / "cut.json";
+  const std::string bytes = std::to_string(kTokens - 200),
+                    parts = std::to_string((kTokens - 200) / kPart);
+  const auto args = with(eval_of_ids(folder_.path(), folder_ / "many.txt", "kld", "80"),
+                         {"--bytes", bytes, "--bins", parts, "--index", "none", "--json", out});
+  Command command(args, {}, Command::Output::terminal);
+  (void)command.expect("side by side");  // shown when it has taken two seconds
+  command.interrupt(SIGTERM);
+  EXPECT_EQ(command.wait().exit_code, 128 + SIGTERM);
+  const json result = json::parse(read_file(out));
+  const size_t decoded = result["decoded"];
+  EXPECT_EQ(decoded % kPart, 0U);
+  EXPECT_LT(decoded, kTokens - 200);
+  const json& row = result["results"][1];
+  ASSERT_EQ(row["bins"].size(), decoded / kPart);
+  EXPECT_EQ(row["bins"].back()["end"], decoded);
+  const json first = run_json(eval_of_ids(folder_.path(), folder_ / "many.txt", "kld", "80"),
+                              {"--bytes", std::to_string(kPart), "--index", "none"});
+  EXPECT_NEAR(row["bins"][0]["kld"]["mean"].get<double>(),
+              first["results"][1]["kld"]["mean"].get<double>(), 1e-9);
 }
 
 TEST_F(RandomText, PromptsInChunksAndTurnsAreTheReference) {

@@ -32,6 +32,7 @@ TEST(EvalCommand, PutsRoundedCachesBesideExactAttention) {
               full["correct"].get<int>() - row["lost"].get<int>() + row["won"].get<int>());
   }
   EXPECT_GE(none["lost"], 8);
+  EXPECT_EQ(full["bytes_read_per_token"], 0.0);
   for (size_t i = 2; i < 4; ++i) {
     const json& row = rows[i];
     EXPECT_GE(row["correct"], 10) << row["index"];

@@ -7,7 +7,8 @@ namespace {
 
 constexpr NamedWay kWays[] = {
     {"exact", "every token, the truth to compare with", KEYHOLE_MODE_EXACT, std::nullopt},
-    {"full", "the same as exact", KEYHOLE_MODE_EXACT, std::nullopt},
+    {kFullWay, "the same as exact; in eval with all tokens where sink and window lie",
+     KEYHOLE_MODE_EXACT, std::nullopt},
     {"none", "sink and window only", KEYHOLE_MODE_RESIDENT, std::nullopt},
     {"q8_0",
      "every token, K and V turned by a Hadamard matrix and in 8 bits with a scale for 32 numbers, "

@@ -12,6 +12,9 @@
 
 namespace keyhole::tools {
 
+/// Exact attention, in commands that tell the two apart with all tokens where sink and window lie.
+inline constexpr std::string_view kFullWay = "full";
+
 struct NamedWay {
   std::string_view name;
   std::string_view meaning;

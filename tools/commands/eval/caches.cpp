@@ -1,14 +1,33 @@
 #include "tools/commands/eval/caches.h"
 
+#include <utility>
+
+#include "tools/commands/common/ways.h"
 #include "tools/terminal/errors.h"
 
 namespace keyhole::tools {
+namespace {
+
+bool is_full(const AttendSpec& spec) { return spec.text == kFullWay && spec.budgets.empty(); }
+
+/// A cache that offloads nothing.
+KeyholeCache make_full_cache(const LlamaConfig& model, CacheFlags flags, uint32_t max_tokens) {
+  flags.window = max_tokens;
+  flags.budgets.clear();
+  flags.classifiers.clear();
+  return make_cache(model, flags, max_tokens, {}, {});
+}
+
+}  // namespace
 
 EvalCaches::EvalCaches(const LlamaConfig& model, const EvalOptions& options, uint32_t max_tokens,
                        const std::vector<AttendSpec>& specs,
                        const std::vector<BudgetChoice>& budgets, RoundedCacheMaker& rounded)
     : main_(make_cache(model, options.cache, max_tokens, specs, budgets)) {
   for (const AttendSpec& spec : specs) {
+    if (is_full(spec) && !full_ && options.cache.parallel.kind.empty()) {
+      full_.emplace(make_full_cache(model, options.cache, max_tokens));
+    }
     if (const auto format = spec.format(); format && rounded_.count(*format) == 0) {
       rounded_.emplace(*format, rounded.make(model, options.cache, max_tokens, spec));
     }
@@ -24,6 +43,7 @@ double EvalCaches::prefill(Runner& runner, const std::vector<uint32_t>& tokens, 
   const double seconds = prefill_prompt(runner, {tokens.begin(), tokens.begin() + before},
                                         [this](const LayerChunk& chunk) {
                                           main_.prefill(chunk);
+                                          if (full_) full_->prefill(chunk);
                                           for (auto& [format, cache] : rounded_)
                                             cache.prefill(chunk);
                                         });
@@ -31,11 +51,13 @@ double EvalCaches::prefill(Runner& runner, const std::vector<uint32_t>& tokens, 
   (void)build_with_progress(main_, "the index before the turn");
   const std::span last = std::span(tokens).subspan(before);
   turn_ = extend_by_turn(runner, main_, last, before);
+  if (full_) (void)extend_by_turn(runner, *full_, last, before);
   for (auto& [format, cache] : rounded_) (void)extend_by_turn(runner, cache, last, before);
   return seconds;
 }
 
 KeyholeCache& EvalCaches::of(const AttendSpec& spec) {
+  if (full_ && is_full(spec)) return *full_;
   const auto format = spec.format();
   return format ? rounded_.at(*format) : main_;
 }

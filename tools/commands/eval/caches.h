@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "tools/commands/common/rounded_cache.h"
@@ -9,8 +10,9 @@
 
 namespace keyhole::tools {
 
-/// The caches. One serves exact, none and every index; q8_0 and q4_0 have one each, with K and V rounded as they
-/// enter it. The prompt's own forward pass is exact for all of them, so that only the way of decoding differs.
+/// The caches. One serves exact, none and every index; full has one whose window has room for all tokens, so that they
+/// stay where sink and window lie (ranks of several processes share the first one); ways that have a format have one
+/// each, with K and V rounded as they enter it, or as they age. The prompt's own forward pass is exact for all of them, so that only the way of decoding differs.
 class EvalCaches {
  public:
   /// Makes empty caches for `max_tokens` tokens, those that have a format by `rounded`. Throws UsageError as make_cache()
@@ -31,6 +33,7 @@ class EvalCaches {
 
  private:
   KeyholeCache main_;
+  std::optional<KeyholeCache> full_;
   std::map<KvFormat, KeyholeCache> rounded_;
   TurnCost turn_;
 };

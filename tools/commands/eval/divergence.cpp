@@ -8,11 +8,15 @@
 namespace keyhole::tools {
 
 double divergence(std::span<const float> exact, std::span<const float> other) {
-  const double p = log_sum_exp(exact), q = log_sum_exp(other);
+  return divergence(exact, log_sum_exp(exact), other, log_sum_exp(other));
+}
+
+double divergence(std::span<const float> exact, double exact_log_sum, std::span<const float> other,
+                  double other_log_sum) {
   double sum = 0.0;
   for (size_t i = 0; i < exact.size(); ++i) {
-    const double log_p = exact[i] - p;
-    sum += std::exp(log_p) * (log_p - (other[i] - q));
+    const double log_p = exact[i] - exact_log_sum;
+    sum += std::exp(log_p) * (log_p - (other[i] - other_log_sum));
   }
   // Rounding may leave some 1e-17 below what cannot be negative.
   return std::max(sum, 0.0);

@@ -10,6 +10,9 @@ namespace keyhole::tools {
 /// sum of p ln(p / q) in nats, where p and q are the softmax distributions of the logits of `exact` and of `other`, which are
 /// as many.
 [[nodiscard]] double divergence(std::span<const float> exact, std::span<const float> other);
+/// The same, where log_sum_exp() of both is known.
+[[nodiscard]] double divergence(std::span<const float> exact, double exact_log_sum,
+                                std::span<const float> other, double other_log_sum);
 
 /// A sample by its mean, the mean's standard error, and its quantiles: the smallest value that so large a share of the sample
 /// does not exceed. The last per mille of fewer than 1,000 values is their largest.

@@ -5,12 +5,14 @@
 #include <cstdio>
 #include <list>
 #include <memory>
+#include <vector>
 
 #include "runtime/files/json.h"
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/eval/divergence.h"
 #include "tools/commands/eval/kld_bins.h"
 #include "tools/commands/eval/run.h"
+#include "tools/commands/eval/scores.h"
 #include "tools/commands/eval/text_source.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
@@ -46,41 +48,60 @@ struct SideRun {
   KldRow* row = nullptr;
 };
 
-void decode_side_by_side(std::list<SideRun>& runners, const Text& text, size_t bins) {
+/// Returns where each part of the text ends, in tokens. A signal ends the text behind its last whole part, where there is
+/// one; of a text that is one part, behind any token.
+std::vector<size_t> decode_side_by_side(std::list<SideRun>& runners, const Text& text,
+                                        size_t bins) {
   const auto exact = std::find_if(runners.begin(), runners.end(),
                                   [](const SideRun& r) { return r.row->way.is_exact(); });
   Progress bar("side by side");
   const size_t n = text.decoded.size() - 1;
-  size_t bin = 0;
-  for (size_t i = 0; i < n; ++i) {
-    throw_if_interrupted();
-    bar.update(static_cast<double>(i) / static_cast<double>(n));
-    const std::span<const float> truth = exact->decoder->step(text.decoded[i]);
-    const uint32_t best = greedy(truth);
-    for (SideRun& r : runners) {
-      const std::span<const float> logits =
-          &r == &*exact ? truth : r.decoder->step(text.decoded[i]);
-      r.row->tokens.nats.push_back(&r == &*exact ? 0.0 : divergence(truth, logits));
-      r.row->bits.push_back(bits_of(logits, text.decoded[i + 1]));
-      r.row->tokens.same_best.push_back(greedy(logits) == best);
-    }
-    if (i + 1 < bin_end(n, bins, bin)) continue;
-    ++bin;
+  std::vector<size_t> ends;
+  const auto end_part = [&](size_t end) {
+    ends.push_back(end);
     for (SideRun& r : runners) {
       if (!r.cache.audited()) continue;
       const keyhole_audit audit = r.cache.audit();
       r.row->tokens.audited.push_back({audit.audits, audit.error_mean});
     }
+  };
+  for (size_t i = 0; i < n; ++i) {
+    if (interrupted()) {
+      if (bins == 1 && i > 0) end_part(i);
+      if (ends.empty()) throw_if_interrupted();
+      break;
+    }
+    bar.update(static_cast<double>(i) / static_cast<double>(n));
+    const std::span<const float> truth = exact->decoder->step(text.decoded[i]);
+    const double truth_log_sum = log_sum_exp(truth);
+    const uint32_t best = greedy(truth);
+    for (SideRun& r : runners) {
+      const bool is_truth = &r == &*exact;
+      const std::span<const float> logits = is_truth ? truth : r.decoder->step(text.decoded[i]);
+      const double log_sum = is_truth ? truth_log_sum : log_sum_exp(logits);
+      r.row->tokens.nats.push_back(is_truth ? 0.0
+                                            : divergence(truth, truth_log_sum, logits, log_sum));
+      r.row->bits.push_back(bits_of(logits, text.decoded[i + 1], log_sum));
+      r.row->tokens.same_best.push_back(greedy(logits) == best);
+    }
+    if (i + 1 == bin_end(n, bins, ends.size())) end_part(i + 1);
   }
+  for (SideRun& r : runners) {
+    r.row->tokens.nats.resize(ends.back());
+    r.row->tokens.same_best.resize(ends.back());
+    r.row->bits.resize(ends.back());
+  }
+  return ends;
 }
 
 /// The tables of --bins; empty without.
-std::string bins_text(const std::list<KldRow>& rows, const KldRow& exact, size_t bins) {
-  if (bins == 1) return "";
+std::string bins_text(const std::list<KldRow>& rows, const KldRow& exact,
+                      const std::vector<size_t>& ends) {
+  if (ends.size() == 1) return "";
   KldBinTable table(std::any_of(rows.begin(), rows.end(),
                                 [](const KldRow& row) { return !row.tokens.audited.empty(); }));
   for (const KldRow& row : rows) {
-    if (&row != &exact) table.add(row.way.name(), kld_bins(row.tokens, bins));
+    if (&row != &exact) table.add(row.way.name(), kld_bins(row.tokens, ends));
   }
   return "\nby position, in tokens decoded behind the prompt\n" + table.text();
 }
@@ -122,11 +143,12 @@ std::string table_text(const std::list<KldRow>& rows, const KldRow& exact) {
          "the tokens\n";
 }
 
-Json to_json(const KldRow& row, const KldRow& exact, const Text& text, size_t bins) {
+Json to_json(const KldRow& row, const KldRow& exact, const Text& text,
+             const std::vector<size_t>& ends) {
   Json json = {{"kld", spread_json(spread_of(row.tokens.nats))},
                {"same_best", row.same_share()},
                {"bits_per_token", mean_of(row.bits)}};
-  if (text.bytes != 0) {
+  if (text.bytes != 0 && ends.back() + 1 == text.decoded.size()) {
     json["bits_per_byte"] =
         mean_of(row.bits) * static_cast<double>(row.bits.size()) / static_cast<double>(text.bytes);
   }
@@ -135,7 +157,7 @@ Json to_json(const KldRow& row, const KldRow& exact, const Text& text, size_t bi
     json["above_exact"] = {{"bits_per_token", d.mean}, {"standard_error", d.error}};
   }
   json["kld_by_position"] = means_in_order(row.tokens.nats, kPieces);
-  if (bins > 1) json["bins"] = kld_bins_json(kld_bins(row.tokens, bins));
+  if (ends.size() > 1) json["bins"] = kld_bins_json(kld_bins(row.tokens, ends));
   return way_json(row.way, json);
 }
 
@@ -162,24 +184,27 @@ void eval_kld(const EvalOptions& asked) {
     SideRun& runner = runners.emplace_back(SideRun{cache.fork(), nullptr, &row});
     runner.decoder = run.runner().decoder(runner.cache, context);
   });
-  decode_side_by_side(runners, text, options.bins);
+  const std::vector<size_t> ends = decode_side_by_side(runners, text, options.bins);
+  const size_t decoded = ends.back();
   for (SideRun& r : runners) measure_way(r.cache, *r.decoder, model, context, r.row->way);
   const KldRow& exact =
       *std::find_if(rows.begin(), rows.end(), [](const KldRow& row) { return row.way.is_exact(); });
 
   std::string notes;
   for (const KldRow& row : rows) notes += emulation_text(row.way) + audit_lines(row.way);
-  run.print("divergence from exact attention, " + std::to_string(options.bytes) +
+  run.print("divergence from exact attention, " + std::to_string(decoded) +
+                (decoded < options.bytes ? " of " + std::to_string(options.bytes) : "") +
                 " tokens decoded after " + format_count(context),
-            table_text(rows, exact) + bins_text(rows, exact, options.bins) + notes);
+            table_text(rows, exact) + bins_text(rows, exact, ends) + notes);
   if (run.writes()) {
     Json results = Json::array();
-    for (const KldRow& row : rows) results.push_back(to_json(row, exact, text, options.bins));
+    for (const KldRow& row : rows) results.push_back(to_json(row, exact, text, ends));
     Json json = run.header();
-    json["decoded"] = options.bytes;
+    json["decoded"] = decoded;
     json["results"] = results;
     run.write(json);
   }
+  throw_if_interrupted();
 }
 
 }  // namespace keyhole::tools

@@ -28,14 +28,13 @@ std::vector<Table::Column> bin_columns(bool audited) {
 
 size_t bin_end(size_t tokens, size_t bins, size_t bin) { return tokens * (bin + 1) / bins; }
 
-std::vector<KldBin> kld_bins(const KldTokens& tokens, size_t bins) {
+std::vector<KldBin> kld_bins(const KldTokens& tokens, std::span<const size_t> ends) {
   std::vector<KldBin> out;
-  const size_t n = tokens.nats.size();
   KldTokens::Audited before;
-  for (size_t i = 0; i < bins; ++i) {
+  for (size_t i = 0; i < ends.size(); ++i) {
     KldBin& bin = out.emplace_back();
     bin.begin = i == 0 ? 0 : out[i - 1].end;
-    bin.end = bin_end(n, bins, i);
+    bin.end = ends[i];
     const auto at = [](const auto& values, size_t place) {
       return values.begin() + static_cast<std::ptrdiff_t>(place);
     };

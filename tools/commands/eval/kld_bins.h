@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,8 +36,8 @@ struct KldBin {
 /// The end of part `bin` of `bins` nearly equal parts of `tokens` tokens; that of part -1 would be 0.
 [[nodiscard]] size_t bin_end(size_t tokens, size_t bins, size_t bin);
 
-/// `bins` parts in order, 1 or more and at most as many as tokens.
-[[nodiscard]] std::vector<KldBin> kld_bins(const KldTokens& tokens, size_t bins);
+/// The parts in order. ends: where each ends, rising, the last at the number of tokens.
+[[nodiscard]] std::vector<KldBin> kld_bins(const KldTokens& tokens, std::span<const size_t> ends);
 
 /// A table of the parts, the ways one below the other; a column of output errors where there are any.
 class KldBinTable {

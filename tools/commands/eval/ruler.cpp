@@ -1,6 +1,9 @@
 // The tasks of RULER and InfiniteBench, and what needles miss: every sample is a prompt of its own, run once and answered
 // in all ways. Follow-ups come into the sessions that have answered the questions before them.
 #include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -11,6 +14,7 @@
 #include "tools/commands/eval/run.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
+#include "tools/terminal/json.h"
 #include "tools/terminal/progress.h"
 #include "tools/terminal/units.h"
 
@@ -40,6 +44,20 @@ std::vector<RulerPart> ruler_parts(const EvalOptions& options, const RulerPrompt
     }
   }
   return parts;
+}
+
+/// All prompts as JSON lines.
+std::string prompts_text(const std::vector<RulerPart>& parts, uint32_t samples) {
+  std::string text;
+  for (const RulerPart& part : parts) {
+    for (uint32_t i = 0; i < samples; ++i) {
+      throw_if_interrupted();
+      Json json = {{"length", part.length}, {"sample", i}};
+      json.update(RulerPrompts::to_json(*part.task, part.samples->next()));
+      text += json.dump() + "\n";
+    }
+  }
+  return text;
 }
 
 /// Whether a line has ended behind white space that may begin it.
@@ -124,6 +142,36 @@ void answer_sample(EvalRun& run, const KeyholeCache& cache, const EvalWay& way,
   row.runs.push_back(mean_way(runs));
 }
 
+/// Leaves the first `samples` samples in the group, which were answered in all ways.
+void keep_first(RulerGroup& group, size_t samples) {
+  if (samples == 0) group.rows.clear();
+  group.references.resize(samples * group.turns);
+  for (RulerRow& row : group.rows) {
+    row.runs.erase(row.runs.begin() + static_cast<std::ptrdiff_t>(samples), row.runs.end());
+    row.scores.resize(samples);
+    row.answers.resize(samples * group.turns);
+  }
+}
+
+/// Calls answer_next(i) for each sample of the group. Returns false where a signal ends the work: then the group has the
+/// samples that were answered in all ways before it.
+bool all_answered(uint32_t samples, RulerGroup& group,
+                  const std::function<void(uint32_t)>& answer_next) {
+  for (uint32_t i = 0; i < samples; ++i) {
+    try {
+      answer_next(i);
+    } catch (const Interrupted&) {
+      keep_first(group, i);
+      return false;
+    } catch (const std::exception&) {
+      if (!interrupted()) throw;  // the library may have seen the signal first
+      keep_first(group, i);
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 void eval_ruler(const EvalOptions& asked) {
@@ -137,6 +185,10 @@ void eval_ruler(const EvalOptions& asked) {
   const RulerPrompts prompts(asked, *tokenizer);
   const std::vector<RulerPart> parts = ruler_parts(asked, prompts);
   const uint32_t samples = options.ruler.samples;
+  if (!options.ruler.prompts.empty()) {
+    write_text(options.ruler.prompts, prompts_text(parts, samples));
+    return;
+  }
 
   EvalRun run(options);
   const LlamaConfig& model = run.model();
@@ -144,37 +196,39 @@ void eval_ruler(const EvalOptions& asked) {
   Progress bar("ruler");
   size_t done = 0;
   std::vector<RulerGroup> groups;
+  const auto answer_next = [&](const RulerPart& part, uint32_t i, RulerGroup& group) {
+    throw_if_interrupted();
+    const ruler::Sample drawn = part.samples->next();
+    SampleQuestions sample{*part.task, prompts.turns(drawn), {drawn.references}};
+    for (const ruler::FollowUp& next : drawn.follow_ups) {
+      sample.references.push_back(next.references);
+    }
+    size_t more = part.task->answer_tokens + 1;
+    for (size_t t = 1; t < sample.turns.size(); ++t) more += sample.turns[t].size();
+    const std::vector<uint32_t>& first = sample.turns.front();
+    run.prefill({first.begin(), first.end() - 1}, static_cast<uint32_t>(more));
+    group.turns = sample.turns.size();
+    group.references.insert(group.references.end(), sample.references.begin(),
+                            sample.references.end());
+    size_t row = 0;
+    run.for_each_way([&](const EvalWay& way, const KeyholeCache& cache) {
+      bar.update(static_cast<double>(done) / static_cast<double>(parts.size() * samples),
+                 "sample " + std::to_string(i + 1) + " of " + std::to_string(samples) + ", " +
+                     group.task + " at " + format_count(part.length) + ", " + way.name());
+      if (i == 0) group.rows.emplace_back();
+      answer_sample(run, cache, way, *tokenizer, sample, group.rows[row++]);
+    });
+    ++done;
+  };
   for (const RulerPart& part : parts) {
     RulerGroup& group = groups.emplace_back();
     group.length = part.length;
     group.task = part.task->name;
     group.units = part.samples->units();
-    for (uint32_t i = 0; i < samples; ++i) {
-      throw_if_interrupted();
-      const ruler::Sample drawn = part.samples->next();
-      SampleQuestions sample{*part.task, prompts.turns(drawn), {drawn.references}};
-      for (const ruler::FollowUp& next : drawn.follow_ups) {
-        sample.references.push_back(next.references);
-      }
-      size_t more = part.task->answer_tokens + 1;
-      for (size_t t = 1; t < sample.turns.size(); ++t) more += sample.turns[t].size();
-      const std::vector<uint32_t>& first = sample.turns.front();
-      run.prefill({first.begin(), first.end() - 1}, static_cast<uint32_t>(more));
-      group.turns = sample.turns.size();
-      group.references.insert(group.references.end(), sample.references.begin(),
-                              sample.references.end());
-      size_t row = 0;
-      run.for_each_way([&](const EvalWay& way, const KeyholeCache& cache) {
-        bar.update(static_cast<double>(done) / static_cast<double>(parts.size() * samples),
-                   group.task + " at " + format_count(part.length) + ", sample " +
-                       std::to_string(i + 1) + " of " + std::to_string(samples) + ", " +
-                       way.name());
-        if (i == 0) group.rows.emplace_back();
-        answer_sample(run, cache, way, *tokenizer, sample, group.rows[row++]);
-      });
-      ++done;
-    }
+    if (!all_answered(samples, group, [&](uint32_t i) { answer_next(part, i, group); })) break;
   }
+  if (groups.back().rows.empty()) groups.pop_back();
+  if (groups.empty()) throw_if_interrupted();
 
   const std::string note = prompts.note();
   run.print("ruler" + std::string(options.chat ? " as a chat, " : ", ") + std::to_string(samples) +
@@ -195,6 +249,7 @@ void eval_ruler(const EvalOptions& asked) {
     json["means"] = ruler_json(mean_groups(groups));
     run.write(json);
   }
+  throw_if_interrupted();
 }
 
 }  // namespace keyhole::tools

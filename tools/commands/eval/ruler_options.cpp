@@ -36,6 +36,20 @@ void add_ruler_options(CLI::App& command, RulerOptions& options) {
                   "Prompts of each task and length of --task ruler; RULER itself takes 500")
       ->check(CLI::Range(1U, 1U << 20))
       ->capture_default_str();
+  CLI::Option* const prompts =
+      command
+          .add_option(
+              "--write-prompts", options.prompts,
+              "Write the prompts of --task ruler as JSON lines, with what is right, and run "
+              "no model: for another program, e.g. tools/engines/llama.cpp/ruler")
+          ->type_name("FILE");
+  command
+      .add_option(
+          "--bytes-per-token", options.bytes_per_token,
+          "Of --write-prompts: tokens are counted as so many bytes each, for a program with "
+          "another tokenizer; default: the tokenizer of --model counts")
+      ->needs(prompts)
+      ->check(CLI::Range(0.1, 100.0));
 }
 
 std::vector<const ruler::TaskInfo*> tasks_of(const RulerOptions& options) {

@@ -1,8 +1,10 @@
 #include "tools/commands/eval/ruler_prompts.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
+#include "runtime/files/json.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/units.h"
 
@@ -21,7 +23,7 @@ ChatText with_prefix(ChatText text, const std::string& prefix) {
 
 RulerPrompts::RulerPrompts(const EvalOptions& options, const Tokenizer& tokenizer)
     : options_(options), tokenizer_(tokenizer) {
-  if (options.chat) chat_ = load_chat(options.model);
+  if (options.chat && options.ruler.bytes_per_token == 0) chat_ = load_chat(options.model);
   for (const std::string& path : options.ruler.data) {
     ruler::QaData data = ruler::parse_qa(read_text_file(path), path);
     (data.is_squad ? squad_ : hotpot_qa_) = std::move(data);
@@ -47,22 +49,59 @@ std::unique_ptr<ruler::Samples> RulerPrompts::samples(const ruler::TaskInfo& tas
   setup.length = length;
   setup.samples = options_.ruler.samples;
   setup.seed = options_.task.seed;
-  setup.chat = chat_.has_value();
+  setup.chat = options_.chat;
   setup.prose = prose_;
   setup.qa = qa_of(task.needs == ruler::Needs::squad ? squad_ : hotpot_qa_);
-  setup.count_text = [this](const std::string& text) { return tokenizer_.encode(text).size(); };
+  setup.count_text = [this](const std::string& text) { return count(text); };
   try {
     return std::make_unique<ruler::Samples>(
         task.make(setup), length - std::min(length, task.answer_tokens),
-        [this](const ruler::Sample& sample) {
-          size_t tokens = 0;
-          for (const std::vector<uint32_t>& turn : turns(sample)) tokens += turn.size();
-          return tokens;
-        });
+        [this](const ruler::Sample& sample) { return count(sample); });
   } catch (const UsageError& error) {
     throw UsageError("--ruler " + std::string(task.name) + " at --length " + format_count(length) +
                      ": " + error.what());
   }
+}
+
+size_t RulerPrompts::count(const std::string& text) const {
+  const double bytes = options_.ruler.bytes_per_token;
+  if (bytes == 0) return tokenizer_.encode(text).size();
+  return static_cast<size_t>(std::ceil(static_cast<double>(text.size()) / bytes));
+}
+
+size_t RulerPrompts::count(const ruler::Sample& sample) const {
+  if (options_.ruler.bytes_per_token > 0) {
+    std::string text = sample.prompt + sample.prefix;
+    const std::string* right = &sample.answer;
+    for (const ruler::FollowUp& next : sample.follow_ups) {
+      text += *right + next.prompt + next.prefix;
+      right = &next.answer;
+    }
+    return count(text);
+  }
+  size_t tokens = 0;
+  for (const std::vector<uint32_t>& turn : turns(sample)) tokens += turn.size();
+  return tokens;
+}
+
+nlohmann::ordered_json RulerPrompts::to_json(const ruler::TaskInfo& task,
+                                             const ruler::Sample& sample) {
+  nlohmann::ordered_json json = {{"task", task.name},
+                                 {"answer_tokens", task.answer_tokens},
+                                 {"scoring", ruler::name_of(task.scoring)},
+                                 {"one_line", task.one_line},
+                                 {"prompt", sample.prompt},
+                                 {"prefix", sample.prefix},
+                                 {"references", sample.references}};
+  const std::string* right = &sample.answer;
+  for (const ruler::FollowUp& next : sample.follow_ups) {
+    json["follow_ups"].push_back({{"behind", *right},
+                                  {"prompt", next.prompt},
+                                  {"prefix", next.prefix},
+                                  {"references", next.references}});
+    right = &next.answer;
+  }
+  return json;
 }
 
 std::vector<uint32_t> RulerPrompts::encode(const ruler::Sample& sample) const {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,10 +36,18 @@ class RulerPrompts {
   /// and the beginning of the next answer.
   [[nodiscard]] std::vector<std::vector<uint32_t>> turns(const ruler::Sample& sample) const;
 
+  /// A sample as one JSON object: the task's name, budget of the answer and score, prompt, prefix, references, and
+  /// follow-ups with the right answers that stand before them.
+  [[nodiscard]] static nlohmann::ordered_json to_json(const ruler::TaskInfo& task,
+                                                      const ruler::Sample& sample);
+
   /// The note about the essays of the tasks that have some; empty for tasks without.
   [[nodiscard]] std::string note() const;
 
  private:
+  /// The tokens of a text by itself, and of a sample with all its turns: by the tokenizer, or by bytes.
+  [[nodiscard]] size_t count(const std::string& text) const;
+  [[nodiscard]] size_t count(const ruler::Sample& sample) const;
   /// What turns() says of a follow-up; `right`: the answer before it.
   [[nodiscard]] std::vector<uint32_t> follow_up(const std::string& right,
                                                 const ruler::FollowUp& next) const;

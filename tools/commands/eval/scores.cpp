@@ -15,7 +15,11 @@ double log_sum_exp(std::span<const float> logits) {
 }
 
 double bits_of(std::span<const float> logits, uint32_t token) {
-  return (log_sum_exp(logits) - logits[token]) / std::log(2.0);
+  return bits_of(logits, token, log_sum_exp(logits));
+}
+
+double bits_of(std::span<const float> logits, uint32_t token, double log_sum) {
+  return (log_sum - logits[token]) / std::log(2.0);
 }
 
 double mean_of(std::span<const double> values) {

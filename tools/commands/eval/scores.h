@@ -12,6 +12,8 @@ namespace keyhole::tools {
 
 /// The bits of `token` by logits: minus the binary logarithm of its softmax probability.
 [[nodiscard]] double bits_of(std::span<const float> logits, uint32_t token);
+/// The same, where log_sum_exp() is known.
+[[nodiscard]] double bits_of(std::span<const float> logits, uint32_t token, double log_sum);
 
 [[nodiscard]] double mean_of(std::span<const double> values);
 

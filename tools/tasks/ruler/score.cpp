@@ -1,6 +1,7 @@
 #include "tools/tasks/ruler/score.h"
 
 #include <algorithm>
+#include <array>
 
 #include "tools/tasks/ruler/list_score.h"
 #include "tools/tokenizer/unicode.h"
@@ -36,6 +37,12 @@ bool has_word(std::string_view text, std::string_view word, bool first) {
 }
 
 }  // namespace
+
+std::string_view name_of(Scoring scoring) {
+  static constexpr std::array kNames{"all",        "part",    "first_number", "word",
+                                     "first_word", "records", "ordered"};
+  return kNames.at(static_cast<size_t>(scoring));
+}
 
 std::string cleaned(std::string_view prediction) {
   std::string text(stripped(prediction));

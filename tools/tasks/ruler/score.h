@@ -18,6 +18,9 @@ enum class Scoring : uint8_t {
   ordered,     ///< the share of its things that stand in order, see score_ordered()
 };
 
+/// Its name above.
+[[nodiscard]] std::string_view name_of(Scoring scoring);
+
 /// A prediction as it is scored: without white space around it, control characters as line ends.
 [[nodiscard]] std::string cleaned(std::string_view prediction);
 

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
+#include <vector>
 
 #include "runtime/files/json.h"
 
@@ -16,7 +18,7 @@ TEST(KldBins, CoverAllTokensOnceInOrder) {
     tokens.nats.push_back(i);
     tokens.same_best.push_back(i % 5 != 0);  // tokens 5 and 10 are others
   }
-  const std::vector<KldBin> bins = kld_bins(tokens, 3);
+  const std::vector<KldBin> bins = kld_bins(tokens, std::vector<size_t>{3, 6, 10});
   ASSERT_EQ(bins.size(), 3U);
   EXPECT_EQ(bins[0].begin, 0U);
   EXPECT_EQ(bins[0].end, 3U);
@@ -32,8 +34,10 @@ TEST(KldBins, CoverAllTokensOnceInOrder) {
   EXPECT_DOUBLE_EQ(bins[1].same_share, 2.0 / 3.0);
   EXPECT_DOUBLE_EQ(bins[2].same_share, 0.75);
   EXPECT_TRUE(std::isnan(bins[0].output_error));
-  EXPECT_EQ(kld_bins(tokens, 1).front().nats.mean, 5.5);
-  const auto each = kld_bins(tokens, 10);
+  EXPECT_EQ(kld_bins(tokens, std::vector<size_t>{10}).front().nats.mean, 5.5);
+  std::vector<size_t> ends(10);
+  std::iota(ends.begin(), ends.end(), 1);
+  const auto each = kld_bins(tokens, ends);
   for (size_t i = 0; i < 10; ++i) EXPECT_EQ(each[i].nats.mean, static_cast<double>(i + 1));
 }
 
@@ -43,7 +47,7 @@ TEST(KldBins, OutputErrorsAreThoseOfThePart) {
   tokens.same_best = {true, true, true};
   // Sums 0.4, 0.4, 1.6 of 4, 4, 10 audits: the second part had none.
   tokens.audited = {{4, 0.1}, {4, 0.1}, {10, 0.16}};
-  const std::vector<KldBin> bins = kld_bins(tokens, 3);
+  const std::vector<KldBin> bins = kld_bins(tokens, std::vector<size_t>{1, 2, 3});
   EXPECT_NEAR(bins[0].output_error, 0.1, 1e-12);
   EXPECT_TRUE(std::isnan(bins[1].output_error));
   EXPECT_NEAR(bins[2].output_error, 0.2, 1e-12);
