@@ -7,7 +7,6 @@
 
 #include "gpu/alignment.h"
 #include "gpu/layer_kinds.h"
-#include "gpu/ring.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -102,20 +101,13 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
   const uint32_t tokens = most_codes_tokens(shape);
   const size_t heads = std::max<size_t>(group * tokens, 1),
                parts = most_step_parts(of_token, tokens);
-  size_t of_rows = 0;
-  for (uint32_t n = 1; n <= tokens; ++n) {
-    for (const uint32_t most : {kPartRows, kMaxDeviceGroup}) {
-      const StepParts of_step = step_parts(of_token, n, most);
-      const size_t rows = group * of_step.tokens, padded = rows <= 4 ? 4 : rows <= 8 ? 8 : 16;
-      // And a bit for every row and four heads.
-      const size_t found = (rows + kDoubtHeads - 1) / kDoubtHeads;
-      of_rows = std::max(of_rows, of_step.count * (padded + found));
-    }
-  }
-  work_bytes = kWorkBeside * parts +
-               aligned_product({kv_heads, capacity, kMaximaOfBlock, of_rows, sizeof(float)}) +
-               aligned_product({kv_heads, splits, heads, dim + 3, sizeof(float)}) +
-               aligned_product({kv_heads, sizeof(RingState)});
+  const size_t padded = heads <= 4 ? 4 : heads <= 8 ? 8 : 16;
+  // And a bit for every row and four heads.
+  const size_t found = (std::min<size_t>(heads, kMaxDeviceGroup) + kDoubtHeads - 1) / kDoubtHeads;
+  work_bytes =
+      kWorkBeside * parts +
+      aligned_product({parts, kv_heads, capacity, kMaximaOfBlock, padded + found, sizeof(float)}) +
+      aligned_product({kv_heads, splits, heads, dim + 3, sizeof(float)});
   if (shape.list_rows != 0) {
     lists = ListSizes(static_cast<uint32_t>(capacity), shape.list_rows);
     // Steps of one token alone choose among lists: maxima of all pairs and the table of these; scores, weights and bins.

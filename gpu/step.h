@@ -39,28 +39,24 @@ inline constexpr uint32_t kMostStepRows = 48;
   return tokens < 1 ? 1 : tokens > kMost ? kMost : tokens;
 }
 
-/// A step over codes attends all of its query rows in one pass; what follows takes them in parts of whole tokens, side by side.
-/// Every part has exact rows of its own.
+/// A step over codes attends all of its query rows in one pass; what follows takes them in parts of whole tokens, of up to
+/// kMaxDeviceGroup query rows each. Every part has exact rows of its own.
 struct StepParts {
   uint32_t count;
   uint32_t tokens;  ///< of every part but the last, which may have fewer
 };
-/// Query rows of a part where a token has no more. Where parts come one after the other, on devices without clusters of thread
-/// blocks, they have up to kMaxDeviceGroup.
-inline constexpr uint32_t kPartRows = 8;
-/// The parts of a step, which is one where it has no more than kMaxDeviceGroup query rows. rows: kPartRows or kMaxDeviceGroup.
-[[nodiscard]] constexpr StepParts step_parts(uint32_t group, uint32_t tokens, uint32_t rows) {
+[[nodiscard]] constexpr StepParts step_parts(uint32_t group, uint32_t tokens) {
   if (group * tokens <= kMaxDeviceGroup) return {1, tokens};
-  const uint32_t most = rows / group < 1 ? 1 : rows / group;
+  const uint32_t most = kMaxDeviceGroup / group < 1 ? 1 : kMaxDeviceGroup / group;
   const uint32_t parts = (tokens + most - 1) / most, each = (tokens + parts - 1) / parts;
   return {(tokens + each - 1) / each, each};
 }
-inline constexpr uint32_t kMostStepParts = 8;  ///< one for each of most_step_tokens()
+inline constexpr uint32_t kMostStepParts = 5;  ///< 5 tokens of 9 query heads
 /// Parts of the steps of up to `tokens` tokens, at most.
 [[nodiscard]] constexpr uint32_t most_step_parts(uint32_t group, uint32_t tokens) {
   uint32_t most = 1;
   for (uint32_t n = 2; n <= tokens; ++n) {
-    const uint32_t parts = step_parts(group, n, kPartRows).count;
+    const uint32_t parts = step_parts(group, n).count;
     most = parts > most ? parts : most;
   }
   return most;

@@ -229,13 +229,10 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   const CodesParams& s = heads.step(0);
   const bool has_resident = Heads::kHasResident && s.has_resident;
   const std::byte* const base = s.blocks + kv_head * s.head_stride;
-  using Ring = TileRing<kDim, kBits, kWarps>;
-  Ring ring(reinterpret_cast<std::byte*>(memory) + warp * Ring::Pair::kBytes, s.stages, base,
-            s.block_stride);
-  // The last stage is free until the first pair has been attended.
-  static_assert(sizeof(ResidentAtHand<kDim>) <= Ring::kStage);
-  auto& at_hand = *reinterpret_cast<ResidentAtHand<kDim>*>(
-      memory + static_cast<uint32_t>(s.stages - 1) * Ring::kStage);
+  using Ring = TileRing<kDim, kBits>;
+  Ring ring(reinterpret_cast<std::byte*>(memory) +
+                size_t{Ring::Pair::kBytes} * static_cast<uint32_t>(warp * s.stages),
+            s.stages, base, s.block_stride);
   uint32_t end_block = 0, first = 0, end = 0, ahead = 0;
   // pair_of(i): the number of the i-th pair in the order in which pairs are attended.
   const auto pair_of = [&](uint32_t i) {
@@ -269,22 +266,18 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     }
     if constexpr (Split::kFinds) pairs = split.pairs(end_block);
     const uint32_t warps = split.count() * kWarps;
-    const uint32_t number = !Split::kLists && s.trial ? warp * split.count() + split.number()
-                                                      : split.number() * kWarps + warp;
+    const uint32_t number = split.number() * kWarps + warp;
     const uint32_t each = pairs / warps, more = pairs - each * warps;
     first = begin + number * each + min(number, more);
     end = first + each + (number < more ? 1 : 0);
     ahead = first;
     if constexpr (Split::kLists) entries.start(first, end, s.stages - 1);
-    take_in();
+#pragma unroll 1
+    for (int i = 1; i < s.stages; ++i) take_in();
     if (!Split::kLists && first < end) {
       prefetch_means<kShape.key_mean_at(), kShape.noise_at() + 4>(
           base + pair_of(first) / kBlockMaxima * s.block_stride, lane);
     }
-  };
-  // The third stage is asked for behind resident tokens, which would wait for it otherwise.
-  const auto take_more = [&] {
-    if (s.stages == kMostStages) take_in();
   };
   if constexpr (!Split::kLists) {
     end_block = split.end_block(s);
@@ -308,15 +301,12 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   if constexpr (Heads::kHasResident) {
     if (has_resident) {
       typename Split::template Resident<kDim, kHeadTiles> share(s, kv_head, heads.head(0), split,
-                                                                resident, at_hand);
-      if constexpr (!Split::kLists) take_more();
+                                                                resident);
       queries.prepare(heads, raw_queries, resident.rows);
-      share.attend(value_scale, !Split::kLists && s.stages == kMostStages ? 1 : 0);
-      __syncthreads();  // nobody reads the rows at hand any more
+      share.attend(value_scale);
     }
   }
   if (!has_resident) {
-    if constexpr (!Split::kLists) take_more();
     queries.prepare(heads, raw_queries, resident.rows);
     __syncthreads();
   }
@@ -330,7 +320,6 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     let_next_kernel_start();
     means.start();
     start();
-    take_more();
   }
   // The lane works out the weight of head lane % 4 of tile lane / 4.
   const int own_tile = min(lane / 4, kHeadTiles - 1);

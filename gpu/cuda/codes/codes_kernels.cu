@@ -1,7 +1,6 @@
 #include "gpu/cuda/codes/codes_kernels.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "gpu/cuda/codes/batch_params.h"
 #include "gpu/cuda/codes/choose.cuh"
@@ -13,11 +12,6 @@
 
 namespace keyhole::gpu {
 namespace codes {
-
-bool codes_trial() {
-  static const bool is_on = std::getenv("KEYHOLE_CODES_TRIAL") != nullptr;
-  return is_on;
-}
 
 Kernels kernels_of(const CodeShape& shape, uint32_t group) {
   if (group == 0 || group > kMaxDeviceGroup || shape.key_bits != shape.value_bits) return {};
@@ -54,7 +48,6 @@ SettleKernel settle_kernel_of(const CodeShape& shape) {
 
 size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& params) {
   static_cast<CodesStep&>(params) = step;
-  params.padded_heads = kernels.heads;
   size_t end = 0;
   const auto take = [&](size_t bytes) {
     const size_t at = end;
@@ -127,10 +120,8 @@ cudaError_t prepare_attend(CodesStep& step, const Kernels& kernels, int device, 
   if (status != cudaSuccess) return status;
   const int fixed = static_cast<int>(attributes.sharedSizeBytes);
   const int share = std::min(per_block, per_processor / kernels.attend_occupancy - kReservedShared);
-  const int at_hand =
-      step.trial ? 0 : static_cast<int>(step.shape.dim * (step.shape.dim <= 128 ? 128 : 64));
-  step.stages = std::clamp((share - fixed - at_hand) / static_cast<int>(kernels.attend_stage),
-                           kLeastStages, kMostStages);
+  step.stages = std::clamp((share - fixed) / static_cast<int>(kernels.attend_stage), kLeastStages,
+                           kMostStages);
   // 4 bits take more than the 99 KiB of 8.6, 8.9 and 12.0 for groups above 8 with d = 128, above 4 with d = 256.
   needs = attributes.sharedSizeBytes + attend_bytes(step, kernels);
   if (needs > static_cast<size_t>(per_block)) return cudaErrorNotSupported;
@@ -192,6 +183,24 @@ cudaError_t launch_clusters(const void* kernel, dim3 grid, size_t bytes, cudaStr
   config.attrs = attributes;
   config.numAttrs = ahead ? 2 : 1;
   return cudaLaunchKernelExC(&config, kernel, arguments);
+}
+
+uint32_t count_clusters(const void* kernel, size_t bytes) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {kFinishBlocks, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(kFinishBlocks);
+  config.blockDim = dim3(kFinishThreads);
+  config.dynamicSmemBytes = bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int count = 0;
+  if (cudaOccupancyMaxActiveClusters(&count, kernel, &config) == cudaSuccess) {
+    return static_cast<uint32_t>(std::max(count, 0));
+  }
+  static_cast<void>(cudaGetLastError());  // what follows does not fail for it
+  return 0;
 }
 
 size_t shared_bytes(const CodesStep& step, const Kernels& kernels) {
@@ -294,7 +303,6 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   status = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (status != cudaSuccess) return status;
   step.processors = static_cast<uint32_t>(processors);
-  step.trial = codes::codes_trial();
   size_t least = 0;
   status = codes::prepare_attend(step, kernels, device, least);
   step.cluster = step.cluster && kernels_have_clusters(device);

@@ -70,11 +70,11 @@ struct CodesStep {
   /// Whether the pass is the one for many query rows (gpu/cuda/codes/wide.cuh); see codes_are_wide(). What follows it takes
   /// the tokens in parts (StepParts), each with `exact_rows` rows of its own.
   bool wide = false;
-  uint32_t part_tokens = 1;  ///< tokens of a part, with `wide`; set by prepare_codes()
-  bool trial = false;        ///< the schedule that is being tried; set by prepare_codes()
   /// Whether families of steps have kernels for this shape; set by prepare_codes().
   bool shares = false;
   uint32_t processors = 1;  ///< of the device; set by prepare_codes()
+  /// Clusters of what follows the pass for many query rows that the device runs at once; set by prepare_codes().
+  uint32_t clusters_at_once = 0;
 
   const uint32_t* block_count =
       nullptr;  ///< one number, <= block_capacity, the same for all KV heads; 0: no codes yet

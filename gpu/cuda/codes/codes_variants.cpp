@@ -32,6 +32,10 @@ CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordin
                       most_code_splits(shape.kv_heads));
   s.block_stride = layout.block_stride;
   s.head_stride = layout.head_stride;
+  // What the host reads has places for one token's.
+  const uint32_t choosing = step_parts(s.group / tokens, tokens).tokens;
+  s.exact_rows = shape.rows_by_host ? shape.exact_rows
+                                    : std::min(shape.exact_rows * choosing, kMostDeviceRows);
   s.dtype = shape.dtype;
   s.row_stride = shape.code.dim * dtype_size(shape.dtype);
   if (shape.list_rows != 0 && tokens == 1 && !shape.rows_by_host) {
@@ -67,10 +71,6 @@ CodesVariants::CodesVariants(const CodesShape& shape, const CodesLayout& layout,
     }
     if (tokens > 1 && (status == cudaErrorNotSupported || status == cudaErrorInvalidValue)) break;
     check(status, "the kernels of codes");
-    // What the host reads has places for one token's.
-    const uint32_t choosing = s.wide ? s.part_tokens : tokens;
-    s.exact_rows = shape.rows_by_host ? shape.exact_rows
-                                      : std::min(shape.exact_rows * choosing, kMostDeviceRows);
     sizes_.push_back(s);
   }
   for (const CodesStep& s : sizes_) {

@@ -222,8 +222,7 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
   raw_queries.load(heads, kv_head);
   const CodeFigures figures = figures_of(s, kv_head);
   // Thread blocks start in the order of their numbers: those that advance the ring come last.
-  const bool has_ring = s.has_resident && s.rings == nullptr;
-  const RingState ring = has_ring ? s.resident.states[kv_head] : RingState{};
+  const RingState ring = s.has_resident ? s.resident.states[kv_head] : RingState{};
   shared.queries.prepare(heads, raw_queries, shared.q);
   if (threadIdx.x == 0) choice.group_count = choice.row_count = 0;
   if (threadIdx.x == 0) shared.figures = figures;
@@ -377,7 +376,7 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
   uint32_t reasons = 0;
   for (uint32_t h = 0; h < s.group; ++h) reasons |= shared.reasons[h];
   if (reasons == 0) return;
-  const RingState before = s.has_resident && s.rings != nullptr ? s.rings[kv_head] : shared.ring;
+  const RingState before = shared.ring;
   if (!leave_record(s, kv_head, deal.rank, reasons, wanted, shared)) return;
   if (merges && s.splits > 1) {
     leave_state<kDim>(s, kv_head, own_head, codes, exact, value_scale,

@@ -9,8 +9,6 @@ namespace keyhole::gpu::codes {
 
 inline constexpr int kReservedShared = 1024;  ///< bytes of every thread block, by CUDA
 
-/// Whether the schedule that is being tried is on: by KEYHOLE_CODES_TRIAL in the environment.
-[[nodiscard]] bool codes_trial();
 /// The kernels of one shape and up to 16 query heads of a KV head; null kernels: there are none.
 [[nodiscard]] Kernels kernels_of(const CodeShape& shape, uint32_t group);
 [[nodiscard]] SettleKernel settle_kernel_of(const CodeShape& shape);
@@ -25,6 +23,9 @@ size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& param
 /// Launches a kernel of clusters of kFinishBlocks thread blocks.
 [[nodiscard]] cudaError_t launch_clusters(const void* kernel, dim3 grid, size_t bytes,
                                           cudaStream_t stream, void** arguments, bool ahead);
+/// How many such clusters, with so many bytes of dynamic shared memory in every thread block, the current device runs
+/// at once; 0 where it does not say.
+[[nodiscard]] uint32_t count_clusters(const void* kernel, size_t bytes);
 
 // Steps with CodesStep::wide: what the functions of codes_kernels.h do for them.
 [[nodiscard]] uint32_t wide_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t rows,

@@ -33,7 +33,6 @@ struct ChosenLists {
 };
 
 struct CodesParams : CodesStep {
-  uint32_t padded_heads = 0;  ///< of the group, with those that are there to fill tiles
   float* maxima =
       nullptr;  ///< largest logit, base 2, of every 32 rows `[kv_heads, most_groups(), padded heads]`
   /// The states of the splits (codes and resident tokens), rotated and not divided: `[kv_heads, splits, group, dim]`,
@@ -41,9 +40,6 @@ struct CodesParams : CodesStep {
   float* part_o = nullptr;
   float2* part_sum = nullptr;
   float* part_lse = nullptr;  ///< of the codes alone, base 2, `[kv_heads, splits, group]`
-  /// The resident tokens' rings before a step of many query rows, which its pass has left, `[kv_heads]`; null: those of
-  /// StepParams are as before the step until all thread blocks of the next kernel have begun.
-  RingState* rings = nullptr;
   /// A bit for each row, set where a second look at codes has found it: `[kv_heads, parts of the group,
   /// block_capacity * 8]`.
   uint32_t* found = nullptr;

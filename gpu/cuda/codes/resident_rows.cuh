@@ -25,18 +25,13 @@ __device__ inline RingState after_append(const StepParams& p, const RingState& b
 template <int kDim>
 constexpr uint32_t kResidentBytes = kDim <= 128 ? 64 : 32;
 
-/// The rows that a thread block has at hand, until their share is attended.
-template <int kDim>
-struct ResidentAtHand {
-  alignas(16) std::byte keys[kResidentBytes<kDim> * kDim];
-  alignas(16) std::byte values[kResidentBytes<kDim> * kDim];
-};
-
 template <int kDim, int kHeads>
 struct ResidentShared {
   /// First the queries as they came, times scale log2(e); then the share's sums, rotated and divided by the value
   /// scale.
   alignas(16) float rows[kHeads][kDim];
+  alignas(16) std::byte keys[kResidentBytes<kDim> * kDim];
+  alignas(16) std::byte values[kResidentBytes<kDim> * kDim];
   float logits[kResidentBytes<kDim> / 2][kHeads];  ///< then weights
   float top[kHeads], sum[kHeads];                  ///< of the share, base 2
   float keep[kHeads];  ///< what the rows at hand multiply sums before them with
@@ -64,8 +59,8 @@ class ResidentShare {
   /// Asks for the first rows. first_head: the group's head that is number 0 here. split: whose share it is.
   template <class Split>
   __device__ ResidentShare(const CodesParams& s, uint32_t kv_head, uint32_t first_head,
-                           const Split& split, Shared& shared, ResidentAtHand<kDim>& at_hand)
-      : s_(s), shared_(shared), at_hand_(at_hand), kv_head_(kv_head), first_head_(first_head) {
+                           const Split& split, Shared& shared)
+      : s_(s), shared_(shared), kv_head_(kv_head), first_head_(first_head) {
     const StepParams& p = s.resident;
     const RingState before = p.states[kv_head];
     state_ = p.counts ? after_append(p, before) : before;
@@ -83,16 +78,11 @@ class ResidentShare {
   }
 
   /// Attends the share once queries are in shared.rows, for which the caller needs no barrier; leaves the state in
-  /// `shared`. The rows at hand are free for others behind a barrier. copies: groups of copies, 0 or 1, that the caller has asked
-  /// for since, which are not waited for.
-  __device__ void attend(float value_scale, int copies = 0) {
+  /// `shared`.
+  __device__ void attend(float value_scale) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     while (true) {
-      if (copies == 0)
-        wait_for_copies<0>();
-      else
-        wait_for_copies<1>();
-      copies = 0;
+      wait_for_copies<0>();
       __syncthreads();
       take_logits();
       __syncthreads();
@@ -160,7 +150,7 @@ class ResidentShare {
       for (uint32_t i = lane; i < 2 * pieces; i += 32) {
         const bool value = i >= pieces;
         const uint32_t at = (value ? i - pieces : i) * 16;
-        std::byte* to = (value ? at_hand_.values : at_hand_.keys) + row * row_bytes + at;
+        std::byte* to = (value ? shared_.values : shared_.keys) + row * row_bytes + at;
         copy_async(shared_address(to), from + (value ? plane : 0) + at, true);
       }
     }
@@ -177,8 +167,7 @@ class ResidentShare {
       float x[4];
       const size_t from = (next_ + row - stored_) * rows.token_stride + kv_head_ * rows.head_stride;
       convert(load_raw(rows.data, rows.dtype, from + at), rows.dtype, x);
-      store_elements(value ? at_hand_.values : at_hand_.keys, s_.resident.dtype, row * kDim + at,
-                     x);
+      store_elements(value ? shared_.values : shared_.keys, s_.resident.dtype, row * kDim + at, x);
     }
   }
 
@@ -199,7 +188,7 @@ class ResidentShare {
         for (uint32_t u = 0; u < kQuads; ++u) {
           k[r][u] = {0.0F, 0.0F, 0.0F, 0.0F};
           if (4 * lane < kDim) {
-            k[r][u] = quad_of<kDim>(at_hand_.keys, s_.resident.dtype, row, 32 * u + lane);
+            k[r][u] = quad_of<kDim>(shared_.keys, s_.resident.dtype, row, 32 * u + lane);
           }
         }
       }
@@ -277,7 +266,7 @@ class ResidentShare {
       float4 v[kQuads];
 #pragma unroll
       for (uint32_t u = 0; u < kQuads; ++u) {
-        v[u] = quad_of<kDim>(at_hand_.values, s_.resident.dtype, row,
+        v[u] = quad_of<kDim>(shared_.values, s_.resident.dtype, row,
                              4 * lane < kDim ? 32 * u + lane : 0);
       }
 #pragma unroll
@@ -295,7 +284,6 @@ class ResidentShare {
 
   const CodesParams& s_;
   Shared& shared_;
-  ResidentAtHand<kDim>& at_hand_;
   uint32_t kv_head_, first_head_;
   RingState state_;  ///< after the step
   uint32_t stored_;  ///< tokens in K and V: all but the new ones, which are the last

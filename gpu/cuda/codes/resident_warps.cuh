@@ -21,8 +21,8 @@ class ResidentWarps {
   /// Asks for the first rows, as ResidentShare does.
   template <class Split>
   __device__ ResidentWarps(const CodesParams& s, uint32_t kv_head, uint32_t first_head,
-                           const Split& split, Shared& shared, ResidentAtHand<kDim>& at_hand)
-      : s_(s), shared_(shared), at_hand_(at_hand), kv_head_(kv_head), first_head_(first_head) {
+                           const Split& split, Shared& shared)
+      : s_(s), shared_(shared), kv_head_(kv_head), first_head_(first_head) {
     const StepParams& p = s.resident;
     const RingState before = p.states[kv_head];
     state_ = p.counts ? after_append(p, before) : before;
@@ -33,7 +33,7 @@ class ResidentWarps {
   }
 
   /// Attends the share, as ResidentShare::attend() does.
-  __device__ void attend(float value_scale, int /*copies*/ = 0) {
+  __device__ void attend(float value_scale) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     __syncthreads();  // queries are there
     float4 q[kHeads];
@@ -64,7 +64,7 @@ class ResidentWarps {
   static constexpr uint32_t kAtOnce = 4;
   static_assert(2 * kWarps <= kResidentBytes<kDim> / 2, "shared.logits has two rows of each warp");
   static_assert(kWarps / 2 * 4 * sizeof(float) <= kResidentBytes<kDim>,
-                "at_hand.keys has the states of half of the warps, of a tile");
+                "shared.keys has the states of half of the warps, of a tile");
 
   /// Whether the lane has components.
   [[nodiscard]] __device__ static bool is_inside() { return 4 * (threadIdx.x % 32) < kDim; }
@@ -163,7 +163,7 @@ class ResidentWarps {
 
   /// A warp's state of a head in shared memory, `[kDim]`, for one tile at a time.
   [[nodiscard]] __device__ float* state_of(uint32_t warp, uint32_t head_of_tile) const {
-    std::byte* half = warp < kWarps / 2 ? at_hand_.keys : at_hand_.values;
+    std::byte* half = warp < kWarps / 2 ? shared_.keys : shared_.values;
     return reinterpret_cast<float*>(half) + (warp % (kWarps / 2) * 4 + head_of_tile) * kDim;
   }
 
@@ -212,7 +212,6 @@ class ResidentWarps {
 
   const CodesParams& s_;
   Shared& shared_;
-  ResidentAtHand<kDim>& at_hand_;
   uint32_t kv_head_, first_head_;
   RingState state_;           ///< after the step
   uint32_t tokens_, stored_;  ///< stored: in K and V: all but the new ones, which are the last

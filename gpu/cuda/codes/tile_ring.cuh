@@ -57,18 +57,17 @@ __device__ inline void read_words(const std::byte* from, int tile, int lane,
 /// Number of 16-byte pieces that a lane reads of a tile; 0: its words do not make such pieces.
 constexpr uint32_t pieces_of(uint32_t words) { return words % 4 == 0 ? words / 4 : 0; }
 
-/// A warp's ring. Between wait() and the next take_in(), all lanes may read the pair that wait() was for. kWarps: that have
-/// rings side by side: their places for the same stage lie together.
-template <int kDim, int kBits, int kWarps>
+/// A warp's ring. Between wait() and the next take_in(), all lanes may read the pair that wait() was for.
+template <int kDim, int kBits>
 class TileRing {
  public:
   using Pair = TilePair<kDim, kBits>;
-  /// Bytes of a stage of all rings.
-  static constexpr uint32_t kStage = kWarps * Pair::kBytes;
 
-  /// memory: the warp's first stage, aligned to 16; stages: 2 or 3; blocks: those of the KV head.
+  /// memory: the warp's, Pair::kBytes * stages, aligned to 16; stages: 2 or 3; blocks: those of the KV head.
   __device__ TileRing(std::byte* memory, int stages, const std::byte* blocks, size_t block_stride)
-      : memory_(memory), end_(static_cast<uint32_t>(stages) * kStage), block_stride_(block_stride) {
+      : memory_(memory),
+        end_(static_cast<uint32_t>(stages) * Pair::kBytes),
+        block_stride_(block_stride) {
     const uint32_t lane = threadIdx.x % 32;
     from_ = blocks + 16 * lane;
     keys_to_ = shared_address(memory) + 16 * place_of_piece<kKeyPieces>(lane);
@@ -109,7 +108,7 @@ class TileRing {
   }
   /// Waits for the oldest pair that wait() has not returned yet; stages - 1 pairs are under way.
   __device__ const std::byte* wait() {
-    if (end_ == 2 * kStage)
+    if (end_ == 2 * Pair::kBytes)
       wait_for_copies<0>();
     else
       wait_for_copies<1>();
@@ -154,7 +153,7 @@ class TileRing {
     }
   }
   [[nodiscard]] __device__ uint32_t next(uint32_t at) const {
-    return at + kStage == end_ ? 0 : at + kStage;
+    return at + Pair::kBytes == end_ ? 0 : at + Pair::kBytes;
   }
 
   std::byte* memory_;

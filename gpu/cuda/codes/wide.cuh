@@ -52,9 +52,6 @@ struct WideShape {
   /// A row of weights is longer than its contents, so that 8 of them lie in different banks.
   static constexpr int kWeightRow = static_cast<int>(kWideRows) + 8;
   static constexpr int kStateRow = kDim + 4;
-  /// Whether values of a chunk may be added while the weights of the next one are made (WidePass::run_lagging()).
-  static constexpr bool kLags = kDim <= 128 || kColumns >= 4;
-  static constexpr uint32_t kWeights = kLags ? 2 : 1;  ///< chunks whose weights are held
 };
 
 template <int kDim, int kBits, int kColumns>
@@ -64,10 +61,10 @@ struct WideShared {
   /// The b registers of the products of queries: [tile of 4][step][lane].
   alignas(16) uint2 fragments[Shape::kTiles][Shape::kSteps][32];
   alignas(16) float rows[kHeads][kDim];  ///< times scale log2(e)
-  alignas(16) __half weights[Shape::kWeights][kHeads][Shape::kWeightRow];
+  alignas(16) __half weights[kHeads][Shape::kWeightRow];
   /// Of the weights of each pair of tiles, and of these times value factors: 4 high parts, 4 low parts.
-  alignas(16) __half sums[Shape::kWeights][kHeads][8];
-  alignas(16) __half scaled[Shape::kWeights][kHeads][8];
+  alignas(16) __half sums[kHeads][8];
+  alignas(16) __half scaled[kHeads][8];
   float middle[2][kHeads];               ///< logits of the means of an even block and an odd one
   float largest[Shape::kPairs][kHeads];  ///< logits
   float top[kHeads],
@@ -75,13 +72,6 @@ struct WideShared {
   float total[kHeads];  ///< sums of weights
   float resident_top[kHeads], resident_sum[kHeads];
   HeadConstants constants[kHeads];
-};
-
-/// What resident tokens take of it before the first codes come.
-template <int kDim, int kHeads>
-struct WideResident {
-  ResidentShared<kDim, kHeads> shared;
-  ResidentAtHand<kDim> at_hand;
 };
 
 template <int kDim, int kBits, int kColumns>
@@ -152,11 +142,6 @@ class WidePass {
     let_next_kernel_start();
     divide();
     prepare();
-    if (Shape::kLags && s_.stages == kMostStages && s_.trial) {
-      run_lagging();
-      leave();
-      return;
-    }
     for (int i = 1; i < s_.stages; ++i) take_in(first_ + static_cast<uint32_t>(i) - 1);
     // The first chunk's mean comes with it.
     if (s_.stages == 2)
@@ -173,7 +158,7 @@ class WidePass {
       __syncthreads();
       take_in(chunk + static_cast<uint32_t>(s_.stages) - 1);
       const std::byte* const stage = ring_ + (chunk - first_) % s_.stages * Shape::kStage;
-      while (__syncthreads_or(weigh(chunk, stage) ? 1 : 0) != 0) move();
+      while (weigh(chunk, stage)) move();
       add_values(chunk, stage);
       if (chunk + 1 < end_ && (chunk + 1) % 2 == 0) weigh_mean(chunk + 1);
     }
@@ -183,32 +168,6 @@ class WidePass {
  private:
   static constexpr int kHeads = Shape::kHeads;
   static constexpr uint32_t kThreads = kWideWarps * 32;
-
-  /// Attends all chunks, adding the values of each while the weights of the next one are made: a chunk takes one barrier, and
-  /// warps that multiply run beside others that exponentiate. With three stages: values in use, keys in use, and both on
-  /// their way.
-  __device__ __forceinline__ void run_lagging() {
-    const auto stage_of = [&](uint32_t chunk) {
-      return ring_ + (chunk - first_) % kMostStages * Shape::kStage;
-    };
-    take_in(first_);
-    wait_for_copies<0>();
-    __syncthreads();
-    if (first_ < end_) weigh_mean(first_);
-    __syncthreads();
-    for (uint32_t chunk = first_;; ++chunk) {
-      take_in(chunk + 1);
-      if (chunk != first_) add_values(chunk - 1, stage_of(chunk - 1));
-      if (chunk >= end_) break;
-      bool moves = weigh(chunk, stage_of(chunk));
-      if (chunk + 1 < end_ && (chunk + 1) % 2 == 0) weigh_mean(chunk + 1);
-      wait_for_copies<0>();
-      while (__syncthreads_or(moves ? 1 : 0) != 0) {
-        move();
-        moves = weigh(chunk, stage_of(chunk));
-      }
-    }
-  }
   static constexpr int kQuads = kHeads * kDim / 4;  ///< of a thread block's states
   static constexpr uint32_t kKeyPieces = pieces_of(Shape::kShape.key_words());
   static constexpr uint32_t kValuePieces = pieces_of(Shape::kShape.value_words());
@@ -243,8 +202,7 @@ class WidePass {
   /// states that are merged.
   __device__ void prepare() {
     using Share = ResidentShare<kDim, Shape::kTiles, kWideWarps>;
-    auto& memory = *reinterpret_cast<WideResident<kDim, kHeads>*>(ring_);
-    ResidentShared<kDim, kHeads>& resident = memory.shared;
+    auto& resident = *reinterpret_cast<ResidentShared<kDim, kHeads>*>(ring_);
     const StepHeads heads{s_};
     RawQueries<kDim, kHeads, Shape::kWarps, 1> raw;  // one at a time, as in finish()
     raw.load(heads, kv_head_);
@@ -265,8 +223,7 @@ class WidePass {
       __syncthreads();
       return;
     }
-    if (blockIdx.x == 0 && row == 0) s_.rings[kv_head_] = s_.resident.states[kv_head_];
-    Share share(s_, kv_head_, 0, GridSplit{}, resident, memory.at_hand);
+    Share share(s_, kv_head_, 0, GridSplit{}, resident);
     take_queries();
     share.attend(value_scale_);
     __syncthreads();
@@ -341,7 +298,7 @@ class WidePass {
     }
   }
 
-  /// Makes the weights of a chunk; true if they are too large for the running maxima in some warp, so that these have to move.
+  /// Makes the weights of a chunk; true if they are too large for the running maxima, so that these have to move.
   __device__ __forceinline__ bool weigh(uint32_t chunk, const std::byte* stage) {
     const int pair = warp_ / 2, first_tile = warp_ % 2 * kColumns;
     struct Tile {
@@ -401,9 +358,8 @@ class WidePass {
       moves = moves || largest[t] > top[t] + kHeadroom;
       sums[t] = 0.0F;
       scaled[t] = 0.0F;
-      __half* const row =
-          shared_.weights[chunk % Shape::kWeights][4 * (first_tile + t) + lane_ % 4] +
-          2 * static_cast<int>(kCodeTile) * pair + lane_ / 4;
+      __half* const row = shared_.weights[4 * (first_tile + t) + lane_ % 4] +
+                          2 * static_cast<int>(kCodeTile) * pair + lane_ / 4;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float p0 = exp2_fast(logits[i][t].x - top[t]);
@@ -423,17 +379,17 @@ class WidePass {
     const int local = combined_row<kColumns>(lane_), row = 4 * first_tile + local;
     if (local < 4 * kColumns) {
       shared_.largest[pair][row] = most;
-      split(shared_.sums[chunk % Shape::kWeights][row], pair, sum);
-      split(shared_.scaled[chunk % Shape::kWeights][row], pair, scaled_sum);
+      split(shared_.sums[row], pair, sum);
+      split(shared_.scaled[row], pair, scaled_sum);
       if (static_cast<uint32_t>(row) < s_.group && s_.exact_rows != 0) {
         const WideParams::Place at = p_.place(static_cast<uint32_t>(row));
         const CodesParams& part = p_.parts[at.part];
         const size_t pairs =
             size_t{kv_head_} * part.block_capacity * kBlockMaxima + chunk * Shape::kPairs + pair;
-        part.maxima[pairs * part.padded_heads + at.row] = most;
+        part.maxima[pairs * kPartHeads + at.row] = most;
       }
     }
-    return moves;
+    return __syncthreads_or(moves ? 1 : 0) != 0;
   }
   /// A sum of a pair of tiles in two parts.
   __device__ static void split(__half (&to)[8], int pair, float sum) {
@@ -474,7 +430,7 @@ class WidePass {
   __device__ __forceinline__ void add_values(uint32_t chunk, const std::byte* stage) {
     const int row = static_cast<int>(threadIdx.x);
     if (row < kHeads) {
-      const uint4 raw = *reinterpret_cast<const uint4*>(shared_.sums[chunk % Shape::kWeights][row]);
+      const uint4 raw = *reinterpret_cast<const uint4*>(shared_.sums[row]);
       const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
       float sum = 0.0F;
 #pragma unroll
@@ -489,8 +445,8 @@ class WidePass {
     const uint32_t ones = 0x3C003C00U + (s_.group >> 16U);
     constexpr int kTilesOfHalf = Shape::kPairs;  // 8 tiles for two halves of the warps
     const int first_tile = warp_ % 2 * kTilesOfHalf;
-    const uint32_t weights = shared_address(
-        &shared_.weights[chunk % Shape::kWeights][lane_ % 8][16 * first_tile + lane_ / 8 * 8]);
+    const uint32_t weights =
+        shared_address(&shared_.weights[lane_ % 8][16 * first_tile + lane_ / 8 * 8]);
     if (first_product() < Shape::kProducts) {
 #pragma unroll
       for (int pair = 0; pair < kTilesOfHalf / 2; ++pair) {
@@ -563,10 +519,8 @@ class WidePass {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const int row = 8 * c + lane_ / 4, part = lane_ % 4 * 2;
-      const uint32_t sums =
-          *reinterpret_cast<const uint32_t*>(&shared_.sums[chunk % Shape::kWeights][row][part]);
-      const uint32_t scaled =
-          *reinterpret_cast<const uint32_t*>(&shared_.scaled[chunk % Shape::kWeights][row][part]);
+      const uint32_t sums = *reinterpret_cast<const uint32_t*>(&shared_.sums[row][part]);
+      const uint32_t scaled = *reinterpret_cast<const uint32_t*>(&shared_.scaled[row][part]);
       b[c][0] = is_own ? sums : 0;
       b[c][1] = is_own ? scaled : 0;
     }

@@ -24,22 +24,15 @@ WideKernels wide_kernels_of(const CodeShape& shape, uint32_t rows) {
   }
 }
 
-/// Query rows of a part of the step; the last part may have fewer.
-uint32_t part_heads(const CodesStep& step) { return step.group / step.tokens * step.part_tokens; }
-/// The kernels that follow the pass: those of steps of as many query rows as the first part has.
-Kernels part_kernels(const CodesStep& step) { return kernels_of(step.shape, part_heads(step)); }
-/// That of all parts together.
-const void* finish_of(const WideKernels& kernels, const CodesStep& step) {
-  const uint32_t heads = part_heads(step);
-  return kernels.finish[heads <= 4 ? 0 : heads <= 8 ? 1 : 2];
-}
+/// The kernels that follow the pass: those of steps of 16 query rows, for parts of any size.
+Kernels part_kernels(const CodesStep& step) { return kernels_of(step.shape, kPartHeads); }
 
 /// Part `number` of a step, but for its work space.
-CodesStep part_of(const CodesStep& step, uint32_t number) {
-  const uint32_t heads = step.group / step.tokens, first = number * step.part_tokens;
+CodesStep part_of(const CodesStep& step, const StepParts& parts, uint32_t number) {
+  const uint32_t heads = step.group / step.tokens, first = number * parts.tokens;
   const size_t all_heads = size_t{step.kv_heads} * heads;
   CodesStep part = step;
-  part.tokens = std::min(step.part_tokens, step.tokens - first);
+  part.tokens = std::min(parts.tokens, step.tokens - first);
   part.group = heads * part.tokens;
   const auto move = [&](auto& rows) {
     if (rows.data == nullptr) return;
@@ -64,27 +57,23 @@ CodesStep part_of(const CodesStep& step, uint32_t number) {
 
 /// Lays out the work spaces of all parts one after the other; returns their bytes.
 size_t lay_out_parts(const CodesStep& step, WideParams& params) {
+  const StepParts parts = step_parts(step.group / step.tokens, step.tokens);
   static_cast<CodesStep&>(params.step) = step;
-  params.count = (step.tokens + step.part_tokens - 1) / step.part_tokens;
+  params.count = parts.count;
   size_t end = 0;
-  for (uint32_t i = 0; i < params.count; ++i) {
-    CodesStep part = part_of(step, i);
+  for (uint32_t i = 0; i < parts.count; ++i) {
+    CodesStep part = part_of(step, parts, i);
     if (part.work != nullptr) part.work += end;
     end += lay_out(part, part_kernels(step), params.parts[i]);
   }
-  auto* const rings =
-      step.work == nullptr ? nullptr : reinterpret_cast<RingState*>(step.work + end);
-  params.step.rings = rings;
-  for (uint32_t i = 0; i < params.count; ++i) params.parts[i].rings = rings;
-  return end + size_t{step.kv_heads} * sizeof(RingState);
+  return end;
 }
 
 bool is_valid(const CodesStep& step, const WideKernels& kernels) {
   return kernels.attend != nullptr && step.tokens >= 1 && step.group % step.tokens == 0 &&
          step.group / step.tokens <= kMaxDeviceGroup && step.group <= kMostStepRows &&
          step.exact_rows <= kMostDeviceRows && step.splits >= 1 && step.splits <= kMostSplits &&
-         step.kv_heads != 0 && step.part_tokens != 0 && step.stages >= kLeastStages &&
-         step.stages <= kMostStages &&
+         step.kv_heads != 0 && step.stages >= kLeastStages && step.stages <= kMostStages &&
          (step.group <= kMaxDeviceGroup ||
           (step.host_rows.requests == nullptr && step.resident_o == nullptr));
 }
@@ -109,19 +98,12 @@ size_t wide_work_bytes(const CodesStep& step) {
 cudaError_t prepare_wide(CodesStep& step, int device, size_t* needs) {
   const WideKernels kernels = wide_kernels_of(step.shape, step.group);
   if (kernels.attend == nullptr) return cudaErrorInvalidValue;
-  CodesStep part;
+  CodesStep part = step;
+  part.wide = false;
+  part.tokens = 1;
+  part.group = kPartHeads;
   size_t of_part = 0;
-  cudaError_t status = cudaSuccess;
-  step.trial = codes_trial();
-  for (const uint32_t rows : {step.trial ? kPartRows : kMaxDeviceGroup, kMaxDeviceGroup}) {
-    step.part_tokens = step_parts(step.group / step.tokens, step.tokens, rows).tokens;
-    part = step;
-    part.wide = false;
-    part.tokens = 1;
-    part.group = part_heads(step);
-    status = prepare_codes(part, device, &of_part);
-    if (status != cudaSuccess || part.cluster) break;
-  }
+  cudaError_t status = prepare_codes(part, device, &of_part);
   if (needs != nullptr) *needs = of_part;
   if (status != cudaSuccess) return status;
   step.cluster = part.cluster;
@@ -147,11 +129,12 @@ cudaError_t prepare_wide(CodesStep& step, int device, size_t* needs) {
       cudaFuncSetAttribute(kernels.attend, cudaFuncAttributeMaxDynamicSharedMemorySize, per_block);
   if (status != cudaSuccess || !step.cluster) return status;
   cudaFuncAttributes attributes{};
-  const void* const finish = finish_of(kernels, step);
-  status = cudaFuncGetAttributes(&attributes, finish);
+  status = cudaFuncGetAttributes(&attributes, kernels.finish);
   if (status != cudaSuccess) return status;
-  return cudaFuncSetAttribute(finish, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              per_block - static_cast<int>(attributes.sharedSizeBytes));
+  status = cudaFuncSetAttribute(kernels.finish, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                per_block - static_cast<int>(attributes.sharedSizeBytes));
+  step.clusters_at_once = count_clusters(kernels.finish, shared_bytes(step, part_kernels(step)));
+  return status;
 }
 
 cudaError_t attend_wide(const CodesStep& step, cudaStream_t stream, bool ahead) {
@@ -173,11 +156,16 @@ cudaError_t finish_wide(const CodesStep& step, cudaStream_t stream, bool ahead) 
   const size_t bytes = shared_bytes(step, of_parts);
   const bool publishes = clusters(step) != step.kv_heads;
   if (step.cluster) {
-    const void* const finish = finish_of(kernels, step);
     void* arguments[] = {&params};
-    params.publishes = publishes;
-    const uint32_t count = params.count * step.kv_heads + (publishes ? 1 : 0);
-    return launch_clusters(finish, dim3(count * kFinishBlocks), bytes, stream, arguments, ahead);
+    const uint32_t of_heads = params.count * step.kv_heads;
+    // The ring may advance when all clusters have read it, which is so where all of them are there at once.
+    const bool together = of_heads + 1 <= step.clusters_at_once;
+    const uint32_t count = of_heads + (publishes && together ? 1 : 0);
+    const cudaError_t status = launch_clusters(kernels.finish, dim3(count * kFinishBlocks), bytes,
+                                               stream, arguments, ahead);
+    if (status != cudaSuccess || !publishes || together) return status;
+    params.count = 0;  // of a step without parts the first cluster publishes
+    return launch_clusters(kernels.finish, dim3(kFinishBlocks), bytes, stream, arguments, false);
   }
   // One part after the other; the first one publishes the whole step, behind whose tokens the others stand.
   cudaError_t status = cudaSuccess;

@@ -8,29 +8,25 @@
 
 namespace keyhole::gpu::codes {
 
-/// Thread blocks per multiprocessor: as many as have shared memory, because parts and KV heads are many clusters, and one that
-/// had to wait until another has ended would take as long again.
-template <int kDim, int kHeadTiles>
-constexpr int kPartsOccupancy = kDim <= 128 || kHeadTiles <= 2 ? 2 : 1;
-
-template <int kDim, int kBits, int kHeadTiles>
-__global__ void __launch_bounds__(kFinishThreads, kPartsOccupancy<kDim, kHeadTiles>)
+// As many thread blocks per multiprocessor as have shared memory: parts and KV heads are many clusters, and one that
+// had to wait until another has ended would take as long again.
+template <int kDim, int kBits>
+__global__ void __launch_bounds__(kFinishThreads, kDim <= 128 ? 2 : 1)
     finish_parts_kernel(const __grid_constant__ WideParams p) {
   // Two have 227 KiB on Hopper, with 29 KiB each for what settles heads in doubt.
-  static_assert(kPartsOccupancy<kDim, kHeadTiles> == 1 ||
-                sizeof(FinishShared<kDim, kBits, kHeadTiles>) <= (size_t{80} << 10U));
+  static_assert(kDim > 128 || sizeof(FinishShared<kDim, kBits, static_cast<int>(kPartHeads / 4)>) <=
+                                  (size_t{80} << 10U));
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  uint32_t cluster = blockIdx.x / kFinishBlocks;
-  if (p.publishes) {
-    if (cluster == 0) {
-      let_next_kernel_start();
-      publish_and_advance<kDim>(p.step, blockIdx.x % kFinishBlocks, kFinishBlocks);
-      return;
-    }
-    --cluster;
+  const uint32_t cluster = blockIdx.x / kFinishBlocks, heads = p.step.kv_heads;
+  const uint32_t part = min(cluster / heads, p.count);
+  // The cluster behind those of the parts publishes the whole step.
+  if (part == p.count) {
+    let_next_kernel_start();
+    publish_and_advance<kDim>(p.step, blockIdx.x % kFinishBlocks, kFinishBlocks);
+    return;
   }
-  const uint32_t heads = p.step.kv_heads, part = cluster / heads;
-  finish<kDim, kBits, kHeadTiles>(p.parts[part], AllSplits{}, cluster - part * heads);
+  finish<kDim, kBits, static_cast<int>(kPartHeads / 4)>(p.parts[part], AllSplits{},
+                                                        cluster - part * heads);
 #endif
 }
 
@@ -39,13 +35,11 @@ WideKernels wide_kernels() {
   using Shape = WideShape<kDim, kBits, kColumns>;
   WideKernels k;
   k.attend = reinterpret_cast<const void*>(&attend_wide_kernel<kDim, kBits, kColumns>);
-  k.finish[0] = reinterpret_cast<const void*>(&finish_parts_kernel<kDim, kBits, 1>);
-  k.finish[1] = reinterpret_cast<const void*>(&finish_parts_kernel<kDim, kBits, 2>);
-  k.finish[2] = reinterpret_cast<const void*>(&finish_parts_kernel<kDim, kBits, 4>);
+  k.finish = reinterpret_cast<const void*>(&finish_parts_kernel<kDim, kBits>);
   k.occupancy = wide_occupancy<kDim, kBits, kColumns>();
   k.fixed = sizeof(WideShared<kDim, kBits, kColumns>);
   k.mean = Shape::kMeanBytes;
-  k.shared = std::max(sizeof(WideResident<kDim, Shape::kHeads>),
+  k.shared = std::max(sizeof(ResidentShared<kDim, Shape::kHeads>),
                       size_t{Shape::kHeads} * Shape::kStateRow * sizeof(float));
   k.stage = Shape::kStage;
   return k;

@@ -12,8 +12,7 @@ namespace keyhole::gpu::codes {
 struct WideParams {
   CodesParams step;  ///< the whole step: only q, resident tokens and where the codes lie count
   CodesParams parts[kMostStepParts];
-  uint32_t count = 0;      ///< number of parts
-  bool publishes = false;  ///< whether a cluster in front of those of the parts publishes the step
+  uint32_t count = 0;  ///< number of parts
 
   /// The part that a row of the step's group belongs to, and its number there.
   struct Place {
@@ -29,17 +28,18 @@ static_assert(sizeof(WideParams) <= 32764);
 
 inline constexpr uint32_t kWideWarps = 8;   ///< of a thread block of the pass
 inline constexpr uint32_t kWideRows = 128;  ///< rows of codes that it takes at once: half a block
+inline constexpr uint32_t kPartHeads =
+    16;  ///< a part's query heads, with those that are there to fill tiles
 
 /// The kernels of one shape, for so many query rows.
 struct WideKernels {
   const void* attend = nullptr;  ///< null: there is none
-  /// Of all parts, by clusters: for parts of up to 4, 8 and 16 query rows.
-  const void* finish[3] = {};
-  int occupancy = 1;  ///< thread blocks that a multiprocessor has registers for
-  size_t fixed = 0;   ///< bytes of shared memory that the pass takes beside its stages,
-  size_t shared = 0;  ///< at least so many bytes for these,
-  size_t stage = 0;   ///< bytes of one of CodesStep::stages
-  size_t mean = 0;    ///< and of a block's means, of which there is one more than stages
+  const void* finish = nullptr;  ///< of all parts, by clusters
+  int occupancy = 1;             ///< thread blocks that a multiprocessor has registers for
+  size_t fixed = 0;              ///< bytes of shared memory that the pass takes beside its stages,
+  size_t shared = 0;             ///< at least so many bytes for these,
+  size_t stage = 0;              ///< bytes of one of CodesStep::stages
+  size_t mean = 0;               ///< and of a block's means, of which there is one more than stages
 
   /// Bytes of the pass's shared memory.
   [[nodiscard]] size_t bytes(int stages) const {
