@@ -21,6 +21,7 @@
 #include "cpu/quantise.h"
 #include "gpu/cuda/codes/codes_kernels.h"
 #include "gpu/device.h"
+#include "gpu/step.h"
 #include "index/scan/kv_codes.h"
 #include "tests/normal.h"
 
@@ -78,6 +79,7 @@ struct Case {
   float q_size = 1.0F;
   bool cluster = true;  ///< the rows are chosen by a cluster, or by one thread block
   uint32_t twin = 0;    ///< layers that differ in it alone have the same rows, and other queries
+  uint32_t tokens = 1;  ///< whose query heads the group has
 
   [[nodiscard]] CodeShape shape() const { return {dim, bits, bits}; }
 };
@@ -142,7 +144,7 @@ class Layer {
     const size_t rows = size_t{c.blocks} * kCodeBlock;
     const size_t width = dtype_size(c.rows);
     std::vector<uint16_t> row_scales(size_t{c.blocks} * kKvHeads * 2 * c.dim);
-    std::vector<std::byte> blocks, keys, values, q;
+    std::vector<std::byte> blocks, keys, values, q(q_heads() * c.dim * dtype_size(c.q));
     std::vector<float> key_scale, value_scale;
     for (uint32_t kv = 0; kv < kKvHeads; ++kv) {
       std::vector<float> k = draw(rows * c.dim, 1.0F, 0.0F), v = draw(rows * c.dim, 3.0F, 1.0F);
@@ -164,7 +166,11 @@ class Layer {
         to->resize(to->size() + c.spare * kCodeBlock * c.dim * width, std::byte{0xFF});
       }
       const std::vector<std::byte> bytes = round_to(c.q, heads);
-      q.insert(q.end(), bytes.begin(), bytes.end());
+      const size_t row = bytes.size() / c.group;
+      for (uint32_t h = 0; h < c.group; ++h) {
+        std::copy_n(bytes.begin() + static_cast<ptrdiff_t>(h * row), row,
+                    q.begin() + static_cast<ptrdiff_t>(number_of(kv, h) * row));
+      }
       const auto view = [&](const std::vector<float>& x) {
         return dense_rows(x.data(), x.size() / c.dim, c.dim, DType::f32);
       };
@@ -184,8 +190,11 @@ class Layer {
     step_.shape = shape_;
     step_.kv_heads = kKvHeads;
     step_.group = c.group;
+    step_.tokens = c.tokens;
+    step_.wide = codes_are_wide(c.group);
     step_.block_capacity = c.blocks + c.spare;
-    step_.splits = code_splits(shape_, kKvHeads, c.group, step_.block_capacity, 16);
+    step_.splits =
+        code_splits(shape_, kKvHeads, c.group, step_.block_capacity, 16, SIZE_MAX, 0, step_.wide);
     step_.logits = logits_;
     step_.block_stride = shape_.block_bytes();
     step_.head_stride = step_.block_capacity * shape_.block_bytes();
@@ -201,8 +210,8 @@ class Layer {
     step_.key_scale = keep(key_scale);
     if (c.rows == DType::i8) step_.row_scales = keep(row_scales);
     step_.value_scale = keep(value_scale);
-    const auto heads = static_cast<uint32_t>(q_heads());
-    step_.q = dense_tensor(keep(q), 1, heads, c.dim, c.q, Memory::device);
+    const uint32_t heads = kKvHeads * c.group / c.tokens;
+    step_.q = dense_tensor(keep(q), c.tokens, heads, c.dim, c.q, Memory::device);
     pinned_.push_back(std::make_unique<Pinned>(keys));
     step_.keys = pinned_.back()->get();
     pinned_.push_back(std::make_unique<Pinned>(values));
@@ -212,14 +221,24 @@ class Layer {
       step_.resident_lse = keep(resident_lse_);
     }
     step_.work = keep(std::vector<std::byte>(codes_work_bytes(step_), std::byte{0xFF}));
-    step_.out = dense_tensor(out_.emplace(q_heads() * (c.dim + 8) * 4).get(), 1, heads, c.dim,
-                             c.out, Memory::device);
+    step_.out = dense_tensor(out_.emplace(q_heads() * (c.dim + 8) * 4).get(), c.tokens, heads,
+                             c.dim, c.out, Memory::device);
     step_.out.head_stride = c.dim + 8;
+    step_.out.token_stride = heads * step_.out.head_stride;
     step_.lse = lse_.emplace(q_heads()).get();
-    step_.chosen = chosen_.emplace(size_t{kKvHeads} * kMostDeviceRows).get();
+    step_.chosen = chosen_.emplace(size_t{parts().count} * kKvHeads * kMostDeviceRows).get();
   }
 
   [[nodiscard]] size_t q_heads() const { return size_t{kKvHeads} * case_.group; }
+  /// The parts whose rows are chosen together.
+  [[nodiscard]] StepParts parts() const {
+    return step_parts(case_.group / case_.tokens, case_.tokens);
+  }
+  /// Where number h of a KV head's group lies among all query heads of all tokens.
+  [[nodiscard]] size_t number_of(uint32_t kv, uint32_t h) const {
+    const uint32_t heads = case_.group / case_.tokens;
+    return (size_t{h / heads} * kKvHeads + kv) * heads + h % heads;
+  }
   CodesStep& step() { return step_; }
   [[nodiscard]] const Case& of() const { return case_; }
   [[nodiscard]] CodesShape codes_shape() const {
@@ -252,10 +271,10 @@ class Layer {
   [[nodiscard]] std::vector<float> lse() const { return lse_->read(); }
   void clear_out() const { out_->write(std::vector<std::byte>(out_->read().size())); }
 
-  /// The rows that the last run read exactly, rising.
-  std::vector<uint32_t> chosen(uint32_t kv) const {
+  /// The rows that the last run read exactly for a part of the step, rising.
+  std::vector<uint32_t> chosen(uint32_t kv, uint32_t part = 0) const {
     const std::vector<uint32_t> seen = chosen_->read();
-    const auto* from = seen.data() + size_t{kv} * step_.exact_rows;
+    const auto* from = seen.data() + (size_t{part} * kKvHeads + kv) * step_.exact_rows;
     std::vector<uint32_t> rows(from, from + step_.exact_rows);
     std::sort(rows.begin(), rows.end());
     return rows;
@@ -272,37 +291,45 @@ class Layer {
       const Head& head = heads_[kv];
       index::KvCodes codes = head.codes;
       codes.truncate(size_t{blocks} * kCodeBlock);
-      const index::CodeQueries queries = codes.queries(head.q.data(), c.group);
-      std::vector<uint32_t> rows;
-      if (blocks != 0 && step_.exact_rows != 0) {
-        rows = chosen(kv);
-        check_choice(codes, queries, rows);
-      }
-      std::vector<float> o(size_t{c.group} * c.dim), lse(c.group);
-      codes.attend(queries, logits_, rows, {o.data(), lse.data()});
-      for (uint32_t h = 0; h < c.group; ++h) {
-        const size_t number = size_t{kv} * c.group + h;
-        std::vector<double> truth;
-        const double true_lse = state(head, h, rows, &o[size_t{h} * c.dim], lse[h], number, truth);
-        std::vector<float> seen(c.dim);
-        const size_t width = c.out == DType::f32 ? 4 : 2;
-        const std::byte* from = bytes.data() + number * (c.dim + 8) * width;
-        if (c.out == DType::f32) {
-          std::memcpy(seen.data(), from, c.dim * 4);
-        } else {
-          cpu::select_kernels().to_f32[static_cast<size_t>(c.out)](from, seen.data(), c.dim);
+      const uint32_t each = parts().tokens * (c.group / c.tokens);
+      for (uint32_t part = 0; part < parts().count; ++part) {
+        SCOPED_TRACE("KV head " + std::to_string(kv) + ", part " + std::to_string(part));
+        const uint32_t first = part * each, count = std::min(each, c.group - first);
+        const float* const q = &head.q[size_t{first} * c.dim];
+        const index::CodeQueries queries = codes.queries(q, count);
+        std::vector<uint32_t> rows;
+        if (blocks != 0 && step_.exact_rows != 0) {
+          rows = chosen(kv, part);
+          check_choice(codes, queries, count, rows);
         }
-        double difference = 0.0, norm = 1e-30;
-        for (uint32_t j = 0; j < c.dim; ++j) {
-          difference += (seen[j] - truth[j]) * (seen[j] - truth[j]);
-          norm += truth[j] * truth[j];
-        }
-        const double rounding = c.out == DType::bf16 ? 4e-3 : c.out == DType::f16 ? 5e-4 : 0.0;
-        EXPECT_LT(std::sqrt(difference / norm), 2e-3 + 1.5e-3 * c.scale + rounding) << "head " << h;
-        if (std::isinf(true_lse)) {
-          EXPECT_EQ(seen_lse[number], kMinusInf);
-        } else {
-          EXPECT_NEAR(seen_lse[number], true_lse, 2e-3 + 2e-3 * c.scale) << "head " << h;
+        std::vector<float> o(size_t{count} * c.dim), lse(count);
+        codes.attend(queries, logits_, rows, {o.data(), lse.data()});
+        for (uint32_t h = 0; h < count; ++h) {
+          const size_t number = number_of(kv, first + h);
+          std::vector<double> truth;
+          const double true_lse =
+              state(head, first + h, rows, &o[size_t{h} * c.dim], lse[h], number, truth);
+          std::vector<float> seen(c.dim);
+          const size_t width = c.out == DType::f32 ? 4 : 2;
+          const std::byte* from = bytes.data() + number * (c.dim + 8) * width;
+          if (c.out == DType::f32) {
+            std::memcpy(seen.data(), from, c.dim * 4);
+          } else {
+            cpu::select_kernels().to_f32[static_cast<size_t>(c.out)](from, seen.data(), c.dim);
+          }
+          double difference = 0.0, norm = 1e-30;
+          for (uint32_t j = 0; j < c.dim; ++j) {
+            difference += (seen[j] - truth[j]) * (seen[j] - truth[j]);
+            norm += truth[j] * truth[j];
+          }
+          const double rounding = c.out == DType::bf16 ? 4e-3 : c.out == DType::f16 ? 5e-4 : 0.0;
+          EXPECT_LT(std::sqrt(difference / norm), 2e-3 + 1.5e-3 * c.scale + rounding)
+              << "head " << first + h;
+          if (std::isinf(true_lse)) {
+            EXPECT_EQ(seen_lse[number], kMinusInf);
+          } else {
+            EXPECT_NEAR(seen_lse[number], true_lse, 2e-3 + 2e-3 * c.scale) << "head " << first + h;
+          }
         }
       }
     }
@@ -319,19 +346,19 @@ class Layer {
     return case_.softcap > 0.0F ? case_.softcap * std::tanh(x / case_.softcap) : x;
   }
 
-  /// Checks that the weights by code of the chosen rows are the largest there are, up to the rounding of q and what
-  /// the noise takes off.
-  void check_choice(const index::KvCodes& codes, const index::CodeQueries& queries,
+  /// Checks that the weights by code of the rows that were chosen for `heads` queries are the largest there are, up to the
+  /// rounding of q and what the noise takes off.
+  void check_choice(const index::KvCodes& codes, const index::CodeQueries& queries, uint32_t heads,
                     const std::vector<uint32_t>& rows) const {
     ASSERT_EQ(std::adjacent_find(rows.begin(), rows.end()), rows.end()) << "a row twice";
     ASSERT_LT(rows.back(), codes.count());
     const size_t n = codes.count();
-    std::vector<float> scores(n * case_.group), o(case_.group * case_.dim), lse(case_.group);
+    std::vector<float> scores(n * heads), o(heads * case_.dim), lse(heads);
     codes.score(queries, scores.data(), n);
     codes.attend(queries, logits_, {}, {o.data(), lse.data()});
     std::vector<double> weights(n, double{kMinusInf});
     for (size_t i = 0; i < n; ++i) {
-      for (uint32_t h = 0; h < case_.group; ++h) {
+      for (uint32_t h = 0; h < heads; ++h) {
         weights[i] = std::max(weights[i], cap(double{scores[h * n + i]} * logits_.scale) - lse[h]);
       }
     }

@@ -104,6 +104,8 @@ class CodesOnDevice : public testing::TestWithParam<std::tuple<Case, bool>> {
     step.shape = c.shape();
     step.kv_heads = kKvHeads;
     step.group = c.group;
+    step.tokens = c.tokens;
+    step.wide = codes_are_wide(c.group);
     step.block_capacity = c.blocks + c.spare + 3;
     step.cluster = c.cluster;
     size_t needs = 0;
@@ -272,6 +274,33 @@ TEST_P(CodesOnDevice, OfEqualWeightsTheFirstRowsAreExact) {
   }
 }
 
+/// Steps of several tokens with more query rows than one choice is made for.
+class StepsInParts : public CodesOnDevice {};
+
+TEST_P(StepsInParts, EveryPartReadsItsOwnHeaviestRows) {
+  Layer layer(of_test());
+  ASSERT_TRUE(layer.step().wide);
+  ASSERT_GT(layer.parts().count, 1U);
+  for (const uint32_t exact_rows : {0U, 1U, 16U, 64U}) {
+    layer.clear_out();
+    layer.run(exact_rows, exact_rows != 1);
+    layer.check(of_test().blocks);
+  }
+}
+
+TEST_P(StepsInParts, HaveTheSameBitsAgain) {
+  Layer layer(of_test());
+  layer.run(16);
+  const std::vector<std::byte> out = layer.out();
+  const std::vector<float> lse = layer.lse();
+  for (int i = 0; i < 3; ++i) {
+    layer.clear_out();
+    layer.run(16);
+    EXPECT_EQ(layer.out(), out);
+    EXPECT_EQ(layer.lse(), lse);
+  }
+}
+
 std::string kernel_of(bool cluster) { return cluster ? "cluster" : "single"; }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -325,6 +354,32 @@ INSTANTIATE_TEST_SUITE_P(
         testing::Bool()),
     [](const auto& test) {
       return "kind" + std::to_string(test.index / 2) + kernel_of(std::get<1>(test.param));
+    });
+
+Case of_tokens(uint32_t dim, uint32_t bits, uint32_t heads, uint32_t tokens, uint32_t blocks,
+               float scale = 1.0F, DType rows = DType::f16) {
+  Case c{dim, bits, heads * tokens, blocks, scale};
+  c.rows = rows;
+  c.tokens = tokens;
+  return c;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Tokens, StepsInParts,
+    testing::Combine(testing::Values(of_tokens(128, 4, 4, 5, 33), of_tokens(128, 4, 4, 8, 9, 4.0F),
+                                     of_tokens(128, 2, 3, 7, 21), of_tokens(128, 2, 4, 5, 1),
+                                     of_tokens(128, 4, 12, 4, 9),
+                                     of_tokens(64, 2, 4, 6, 40, 2.0F, DType::i8),
+                                     of_tokens(80, 4, 5, 5, 9), of_tokens(96, 2, 8, 3, 17),
+                                     of_tokens(256, 4, 6, 4, 33), of_tokens(256, 4, 6, 8, 9, 4.0F),
+                                     of_tokens(256, 2, 8, 4, 9, 1.0F, DType::bf16),
+                                     of_tokens(256, 2, 16, 2, 9)),
+                     testing::Bool()),
+    [](const auto& test) {
+      const Case& c = std::get<0>(test.param);
+      return "dim" + std::to_string(c.dim) + "bits" + std::to_string(c.bits) + "heads" +
+             std::to_string(c.group / c.tokens) + "tokens" + std::to_string(c.tokens) + "blocks" +
+             std::to_string(c.blocks) + kernel_of(std::get<1>(test.param));
     });
 
 // Logits that spread by tens of nats: what the noise takes is at its bound, and the rows' exact weights are far from those by

@@ -59,7 +59,8 @@ class SharpLayer {
     step_.group = set.group;
     step_.tokens = set.tokens;
     step_.block_capacity = blocks;
-    step_.splits = code_splits(shape, kv_heads, set.group, blocks, 132);
+    step_.wide = codes_are_wide(set.group);
+    step_.splits = code_splits(shape, kv_heads, set.group, blocks, 132, SIZE_MAX, 0, step_.wide);
     step_.fill = 33;
     step_.logits = {1.0F / std::sqrt(static_cast<float>(dim)), set.softcap};
     step_.head_stride = shape.block_bytes();
@@ -76,7 +77,8 @@ class SharpLayer {
     step_.value_scale = keep(value_scale);
     step_.work = keep(std::vector<std::byte>(codes_work_bytes(step_), std::byte{0xFF}));
     auto* const figures = keep(std::vector<CodeFigures>(kv_heads));
-    const DoubtLayout layout(kv_heads, set.group, dim);
+    parts_ = most_step_parts(set.group / set.tokens, set.tokens);
+    const DoubtLayout layout(kv_heads, set.group, dim, parts_);
     auto* const memory = keep(std::vector<std::byte>(layout.bytes, std::byte{0}));
     doubt_ = doubt_in(memory, layout, figures);
     step_.doubt = doubt_;
@@ -174,7 +176,7 @@ class SharpLayer {
     EXPECT_EQ(b.done, 0U);
     EXPECT_EQ(b.left, 0U);
     for (const uint32_t again : b.again) EXPECT_EQ(again, 0U);
-    std::vector<DoubtRecord> records(heads_.size());
+    std::vector<DoubtRecord> records(heads_.size() * parts_);
     EXPECT_EQ(cudaMemcpy(records.data(), doubt_.records, records.size() * sizeof(DoubtRecord),
                          cudaMemcpyDeviceToHost),
               cudaSuccess);
@@ -226,6 +228,7 @@ class SharpLayer {
   std::vector<SharpHead> heads_;
   std::vector<float> queries_;
   CodesStep step_;
+  uint32_t parts_ = 1;  ///< StepParts
   CodesDoubt doubt_;
   std::vector<std::shared_ptr<void>> kept_;
   std::unique_ptr<Pinned> keys_, values_;

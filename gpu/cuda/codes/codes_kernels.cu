@@ -48,6 +48,7 @@ SettleKernel settle_kernel_of(const CodeShape& shape) {
 
 size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& params) {
   static_cast<CodesStep&>(params) = step;
+  params.padded_heads = kernels.heads;
   size_t end = 0;
   const auto take = [&](size_t bytes) {
     const size_t at = end;

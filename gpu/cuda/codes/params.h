@@ -33,6 +33,9 @@ struct ChosenLists {
 };
 
 struct CodesParams : CodesStep {
+  /// Query heads of the kernels, with those that are there to fill tiles: the last part of a step has fewer of its own than
+  /// the others.
+  uint32_t padded_heads = 0;
   float* maxima =
       nullptr;  ///< largest logit, base 2, of every 32 rows `[kv_heads, most_groups(), padded heads]`
   /// The states of the splits (codes and resident tokens), rotated and not divided: `[kv_heads, splits, group, dim]`,

@@ -16,7 +16,7 @@ class PairList {
   /// part: number of the part of the group; rank: number of this thread block.
   __device__ PairList(const CodesParams& s, const DoubtUnit& unit, uint32_t rank, uint32_t blocks)
       : rank_(rank), blocks_(blocks), words_(unit.found(s)) {
-    const uint32_t heads = s.group <= 4 ? 4 : s.group <= 8 ? 8 : 16;  // that have maxima
+    const uint32_t heads = s.padded_heads;  // that have maxima
     maxima_ = reinterpret_cast<const float4*>(
         s.maxima + size_t{unit.kv_head} * s.block_capacity * kBlockMaxima * heads +
         kDoubtHeads * unit.part);
