@@ -311,6 +311,14 @@ bool CardCache::read(const CacheName& name, size_t offset, size_t bytes, std::by
   end_following();
   Layer& layer = layers_.at(name.layer);
   if (on_card() || !layer.left.empty() || !layer.shape) {
+    const size_t bytes_of_cell = layer.rows.tensor(name.values)->nb[1];
+    for (size_t id = offset / bytes_of_cell; id * bytes_of_cell < offset + bytes; ++id) {
+      const uint64_t stamp = cells_->stamp(static_cast<uint32_t>(id / cells_->cells()),
+                                           static_cast<uint32_t>(id % cells_->cells()));
+      if (layer.left.empty() && layer.shape && stamp != 0 && stamp <= gone_) {
+        throw std::runtime_error("tokens were in a session which is gone");
+      }
+    }
     if (!layer.rows.hold_bytes(memory_, name.values, offset, bytes)) no_memory();
     return false;
   }
