@@ -198,7 +198,8 @@ TEST(GpuPrefill, HandsOverWhatTheHostDoes) {
   if (const std::string refusal = gpu_refusal(model.config); !refusal.empty()) {
     GTEST_SKIP() << refusal;
   }
-  const GpuModel gpu(model);
+  GpuModel gpu(model);
+  gpu.set_products(PromptProducts::exact);  // as the host computes
   const std::vector<uint32_t> tokens = random_ids(8192 * 2 + 77, 6);
   const size_t q_width = model.config.q_width();
   const size_t kv_width = model.config.kv_width();
