@@ -154,6 +154,7 @@ void ListChoice::weigh(const CodeChunk& chunk, size_t first, size_t from, size_t
   for (uint32_t h = 0; h < group_; ++h) {
     const float* scores = scores_.data() + h * stride_ + from;
     float* hopes = hopes_.data() + h * stride_ + from;
+    float* expected = weights_.data() + h * stride_ + from;
     std::array<float, kLanes> tops, lows, logits;
     tops.fill(part_tops_[part][h]);
     lows.fill(part_lows_[part][h]);
@@ -163,6 +164,11 @@ void ListChoice::weigh(const CodeChunk& chunk, size_t first, size_t from, size_t
       const float hope =
           spread <= kWidestSpread ? spread : kFar * std::sqrt(spread) - kWidestSpread;
       hopes[i] = logit + hope + log_sizes[i];
+      // The mean weight of n rows whose logits vary by t is e^(t/2) more than that of their mean as long as many of
+      // them make it up. From t = 2 ln n on the largest alone does, which grows with the root of t.
+      const float many = 2.0F * log_sizes[i];
+      expected[i] =
+          logit + (spread <= many ? 0.5F * spread : std::sqrt(many * spread) - log_sizes[i]);
       tops[lane] = tops[lane] < hopes[i] ? hopes[i] : tops[lane];
       lows[lane] = hopes[i] < lows[lane] ? hopes[i] : lows[lane];
       logits[lane] = logits[lane] < logit ? logit : logits[lane];
@@ -227,42 +233,21 @@ void ListChoice::choose(const ListGoal& goal) {
 void ListChoice::weigh_lists() {
   for (size_t c = 0; c < lists_->chunks(); ++c) {
     const CodeChunk& chunk = lists_->chunk(c);
-    const size_t first = lists_->first_list(c), n = chunk.lists();
-    kernels_->weigh_partitions({.scores = scores_.data() + first,
+    float* weights = weights_.data() + lists_->first_list(c);
+    // The logits of lists as scores of keys that do not vary.
+    kernels_->weigh_partitions({.scores = weights,
                                 .score_stride = stride_,
                                 .group = group_,
-                                .count = n,
+                                .count = chunk.lists(),
                                 .sizes = chunk.sizes.data(),
-                                .variances = chunk.spreads.data(),
+                                .variances = nullptr,
                                 .square_norms = norms_,
-                                .logits = logits_,
+                                .logits = {1.0F, 0.0F},
                                 .caps = tops_,
                                 .shifts = tops_,
-                                .weights = weights_.data() + first,
+                                .weights = weights,
                                 .uncertainties = nullptr,
                                 .out_stride = stride_});
-    const float widest = largest_of(chunk.spreads);
-    for (uint32_t h = 0; h < group_; ++h) {
-      // Second order is right for lists of 2 rows up to there, and further for those of more.
-      const bool is_wide = logits_.scale * logits_.scale * norms_[h] * widest > 1.38F;
-      if (is_wide) bound_weights(chunk, first, h);
-    }
-  }
-}
-
-// The mean weight of n rows whose logits vary by t is e^(t/2) more than that of their mean as long as many of them make it up. From
-// t = 2 ln n on the largest alone does, which grows with the root of t.
-void ListChoice::bound_weights(const CodeChunk& chunk, size_t first, uint32_t head) {
-  const float most = logits_.scale * logits_.scale * norms_[head];
-  for (size_t i = 0; i < chunk.lists(); ++i) {
-    const float log_size = chunk.log_sizes[i];
-    if (most * chunk.spreads[i] <= 2.0F * log_size) continue;
-    const size_t at = head * stride_ + first + i;
-    const LogitSlope list = logit_slope(scores_[at], logits_);
-    const float t = list.slope_squared * norms_[head] * chunk.spreads[i];
-    if (t <= 2.0F * log_size) continue;
-    const float logit = list.logit + std::sqrt(2.0F * t * log_size) - log_size;
-    weights_[at] = chunk.sizes[i] * std::exp(std::min(logit - tops_[head], 0.0F));
   }
 }
 

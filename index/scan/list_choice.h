@@ -12,7 +12,7 @@
 // list counts by the head for which it stands out most: heads whose lists weigh alike lose little by reading few.
 // Rows of lists that are not read weigh e^(s + t/2), but no more than e^s of the head's heaviest list, and have their
 // list's mean value. Where t > 2 ln n the weight is that of the heaviest of n rows, e^(s + (2 t ln n)^(1/2)), because
-// e^(t/2) would outgrow any row's (CodeScan::bound_means()).
+// e^(t/2) would outgrow any row's.
 //
 // The number of lists read is a share of the rows; it does not follow their weights by second order, because a head
 // whose weight seems to lie elsewhere is the one that looks for a single row. Of 64 kv and 64 pass-key questions at
@@ -38,8 +38,8 @@
 // without the output's length, heads read more where nothing is lost; weights by the variance along queries, and lists
 // of small t counted less, are no better.
 //
-// Source: this project. Reading tokens by rising rank until a share of the weight is left is top-p sampling's rule, used
-// for tokens by Twilight (Lin et al., 2025), which has no regard for values.
+// Source: this project. To read by rising rank until a share of the weight is left is top-p sampling's rule, which
+// Twilight (Lin et al., 2025) uses for tokens, without regard for values.
 #pragma once
 
 #include <cmath>
@@ -100,6 +100,8 @@ class ListChoice {
   /// The products of the queries with the lists' mean keys: `[group]` rows of stride() elements.
   [[nodiscard]] const float* scores() const { return scores_.data(); }
   [[nodiscard]] size_t stride() const { return stride_; }
+  /// The number of rows of every list, 0 where the list is read.
+  [[nodiscard]] const float* left_sizes() const { return sizes_.data(); }
   /// What the rows of every list that is not read weigh together, beside e^tops(); 0 where the list is read: `[group]`
   /// rows of stride() elements.
   [[nodiscard]] const float* weights() const { return weights_.data(); }
@@ -124,13 +126,11 @@ class ListChoice {
     }
     return false;
   }
-  /// Computes hopes_ for the lists [from, to) of a chunk that begins with list `first`.
+  /// Computes hopes_, and logits of mean weights in weights_, for the lists [from, to) of a chunk that begins with list
+  /// `first`.
   void weigh(const CodeChunk& chunk, size_t first, size_t from, size_t to, uint32_t part);
-  /// Computes weights_ of all lists.
+  /// Makes weights of the logits in weights_.
   void weigh_lists();
-  /// Bounds the weights of a head for lists of a chunk, which begins with list `first`, whose logits vary too much for
-  /// second order.
-  void bound_weights(const CodeChunk& chunk, size_t first, uint32_t head);
   /// Has more lists read, of each head those of most hope, until the others hold no more than ListGoal::miss allows.
   void choose_more(float miss);
   /// Adds up the mean values of all lists by weights_, in means_.

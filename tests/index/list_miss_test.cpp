@@ -1,5 +1,5 @@
-// How many lists of codes a step reads beyond its share of the rows: as many as the weights and mean values of the others, summed
-// in double, demand.
+// How many lists of codes a step reads beyond its share of the rows: as many as the weights and mean values of the
+// others, summed in double, demand.
 #include <gtest/gtest.h>
 
 #include <algorithm>
