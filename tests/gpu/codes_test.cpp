@@ -281,9 +281,9 @@ TEST_P(StepsInParts, EveryPartReadsItsOwnHeaviestRows) {
   Layer layer(of_test());
   ASSERT_TRUE(layer.step().wide);
   ASSERT_GT(layer.parts().count, 1U);
-  for (const uint32_t exact_rows : {0U, 1U, 16U, 64U}) {
+  for (const uint32_t exact_rows : {0U, 16U, 64U}) {
     layer.clear_out();
-    layer.run(exact_rows, exact_rows != 1);
+    layer.run(exact_rows);
     layer.check(of_test().blocks);
   }
 }
@@ -366,14 +366,11 @@ Case of_tokens(uint32_t dim, uint32_t bits, uint32_t heads, uint32_t tokens, uin
 
 INSTANTIATE_TEST_SUITE_P(
     Tokens, StepsInParts,
-    testing::Combine(testing::Values(of_tokens(128, 4, 4, 5, 33), of_tokens(128, 4, 4, 8, 9, 4.0F),
-                                     of_tokens(128, 2, 3, 7, 21), of_tokens(128, 2, 4, 5, 1),
-                                     of_tokens(128, 4, 12, 4, 9),
-                                     of_tokens(64, 2, 4, 6, 40, 2.0F, DType::i8),
-                                     of_tokens(80, 4, 5, 5, 9), of_tokens(96, 2, 8, 3, 17),
-                                     of_tokens(256, 4, 6, 4, 33), of_tokens(256, 4, 6, 8, 9, 4.0F),
-                                     of_tokens(256, 2, 8, 4, 9, 1.0F, DType::bf16),
-                                     of_tokens(256, 2, 16, 2, 9)),
+    testing::Combine(testing::Values(of_tokens(128, 4, 4, 5, 9), of_tokens(128, 4, 4, 8, 5, 4.0F),
+                                     of_tokens(128, 2, 3, 7, 9),
+                                     of_tokens(64, 2, 4, 6, 17, 2.0F, DType::i8),
+                                     of_tokens(96, 2, 8, 3, 5), of_tokens(256, 4, 6, 4, 9),
+                                     of_tokens(256, 2, 8, 4, 5, 1.0F, DType::bf16)),
                      testing::Bool()),
     [](const auto& test) {
       const Case& c = std::get<0>(test.param);

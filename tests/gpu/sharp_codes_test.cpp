@@ -171,7 +171,7 @@ TEST_P(CodesInDoubt, WhereMoreThanAnEighthMightWeighItIsCounted) {
 // The output of several tokens may lie where their queries do.
 TEST_P(CodesInDoubt, SeveralTokensAnswerInPlace) {
   // Two tokens go together; of five the last part has fewer than the others.
-  for (const auto& [heads, tokens] : {std::pair{4U, 2U}, {4U, 5U}, {3U, 7U}, {6U, 4U}}) {
+  for (const auto& [heads, tokens] : {std::pair{4U, 2U}, {4U, 5U}}) {
     for (const bool cluster : {true, false}) {
       SCOPED_TRACE(std::to_string(tokens) + " tokens of " + std::to_string(heads) + " heads" +
                    (cluster ? "" : ", single"));

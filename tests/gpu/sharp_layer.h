@@ -77,7 +77,7 @@ class SharpLayer {
     step_.value_scale = keep(value_scale);
     step_.work = keep(std::vector<std::byte>(codes_work_bytes(step_), std::byte{0xFF}));
     auto* const figures = keep(std::vector<CodeFigures>(kv_heads));
-    parts_ = most_step_parts(set.group / set.tokens, set.tokens);
+    parts_ = step_parts(set.group / set.tokens, set.tokens).count;
     const DoubtLayout layout(kv_heads, set.group, dim, parts_);
     auto* const memory = keep(std::vector<std::byte>(layout.bytes, std::byte{0}));
     doubt_ = doubt_in(memory, layout, figures);
