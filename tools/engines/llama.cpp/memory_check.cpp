@@ -1,7 +1,7 @@
 // Random operations on llama.cpp's memory, done twice: in a context whose cache lies in Keyhole, and in one of
 // llama.cpp alone. After each the answers are compared. GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings.
-//   llama-memory-check MODEL TEXT OPERATIONS SEED unified|streams [unsaved]
-//     TEXT is not read for a model without a vocabulary. unsaved: no state is saved, as settings without a copy do not allow
+//   llama-memory-check MODEL TEXT OPERATIONS SEED unified|streams
+//     TEXT is not read for a model without a vocabulary.
 //   llama-memory-check --f32 MODEL    converts the model, and that is all
 // The model is converted to f32 first, into MODEL.f32: products of quantised weights with quantised activations turn
 // the last bits of attention into divergences of 0.01. The other context attends without flash attention, whose sums
@@ -109,10 +109,8 @@ void compare(const float* a, const float* b, int n, Worst& worst) {
 
 class Check {
  public:
-  Check(const std::string& path, const std::string& text, uint32_t seed, bool unified, bool saves)
-      : saves_(saves),
-        random_(seed),
-        sides_{open(path, true, unified), open(path, false, unified)} {
+  Check(const std::string& path, const std::string& text, uint32_t seed, bool unified)
+      : random_(seed), sides_{open(path, true, unified), open(path, false, unified)} {
     const llama_vocab* vocab = llama_model_get_vocab(sides_[0].model);
     words_ = llama_vocab_n_tokens(vocab);
     if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
@@ -148,7 +146,7 @@ class Check {
       case 4: return remove_middle(s);
       case 5: return shift(s);
       case 6: return copy(s, other);
-      case 7: return saves_ ? save_and_restore(s, other) : shift(s);
+      case 7: return save_and_restore(s, other);
       case 8: return below(8) == 0 ? clear() : step();
       case 9: return drafts(s);
       default: return step();
@@ -277,7 +275,6 @@ class Check {
     });
   }
 
-  bool saves_;
   std::mt19937 random_;
   std::array<Side, 2> sides_;
   std::vector<llama_token> tokens_;
@@ -295,8 +292,8 @@ int main(int argc, char** argv) {
     (void)in_f32(argv[2]);
     return 0;
   }
-  if (argc != 6 && argc != 7) {
-    fail("llama-memory-check MODEL TEXT OPERATIONS SEED unified|streams [unsaved]");
+  if (argc != 6) {
+    fail("llama-memory-check MODEL TEXT OPERATIONS SEED unified|streams");
   }
   llama_log_set(
       [](ggml_log_level level, const char* text, void*) {
@@ -309,7 +306,7 @@ int main(int argc, char** argv) {
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   const int operations = std::atoi(argv[3]);
   const auto seed = static_cast<uint32_t>(std::atoi(argv[4]));
-  Check check(in_f32(argv[1]), text, seed, std::strcmp(argv[5], "unified") == 0, argc == 6);
+  Check check(in_f32(argv[1]), text, seed, std::strcmp(argv[5], "unified") == 0);
   double before = 0;
   for (int i = 0; i < operations; ++i) {
     check.operation();

@@ -18,9 +18,16 @@ Rows side_by_side(const CellRows& rows, std::byte* data, uint32_t count) {
 
 void turn_restored(const RestoredRows& restored, Rewriter& rewriter, const CellRows& rows,
                    const ggml_tensor* keys, std::span<const int32_t> by) {
-  for (size_t id = 0; id < by.size() && restored.any(); ++id) {
-    if (by[id] == 0 || !restored.has(id)) continue;
-    rewriter.turn(rows.layer, side_by_side(rows, restored.row(keys, id), 1), by.subspan(id, 1));
+  const auto is_turned = [&](size_t id) { return by[id] != 0 && restored.has(id); };
+  for (size_t id = 0; id < by.size() && restored.any();) {
+    size_t end = id;
+    while (end < by.size() && is_turned(end)) ++end;
+    if (end > id) {
+      const auto count = static_cast<uint32_t>(end - id);
+      rewriter.turn(rows.layer, side_by_side(rows, restored.row(keys, id), count),
+                    by.subspan(id, count));
+    }
+    id = end + 1;
   }
 }
 

@@ -31,7 +31,11 @@ std::byte* RestoredRows::row(const ggml_tensor* tensor, size_t id) const {
 
 void RestoredRows::copy(const ggml_tensor* tensor, size_t from, size_t to, size_t count) {
   for (size_t i = 0; i < count && any(); ++i) {
-    if (!has(from + i) || regions_.count(tensor) == 0) continue;
+    if (!has(from + i)) {
+      forget(to + i);  // what was written there is not what lies there from now on
+      continue;
+    }
+    if (regions_.count(tensor) == 0) continue;
     const size_t bytes = tensor->nb[1];
     std::memcpy(write(tensor, (to + i) * bytes, bytes), row(tensor, from + i), bytes);
   }

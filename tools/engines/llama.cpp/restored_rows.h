@@ -24,7 +24,7 @@ class RestoredRows {
   [[nodiscard]] std::byte* write(const ggml_tensor* tensor, size_t offset, size_t bytes);
   /// What was written of a tensor's cell, and behind it what was written of the next ones; has(id).
   [[nodiscard]] std::byte* row(const ggml_tensor* tensor, size_t id) const;
-  /// `count` cells of a tensor from `from` on lie in those from `to` on as well.
+  /// `count` cells of a tensor from `from` on lie in those from `to` on as well; what these had here is gone, in all tensors.
   void copy(const ggml_tensor* tensor, size_t from, size_t to, size_t count);
 
   [[nodiscard]] bool has(size_t id) const { return id < marks_.size() && marks_[id] != 0; }

@@ -1,9 +1,9 @@
 // A model with Keyhole and without it, side by side: the same tokens go to both, and each answer is compared, over prompts,
 // steps, drafts, later turns, removed ends, several sequences and copies of them. GGML_BACKEND_PATH names the backend,
 // KEYHOLE_GGML its settings. Where there are cards, both are on the first one.
-//   llama-turns-check MODEL TOKENS ALLOWED [unsaved]
-// TOKENS: of the first prompt. ALLOWED: the largest mean divergence of a part that passes. unsaved: no state is saved, as
-// settings without a copy do not allow. The model needs no vocabulary.
+//   llama-turns-check MODEL TOKENS ALLOWED
+// TOKENS: of the first prompt. ALLOWED: the largest mean divergence of a part that passes. The model needs no
+// vocabulary.
 // Exits with 1 where a part fails; goes on with the others.
 #include <ggml-backend.h>
 #include <llama.h>
@@ -231,8 +231,7 @@ class Check {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4 && argc != 5) fail("llama-turns-check MODEL TOKENS ALLOWED [unsaved]");
-  const bool saves = argc == 4;
+  if (argc != 4) fail("llama-turns-check MODEL TOKENS ALLOWED");
   llama_log_set(
       [](ggml_log_level level, const char* text, void*) {
         const std::string line = text;
@@ -255,11 +254,9 @@ int main(int argc, char** argv) {
     Check one(with, without, 1, true, static_cast<uint32_t>(2 * n + 4096), allowed);
     one.prompt(0, n);
     one.report("a prompt");
-    if (saves) {
-      one.save_and_restore(0);
-      one.steps({0}, 1);
-      one.report("saved and restored, a step");
-    }
+    one.save_and_restore(0);
+    one.steps({0}, 1);
+    one.report("saved and restored, a step");
     one.steps({0}, 150);
     one.report("steps");
     if (can_go_back) {

@@ -357,6 +357,7 @@ std::byte* CardCache::open_to_write(const CacheName& name, size_t offset, size_t
 }
 
 uint32_t CardCache::copied(const CacheName& name, uint32_t from, uint32_t to) {
+  end_following();  // it may read what the copy is written over
   Layer& layer = layers_.at(name.layer);
   uint32_t used = 0;
   for (uint32_t cell = 0; cell < cells_->cells(); ++cell) {

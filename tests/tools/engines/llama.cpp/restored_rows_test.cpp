@@ -1,0 +1,96 @@
+// What was written into cells from outside, as cells are written, copied and turned.
+#include "tools/engines/llama.cpp/restored_rows.h"
+
+#include <ggml.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+#include "tools/engines/llama.cpp/read_back.h"
+
+namespace keyhole::llama_cpp {
+namespace {
+
+constexpr int64_t kComponents = 4, kCells = 8, kStreams = 2;
+
+struct FreeContext {
+  void operator()(ggml_context* context) const { ggml_free(context); }
+};
+
+/// Keys and values of a layer, of `kStreams` streams of `kCells` cells.
+class LlamaCppRestoredRows : public testing::Test {
+ protected:
+  std::unique_ptr<ggml_context, FreeContext> memory{
+      ggml_init({4 * ggml_tensor_overhead(), nullptr, true})};
+  const ggml_tensor* keys =
+      ggml_new_tensor_3d(memory.get(), GGML_TYPE_F16, kComponents, kCells, kStreams);
+  const ggml_tensor* values =
+      ggml_new_tensor_3d(memory.get(), GGML_TYPE_F16, kComponents, kCells, kStreams);
+  RestoredRows rows;
+
+  void put(const ggml_tensor* tensor, size_t id, int number) {
+    std::memset(rows.write(tensor, id * tensor->nb[1], tensor->nb[1]), number, tensor->nb[1]);
+  }
+  [[nodiscard]] int at(const ggml_tensor* tensor, size_t id) const {
+    return std::to_integer<int>(*rows.row(tensor, id));
+  }
+};
+
+TEST_F(LlamaCppRestoredRows, AStreamThatIsCopiedOverAnotherTakesTheOthersRowsAway) {
+  for (const ggml_tensor* tensor : {keys, values}) {
+    put(tensor, 2, 7);           // of the first stream
+    put(tensor, kCells + 2, 8);  // of the second one
+    put(tensor, kCells + 5, 9);  // where the first one has something else, in a session
+  }
+  for (const ggml_tensor* tensor : {keys, values}) rows.copy(tensor, 0, kCells, kCells);
+  EXPECT_EQ(at(keys, kCells + 2), 7);
+  EXPECT_EQ(at(values, kCells + 2), 7);
+  EXPECT_FALSE(rows.has(kCells + 5));
+  EXPECT_TRUE(rows.has(2));
+  rows.forget(2);
+  rows.forget(kCells + 2);
+  EXPECT_FALSE(rows.any());
+}
+
+/// Adds to each number of a key by how much it is turned.
+class Adds final : public Rewriter {
+ public:
+  void rewrite(Session& /*session*/, const Rewriting& /*change*/) override {
+    throw std::logic_error("nothing is to be rewritten");
+  }
+  void turn(uint32_t /*layer*/, const Rows& turned, std::span<const int32_t> by) override {
+    ++calls;
+    ASSERT_EQ(turned.tokens, static_cast<int64_t>(by.size()));
+    auto* data = static_cast<std::byte*>(const_cast<void*>(turned.data));
+    for (size_t i = 0; i < by.size(); ++i) {
+      std::byte& first = data[static_cast<int64_t>(i) * turned.token_stride];
+      first = std::byte(std::to_integer<int>(first) + by[i]);
+    }
+  }
+  int calls = 0;
+};
+
+TEST_F(LlamaCppRestoredRows, TurnsWhatIsThereAndMovesStretchByStretch) {
+  for (const size_t id : {0, 1, 2, 4, 5, 15}) put(keys, id, 10 + static_cast<int>(id));
+  std::vector<int32_t> by(kCells * kStreams, 3);
+  by[4] = 0;
+  by[1] = 5;
+  Adds adds;
+  turn_restored(rows, adds, {0, false, Number::kF16, 2, 2}, keys, by);
+  EXPECT_EQ(adds.calls, 3);
+  EXPECT_EQ(at(keys, 0), 13);
+  EXPECT_EQ(at(keys, 1), 16);
+  EXPECT_EQ(at(keys, 2), 15);
+  EXPECT_EQ(at(keys, 4), 14);
+  EXPECT_EQ(at(keys, 5), 18);
+  EXPECT_EQ(at(keys, 15), 28);
+}
+
+}  // namespace
+}  // namespace keyhole::llama_cpp
