@@ -62,7 +62,7 @@ void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, uint8_t va
       std::byte* room =
           cache->room_for_restored(root(tensor), *name, tensor->view_offs + offset, size);
       if (room != nullptr) std::memset(room, value, size);
-    } catch (const std::runtime_error& error) {
+    } catch (const std::exception& error) {
       log(Level::kError, error.what());
     }
     if (!cache->holds(*name)) return;
@@ -111,7 +111,7 @@ void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, const void* d
   try {
     std::byte* room = b.cache->room_for_restored(whole, *name, at_bytes, size);
     if (room != nullptr) std::memcpy(room, data, size);
-  } catch (const std::runtime_error& error) {  // batches that see these cells are refused
+  } catch (const std::exception& error) {  // batches that see these cells are refused
     log(Level::kError, error.what());
   }
   if (!b.cache->holds(*name)) return;
@@ -126,7 +126,7 @@ void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor* tensor, void* d
     try {
       return b.cache->read(root(tensor), *name, tensor->view_offs + offset, size,
                            static_cast<std::byte*>(data));
-    } catch (const std::runtime_error& error) {
+    } catch (const std::exception& error) {
       // llama.cpp catches what is thrown while it writes a file, and says that it failed. Where it copies a state to
       // memory it cannot be told, and ends: zeros in the place of K and V would be worse.
       const std::string text =
