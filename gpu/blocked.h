@@ -75,7 +75,7 @@ class BlockedAttention {
   }
   /// Writes out, and lse `[n, q_heads]` in natural log or null, with the layer's learned sinks.
   virtual void finish(const TensorOut& out, float* lse, Stream stream) = 0;
-  /// Whether a query was not finite; waits for the stream.
+  /// Whether a query was not finite; waits for the stream. Within `meanwhile` of attend_codes() any stream will do.
   [[nodiscard]] virtual bool saw_bad_queries(Stream stream) = 0;
 
   /// Device memory that it holds now; it grows with n, and counts against the Resident's limit.

@@ -125,16 +125,22 @@ void DeviceExtender::extend(uint32_t layer, const ExtendArgs& args) {
           std::string("many tokens are attended without lists of blocks: ") + e.what());
     }
   }
+  const auto take_back = [&] {
+    if (parts_.sequence.tokens(layer) != before) parts_.tokens.truncate_layer(layer, before);
+  };
   for (uint32_t at = 0; at < n; at += gpu::kMostBlockedTokens) {
     try {
       extend_blocked(layer, slice(args, at, std::min(n - at, gpu::kMostBlockedTokens)),
                      parts_.patterns.is_prompt(args), codes);
     } catch (const Error& e) {
-      if (parts_.sequence.tokens(layer) != before) parts_.tokens.truncate_layer(layer, before);
+      take_back();
       if (e.status() != Status::out_of_device_memory) throw;
       parts_.engine.log()(KEYHOLE_LOG_INFO,
                           std::string("several tokens are attended a few at a time: ") + e.what());
       return extend_by_steps(layer, args);
+    } catch (...) {
+      take_back();
+      throw;
     }
   }
   parts_.extended.set(layer, before, n, true);
@@ -249,7 +255,13 @@ void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args, bool
   // The host takes the tokens in while the device attends codes: 4 us a token of 8 KV heads of 128, which it else waited for.
   const gpu::Stream beside = codes.blocks == 0 ? nullptr : parts_.prompts.stream_beside();
   bool is_taken_in = false;
+  const auto check_queries = [&](gpu::Stream on) {
+    if (!blocked.saw_bad_queries(on)) return;
+    throw Error(Status::not_finite, "tensor q has a NaN or an infinity");
+  };
   const auto take_in = [&] {
+    // Tokens that are taken in and taken back leave the window shorter, and in int8 rounded.
+    check_queries(beside);
     parts_.prompts.take_in(layer, args.k, args.v, beside);
     is_taken_in = true;
   };
@@ -272,9 +284,7 @@ void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args, bool
   blocked.attend_new(args.k, args.v, args.mask, stream);
   if (coded != 0 && attends_in_full(blocked, codes, stream, take_in)) attend_rows(0, coded);
   blocked.finish(args.out, args.lse, stream);
-  if (blocked.saw_bad_queries(stream)) {
-    throw Error(Status::not_finite, "tensor q has a NaN or an infinity");
-  }
+  check_queries(stream);
   if (is_taken_in) {
     parts_.prompts.finish_taking_in(layer);
   } else {

@@ -1,5 +1,6 @@
 // The choice of the lists that a step reads, by the rule of index/scan/list_choice.h: lists in the order of ln n + s + t, each
-// by the head for which it stands out most above that head's lightest list, until a share of the rows is read.
+// by the head for which it stands out most above that head's lightest list, until a share of the rows is read. Heads that
+// look at everything read no more here (ListGoal::miss is of the host).
 //
 // A cluster of 8 thread blocks has a KV head, each block an eighth of its lists in their order:
 //
@@ -11,7 +12,7 @@
 //            no list has. From the bins of all blocks each knows where its part begins
 //   weights  of the lists that are not read, which the pass attends by their means
 //
-// The kernel is a chain of latencies, which two barriers of the cluster divide.
+// The kernel is a chain of latencies, which two barriers of the cluster divide: behind extremes and bins.
 #pragma once
 
 #include "cpu/code_doubt.h"

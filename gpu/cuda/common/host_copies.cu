@@ -21,6 +21,7 @@ class PinnedCopies final : public HostCopies {
  public:
   explicit PinnedCopies(int ordinal) : ordinal_(ordinal) {
     const DeviceScope device(ordinal);
+    const BesideCapture beside;
     for (Buffer& b : buffers_) {
       b.memory = PinnedBuffer(kPiece);
       b.arrived.emplace();

@@ -101,8 +101,8 @@ void CodedTurn::reserve() {
   }
   if (answer_.bytes() == 0) {
     const BesideCapture beside;
-    answer_ = PinnedBuffer(sizeof(CodedStatus));
     before_.emplace();
+    answer_ = PinnedBuffer(sizeof(CodedStatus));
   }
   lay_out(memory_.data(), bytes);
 }

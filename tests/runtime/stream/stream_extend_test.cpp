@@ -159,6 +159,21 @@ TEST_P(StreamExtend, ManyTokensAttendCodesAtOnce) {
   device.refuses_codes = false;
   extend(s.get(), m, 4);
   EXPECT_EQ(device.coded_calls, 2 * layers) << "a step takes so few";
+  // What cannot be attended is seen before the window gives tokens up for it, and drafts before can still be accepted.
+  const keyhole_layer_tokens before = layer_tokens(s.get(), 0);
+  NewTokens bad = turn(40);
+  bad.q[3] = NAN;
+  EXPECT_EQ(enqueue_turn(s.get(), 0, bad, nullptr), KEYHOLE_NOT_FINITE);
+  expect_error_text("tensor q");
+  EXPECT_EQ(device.coded_calls, 2 * layers + (is_kept ? 1 : 0));
+  const keyhole_layer_tokens after = layer_tokens(s.get(), 0);
+  EXPECT_EQ(after.total, before.total);
+  EXPECT_EQ(after.window, before.window);
+  ASSERT_OK(keyhole_session_accept(s.get(), 2, nullptr));
+  keep(m, 4, {0, 1});
+  ASSERT_OK(keyhole_session_synchronize(s.get()));
+  m.follow(s.get());
+  step(s.get(), m);
 }
 
 TEST_P(StreamExtend, WithoutMemoryForBlocksTokensComeAFewAtATime) {
