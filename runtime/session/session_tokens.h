@@ -44,7 +44,7 @@ class SessionTokens {
   /// the ones that the index's sample may want; null: none.
   void prefill(uint32_t layer, const TensorView& k, const TensorView& v, const TensorView* q,
                const TokenSample& sample = {});
-  /// The two halves of that for tokens without queries, of which all codes before are on the device. The first one may run
+  /// The two halves of that for tokens without queries, whose pending codes may wait. The first one may run
   /// while the stream reads those codes and their rows, but no resident tokens.
   void take_in(uint32_t layer, const TensorView& k, const TensorView& v);
   void finish_taking_in(uint32_t layer);

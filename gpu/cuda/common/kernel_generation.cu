@@ -1,5 +1,4 @@
-// Built with the kernels of many instances, whose architectures may be fewer than those of the others: what is found
-// here for a device is then what their code for it was compiled for.
+// Built with the kernels of many instances, whose architectures may be others than those of all other kernels.
 #include "gpu/cuda/common/kernel_generation.h"
 
 #include <algorithm>
@@ -17,7 +16,7 @@ namespace {
 
 constexpr const char* kVariable = "KEYHOLE_CUDA_CAPABILITY";
 
-__global__ void compiled_with_the_others_kernel() {}
+__global__ void compiled_with_instances_kernel() {}
 
 // The major number in text such as "8.0"; the minor one is checked and makes no difference to the kernels here.
 int major_in(const char* text) {
@@ -40,10 +39,12 @@ int kernels_major(int ordinal) {
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
         "the device's capability");
   const DeviceScope scope(ordinal);
-  cudaFuncAttributes compiled{};
-  check(cudaFuncGetAttributes(&compiled, compiled_with_the_others_kernel),
-        "the kernels for this GPU");
-  major = std::min(major, compiled.ptxVersion / 10);
+  for (const void* kernel : {reinterpret_cast<const void*>(&compiled_with_instances_kernel),
+                             kernel_of_few_instances()}) {
+    cudaFuncAttributes compiled{};
+    check(cudaFuncGetAttributes(&compiled, kernel), "the kernels for this GPU");
+    major = std::min(major, compiled.ptxVersion / 10);
+  }
   const char* const forced = std::getenv(kVariable);
   return forced == nullptr || *forced == '\0' ? major : std::min(major, major_in(forced));
 }
