@@ -22,6 +22,17 @@ double divergence(std::span<const float> exact, double exact_log_sum, std::span<
   return std::max(sum, 0.0);
 }
 
+double divergence_from_log_probabilities(std::span<const float> base, float least,
+                                         std::span<const float> other, double other_log_sum) {
+  double sum = 0.0;
+  for (size_t i = 0; i < base.size(); ++i) {
+    if (base[i] <= least) continue;
+    const double log_p = base[i];
+    sum += std::exp(log_p) * (log_p - (other[i] - other_log_sum));
+  }
+  return sum;
+}
+
 Spread spread_of(std::vector<double> values) {
   const auto n = static_cast<double>(values.size());
   Spread s;

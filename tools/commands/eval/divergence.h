@@ -14,6 +14,12 @@ namespace keyhole::tools {
 [[nodiscard]] double divergence(std::span<const float> exact, double exact_log_sum,
                                 std::span<const float> other, double other_log_sum);
 
+/// The same sum, where p is given by log-probabilities in nats, over the tokens whose log-probability in `base` is above
+/// `least`, as llama.cpp has it. What is left out, and rounding in `base`, may leave some 1e-4 below 0.
+[[nodiscard]] double divergence_from_log_probabilities(std::span<const float> base, float least,
+                                                       std::span<const float> other,
+                                                       double other_log_sum);
+
 /// A sample by its mean, the mean's standard error, and its quantiles: the smallest value that so large a share of the sample
 /// does not exceed. The last per mille of fewer than 1,000 values is their largest.
 struct Spread {

@@ -192,6 +192,8 @@ void eval(const EvalOptions& options) {
     throw UsageError("--ruler and --data are of --task ruler");
   if (task != "drafts" && options.drafts.given())
     throw UsageError("--draft and --ahead are of --task drafts");
+  if (task != "kld" && options.base.given())
+    throw UsageError("--base and --chunks are of --task kld");
   if (task != "kld" && options.bins > 1) throw UsageError("--bins is of --task kld");
   const bool is_text = task == "text" || task == "kld" || task == "drafts";
   if ((is_text || task == "copy") && options.chat)
@@ -230,6 +232,7 @@ void add_eval(CLI::App& keyhole) {
       {"kv", "passkey", "needles", "variables", "words", "copy", "text", "kld", "drafts", "ruler"});
   add_ruler_options(*command, options->ruler);
   add_draft_options(*command, options->drafts);
+  add_kld_base_options(*command, options->base);
   command
       ->add_option("--prompt", options->prompt_file,
                    "Text file of --task text, kld and drafts; default: the bundled prose")
@@ -306,6 +309,7 @@ void add_eval(CLI::App& keyhole) {
            "ivf",
            "keyhole eval --task kld --length 16k --bytes 1000 --index auto --index codes:k=2,v=2 "
            "--index q4_0",
+           "keyhole eval --model DIR --task kld --base llama.kld --chunks 2 --index codes:k=4,v=4",
            "keyhole eval --model DIR --task drafts --draft SMALL_DIR --length 4k --index exact "
            "--index codes:k=2,v=2",
            "keyhole eval --task kld --length 4k --bytes 32768 --bins 8 --index auto --index ivf "
@@ -318,7 +322,8 @@ void add_eval(CLI::App& keyhole) {
       "\n\nThe context is run once for all ways to attend (of ruler, each of its prompts). Every "
       "question is answered by\ndecoding steps, which are then truncated away; a text, passages to "
       "copy, and ruler's prompts, in copies of the cache.");
-  command->callback([options] {
+  command->callback([options, command] {
+    check_kld_base(*command, options->base);
     if (!ranks().speaks()) options->json = options->html = "";
     name_prefill_budgets(options->model, options->cache);
     eval(*options);

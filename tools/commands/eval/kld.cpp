@@ -10,36 +10,21 @@
 #include "runtime/files/json.h"
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/eval/divergence.h"
+#include "tools/commands/eval/kld_base.h"
 #include "tools/commands/eval/kld_bins.h"
+#include "tools/commands/eval/kld_report.h"
 #include "tools/commands/eval/run.h"
 #include "tools/commands/eval/scores.h"
 #include "tools/commands/eval/text_source.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/progress.h"
-#include "tools/terminal/table.h"
 #include "tools/terminal/units.h"
 
 namespace keyhole::tools {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// Of the text in its order, for curves over the position.
-constexpr size_t kPieces = 32;
-
-/// What one way has predicted.
-struct KldRow {
-  EvalWay way;
-  KldTokens tokens;
-  std::vector<double> bits;  ///< of each predicted token
-
-  [[nodiscard]] double same_share() const {
-    const std::vector<bool>& same = tokens.same_best;
-    return static_cast<double>(std::count(same.begin(), same.end(), true)) /
-           static_cast<double>(same.size());
-  }
-};
 
 /// A way with the copy of the cache in which it decodes.
 struct SideRun {
@@ -106,64 +91,10 @@ std::string bins_text(const std::list<KldRow>& rows, const KldRow& exact,
   return "\nby position, in tokens decoded behind the prompt\n" + table.text();
 }
 
-std::string table_text(const std::list<KldRow>& rows, const KldRow& exact) {
-  Table table({{"index", Table::Align::left},
-               {"k"},
-               {"attend", Table::Align::left},
-               {"divergence"},
-               {"p50"},
-               {"p90"},
-               {"p99"},
-               {"p99.9"},
-               {"largest"},
-               {"same best"},
-               {"bits/token"},
-               {"above exact"},
-               {"read/token"},
-               {"attention/token"},
-               {"index size"}});
-  for (const KldRow& row : rows) {
-    std::vector<std::string> cells = way_cells(row.way);
-    const Spread s = spread_of(row.tokens.nats);
-    cells.push_back(format_number(s.mean) + " +- " + format_number(s.error, 2));
-    for (const double x : {s.p50, s.p90, s.p99, s.p999, s.largest}) {
-      cells.push_back(format_number(x));
-    }
-    cells.push_back(format_number(100.0 * row.same_share(), 4) + " %");
-    cells.push_back(format_number(mean_of(row.bits), 5));
-    cells.push_back(above_exact_cell(
-        &row == &exact ? std::nullopt : std::optional(paired_difference(row.bits, exact.bits))));
-    const std::vector<std::string> cost = cost_cells(row.way);
-    for (const size_t i : {1U, 3U, 5U}) cells.push_back(cost[i]);
-    table.add_row(std::move(cells));
-  }
-  return table.text(style_of(stdout)) +
-         "divergence: of the next token's distribution from exact attention's, in nats; its mean, "
-         "and quantiles over "
-         "the tokens\n";
-}
-
-Json to_json(const KldRow& row, const KldRow& exact, const Text& text,
-             const std::vector<size_t>& ends) {
-  Json json = {{"kld", spread_json(spread_of(row.tokens.nats))},
-               {"same_best", row.same_share()},
-               {"bits_per_token", mean_of(row.bits)}};
-  if (text.bytes != 0 && ends.back() + 1 == text.decoded.size()) {
-    json["bits_per_byte"] =
-        mean_of(row.bits) * static_cast<double>(row.bits.size()) / static_cast<double>(text.bytes);
-  }
-  if (&row != &exact) {
-    const Difference d = paired_difference(row.bits, exact.bits);
-    json["above_exact"] = {{"bits_per_token", d.mean}, {"standard_error", d.error}};
-  }
-  json["kld_by_position"] = means_in_order(row.tokens.nats, kPieces);
-  if (ends.size() > 1) json["bins"] = kld_bins_json(kld_bins(row.tokens, ends));
-  return way_json(row.way, json);
-}
-
 }  // namespace
 
 void eval_kld(const EvalOptions& asked) {
+  if (asked.base.given()) return eval_kld_base(asked);
   const EvalOptions options = with_exact(asked);
   if (options.bins > options.bytes) {
     throw UsageError("--bins is " + std::to_string(options.bins) + "; allowed: at most the " +
@@ -191,14 +122,17 @@ void eval_kld(const EvalOptions& asked) {
       *std::find_if(rows.begin(), rows.end(), [](const KldRow& row) { return row.way.is_exact(); });
 
   std::string notes;
+  std::vector<const KldRow*> shown;
+  for (const KldRow& row : rows) shown.push_back(&row);
   for (const KldRow& row : rows) notes += emulation_text(row.way) + audit_lines(row.way);
   run.print("divergence from exact attention, " + std::to_string(decoded) +
                 (decoded < options.bytes ? " of " + std::to_string(options.bytes) : "") +
                 " tokens decoded after " + format_count(context),
-            table_text(rows, exact) + bins_text(rows, exact, ends) + notes);
+            kld_table(shown, exact, "exact attention's") + bins_text(rows, exact, ends) + notes);
   if (run.writes()) {
     Json results = Json::array();
-    for (const KldRow& row : rows) results.push_back(to_json(row, exact, text, ends));
+    const size_t bytes = ends.back() + 1 == text.decoded.size() ? text.bytes : 0;
+    for (const KldRow& row : rows) results.push_back(kld_json(row, exact, ends, bytes));
     Json json = run.header();
     json["decoded"] = decoded;
     json["results"] = results;

@@ -11,6 +11,7 @@
 #include "tools/commands/common/decoding.h"
 #include "tools/commands/common/options.h"
 #include "tools/commands/eval/draft_options.h"
+#include "tools/commands/eval/kld_base.h"
 #include "tools/commands/eval/ruler_options.h"
 #include "tools/commands/eval/scores.h"
 
@@ -33,6 +34,7 @@ struct EvalOptions {
   uint32_t answer_tokens = 64;
   RulerOptions ruler;
   DraftOptions drafts;
+  KldBaseOptions base;
   std::string json, html;
 };
 

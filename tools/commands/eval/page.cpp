@@ -53,13 +53,17 @@ struct Worth {
   Quantity quantity;
   std::string title;
 };
-Worth worth_of(const ordered_json& row) {
+Worth worth_of(const ordered_json& row, bool from_base) {
   if (row.contains("accuracy")) {
     return {{"accuracy", "share of right answers", Scale::linear, 0, true}, "Right answers"};
   }
   if (row.contains("share_right")) {
     return {{"share_right", "share of bytes copied right", Scale::linear, 0, true},
             "Bytes copied right"};
+  }
+  if (row.contains("kld") && from_base) {
+    return {{"kld.mean", "mean divergence of a token from the file's, nats", Scale::log, 1e-7},
+            "Divergence from a file of llama.cpp"};
   }
   if (row.contains("kld")) {
     return {{"kld.mean", "mean divergence of a token from exact attention, nats", Scale::log, 1e-7},
@@ -208,8 +212,14 @@ std::string eval_page(const ordered_json& document) {
   if (task == "drafts") return draft_page(document);
   Page page("keyhole eval: " + task + ", " + format_count(document["tokens"]) + " tokens");
   put_eval_facts(page, document);
+  if (document.contains("base")) {
+    const ordered_json& base = document["base"];
+    page.fact("base", base["file"].get<std::string>() + ", " + base["chunks"].dump() + " of " +
+                          base["chunks_in_file"].dump() + " chunks of " + base["context"].dump() +
+                          " tokens");
+  }
   if (!rows.empty()) {
-    const Worth worth = worth_of(rows.front());
+    const Worth worth = worth_of(rows.front(), document.contains("base"));
     page.section(worth.title);
     page.add(answers_of(rows, worth.quantity));
     page.section("What each way costs and is worth");

@@ -25,6 +25,23 @@ TEST(Divergence, IsThatOfTheTwoDistributions) {
   EXPECT_NEAR(divergence(sure, unsure), 800.0, 1e-9);
 }
 
+TEST(Divergence, OfLogProbabilitiesLeavesOutTheLeast) {
+  // p = 1/2, 1/4, 1/4 in nats, and q = 1/4, 1/4, 1/2.
+  const float half = std::log(0.5F), quarter = std::log(0.25F);
+  const std::vector<float> p = {half, quarter, quarter}, q = {1.0F, 1.0F, 1.0F + std::log(2.0F)};
+  const double log_sum = 1.0 + std::log(4.0);
+  const auto above = [&](float least) {
+    return divergence_from_log_probabilities(p, least, q, log_sum);
+  };
+  EXPECT_NEAR(above(-16.0F), 0.5 * std::log(2.0) - 0.25 * std::log(2.0), 1e-6);
+  EXPECT_NEAR(above(-1.0F), 0.5 * std::log(2.0), 1e-6);
+  EXPECT_EQ(above(quarter), above(-1.0F));  // the least itself does not count
+  EXPECT_EQ(above(half), 0.0);
+  // What is left out may leave less than nothing.
+  const std::vector<float> sure = {1.0F + std::log(2.0F), 1.0F, 1.0F - 100.0F};
+  EXPECT_LT(divergence_from_log_probabilities(p, -1.0F, sure, 1.0 + std::log(3.0)), 0.0);
+}
+
 TEST(Divergence, OfManyTokensIsTheSumInLongDouble) {
   std::mt19937 random(3);
   std::normal_distribution<float> wide(0.0F, 4.0F), narrow(0.0F, 1.0F);
