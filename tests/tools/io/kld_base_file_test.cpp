@@ -13,8 +13,6 @@
 namespace keyhole::tools {
 namespace {
 
-using namespace testing;
-
 KldBaseNumbers random_numbers(uint32_t context, uint32_t vocabulary, uint32_t chunks, double wide) {
   std::mt19937 random(7 * context + vocabulary);
   std::normal_distribution<double> normal(0.0, wide);

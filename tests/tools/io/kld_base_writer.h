@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace keyhole::tools::testing {
+namespace keyhole::tools {
 
 /// The numbers of such a file. logits: `[chunks * rows][vocabulary]`, each row up to a constant.
 struct KldBaseNumbers {
@@ -54,4 +54,4 @@ inline std::string kld_base_bytes(const KldBaseNumbers& numbers) {
   return bytes;
 }
 
-}  // namespace keyhole::tools::testing
+}  // namespace keyhole::tools

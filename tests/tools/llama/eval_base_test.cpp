@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <optional>
 #include <random>
@@ -152,6 +153,31 @@ TEST_F(KldBase, TheVocabularysFirstTokenTakesThePlaceOfAChunks) {
   EXPECT_GT(exact()["kld"]["mean"], 1e-3) << "made without it";
   write_base(0);
   EXPECT_LT(std::abs(kld_mean(exact())), 3e-5);
+}
+
+TEST_F(KldBase, ASignalEndsTheWorkBehindAWholeChunk) {
+  constexpr uint32_t kMany = 2000;
+  const std::vector<uint32_t> once = numbers_.tokens;
+  while (numbers_.tokens.size() < size_t{kMany} * kBaseContext) {
+    numbers_.tokens.insert(numbers_.tokens.end(), once.begin(), once.end());
+  }
+  numbers_.tokens.resize(size_t{kMany} * kBaseContext);
+  numbers_.chunks = kMany;
+  numbers_.logits.assign(size_t{kMany} * kBaseRows, std::vector<double>(37));
+  write_file(folder_ / "base.kld", kld_base_bytes(numbers_));
+  const std::string out = folder_ / "cut.json";
+  Command command(with(arguments(), {"--index", "none", "--json", out}), {},
+                  Command::Output::terminal);
+  (void)command.expect(" of 2000 ");  // shown when it has taken two seconds
+  command.interrupt(SIGTERM);
+  EXPECT_EQ(command.wait().exit_code, 128 + SIGTERM);
+  const json result = json::parse(read_file(out));
+  const uint32_t chunks = result["base"]["chunks"];
+  EXPECT_GT(chunks, 0U);
+  EXPECT_LT(chunks, kMany);
+  EXPECT_EQ(result["decoded"], chunks * kBaseRows);
+  // The file says that all tokens are alike.
+  EXPECT_NEAR(result["base"]["bits_per_token"].get<double>(), std::log2(37.0), 1e-5);
 }
 
 TEST_F(KldBase, NamesWhatDoesNotFit) {

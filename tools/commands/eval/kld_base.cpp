@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <list>
 #include <memory>
 #include <optional>
@@ -75,14 +76,14 @@ std::optional<uint32_t> front_token(const EvalOptions& options, const LlamaConfi
   return front.empty() ? std::nullopt : std::optional(front.front());
 }
 
-/// Decodes the second half of a chunk in all ways. `tokens`: of the chunk.
+/// Decodes the second half of a chunk in all ways. `tokens`: of the chunk. progress: takes the share that is done.
 void decode_chunk(KldBaseFile& file, uint32_t chunk, const std::vector<uint32_t>& tokens,
-                  std::list<BaseRunner>& runners, std::vector<double>& base_bits) {
-  Progress bar("chunk " + std::to_string(chunk + 1));
+                  std::list<BaseRunner>& runners, std::vector<double>& base_bits,
+                  const std::function<void(double)>& progress) {
   std::vector<float> base(file.vocabulary());
   for (uint32_t i = 0; i < file.rows(); ++i) {
     throw_if_interrupted();
-    bar.update(static_cast<double>(i) / static_cast<double>(file.rows()));
+    progress(static_cast<double>(i) / static_cast<double>(file.rows()));
     const uint32_t token = tokens[file.prompt() + i], next = tokens[file.prompt() + i + 1];
     file.read_row(chunk, i, base);
     const uint32_t best = greedy(base);
@@ -99,7 +100,7 @@ void decode_chunk(KldBaseFile& file, uint32_t chunk, const std::vector<uint32_t>
 }
 
 void run_chunk(EvalRun& run, KldBaseFile& file, uint32_t chunk, std::optional<uint32_t> front,
-               BaseResult& result) {
+               BaseResult& result, const std::function<void(double)>& progress) {
   std::vector<uint32_t> tokens = file.tokens(chunk);
   if (front) tokens.front() = *front;
   run.prefill({tokens.begin(), tokens.begin() + file.prompt()}, file.rows());
@@ -112,7 +113,7 @@ void run_chunk(EvalRun& run, KldBaseFile& file, uint32_t chunk, std::optional<ui
     at->row.way = way;
     ++at;
   });
-  decode_chunk(file, chunk, tokens, runners, result.bits);
+  decode_chunk(file, chunk, tokens, runners, result.bits, progress);
   at = result.rows.begin();
   for (BaseRunner& r : runners) {
     measure_way(r.cache, *r.decoder, run.model(), file.prompt(), r.way);
@@ -135,9 +136,14 @@ void drop_unfinished(const KldBaseFile& file, BaseResult& result) {
 BaseResult run_chunks(EvalRun& run, KldBaseFile& file, uint32_t chunks,
                       std::optional<uint32_t> front) {
   BaseResult result;
+  Progress bar("side by side");
+  const auto progress = [&](double share) {
+    bar.update((result.chunks + share) / chunks,
+               "chunk " + std::to_string(result.chunks + 1) + " of " + std::to_string(chunks));
+  };
   try {
     for (; result.chunks < chunks; ++result.chunks) {
-      run_chunk(run, file, result.chunks, front, result);
+      run_chunk(run, file, result.chunks, front, result, progress);
     }
   } catch (const Interrupted&) {
     if (result.chunks == 0) throw;
