@@ -1,36 +1,17 @@
 // The choice of the level that runs: the best by default, the forced one where it is named, and clear refusals.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <optional>
 #include <string>
 
 #include "cpu/kernels.h"
+#include "tests/scoped_variable.h"
 
 namespace keyhole::cpu::test {
 namespace {
 
 /// Sets KEYHOLE_CPU for a scope.
-class ForcedLevel {
- public:
-  explicit ForcedLevel(const char* value) {
-    if (const char* old = std::getenv(kName)) old_ = old;
-    set(value);
-  }
-  ~ForcedLevel() { set(old_ ? old_->c_str() : nullptr); }
-  ForcedLevel(const ForcedLevel&) = delete;
-  ForcedLevel& operator=(const ForcedLevel&) = delete;
-
- private:
-  static constexpr const char* kName = "KEYHOLE_CPU";
-  static void set(const char* value) {
-    if (value != nullptr) {
-      setenv(kName, value, 1);
-    } else {
-      unsetenv(kName);
-    }
-  }
-  std::optional<std::string> old_;
+struct ForcedLevel : keyhole::test::ScopedVariable {
+  explicit ForcedLevel(const char* value) : ScopedVariable("KEYHOLE_CPU", value) {}
 };
 
 TEST(Dispatch, ScalarIsAlwaysThereAndLevelsRise) {

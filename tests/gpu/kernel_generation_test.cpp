@@ -3,36 +3,17 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <optional>
 #include <string>
 
 #include "tests/gpu/cuda_fixture.h"
+#include "tests/scoped_variable.h"
 
 namespace keyhole::gpu::test {
 namespace {
 
 /// Sets KEYHOLE_CUDA_CAPABILITY for a scope; null: takes it away.
-class Forced {
- public:
-  explicit Forced(const char* value) {
-    if (const char* old = std::getenv(kName)) old_ = old;
-    set(value);
-  }
-  ~Forced() { set(old_ ? old_->c_str() : nullptr); }
-  Forced(const Forced&) = delete;
-  Forced& operator=(const Forced&) = delete;
-
- private:
-  static constexpr const char* kName = "KEYHOLE_CUDA_CAPABILITY";
-  static void set(const char* value) {
-    if (value != nullptr) {
-      setenv(kName, value, 1);
-    } else {
-      unsetenv(kName);
-    }
-  }
-  std::optional<std::string> old_;
+struct Forced : keyhole::test::ScopedVariable {
+  explicit Forced(const char* value) : ScopedVariable("KEYHOLE_CUDA_CAPABILITY", value) {}
 };
 
 TEST(KernelGeneration, IsAtMostTheDevices) {

@@ -5,6 +5,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
+#include <cstdint>
+
 namespace keyhole::tools {
 
 /// Waits until the kernels in front have ended. Every block of a kernel launched by early_launch() calls it before it
@@ -31,17 +34,25 @@ __device__ inline uint4 load_once(const uint4* p) {
   return v;
 }
 
-/// Whether the current device starts `kernel` early: both it and the kernel's code for it have to be of 9.0 or newer.
+/// Whether the current device starts kernels early: both it and their code for it have to be of 9.0 or newer. All kernels here are
+/// compiled alike: the first of them that is launched on a device is asked for all.
 inline cudaError_t starts_early(const void* kernel, bool& early) {
+  enum Answer : uint8_t { kUnknown, kNo, kYes };
+  constexpr int kMostKnown = 64;
+  static std::atomic<Answer> answers[kMostKnown];
   int device = 0, major = 0;
   cudaError_t status = cudaGetDevice(&device);
   if (status != cudaSuccess) return status;
+  const Answer known = device < kMostKnown ? answers[device].load() : kUnknown;
+  early = known == kYes;
+  if (known != kUnknown) return status;
   status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  early = false;
-  if (status != cudaSuccess || major < 9) return status;
+  if (status != cudaSuccess) return status;
   cudaFuncAttributes compiled{};
   status = cudaFuncGetAttributes(&compiled, kernel);
-  early = compiled.ptxVersion >= 90;
+  if (status != cudaSuccess) return status;
+  early = major >= 9 && compiled.ptxVersion >= 90;
+  if (device < kMostKnown) answers[device] = early ? kYes : kNo;
   return status;
 }
 

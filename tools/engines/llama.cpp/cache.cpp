@@ -302,20 +302,8 @@ std::byte* Cache::room_for_restored(const ggml_tensor* tensor, const CacheName& 
 void Cache::read(const ggml_tensor* tensor, const CacheName& name, size_t offset, size_t bytes,
                  std::byte* out) {
   const Layer& layer = layers_.at(name.layer);
-  const size_t row = tensor->nb[1];
-  if (offset % row != 0 || bytes % row != 0) throw std::runtime_error("not whole rows");
-  const CellRows rows = rows_of(layer, name.values);
-  read_cells(offset / row, bytes / row, cells_->cells(), restored_,
-             [&](size_t id, uint32_t count, bool is_restored) {
-               std::byte* to = out + (id * row - offset);
-               if (is_restored) {
-                 std::memcpy(to, restored_.row(tensor, id), count * row);
-               } else {
-                 read_back(*sequences_, rewriter_.get(), rows,
-                           static_cast<uint32_t>(id / cells_->cells()),
-                           static_cast<uint32_t>(id % cells_->cells()), count, to);
-               }
-             });
+  read_tensor(*sequences_, rewriter_.get(), restored_, rows_of(layer, name.values), tensor,
+              cells_->cells(), offset, bytes, out);
 }
 
 void Cache::cleared() {

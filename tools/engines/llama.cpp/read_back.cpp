@@ -1,5 +1,8 @@
 #include "tools/engines/llama.cpp/read_back.h"
 
+#include <ggml.h>
+
+#include <cstring>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -54,6 +57,28 @@ void read_back(const Sequences& sequences, Rewriter* rewriter, const CellRows& r
       rewriter->turn(rows.layer, wanted, std::span(sequence->turns).subspan(number, n));
     }
     i += n;
+  }
+}
+
+void read_tensor(const Sequences& sequences, Rewriter* rewriter, const RestoredRows& restored,
+                 const CellRows& rows, const ggml_tensor* tensor, uint32_t cells, size_t offset,
+                 size_t bytes, std::byte* out) {
+  const size_t row = tensor->nb[1];
+  if (offset % row != 0 || bytes % row != 0) throw std::runtime_error("not whole rows");
+  for (size_t id = offset / row, end = id + bytes / row; id < end;) {
+    // A stretch of one stream, of which all cells have something restored, or none.
+    const bool is_restored = restored.has(id);
+    size_t last = id + 1;
+    while (last < end && last % cells != 0 && restored.has(last) == is_restored) ++last;
+    const auto count = static_cast<uint32_t>(last - id);
+    std::byte* const to = out + (id * row - offset);
+    if (is_restored) {
+      std::memcpy(to, restored.row(tensor, id), count * row);
+    } else {
+      read_back(sequences, rewriter, rows, static_cast<uint32_t>(id / cells),
+                static_cast<uint32_t>(id % cells), count, to);
+    }
+    id = last;
   }
 }
 

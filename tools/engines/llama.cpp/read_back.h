@@ -25,18 +25,11 @@ struct CellRows {
 void read_back(const Sequences& sequences, Rewriter* rewriter, const CellRows& rows,
                uint32_t stream, uint32_t first, uint32_t count, std::byte* out);
 
-/// Calls take(id, count, is_restored) for stretches of the `count` cells from `id` on, which are counted through all streams of
-/// `cells` cells: each of one stream, and of cells that all have something in `restored`, or none.
-template <class Take>
-void read_cells(size_t id, size_t count, uint32_t cells, const RestoredRows& restored,
-                const Take& take) {
-  for (const size_t end = id + count; id < end;) {
-    size_t last = id + 1;
-    while (last < end && last % cells != 0 && restored.has(last) == restored.has(id)) ++last;
-    take(id, static_cast<uint32_t>(last - id), restored.has(id));
-    id = last;
-  }
-}
+/// Writes `bytes` of a tensor from `offset` on to `out`: whole rows of cells, which are counted through all streams of `cells` cells.
+/// What was restored comes from `restored`, all else by read_back(). Throws std::runtime_error as that does.
+void read_tensor(const Sequences& sequences, Rewriter* rewriter, const RestoredRows& restored,
+                 const CellRows& rows, const ggml_tensor* tensor, uint32_t cells, size_t offset,
+                 size_t bytes, std::byte* out);
 
 /// Turns the restored keys of a layer by a number of positions for each cell, `[all cells]`.
 void turn_restored(const RestoredRows& restored, Rewriter& rewriter, const CellRows& rows,
