@@ -14,10 +14,12 @@
 
 namespace keyhole::gpu {
 
-/// Up to how many rows of lists a step reads: a share of the listed rows, `least` at least.
+/// Up to how many rows of lists a step reads: a share of the listed rows, `least` at least, and more for heads whose unread lists
+/// would hold more than `miss` of their output, by the upper estimate of index/scan/list_choice.h (0: no more).
 struct ListShare {
   float share = 0.12F;
   uint32_t least = 8192;
+  float miss = 0.0F;
 };
 
 /// Listed rows from which on a step chooses among lists. Whether that is faster than reading all blocks depends on their bytes:

@@ -344,7 +344,7 @@ void DeviceCodes::list(uint32_t layer, gpu::Stream stream) {
   if (wanted.rows == 0 || plan_.rows_by_host) return;
   Layer& l = layers_[layer];
   const size_t rows = size_t{codes_->count(layer)} * kCodeBlock / kRowsListed * kRowsListed;
-  if (rows <= l.listed || rows < gpu::kListsFrom || !codes_->takes_lists(layer)) return;
+  if (rows <= l.listed || rows < plan_.lists_from() || !codes_->takes_lists(layer)) return;
   l.listed = rows;  // what has no room is not tried again
   CodeShape shape = plan_.shape;
   shape.dim = model_.of(layer).head_dim;

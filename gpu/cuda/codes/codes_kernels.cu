@@ -84,7 +84,8 @@ uint32_t kept_lists(const CodesStep& step, const ListKernel& kernel, size_t most
   constexpr size_t kMostBytes = size_t{72} << 10U;
   constexpr uint32_t kTiles = kListBlocks * kListTile;
   const uint32_t of_block = (step.lists.list_capacity + kTiles - 1) / kTiles * kListTile;
-  const size_t lists = std::min(kMostBytes, most - kernel.shared) / kernel.shared_of_list;
+  const size_t lists =
+      std::min(kMostBytes, most - kernel.shared_of(step.lists.share)) / kernel.shared_of_list;
   return std::min(of_block, static_cast<uint32_t>(lists) / kListTile * kListTile);
 }
 
@@ -319,7 +320,7 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   }
   if (step.lists.list_capacity != 0) {
     const codes::ListKernel kernel = codes::list_kernel_of(step.shape.dim, step.group);
-    step.cluster = step.cluster && kernel.shared <= static_cast<size_t>(most);
+    step.cluster = step.cluster && kernel.shared_of(step.lists.share) <= static_cast<size_t>(most);
     if (step.cluster) step.lists.kept = codes::kept_lists(step, kernel, static_cast<size_t>(most));
   }
   least = std::max(least, finish);
@@ -355,9 +356,10 @@ cudaError_t choose_lists(const CodesStep& step, cudaStream_t stream, bool ahead)
   const codes::ListKernel kernel = codes::list_kernel_of(step.shape.dim, step.group);
   static_assert(codes::kListThreads == codes::kFinishThreads &&
                 codes::kListBlocks == codes::kFinishBlocks);
-  return codes::launch_clusters(kernel.choose, dim3(codes::kListBlocks * step.kv_heads),
-                                kernel.shared + step.lists.kept * kernel.shared_of_list, stream,
-                                arguments, ahead);
+  const size_t shared =
+      kernel.shared_of(step.lists.share) + step.lists.kept * kernel.shared_of_list;
+  return codes::launch_clusters(kernel.choose, dim3(codes::kListBlocks * step.kv_heads), shared,
+                                stream, arguments, ahead);
 }
 
 cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead) {

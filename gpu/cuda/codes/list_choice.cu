@@ -43,7 +43,8 @@ namespace {
 template <int kDim, int kHeadTiles>
 ListKernel kernel() {
   return {reinterpret_cast<const void*>(&list_kernel<kDim, kHeadTiles>),
-          sizeof(ListShared<kDim, kHeadTiles>), KeptLists<4 * kHeadTiles>::kBytes};
+          sizeof(ListShared<kDim, kHeadTiles>), sizeof(MoreShared<kHeadTiles>),
+          KeptLists<4 * kHeadTiles>::kBytes};
 }
 
 template <int kDim>

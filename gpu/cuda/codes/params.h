@@ -104,15 +104,20 @@ struct Kernels {
   [[nodiscard]] uint32_t attend_passes() const { return heads / attend_heads; }
 };
 
-/// The kernel that chooses among lists (gpu/cuda/codes/list_choice.cuh), and its shared memory in bytes, beside that of each list
-/// that a block keeps; null: there is none.
+/// The kernel that chooses among lists (gpu/cuda/codes/list_choice.cuh), and its shared memory in bytes: of all steps, of those
+/// with ListShare::miss besides, and of each list that a block keeps; null: there is none.
 inline constexpr uint32_t kListWarps = 8;
 inline constexpr uint32_t kListThreads = kListWarps * 32;
 inline constexpr uint32_t kListTile =
     16;  ///< lists that it scores together; its thread blocks have multiples of it
 struct ListKernel {
   const void* choose = nullptr;
-  size_t shared = 0, shared_of_list = 0;
+  size_t shared = 0, shared_of_more = 0, shared_of_list = 0;
+
+  /// Bytes, but for the lists that are kept.
+  [[nodiscard]] size_t shared_of(const ListShare& share) const {
+    return shared + (share.miss > 0.0F ? shared_of_more : 0);
+  }
 };
 [[nodiscard]] ListKernel list_kernel_of(uint32_t dim, uint32_t group);
 
