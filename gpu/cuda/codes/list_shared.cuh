@@ -100,7 +100,11 @@ struct ListShared {
   float block_ends[kListBlocks][kNumbers];  ///< from all blocks of the cluster
   float ends[kNumbers];
   float warp_reach[kListWarps][kHeads];  ///< of lists that are not read
-  uint32_t sums[kListWarps], pairs_before[kListWarps], pairs_of_all[kListWarps];
+  // Whole vectors each: the compiler would read a neighbour's last word with an array that begins beside it, which tools that look
+  // for races take for one.
+  alignas(16) uint32_t sums[kListWarps];
+  alignas(16) uint32_t pairs_before[kListWarps];
+  alignas(16) uint32_t pairs_of_all[kListWarps];
   uint32_t last_bin;
 };
 

@@ -33,7 +33,7 @@ struct MoreShared {
   // From here on the block's own, but for more_pairs, which all blocks write.
   float most_left[kHeads];  ///< what a head that lacks may leave; below 0: it does not lack
   uint32_t wanted[kHeads];  ///< so many first bins of a head are read
-  uint32_t more_pairs[kListBlocks];
+  alignas(16) uint32_t more_pairs[kListBlocks];
 };
 
 template <int kDim, int kHeadTiles>
