@@ -36,10 +36,6 @@ struct CodePlan {
   [[nodiscard]] uint32_t count() const {
     return static_cast<uint32_t>(std::count(layers.begin(), layers.end(), char{1}));
   }
-  /// Rows of a layer from which on steps on a device choose among its lists, where there are some.
-  [[nodiscard]] uint32_t lists_from() const {
-    return lists.from == 0 ? gpu::kListsFrom : lists.from;
-  }
   /// The number of the first layer that has codes; 0 where none has.
   [[nodiscard]] uint32_t first() const;
   /// The layers that have codes, as text: "4 to 31" or the like.
