@@ -46,8 +46,7 @@ bool gains_by_lists(const CodePlan& plan, const index::CodeListing& lists, const
   CodePlan with = plan;
   with.lists = lists;
   const CodeBytes bytes = code_bytes(with, tokens, params, model);
-  return static_cast<double>(bytes.device) <= kListsMayTake * static_cast<double>(room.device) &&
-         bytes.pinned <= room.pinned;
+  return bytes.device <= room.device && bytes.pinned <= room.pinned;
 }
 
 }  // namespace keyhole::runtime

@@ -18,10 +18,6 @@ namespace keyhole::runtime {
 /// Whether "auto" takes lists on a device where they are faster and there is memory for them. It wants lists that are made
 /// while a prompt comes: a first step that makes them takes seconds.
 inline constexpr bool kAutoTakesLists = false;
-/// Of the memory that codes may take, the part that they may take with lists by "auto": the rest is for other sessions, and
-/// for what applications take later.
-inline constexpr double kListsMayTake = 0.75;
-
 /// Rows of a layer from which on its steps are faster by lists; 0: at no number.
 [[nodiscard]] uint64_t rows_for_lists(const LayerShape& layer, const CodeShape& code);
 

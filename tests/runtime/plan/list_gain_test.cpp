@@ -69,8 +69,8 @@ TEST_F(ListGainOfAModel, WantsMoreRowsThanCodesAreReadInAndRoom) {
   EXPECT_FALSE(gains(plan(), UINT64_MAX, 32768)) << "all codes are as fast";
   const uint64_t bytes = code_bytes(listed(), kTokens, params_, model_).device;
   EXPECT_GT(bytes, code_bytes(plan(), kTokens, params_, model_).device);
-  EXPECT_TRUE(gains(plan(), bytes * 2));
-  EXPECT_FALSE(gains(plan(), bytes)) << "nothing is left for others";
+  EXPECT_TRUE(gains(plan(), bytes));
+  EXPECT_FALSE(gains(plan(), bytes - 1));
   CodePlan by_host = plan();
   by_host.rows_by_host = true;
   EXPECT_FALSE(gains(by_host, UINT64_MAX))
@@ -102,8 +102,8 @@ TEST_F(ListGainOfAModel, AutoTakesThemWhereTheSwitchIsOn) {
     return spec;
   };
   const uint64_t bytes = code_bytes(listed(), kTokens, params, model_).device;
-  EXPECT_EQ(index_with(bytes * 2), kAutoTakesLists ? "codes:k=4,v=4,lists=64" : "codes:k=4,v=4");
-  EXPECT_EQ(index_with(bytes), "codes:k=4,v=4");
+  EXPECT_EQ(index_with(bytes), kAutoTakesLists ? "codes:k=4,v=4,lists=64" : "codes:k=4,v=4");
+  EXPECT_EQ(index_with(bytes - 1), "codes:k=4,v=4");
   params.max_tokens = 32768;
   EXPECT_EQ(index_with(UINT64_MAX), "codes:k=4,v=4");
 }
