@@ -3,7 +3,7 @@
 // `t=131072` tokens, `rows=64` rows of a list on average, `layers=8`, `share=12` percent of the rows that a step reads,
 // `miss=0` percent of a head's output that unread lists may hold (ListShare::miss), `middle=0` the mean of values, in percent of what they
 // deviate from it: with 0 outputs are short, and heads with `miss` read next to all lists, from some 200 on they read no more,
-// `spread=60` percent of a nat by which lists' logits deviate.
+// `spread=60` percent of a nat by which lists' logits deviate, `blocks=0` thread blocks of a KV head that choose (CodesLists::blocks).
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -83,7 +83,7 @@ double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, Part
 
 static int run(int argc, char** argv) {
   uint32_t dim = 128, group = 4, kv_heads = 8, bits = 4, tokens = 131072, rows = 64, layers = 8,
-           percent = 12, miss = 0, middle = 0, spread = 60;
+           percent = 12, miss = 0, middle = 0, spread = 60, choosers = 0;
   for (int i = 1; i < argc; ++i) {
     const bool known =
         std::sscanf(argv[i], "d=%u", &dim) == 1 || std::sscanf(argv[i], "g=%u", &group) == 1 ||
@@ -93,11 +93,13 @@ static int run(int argc, char** argv) {
         std::sscanf(argv[i], "share=%u", &percent) == 1 ||
         std::sscanf(argv[i], "miss=%u", &miss) == 1 ||
         std::sscanf(argv[i], "middle=%u", &middle) == 1 ||
-        std::sscanf(argv[i], "spread=%u", &spread) == 1;
+        std::sscanf(argv[i], "spread=%u", &spread) == 1 ||
+        std::sscanf(argv[i], "blocks=%u", &choosers) == 1;
     if (!known) {
-      std::fprintf(stderr,
-                   "%s: allowed are d, g, kv, b, t, rows, layers, share, miss, middle, spread\n",
-                   argv[i]);
+      std::fprintf(
+          stderr,
+          "%s: allowed are d, g, kv, b, t, rows, layers, share, miss, middle, spread, blocks\n",
+          argv[i]);
       return 1;
     }
   }
@@ -194,6 +196,7 @@ static int run(int argc, char** argv) {
   with.lists.pair_capacity = sizes.pairs;
   with.lists.share.share = 0.01F * static_cast<float>(percent);
   with.lists.share.miss = 0.01F * static_cast<float>(miss);  // and without it below
+  with.lists.blocks = choosers;
   check(prepare_codes(s, 0), "prepare");
   check(prepare_codes(with, 0), "prepare");
   s.work = with.work = device<std::byte>(codes_work_bytes(with));
@@ -288,9 +291,10 @@ static int run(int argc, char** argv) {
     std::printf(" %.1f %% of the pairs, of one KV head %.1f",
                 100.0 * sum / kv_heads * kPairRows / tokens, 100.0 * most * kPairRows / tokens);
   };
-  std::printf("  miss=%u, middle=%u, spread=%u: choice %.1f pass %.1f N=16 %.1f N=64 %.1f |", miss,
-              middle, spread, time(more, 16, Part::choice), time(more, 16, Part::pass),
-              time(more, 16, Part::all), time(more, 64, Part::all));
+  std::printf(
+      "  by %u blocks: miss=%u, middle=%u, spread=%u: choice %.1f pass %.1f N=16 %.1f N=64 %.1f |",
+      with.lists.blocks, miss, middle, spread, time(more, 16, Part::choice),
+      time(more, 16, Part::pass), time(more, 16, Part::all), time(more, 64, Part::all));
   read(more);
   std::printf("; without:");
   read(chosen);

@@ -41,7 +41,8 @@ struct ListCase {
   DType rows = DType::f16;
   float apart = 1.0F;  ///< size of the clusters' centres, beside rows of size 1 about them
   bool asks_doubt = false;
-  uint32_t spare = 3;  ///< blocks that there is room for beside
+  uint32_t spare = 3;     ///< blocks that there is room for beside
+  uint32_t choosers = 0;  ///< thread blocks of a KV head that choose, see CodesLists::blocks
   uint32_t kept =
       ~0U;  ///< lists that a thread block keeps in shared memory at most, a multiple of 16
 };
@@ -167,6 +168,10 @@ class ListLayer {
     s.out = tensor(out_->get());
     s.lse = lse_->get();
     s.chosen = chosen_->get();
+    if (case_.choosers != 0 && s.lists.list_capacity != 0) {
+      s.lists.blocks = case_.choosers;
+      EXPECT_EQ(prepare_codes(s, 0), cudaSuccess);
+    }
     s.lists.kept = std::min(s.lists.kept, case_.kept);
     return s;
   }

@@ -178,6 +178,31 @@ TEST(ListSteps, ChooseAmongListsThatAreNotKept) {
   }
 }
 
+TEST(ListSteps, ChooseByTwiceAsManyThreadBlocks) {
+  KEYHOLE_NEEDS_LISTS();
+  uint32_t i = 0;
+  for (const uint32_t dim : {128U, 256U}) {
+    for (const uint32_t group : {4U, 6U, 16U}) {
+      ListCase c;
+      c.choosers = 16;
+      c.dim = dim;
+      c.group = group;
+      c.list_rows = 16;
+      c.bits = i % 2 == 0 ? 4 : 2;
+      c.miss = i % 2 == 0 ? 0.2F : 0.0F;
+      c.kept = i % 3 == 2 ? 16 : ~0U;
+      ++i;
+      run_case(c);
+      EXPECT_EQ(ListLayer(c, i).step().lists.blocks, 16U) << "the device has too small clusters";
+    }
+  }
+  ListCase c;  // of other dimensions there is no such kernel
+  c.choosers = 16;
+  c.dim = 64;
+  EXPECT_EQ(ListLayer(c, 1).step().lists.blocks, 8U);
+  run_case(c);
+}
+
 TEST(ListSteps, TakeSoftCapsAndRowsOfEveryType) {
   KEYHOLE_NEEDS_LISTS();
   for (const DType rows : {DType::f16, DType::bf16, DType::f32, DType::i8}) {

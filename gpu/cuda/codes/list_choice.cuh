@@ -2,7 +2,7 @@
 // by the head for which it stands out most above that head's lightest list, until a share of the rows is read, and then more of
 // them for heads that look at everything (gpu/cuda/codes/more_lists.cuh), if ListShare::miss says so.
 //
-// A cluster of 8 thread blocks has a KV head, each block an eighth of its lists in their order:
+// A cluster of 8 or 16 thread blocks has a KV head, each block an eighth or a sixteenth of its lists in their order:
 //
 //   score    products of the queries with the mean keys, on tensor cores: means in fp16, queries as the sum of two fp16
 //            numbers (22 bits). The first means are asked for before the kernels before this one have ended
@@ -26,14 +26,14 @@
 
 namespace keyhole::gpu::codes {
 
-/// The choice for a KV head, by a cluster of kListBlocks blocks.
-template <int kDim, int kHeadTiles>
+/// The choice for a KV head, by a cluster of kBlocks blocks.
+template <int kDim, int kHeadTiles, uint32_t kBlocks>
 class ListChooser {
  public:
   static constexpr uint32_t kHeads = 4 * kHeadTiles;
-  using Own = OwnLists<kDim, kHeadTiles>;
-  using Shared = ListShared<kDim, kHeadTiles>;
-  using More = MoreLists<kDim, kHeadTiles>;
+  using Own = OwnLists<kDim, kHeadTiles, kBlocks>;
+  using Shared = ListShared<kDim, kHeadTiles, kBlocks>;
+  using More = MoreLists<kDim, kHeadTiles, kBlocks>;
   using Ends = ListExtremes<kHeads>;
 
   /// memory: Shared, behind it MoreShared where more lists may be read, and then the lists that are kept.
@@ -195,7 +195,7 @@ class ListChooser {
         of_block = fmaxf(of_block, shared_.warp_ends[w][threadIdx.x]);
       }
 #pragma unroll
-      for (uint32_t b = 0; b < kListBlocks; ++b) {
+      for (uint32_t b = 0; b < kBlocks; ++b) {
         *in_block(&shared_.block_ends[own_.rank][threadIdx.x], b) = of_block;
       }
     }
@@ -203,7 +203,7 @@ class ListChooser {
     if (threadIdx.x < Ends::kNumbers) {
       float of_all = kMinusInf;
 #pragma unroll
-      for (uint32_t b = 0; b < kListBlocks; ++b) {
+      for (uint32_t b = 0; b < kBlocks; ++b) {
         of_all = fmaxf(of_all, shared_.block_ends[b][threadIdx.x]);
       }
       shared_.ends[threadIdx.x] = of_all;
@@ -218,8 +218,11 @@ class ListChooser {
     const bool counts = own_.head < s_.group;
     const float most = Own::largest_of_list(counts ? top - low : 0.0F);
     own_.for_each([&](uint32_t i, bool is_one) {
-      const float gain =
-          Own::largest_of_list(counts ? own_.hope_of(own_.list_of(i)) - low : kMinusInf);
+      const auto list = own_.list_of(i);
+      const float gain = Own::largest_of_list(counts ? own_.hope_of(list) - low : kMinusInf);
+      if (asks_ && is_one) {
+        own_.note_weight(i, own_.weight_of(list, own_.place_of(i).rows, own_.head));
+      }
       if (!is_one || own_.head != 0) return;
       const float step = (most - gain) * kBinsPerNat;
       const uint32_t bin = step < kListBins - 1.0F
@@ -239,7 +242,7 @@ class ListChooser {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, bin = 2 * threadIdx.x;
     uint32_t rows[2] = {}, before[2] = {}, of_all[2] = {};
 #pragma unroll
-    for (uint32_t b = 0; b < kListBlocks; ++b) {
+    for (uint32_t b = 0; b < kBlocks; ++b) {
       const uint4 two = *reinterpret_cast<const uint4*>(in_block(&shared_.bins[bin], b));
       rows[0] += two.x, rows[1] += two.z;
       of_all[0] += two.y, of_all[1] += two.w;
@@ -303,7 +306,7 @@ class ListChooser {
     const uint32_t newer = blocks_ > in_lists ? (blocks_ - in_lists) * kBlockMaxima : 0;
 #pragma unroll 1
     for (uint32_t i = own_.rank * kListThreads + threadIdx.x; i < newer;
-         i += kListBlocks * kListThreads) {
+         i += kBlocks * kListThreads) {
       const uint32_t pair = in_lists * kBlockMaxima + i;
       table[pairs + i] = {pair, ListedPair::kOfBlock | (kPairRows - 1) << ListedPair::kRowsAt |
                                     pair / kBlockMaxima};
@@ -326,7 +329,9 @@ class ListChooser {
       const bool is_read = own_.is_read(i, last);
       const auto list = own_.list_of(i);
       s_.list_weights[(own_.first + i) * kHeads + own_.head] =
-          is_read ? 0.0F : own_.weight_of(list, own_.place_of(i).rows, own_.head);
+          is_read ? 0.0F
+          : asks_ ? own_.noted_weight(i, own_.head)
+                  : own_.weight_of(list, own_.place_of(i).rows, own_.head);
       if (!is_read) reach = fmaxf(reach, list.score + doubt_reach(own_.noise, list.figures.widest));
     });
     reach = Own::largest_of_head(reach);
@@ -351,12 +356,12 @@ class ListChooser {
   uint32_t listed_ = 0, blocks_ = 0;
 };
 
-/// Grid (kListBlocks * KV heads), in clusters of kListBlocks.
-template <int kDim, int kHeadTiles>
+/// Grid (kBlocks * KV heads), in clusters of kBlocks.
+template <int kDim, int kHeadTiles, uint32_t kBlocks>
 __global__ void __launch_bounds__(kListThreads) list_kernel(const __grid_constant__ CodesParams s) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) unsigned char memory[];
-  ListChooser<kDim, kHeadTiles>(s, memory).run();
+  ListChooser<kDim, kHeadTiles, kBlocks>(s, memory).run();
 #endif
 }
 

@@ -72,23 +72,26 @@ template <int kHeads>
 struct KeptLists {
   static constexpr size_t kBytes =
       kHeads * sizeof(float) + sizeof(ListFigures) + sizeof(ListPlace) + sizeof(uint16_t);
+  static constexpr size_t kMoreBytes = kHeads * sizeof(float);  ///< besides, with ListShare::miss
 
   uint32_t count;        ///< that there is memory for, a multiple of kListTile
   float* scores;         ///< `[count, kHeads]`
   ListFigures* figures;  ///< `[count]`
   ListPlace* places;
   uint16_t* bins;
+  float* weights;  ///< `[count, kHeads]`, with ListShare::miss alone
 
   __device__ KeptLists(unsigned char* memory, uint32_t count)
       : count(count),
         scores(reinterpret_cast<float*>(memory)),
         figures(reinterpret_cast<ListFigures*>(scores + count * kHeads)),
         places(reinterpret_cast<ListPlace*>(figures + count)),
-        bins(reinterpret_cast<uint16_t*>(places + count)) {}
+        bins(reinterpret_cast<uint16_t*>(places + count)),
+        weights(reinterpret_cast<float*>(bins + count)) {}
 };
 static_assert(sizeof(ListFigures) == 16 && sizeof(ListPlace) == 8 && kListBins <= 1U << 16U);
 
-template <int kDim, int kHeadTiles>
+template <int kDim, int kHeadTiles, uint32_t kBlocks>
 struct ListShared {
   static constexpr int kHeads = 4 * kHeadTiles;
   static constexpr uint32_t kNumbers = ListExtremes<kHeads>::kNumbers;
@@ -97,7 +100,7 @@ struct ListShared {
   SplitQueries<kDim, kHeadTiles> split;
   alignas(16) uint2 bins[kListBins];  ///< rows and pairs of the block's lists
   float warp_ends[kListWarps][kNumbers];
-  float block_ends[kListBlocks][kNumbers];  ///< from all blocks of the cluster
+  float block_ends[kBlocks][kNumbers];  ///< from all blocks of the cluster
   float ends[kNumbers];
   float warp_reach[kListWarps][kHeads];  ///< of lists that are not read
   // Whole vectors each: the compiler would read a neighbour's last word with an array that begins beside it, which tools that look

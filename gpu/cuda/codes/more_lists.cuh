@@ -8,6 +8,8 @@
 //   add_left()    what lists that the share does not read weigh, and of each head how much of it by hope, in bins of 1/32 nat
 //   read_more()   behind a barrier of the cluster: which heads lack, and which lists they want. Where none lacks, that is all
 //
+// Their codes are not brought on the way to the L2 cache as those of the share: they may be more than it holds.
+//
 // The numbers of a bin are integers in units of the block's own sum, so that sums do not depend on the order of threads.
 #pragma once
 
@@ -18,7 +20,7 @@
 namespace keyhole::gpu::codes {
 
 /// Shared memory of a thread block, where ListShare::miss is not 0.
-template <int kHeadTiles>
+template <int kHeadTiles, uint32_t kBlocks>
 struct MoreShared {
   static constexpr uint32_t kHeads = 4 * kHeadTiles;
   static constexpr uint32_t kSampled = 32;  ///< components
@@ -33,14 +35,14 @@ struct MoreShared {
   // From here on the block's own, but for more_pairs, which all blocks write.
   float most_left[kHeads];  ///< what a head that lacks may leave; below 0: it does not lack
   uint32_t wanted[kHeads];  ///< so many first bins of a head are read
-  alignas(16) uint32_t more_pairs[kListBlocks];
+  alignas(16) uint32_t more_pairs[kBlocks];
 };
 
-template <int kDim, int kHeadTiles>
+template <int kDim, int kHeadTiles, uint32_t kBlocks>
 class MoreLists {
  public:
-  using Own = OwnLists<kDim, kHeadTiles>;
-  using Shared = MoreShared<kHeadTiles>;
+  using Own = OwnLists<kDim, kHeadTiles, kBlocks>;
+  using Shared = MoreShared<kHeadTiles, kBlocks>;
 
   __device__ MoreLists(const Own& own, unsigned char* memory)
       : own_(own), shared_(*reinterpret_cast<Shared*>(memory)) {}
@@ -58,41 +60,39 @@ class MoreLists {
     }
   }
 
+  /// After the weights of all lists are noted; a barrier comes between this and add_left().
   __device__ void add_values() const {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float sums[kColumns][kTaken][4] = {}, all[kColumns] = {};
+    uint4 means[kTaken], next[kTaken];
+    const auto load = [&](uint32_t tile) {
+#pragma unroll
+      for (int m = 0; m < kTaken; ++m) next[m] = __ldg(tile_of(tile) + m * 32 + lane);
+    };
+    if (warp * kListTile < own_.count) load(warp);
+    __syncthreads();
 #pragma unroll 1
     for (uint32_t tile = warp; tile * kListTile < own_.count; tile += kListWarps) {
-      uint4 means[kTaken];
 #pragma unroll
-      for (int m = 0; m < kTaken; ++m) means[m] = __ldg(tile_of(tile) + m * 32 + lane);
-#pragma unroll 1
+      for (int m = 0; m < kTaken; ++m) means[m] = next[m];
+      if ((tile + kListWarps) * kListTile < own_.count) load(tile + kListWarps);
+#pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         const uint32_t h = 8 * c + lane / 4;
-        float w[4] = {};
-#pragma unroll 1
-        for (uint32_t k = 0; k < 4 && h < kHeads; ++k) {
+        float w[4];
+#pragma unroll
+        for (uint32_t k = 0; k < 4; ++k) {
           const uint32_t i = tile * kListTile + lane % 4 * 2 + k % 2 + k / 2 * 8;
-          if (i >= own_.count) continue;
-          const auto list = own_.list_of(i, h, own_.shared.queries.constants[h].noise);
-          const float weight = own_.weight_of(list, own_.place_of(i).rows, h);
-          if (k == 0) w[0] = weight;
-          if (k == 1) w[1] = weight;
-          if (k == 2) w[2] = weight;
-          if (k == 3) w[3] = weight;
+          w[k] = h < kHeads && i < own_.count ? own_.noted_weight(i, h) : 0.0F;
         }
+        all[c] += w[0] + w[1] + (w[2] + w[3]);
         const uint32_t b[2] = {packed(__float2half_rn(w[0]), __float2half_rn(w[1])),
                                packed(__float2half_rn(w[2]), __float2half_rn(w[3]))};
         __syncwarp();
 #pragma unroll
-        for (int own = 0; own < kColumns; ++own) {
-          if (own != c) continue;
-          all[own] += w[0] + w[1] + (w[2] + w[3]);
-#pragma unroll
-          for (int m = 0; m < kTaken; ++m) {
-            const uint32_t a[4] = {means[m].x, means[m].y, means[m].z, means[m].w};
-            multiply_add<__half>(sums[own][m], a, b[0], b[1]);
-          }
+        for (int m = 0; m < kTaken; ++m) {
+          const uint32_t a[4] = {means[m].x, means[m].y, means[m].z, means[m].w};
+          multiply_add<__half>(sums[c][m], a, b[0], b[1]);
         }
       }
     }
@@ -138,31 +138,27 @@ class MoreLists {
   __device__ void add_left(uint32_t last) const {
     constexpr float kUnits = 1U << 30U;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const auto left_of = [&](uint32_t i, bool is_one, const typename Own::List& list) {
-      const bool is_left = is_one && own_.bin_of(i) > last;
-      return is_left ? own_.weight_of(list, own_.place_of(i).rows, own_.head) : 0.0F;
-    };
+    const float all = shared_.all[own_.head];
+    const float units = all > 0.0F ? kUnits / all : 0.0F;
     float left = 0.0F;
-    own_.for_each([&](uint32_t i, bool is_one) { left += left_of(i, is_one, own_.list_of(i)); });
+    own_.for_each([&](uint32_t i, bool is_one) {
+      if (!is_one || own_.bin_of(i) <= last) return;
+      const float weight = own_.noted_weight(i, own_.head);
+      left += weight;
+      if (weight * units > 0.5F) {
+        atomicAdd(&shared_.bins[own_.head][bin_of(own_.list_of(i))],
+                  __float2uint_rn(fminf(weight * units, kUnits)));
+      }
+    });
     left = Own::sum_of_head(left);
     if (lane < kHeads) shared_.warp_left[warp][lane] = left;
     __syncthreads();
+    if (threadIdx.x >= kHeads) return;
     left = 0.0F;
 #pragma unroll
-    for (uint32_t w = 0; w < kListWarps; ++w) left += shared_.warp_left[w][own_.head];
-    if (threadIdx.x < kHeads) {
-      shared_.left[threadIdx.x] = left;
-      shared_.unit[threadIdx.x] = left / kUnits;
-    }
-    if (!(left > 0.0F)) left = kUnits;  // all weights are 0
-    const float units = kUnits / left;
-    own_.for_each([&](uint32_t i, bool is_one) {
-      const auto list = own_.list_of(i);
-      const float weight = left_of(i, is_one, list) * units;
-      if (weight > 0.5F) {
-        atomicAdd(&shared_.bins[own_.head][bin_of(list)], __float2uint_rn(fminf(weight, kUnits)));
-      }
-    });
+    for (uint32_t w = 0; w < kListWarps; ++w) left += shared_.warp_left[w][threadIdx.x];
+    shared_.left[threadIdx.x] = left;
+    shared_.unit[threadIdx.x] = all / kUnits;
   }
 
   /// Gives the lists that are read beside those of the share the bin kMoreBin. Returns their pairs of tiles, of all blocks;
@@ -185,17 +181,16 @@ class MoreLists {
       const ListPlace place = own_.place_of(i);
       own += Own::pairs_of_list(place);
       own_.note_bin(i, kMoreBin);
-      own_.prefetch_codes(i, place);
     });
     uint32_t of_block = 0;
     (void)sum_before(own, own_.shared, of_block);
-    if (threadIdx.x < kListBlocks) {
+    if (threadIdx.x < kBlocks) {
       *in_block(&shared_.more_pairs[own_.rank], threadIdx.x) = of_block;
     }
     cluster_barrier();
     uint32_t of_all = 0;
 #pragma unroll
-    for (uint32_t b = 0; b < kListBlocks; ++b) {
+    for (uint32_t b = 0; b < kBlocks; ++b) {
       if (b < own_.rank) before += shared_.more_pairs[b];
       of_all += shared_.more_pairs[b];
     }
@@ -225,8 +220,8 @@ class MoreLists {
     for (uint32_t h = threadIdx.x / 32; h < own_.s.group; h += kListWarps) {
       float o = 0.0F;
 #pragma unroll
-      for (uint32_t b = 0; b < kListBlocks; ++b) o += *in_block(&shared_.values[h][lane], b);
-      const bool is_block = lane < kListBlocks;
+      for (uint32_t b = 0; b < kBlocks; ++b) o += *in_block(&shared_.values[h][lane], b);
+      const bool is_block = lane < kBlocks;
       const float all = warp_sum(is_block ? *in_block(&shared_.all[h], lane) : 0.0F);
       const float left = warp_sum(is_block ? *in_block(&shared_.left[h], lane) : 0.0F);
       const float size = sqrtf(warp_sum(o * o) / Shared::kSampled);
@@ -247,7 +242,7 @@ class MoreLists {
       }
       float weights[kOfLane] = {};
 #pragma unroll 4
-      for (uint32_t b = 0; b < kListBlocks; ++b) {
+      for (uint32_t b = 0; b < kBlocks; ++b) {
         const float unit = *in_block(&shared_.unit[h], b);
 #pragma unroll
         for (int k = 0; k < kOfLane; k += 4) {

@@ -13,12 +13,13 @@ namespace keyhole::gpu::codes {
 inline constexpr uint32_t kMoreBin = 0xFFFFU;
 static_assert(kListBins <= kMoreBin);
 
-template <int kDim, int kHeadTiles>
+/// kBlocks: thread blocks of the cluster.
+template <int kDim, int kHeadTiles, uint32_t kBlocks>
 struct OwnLists {
   static constexpr uint32_t kHeads = 4 * kHeadTiles;
   static constexpr uint32_t kAtOnce =
       kListThreads / kHeads;  ///< lists that the block has at once, by head
-  using Shared = ListShared<kDim, kHeadTiles>;
+  using Shared = ListShared<kDim, kHeadTiles, kBlocks>;
   using Ends = ListExtremes<kHeads>;
 
   /// kept_memory: of the lists that are kept.
@@ -26,14 +27,13 @@ struct OwnLists {
       : s(s),
         shared(shared),
         kept(kept_memory, s.lists.kept),
-        kv_head(blockIdx.x / kListBlocks),
-        rank(blockIdx.x % kListBlocks),
+        kv_head(blockIdx.x / kBlocks),
+        rank(blockIdx.x % kBlocks),
         head(threadIdx.x % kHeads),
         cap(s.logits.softcap * kLog2E) {
     // Lists are older than the kernel before this one: the call that makes them ends with a kernel.
     const uint32_t all = __ldcg(&s.lists.counts[kv_head]);
-    const uint32_t share =
-        (all + kListTile * kListBlocks - 1) / (kListTile * kListBlocks) * kListTile;
+    const uint32_t share = (all + kListTile * kBlocks - 1) / (kListTile * kBlocks) * kListTile;
     begin = min(rank * share, all);
     count = min(begin + share, all) - begin;
     first = size_t{kv_head} * s.lists.list_capacity + begin;
@@ -87,6 +87,17 @@ struct OwnLists {
   [[nodiscard]] __device__ float weight_of(const List& list, uint32_t rows, uint32_t h) const {
     return static_cast<float>(rows) *
            weight_of_list(list.logit, list.figures.log_rows, shared.ends[Ends::kLogit + h]);
+  }
+  /// weight_of() as note_weight() has it, of any thread before the last barrier.
+  [[nodiscard]] __device__ float noted_weight(uint32_t i, uint32_t h) const {
+    return is_kept(i) ? kept.weights[i * kHeads + h] : s.list_weights[(first + i) * kHeads + h];
+  }
+  __device__ void note_weight(uint32_t i, float weight) const {
+    if (is_kept(i)) {
+      kept.weights[i * kHeads + head] = weight;
+    } else {
+      s.list_weights[(first + i) * kHeads + head] = weight;
+    }
   }
   /// Calls visit(i, whether there is such a list) for all lists of the block, by whole warps.
   template <class Visit>
