@@ -1,9 +1,9 @@
 // From how many rows on lists of codes on a device are worth their memory: where a step that chooses among them
 // (gpu/code_lists.h) is faster than one that reads all codes of a layer.
 //
-// It is a matter of bytes: choosing costs a step some 20 us, in which a card reads 60 MB, and lists save seven eighths of
-// what all codes take. With few KV heads choosing takes longer, because a KV head's lists are scored by 8 multiprocessors.
-// Measured by gpu_lists_bench (bench/RESULTS.md, "Lists of codes on a device").
+// Choosing takes a step some 30 us, and longer the more mean keys a KV head has, because few multiprocessors score them; what lists
+// save grows with the bytes of all codes. So they gain with many KV heads and long contexts, and with few KV heads at no length.
+// The times behind it are those of gpu_lists_bench on an H100 (bench/RESULTS.md, "Lists of codes on a device").
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,11 @@
 
 namespace keyhole::runtime {
 
-/// Whether "auto" takes lists on a device where they are faster and there is memory for them. It wants lists that are made
-/// while a prompt comes: a first step that makes them takes seconds.
-inline constexpr bool kAutoTakesLists = false;
-/// Rows of a layer from which on its steps are faster by lists; 0: at no number.
+/// Whether "auto" takes lists on a device where they are faster and there is memory for them.
+inline constexpr bool kAutoTakesLists = true;
+
+/// Rows of a layer from which on its steps are faster by lists, though they read twice the usual share of the rows, as they do in
+/// layers with heads that look at everything; 0: at no number.
 [[nodiscard]] uint64_t rows_for_lists(const LayerShape& layer, const CodeShape& code);
 
 /// Rows of a layer from which on steps of a plan that has lists choose among them: what the spec says (`from`), or what all

@@ -75,6 +75,9 @@ TEST_F(ListGainOfAModel, WantsMoreRowsThanCodesAreReadInAndRoom) {
   by_host.rows_by_host = true;
   EXPECT_FALSE(gains(by_host, UINT64_MAX))
       << "a device does not choose among rows that a host reads";
+  CodePlan some = plan();
+  some.layers[0] = 0;
+  EXPECT_FALSE(gains(some, UINT64_MAX)) << "the first layer found no room without lists";
   CodePlan none = plan();
   none.layers.assign(model_.layers, 0);
   EXPECT_FALSE(gains(none, UINT64_MAX));
