@@ -14,14 +14,16 @@
 
 namespace keyhole::gpu {
 
-/// Up to how many rows of lists a step reads: a share of the listed rows, `least` at least.
+/// Up to how many rows of lists a step reads: a share of the listed rows, `least` at least, and more for heads whose unread lists
+/// would hold more than `miss` of their output, by the upper estimate of index/scan/list_choice.h (0: no more).
 struct ListShare {
   float share = 0.12F;
   uint32_t least = 8192;
+  float miss = 0.0F;
 };
 
-/// Listed rows from which on a step chooses among lists. Whether that is faster than reading all blocks depends on their bytes:
-/// from 70 MB of codes in a layer on, 64k rows of 8 KV heads of 128 components at 4 bits.
+/// Listed rows from which on a step may choose among lists. Whether that is faster than reading all blocks depends on their bytes
+/// and on the number of KV heads (runtime/plan/list_gain.h).
 inline constexpr uint32_t kListsFrom = 32768;
 
 /// The lists of rows [begin, begin + rows) of one KV head, in host memory: the parts of an index::CodeChunk.

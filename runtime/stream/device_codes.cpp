@@ -7,6 +7,7 @@
 
 #include "cpu/aligned.h"
 #include "gpu/pinned_memory.h"
+#include "runtime/plan/list_gain.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -344,7 +345,7 @@ void DeviceCodes::list(uint32_t layer, gpu::Stream stream) {
   if (wanted.rows == 0 || plan_.rows_by_host) return;
   Layer& l = layers_[layer];
   const size_t rows = size_t{codes_->count(layer)} * kCodeBlock / kRowsListed * kRowsListed;
-  if (rows <= l.listed || rows < gpu::kListsFrom || !codes_->takes_lists(layer)) return;
+  if (rows <= l.listed || rows < lists_from(plan_, model_) || !codes_->takes_lists(layer)) return;
   l.listed = rows;  // what has no room is not tried again
   CodeShape shape = plan_.shape;
   shape.dim = model_.of(layer).head_dim;

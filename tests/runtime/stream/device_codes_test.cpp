@@ -292,10 +292,15 @@ TEST(CodePlanTest, HasTheListsThatAllHeadsAskFor) {
   };
   EXPECT_EQ(shape(plan(), 65536).list_rows, 64U);
   EXPECT_EQ(shape(plan(), 65536).list_share.share, 0.25F);
+  EXPECT_EQ(shape(plan(), 65536).list_share.miss, 0.7F);
   CodePlan without = plan();
   without.lists = {};
   EXPECT_GT(gpu::codes_bytes(shape(plan(), 65536)), 2 * gpu::codes_bytes(shape(without, 65536)));
   EXPECT_EQ(shape(plan(), 16384).list_rows, 0U) << "too few rows for lists";
+  CodePlan early = plan();
+  early.lists.from = 8192;
+  EXPECT_EQ(shape(early, 16384).list_rows, 64U) << "the spec says from how many rows on";
+  EXPECT_EQ(shape(early, 16384).lists_from, 8192U);
   CodePlan by_host = plan();
   by_host.rows_by_host = true;
   EXPECT_EQ(shape(by_host, 65536).list_rows, 0U) << "the device does not read the rows";
