@@ -25,10 +25,6 @@ struct EmptyRows final : CodeSource {
   const index::Balance& balance(uint32_t, uint32_t) override {
     throw Error(Status::internal, "planted: no rows");
   }
-  std::vector<index::CodeChunk> make_lists(uint32_t, size_t, size_t, const CodeShape&,
-                                           const index::ListConfig&) override {
-    return {};
-  }
   void set_pinned(uint32_t, size_t) override {}
   bool is_shared(uint32_t, size_t) const override { return false; }
 };
@@ -119,7 +115,7 @@ TEST(DeviceCodesTest, RefusesToBeOnTheDeviceWithoutHeadsThatHaveThem) {
   }
 }
 
-/// Rows of which nobody looks at a byte, and lists of one row each 256.
+/// Rows of which nobody looks at a byte.
 struct CountedRows final : CodeSource {
   explicit CountedRows(const ModelShape& of) : model(of) {
     balance_.key_scale.assign(of.head_dim, 1.0F);
@@ -135,22 +131,6 @@ struct CountedRows final : CodeSource {
   uint32_t row_block() const override { return kCodeBlock; }
   void learn_balances(uint32_t) override {}
   const index::Balance& balance(uint32_t, uint32_t) override { return balance_; }
-  std::vector<index::CodeChunk> make_lists(uint32_t layer, size_t begin, size_t rows,
-                                           const CodeShape& shape,
-                                           const index::ListConfig& config) override {
-    EXPECT_EQ(layer, 1U);
-    EXPECT_EQ(shape.dim, model.head_dim);
-    EXPECT_EQ(config.rows, 64U);
-    std::vector<index::CodeChunk> chunks(model.kv_heads);
-    for (uint32_t h = 0; h < model.kv_heads; ++h) {
-      chunks[h].begin = begin;
-      chunks[h].rows = rows;
-      for (size_t end = kCodeBlock; end <= rows; end += kCodeBlock) {
-        chunks[h].ends.push_back(static_cast<uint32_t>(end + h));
-      }
-    }
-    return chunks;
-  }
   void set_pinned(uint32_t, size_t) override {}
   bool is_shared(uint32_t, size_t) const override { return false; }
 
@@ -180,22 +160,18 @@ struct CountedCodes final : gpu::Codes {
   }
   uint32_t count(uint32_t) const override { return blocks; }
   [[nodiscard]] bool takes_lists(uint32_t) const override { return can; }
-  bool set_lists(uint32_t layer, uint32_t begin, uint32_t rows, const gpu::HeadLists* heads,
-                 gpu::Stream) override {
+  bool make_lists(uint32_t layer, uint32_t begin, uint32_t rows) override {
     EXPECT_EQ(layer, 1U);
     EXPECT_LE(begin + rows, blocks * kCodeBlock);
-    for (uint32_t h = 0; h < 2; ++h) {
-      EXPECT_EQ(heads[h].lists, rows / kCodeBlock);
-      EXPECT_EQ(heads[h].ends[0], kCodeBlock + h) << "each head has its own";
-    }
+    EXPECT_EQ(begin, made_lists(layer));
     asked.emplace_back(begin, rows);
-    if (!takes) return false;
-    while (!ends.empty() && ends.back() > begin) ends.pop_back();
-    EXPECT_EQ(begin, ends.empty() ? 0U : ends.back());
     ends.push_back(begin + rows);
     return true;
   }
-  uint32_t listed(uint32_t) const override { return ends.empty() ? 0 : ends.back(); }
+  void use_lists(uint32_t, gpu::Stream) override { used = made_lists(1); }
+  void stop_lists(uint32_t) override { ++stopped; }
+  uint32_t made_lists(uint32_t) const override { return ends.empty() ? 0 : ends.back(); }
+  uint32_t listed(uint32_t) const override { return used; }
   void copy_layer(uint32_t, Codes&) override {}
   void complete() override {}
   uint32_t serve_rows(uint32_t) override { return 0; }
@@ -206,7 +182,8 @@ struct CountedCodes final : gpu::Codes {
 
   using Asked = std::vector<std::pair<uint32_t, uint32_t>>;
   uint32_t blocks = 0;
-  bool can = true, takes = true;
+  bool can = true;
+  uint32_t used = 0, stopped = 0;
   std::vector<uint32_t> ends;  ///< of rows that were listed together
   Asked asked;                 ///< (begin, rows), since it was cleared
 };
@@ -244,19 +221,30 @@ TEST(DeviceCodesTest, PutsRowsInListsAsTheyCome) {
   EXPECT_EQ(asks(33024), (Asked{{0, 16384}, {16384, 16384}}));
   EXPECT_EQ(asks(33024), Asked{});
   EXPECT_EQ(asks(36608), Asked{});
+  EXPECT_EQ(made->used, 32768U) << "what an earlier step has asked for";
   EXPECT_EQ(asks(36864), (Asked{{32768, 4096}}));
-  EXPECT_EQ(asks(41216), (Asked{{32768, 8192}})) << "a segment is clustered anew as it fills";
-  EXPECT_EQ(asks(53504), (Asked{{32768, 16384}, {49152, 4096}}));
+  EXPECT_EQ(asks(41216), (Asked{{36864, 4352}})) << "lists stay as they are";
+  EXPECT_EQ(asks(53504), (Asked{{41216, 12288}}));
   codes.truncate(1, 40192, {});
-  EXPECT_EQ(asks(40192), (Asked{{32768, 4096}})) << "what was listed beyond was cut";
-  made->takes = false;
-  EXPECT_EQ(asks(57600), (Asked{{32768, 16384}})) << "there is no room";
-  EXPECT_EQ(asks(58112), Asked{}) << "and it asks no more until more rows have come";
-  codes.truncate(1, 58112, {});
-  EXPECT_EQ(asks(58112), Asked{}) << "nor when tokens were taken back that had no codes";
-  EXPECT_EQ(asks(61440), (Asked{{32768, 16384}}));
+  EXPECT_EQ(asks(40192), Asked{});
+  EXPECT_EQ(asks(41216), (Asked{{36864, 4352}})) << "what was listed beyond was cut";
+  // While a prompt comes, whole stretches alone.
+  const auto asks_beside = [&](size_t count) {
+    made->asked.clear();
+    rows.count = count;
+    codes.pin_beside(1);
+    while (!codes.is_current(1)) codes.encode_pinned({});
+    return made->asked;
+  };
+  EXPECT_EQ(asks_beside(57344), Asked{});
+  EXPECT_EQ(asks_beside(57600), (Asked{{41216, 16384}}));
+  EXPECT_EQ(asks_beside(61696), Asked{});
+  EXPECT_EQ(asks(61696), (Asked{{57600, 4096}}));
   made->can = false;
-  EXPECT_EQ(asks(65536), Asked{}) << "nothing is clustered for a device that has no use for it";
+  EXPECT_EQ(asks(70000 / 256 * 256), Asked{}) << "a device that has no use for lists makes none";
+  EXPECT_EQ(made->stopped, 0U);
+  codes.give_up_first("planted");
+  EXPECT_EQ(made->stopped, 1U) << "rows of lists that are being made stay pinned until then";
 }
 
 TEST(CodeSpecsTest, SaysWhatTheTypeSays) {
