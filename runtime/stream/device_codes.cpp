@@ -309,10 +309,9 @@ void DeviceCodes::encode_pinned(gpu::Stream stream) {
     throw;
   }
   for (uint32_t l = 0; l < model_.layers; ++l) {
-    if (layer_has(l) && layers_[l].has_balance && !is_current(l)) {
-      encode(l, pinned_rows(l), stream);
-      list(l, gpu::kListStretch);
-    }
+    if (!layer_has(l) || !layers_[l].has_balance) continue;
+    if (!is_current(l)) encode(l, pinned_rows(l), stream);
+    list(l, gpu::kListStretch);
   }
 }
 
@@ -339,9 +338,12 @@ void DeviceCodes::make_current(uint32_t layer, gpu::Stream stream) {
 void DeviceCodes::list(uint32_t layer, size_t least) {
   const index::CodeListing& wanted = plan_.lists;
   if (wanted.rows == 0 || plan_.rows_by_host) return;
-  const size_t rows = size_t{codes_->count(layer)} * kCodeBlock;
+  size_t rows = size_t{codes_->count(layer)} * kCodeBlock;
   size_t begin = codes_->made_lists(layer);
   if (rows < gpu::kListsFrom || rows - begin < least || !codes_->takes_lists(layer)) return;
+  // The codes of a copy are here before its rows are pinned.
+  rows = std::min(rows, pinned_rows(layer) / kCodeBlock * kCodeBlock);
+  if (rows < begin) return;
   try {
     while (rows - begin >= least) {
       const size_t count = std::min<size_t>(rows - begin, gpu::kListStretch);
