@@ -18,7 +18,7 @@
 namespace keyhole::gpu {
 namespace {
 
-using codes::kMostOfLane;
+constexpr uint32_t kMostOfLane = kMostListDim / 32;  // components of a row
 
 constexpr uint32_t kAssignThreads = 512;  // 16 rows a warp
 constexpr uint32_t kAssignRows = kAssignThreads / 32 * 16;
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kTileClusters * 32)
 /// Each centroid becomes the mean of its rows; one without rows stays where it is. Grid (clusters, heads).
 __global__ void __launch_bounds__(kMeanWarps * 32)
     move_centroids(const __grid_constant__ MakeLists p) {
-  __shared__ float sums[kMeanWarps][kMaxDeviceHeadDim];
+  __shared__ float sums[kMeanWarps][kMostListDim];
   const uint32_t head = blockIdx.y, cluster = blockIdx.x, dim = p.shape.dim;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t* const starts = p.starts + size_t{head} * (p.stretch.clusters + 1);

@@ -28,12 +28,12 @@ namespace {
 using codes::bounded;
 using codes::code_row;
 using codes::CodedRow;
-using codes::kMostOfLane;
 using codes::rotate_row;
 using codes::to_half;
 
 constexpr uint32_t kEncodeWarps = 16;
 constexpr uint32_t kEncodeThreads = kEncodeWarps * 32;
+constexpr uint32_t kMostOfLane = kMaxDeviceHeadDim / 32;  // components of a row
 
 /// Shared memory of the kernel, beside the rows.
 struct EncodeShared {

@@ -19,12 +19,11 @@
 namespace keyhole::gpu {
 namespace {
 
-using codes::kMostOfLane;
-
+constexpr uint32_t kMostOfLane = kMostListDim / 32;  // components of a row
 constexpr uint32_t kDivideThreads = 1024;
 constexpr uint32_t kListWarps = 8;
 constexpr uint32_t kListThreads = kListWarps * 32;
-static_assert(kListThreads >= kMaxDeviceHeadDim, "a thread has a component");
+static_assert(kListThreads >= kMostListDim, "a thread has a component");
 static_assert(kListThreads >= kCodeBlock, "a thread has a row");
 
 // ---- Clusters to lists ---------------------------------------------------------------------------
@@ -99,13 +98,13 @@ __global__ void __launch_bounds__(kDivideThreads)
 // ---- Codes ---------------------------------------------------------------------------------------
 
 struct ListShared {
-  float rotated[kListWarps][kMaxDeviceHeadDim];
-  float means[kMaxDeviceHeadDim];
+  float rotated[kListWarps][kMostListDim];
+  float means[kMostListDim];
   float noise[kCodeBlock];
   float spread[kCodeBlock];
   __half factors[kCodeBlock];  ///< of keys
   uint16_t rows[kCodeBlock];   ///< numbers in the stretch
-  alignas(16) std::byte codes[kPairRows * kMaxDeviceHeadDim];
+  alignas(16) std::byte codes[kPairRows * kMostListDim];
 };
 
 /// Where the number of component j in the mean value of a list lies among the halves of its tile, see MeanTiles.

@@ -6,13 +6,9 @@
 #include <cuda_fp16.h>
 
 #include "cpu/code_layout.h"
-#include "cpu/types.h"
 #include "gpu/cuda/common/warp.cuh"
 
 namespace keyhole::gpu::codes {
-
-/// The most components of a row that a lane has: every 32nd.
-constexpr uint32_t kMostOfLane = kMaxDeviceHeadDim / 32;
 
 /// fp16 as in files: numbers beyond its range become the largest number, not infinity, and `fits` becomes false.
 __device__ inline __half to_half(float x, bool& fits) {
@@ -60,6 +56,7 @@ struct CodedRow {
 };
 
 /// One warp: the codes of a row of residuals, of which a lane has every 32nd component, to `codes`, a byte each.
+template <uint32_t kMostOfLane>
 __device__ inline CodedRow code_row(const float (&x)[kMostOfLane], uint32_t dim, uint32_t bits,
                                     uint32_t lane, uint8_t* codes) {
   CodedRow out;

@@ -25,6 +25,9 @@
 
 namespace keyhole::gpu {
 
+/// The longest rows that are put in lists.
+inline constexpr uint32_t kMostListDim = 256;
+
 /// What lists and pairs a KV head has, all stretches up to some one together.
 struct ListTotals {
   uint32_t lists = 0, pairs = 0;
