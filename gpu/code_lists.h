@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "cpu/code_layout.h"
 
@@ -26,17 +25,8 @@ struct ListShare {
 /// and on the number of KV heads (runtime/plan/list_gain.h).
 inline constexpr uint32_t kListsFrom = 32768;
 
-/// The lists of rows [begin, begin + rows) of one KV head, in host memory: the parts of an index::CodeChunk.
-struct HeadLists {
-  uint32_t lists = 0;
-  const uint32_t* ids = nullptr;   ///< `[rows]` the rows of the first list, of the second, ..
-  const uint32_t* ends = nullptr;  ///< `[lists]` where each list ends in ids; 1 to kCodeBlock rows
-  const size_t* at = nullptr;      ///< `[lists]` where its codes begin in `codes`, in bytes
-  const std::byte* means = nullptr;  ///< `[2 (key, value), lists, dim]` fp16
-  /// Of each list `[tiles]` key codes, `[tiles]` value codes and `[tiles, 16, 2]` factors, as in cpu/code_layout.h.
-  const std::byte* codes = nullptr;
-  const float *spreads = nullptr, *noises = nullptr, *widest = nullptr;  ///< `[lists]`
-};
+/// Fewer rows than that a list does not have on average.
+inline constexpr uint32_t kFewestListRows = 16;
 
 /// Where a list lies among the pairs of its KV head.
 struct ListPlace {
@@ -79,20 +69,26 @@ struct ListSizes {
   }
 };
 
-/// Pairs of tiles that the lists take.
-[[nodiscard]] uint32_t pairs_of_lists(const HeadLists& lists);
+/// The most rows that are clustered together: they take as long as their number squared, and the error does not fall with it.
+inline constexpr uint32_t kListStretch = 16384;
 
-/// Lists of a KV head as they lie on the device, each part for all of them.
-struct PackedLists {
-  std::vector<std::byte>
-      pairs;                  ///< `[pairs, list_pair_bytes()]` keys, values and factors of 32 rows
-  std::vector<uint32_t> ids;  ///< `[pairs, 32]` the rows' numbers; 0 where there is no row
-  std::vector<ListPlace> places;     ///< `[lists]`
-  std::vector<ListFigures> figures;  ///< `[lists]`
+/// What the lists of rows that are clustered together have at most, of a KV head: the sum over all stretches is no more than
+/// ListSizes.
+struct ListStretch {
+  uint32_t clusters = 0;
+  uint32_t lists = 0;
+  uint32_t pairs = 0;
+  uint32_t even_rows = 0;  ///< of a list, where the clusters' own lists would take more pairs
+
+  /// rows: a multiple of kCodeBlock; list_rows as of ListSizes.
+  constexpr ListStretch(uint32_t rows, uint32_t list_rows) {
+    const uint32_t each = std::max(list_rows, kFewestListRows), blocks = rows / kCodeBlock;
+    clusters = std::max((rows + each / 2) / each, 1U);
+    lists = rows / each + 2 * blocks;
+    pairs = std::max(blocks * 11, blocks * (kCodeBlock / kPairRows) + lists / 8 * 5);
+    even_rows = (each + kPairRows - 1) / kPairRows * kPairRows;
+  }
+  constexpr ListStretch() = default;
 };
-
-/// Packs lists whose first pair is number `first_pair` of the KV head, over what `out` had.
-void pack_lists(const CodeShape& shape, const HeadLists& lists, uint32_t first_pair,
-                PackedLists& out);
 
 }  // namespace keyhole::gpu

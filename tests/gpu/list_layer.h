@@ -1,4 +1,4 @@
-// For tests of lists of codes on the device: a layer whose keys lie in clusters, its lists as the host makes them, and the
+// For tests of lists of codes on the device: a layer whose keys lie in clusters, the lists that the device makes of it, and the
 // right result of a step over them in double precision.
 #pragma once
 
@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -23,6 +24,7 @@
 #include "index/scan/list_choice.h"
 #include "tests/gpu/codes_fixture.h"
 #include "tests/gpu/codes_layer.h"
+#include "tests/gpu/made_lists.h"
 #include "tests/normal.h"
 
 namespace keyhole::gpu::test {
@@ -46,19 +48,6 @@ struct ListCase {
   uint32_t kept =
       ~0U;  ///< lists that a thread block keeps in shared memory at most, a multiple of 16
 };
-
-/// The view of a chunk of the host's lists that the device takes.
-inline HeadLists view_of(const index::CodeChunk& chunk) {
-  return {.lists = static_cast<uint32_t>(chunk.lists()),
-          .ids = chunk.ids.data(),
-          .ends = chunk.ends.data(),
-          .at = chunk.at.data(),
-          .means = chunk.means,
-          .codes = chunk.codes,
-          .spreads = chunk.spreads.data(),
-          .noises = chunk.noises.data(),
-          .widest = chunk.widest.data()};
-}
 
 class ListLayer {
  public:
@@ -93,49 +82,49 @@ class ListLayer {
     for (uint32_t h = 0; h < kHeads; ++h) {
       lists_.emplace_back(shape_.code, rows_->codes(h).balance());
     }
-    for (uint32_t begin = 0; begin < c.listed; begin += c.stretch) list(begin, c.stretch);
     const auto heads = static_cast<uint32_t>(shape_.q_heads);
     out_ = std::make_unique<DeviceVector<float>>(size_t{heads} * c.dim);
     lse_ = std::make_unique<DeviceVector<float>>(heads);
     device_q_ = std::make_unique<DeviceVector<float>>(q_);
     chosen_ = std::make_unique<DeviceVector<uint32_t>>(size_t{kHeads} * kMostDeviceRows);
+    for (uint32_t begin = 0; begin < c.listed; begin += c.stretch) list(begin, c.stretch);
   }
 
   [[nodiscard]] CudaCodes& codes() { return *codes_; }
   [[nodiscard]] const CodesShape& shape() const { return shape_; }
   [[nodiscard]] OffloadedLayer& rows() { return *rows_; }
+  [[nodiscard]] KvView head(uint32_t h) const { return rows_->head(h); }
+  [[nodiscard]] std::vector<float> row(const RowsView& rows, uint32_t id) const {
+    return rows_->row(rows, id);
+  }
   [[nodiscard]] uint32_t blocks() const { return rows_->rows() / kCodeBlock; }
   [[nodiscard]] std::vector<float>& q() { return q_; }
   [[nodiscard]] std::mt19937& rng() { return rng_; }
 
-  /// Makes lists of blocks [begin, begin + count) on the host, and tells the device.
-  bool list(uint32_t begin, uint32_t count) {
-    std::vector<index::CodeChunk> chunks = make(begin, count);
-    std::vector<HeadLists> views;
-    for (const index::CodeChunk& chunk : chunks) views.push_back(view_of(chunk));
-    if (!codes_->set_lists(0, begin * kCodeBlock, count * kCodeBlock, views.data(), {})) {
-      return false;
-    }
+  /// Has the device make lists of blocks [begin, begin + count), and waits until they are in use.
+  void list(uint32_t begin, uint32_t count) {
+    ASSERT_TRUE(codes_->make_lists(0, begin * kCodeBlock, count * kCodeBlock));
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    codes_->use_lists(0, {});
+    ASSERT_EQ(codes_->listed(0), (begin + count) * kCodeBlock);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     for (uint32_t h = 0; h < kHeads; ++h) {
       std::vector<index::CodeLists::Chunk> more;
-      more.emplace_back(std::move(chunks[h]));
+      more.emplace_back(made(h).chunk(static_cast<uint32_t>(lists_[h].lists()),
+                                      size_t{begin} * kCodeBlock, size_t{count} * kCodeBlock));
       lists_[h].append(std::move(more));
     }
-    return true;
   }
-  [[nodiscard]] std::vector<index::CodeChunk> make(uint32_t begin, uint32_t count) const {
+  [[nodiscard]] MadeLists made(uint32_t h) const { return {step(), h}; }
+  /// The host's lists of the same rows of a KV head.
+  [[nodiscard]] index::CodeChunk host_lists(uint32_t h, uint32_t begin, uint32_t count) const {
     index::Context context;
     context.kernels = &cpu::select_kernels();
     const index::Progress progress;
-    std::vector<index::CodeChunk> chunks;
-    for (uint32_t h = 0; h < kHeads; ++h) {
-      index::ProgressMeter meter(progress, 1.0);
-      chunks.push_back(index::make_chunk(context, shape_.code, rows_->codes(h).balance(),
-                                         rows_->head(h), size_t{begin} * kCodeBlock,
-                                         size_t{count} * kCodeBlock, {.rows = case_.list_rows},
-                                         meter));
-    }
-    return chunks;
+    index::ProgressMeter meter(progress, 1.0);
+    return index::make_chunk(context, shape_.code, rows_->codes(h).balance(), rows_->head(h),
+                             size_t{begin} * kCodeBlock, size_t{count} * kCodeBlock,
+                             {.rows = case_.list_rows}, meter);
   }
   /// Appends blocks of rows on both sides.
   void append(uint32_t count) {
@@ -143,6 +132,24 @@ class ListLayer {
     for (uint32_t i = 0; i < count * kCodeBlock; ++i) append_row();
     rows_->extend();
     codes_->encode(0, before, count, {});
+  }
+  /// Makes all keys of a group equal, where group_of says for each row which is its own, and encodes all blocks anew.
+  template <class GroupOf>
+  void group_keys(const GroupOf& group_of) {
+    const size_t width = size_t{kHeads} * case_.dim;
+    std::map<uint32_t, std::vector<float>> keys;
+    for (uint32_t i = 0; i < rows_->rows(); ++i) {
+      std::vector<float>& key = keys[group_of(i)];
+      if (key.empty()) key = random_floats(rng_, width);
+      rows_->write(i, key, random_floats(rng_, width));
+    }
+    codes_->encode(0, 0, blocks(), {});
+  }
+  /// Makes every element of a key the same.
+  void set_key(uint32_t row, float x) {
+    const size_t width = size_t{kHeads} * case_.dim;
+    rows_->write(row, std::vector<float>(width, x), random_floats(rng_, width));
+    codes_->encode(0, 0, blocks(), {});
   }
   void truncate(uint32_t blocks) {
     rows_->cut(blocks * kCodeBlock);

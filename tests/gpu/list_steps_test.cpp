@@ -256,17 +256,16 @@ TEST(ListSteps, FollowTruncationAndNewLists) {
   layer.append(5);
   layer.run();
   layer.check();
-  ASSERT_TRUE(layer.list(6, 3));
+  layer.list(6, 3);
   layer.run();
   layer.check();
-  // Lists of the newest rows give way to lists of more.
-  ASSERT_TRUE(layer.list(6, 8));
+  layer.list(9, 5);
   EXPECT_EQ(layer.codes().listed(0), 14 * kCodeBlock);
   layer.run();
   layer.check();
   // What is encoded anew is in no list.
   layer.codes().encode(0, 13, 1, {});
-  EXPECT_EQ(layer.codes().listed(0), 6 * kCodeBlock);
+  EXPECT_EQ(layer.codes().listed(0), 9 * kCodeBlock);
   layer.truncate(14);
   layer.run();
   layer.truncate(0);
@@ -293,12 +292,18 @@ TEST(ListSteps, ReadNewNumbersInAGraph) {
   layer.append(4);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   run();
-  ASSERT_TRUE(layer.list(12, 6));
+  layer.list(12, 6);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   run();
   layer.truncate(12);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   run();
+  // Without a list all rows are read as blocks.
+  layer.truncate(5);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(layer.codes().listed(0), 0U);
+  graph.run();
+  for (const double error : layer.errors()) EXPECT_LT(error, 0.1);
 }
 
 /// A row of a list that the rule leaves unread, and a query along what sets the row apart from its list's mean: the row
@@ -373,37 +378,6 @@ TEST(ListSteps, SettleHeadsInDoubtByAllCodes) {
     }
     EXPECT_GT(layer.codes().doubts().doubted, 0U);
   }
-}
-
-TEST(ListSteps, RefuseWhatDoesNotFit) {
-  KEYHOLE_NEEDS_LISTS();
-  ListCase c;
-  ListLayer layer(c, 3);
-  const std::vector<index::CodeChunk> chunks = layer.make(12, 1);
-  std::vector<HeadLists> views{view_of(chunks[0]), view_of(chunks[1])};
-  const auto refuses = [&](uint32_t begin, uint32_t rows) {
-    EXPECT_THROW((void)layer.codes().set_lists(0, begin, rows, views.data(), {}), Error);
-  };
-  refuses(13 * kCodeBlock, kCodeBlock);      // a gap
-  refuses(5 * kCodeBlock, kCodeBlock);       // in the midst of others
-  refuses(12 * kCodeBlock, 3 * kCodeBlock);  // rows without blocks
-  refuses(12 * kCodeBlock, 100);
-  refuses(12 * kCodeBlock, 0);
-  EXPECT_EQ(layer.codes().listed(0), 12 * kCodeBlock);
-  EXPECT_TRUE(layer.codes().set_lists(0, 12 * kCodeBlock, kCodeBlock, views.data(), {}));
-  // A list for every row takes more pairs of tiles than there is room for.
-  std::vector<uint32_t> ends(kCodeBlock);
-  for (uint32_t i = 0; i < kCodeBlock; ++i) ends[i] = i + 1;
-  std::vector<size_t> at(kCodeBlock);
-  std::vector<float> zeros(kCodeBlock);
-  for (HeadLists& view : views) {
-    view.lists = kCodeBlock;
-    view.ends = ends.data();
-    view.at = at.data();
-    view.spreads = view.noises = view.widest = zeros.data();
-  }
-  EXPECT_FALSE(layer.codes().set_lists(0, 12 * kCodeBlock, kCodeBlock, views.data(), {}));
-  EXPECT_EQ(layer.codes().listed(0), 13 * kCodeBlock);
 }
 
 }  // namespace
