@@ -1,8 +1,9 @@
 // FlashAttention-2's scheme over one piece of rows: a thread block keeps 64 queries of one head, a warp 16 of them,
 // walks over the rows 64 (of 256 components: 32) at a time, and never writes a logit to memory. Exact attention with
 // up to 128 components has 128 queries a block and 32 a warp: what is loaded of keys and values then serves two
-// products, and the tensor cores are the limit. With 512 components two warps have the same queries: both make all logits,
-// and each the sums of half of the components, for which one has registers.
+// products, and the tensor cores are the limit. With 512 components two warps have the same queries, and each makes the sums
+// of half of the components, for which one has registers; where queries are one number, each makes the logits of half of the
+// rows and tells the other.
 //
 // ACCURACY. Queries are one number of T or two, so that logits are those of fp32 queries: the second part is added up
 // where it is not 0 for some query of the block. Weights are one fp16 (2^-11 of each), or two bf16. Where keys and values are two
@@ -45,11 +46,20 @@ constexpr int kKeys = sums == Sums::all ? (d == 80   ? 64
                                                      : 32)
                       : d <= 128        ? 64
                                         : 32;
-/// Bytes of shared memory. Numbers that are no sums have no second part there.
+/// Whether two warps with the same queries divide the rows of a tile for the logits.
+template <int d, Sums sums>
+constexpr bool kDividesLogits = kParts<d> == 2 && sums == Sums::none;
+/// Bytes of shared memory for rows. Numbers that are no sums have no second part there.
 template <int d, int tiles, Sums sums>
-constexpr size_t kSharedBytes =
+constexpr size_t kRowBytes =
     sizeof(uint16_t) * kPitch<d>*((sums == Sums::none ? 1 : 2) * kQueries<tiles> +
                                   (sums == Sums::all ? 4 : 2) * kKeys<d, sums>);
+/// Bytes of all of it: behind the rows, logits that warps tell each other.
+template <int d, int tiles, Sums sums>
+constexpr size_t kSharedBytes = kRowBytes<d, tiles, sums> +
+                                (kDividesLogits<d, sums>
+                                     ? sizeof(float) * kQueries<tiles> * kKeys<d, sums>
+                                     : 0);
 
 /// Copies rows [first, first + rows) of `[.., stride]` to shared memory; rows from `end` on become zeros.
 template <int d, int rows, class T>
@@ -74,6 +84,7 @@ __global__ void __launch_bounds__(kThreads* kParts<d>, d <= 128 ? 2 : 1)
   constexpr int kKeys = blocked::kKeys<d, sums>;
   constexpr int kQueries = blocked::kQueries<tiles>;
   constexpr bool kTwoQueries = sums != Sums::none, kTwoRows = sums == Sums::all;
+  constexpr bool kDivides = kDividesLogits<d, sums>;
   constexpr bool kTwoWeights = kTwoRows || std::is_same_v<T, __nv_bfloat16>;
   constexpr int kRowsSize = kKeys * kPitch<d>;  // of keys or values, of one part
   extern __shared__ __align__(16) unsigned char memory[];
@@ -194,6 +205,7 @@ __global__ void __launch_bounds__(kThreads* kParts<d>, d <= 128 ? 2 : 1)
       }
 #pragma unroll
       for (int pair = 0; pair < kKeys / 16; ++pair) {
+        if (kDivides && 2 * pair / (kKeys / 16) != part) continue;
         const uint32_t at = (pair * 16 * kPitch<d> + step * 16) * sizeof(T);
         uint32_t k[4], k_low[4];
         load_matrices(k, k_lane + at);
@@ -214,8 +226,25 @@ __global__ void __launch_bounds__(kThreads* kParts<d>, d <= 128 ? 2 : 1)
       }
     }
 
+    // What a lane makes or needs of the tile's logits, each in a place of its own: calls move(logit, place).
+    const auto exchange = [&](int of_part, const auto& move) {
+      auto* const places = reinterpret_cast<float*>(memory + kRowBytes<d, tiles, sums>);
+#pragma unroll
+      for (int t = 0; t < tiles; ++t) {
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+          if (n / (kKeys / 16) != of_part) continue;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            move(s[t][n][i], places[(((warp * tiles + t) * (kKeys / 8) + n) * 4 + i) * 32 + lane]);
+          }
+        }
+      }
+    };
+    if constexpr (kDivides) exchange(part, [](float& x, float& place) { place = x; });
     wait_for_copies<0>();
-    __syncthreads();  // values are here, and all warps are done with the keys
+    __syncthreads();  // values and all logits are here, and all warps are done with the keys
+    if constexpr (kDivides) exchange(1 - part, [](float& x, float& place) { x = place; });
     if (tile + 1 < count) {
       fetch_tile(k_rows, a.keys, a.keys_low, tile + 1);
       commit_copies();
