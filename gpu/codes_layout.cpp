@@ -134,7 +134,7 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
       kWorkBeside * parts +
       aligned_product({parts, kv_heads, capacity, kMaximaOfBlock, padded + found, sizeof(float)}) +
       aligned_product({kv_heads, splits, heads, dim + 3, sizeof(float)});
-  if (shape.list_rows != 0) {
+  if (has_lists(shape)) {
     lists = ListSizes(static_cast<uint32_t>(capacity), shape.list_rows);
     // Steps of one token alone choose among lists: maxima of all pairs and the table of these; scores, weights and bins.
     const size_t padded_one = group <= 4 ? 4 : group <= 8 ? 8 : 16;

@@ -26,6 +26,11 @@ namespace keyhole::gpu {
   return shape.rows_by_host ? most_hosted_tokens(group) : most_step_tokens(group);
 }
 
+/// Whether rows may be put in lists: there are no kernels that choose among lists of longer rows.
+[[nodiscard]] constexpr bool has_lists(const CodesShape& shape) {
+  return shape.list_rows != 0 && is_device_index_dim(shape.code.dim);
+}
+
 /// What making the lists of a stretch of rows takes for a time (gpu/cuda/codes/make_lists.h): offsets of its parts.
 struct ListWorkLayout {
   ListWorkLayout() = default;

@@ -21,6 +21,7 @@ Kernels kernels_of(const CodeShape& shape, uint32_t group) {
     case 96: return kernels_of_96(shape.key_bits, group);
     case 128: return kernels_of_128(shape.key_bits, group);
     case 256: return kernels_of_256(shape.key_bits, group);
+    case 512: return kernels_of_512(shape.key_bits, group);
     default: return {};
   }
 }
@@ -287,7 +288,7 @@ void find_families(BatchParams& batch, uint32_t most) {
 }  // namespace codes
 
 bool codes_have_kernels(const CodeShape& shape, uint32_t group) {
-  return codes::kernels_of(shape, group).attend != nullptr;
+  return codes::kernels_of(shape, group).finish != nullptr;
 }
 
 uint32_t code_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
@@ -311,7 +312,7 @@ uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
                      uint32_t block_capacity, uint32_t multiprocessors,
                      size_t shared_of_multiprocessor, uint32_t resident_capacity, bool wide) {
   const codes::Kernels kernels = codes::kernels_of(shape, wide ? 1 : group);
-  if (kernels.attend == nullptr) return 1;
+  if (kernels.finish == nullptr) return 1;
   const uint32_t most =
       code_fill(shape, kv_heads, group, multiprocessors, shared_of_multiprocessor, wide);
   // A warp has 32 rows of codes or more; resident tokens come 32 to a thread block at once. The pass for many query rows
@@ -331,7 +332,7 @@ size_t codes_work_bytes(const CodesStep& step) {
 cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   if (step.wide) return codes::prepare_wide(step, device, needs);
   const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
-  if (kernels.attend == nullptr) return cudaErrorInvalidValue;
+  if (kernels.finish == nullptr) return cudaErrorInvalidValue;
   int most = 0;
   cudaError_t status =
       cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
@@ -341,7 +342,7 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   if (status != cudaSuccess) return status;
   step.processors = static_cast<uint32_t>(processors);
   size_t least = 0;
-  status = codes::prepare_attend(step, kernels, device, least);
+  if (kernels.attend != nullptr) status = codes::prepare_attend(step, kernels, device, least);
   step.cluster = step.cluster && kernels_have_clusters(device);
   size_t finish = 0;
   cudaError_t known = codes::all_shared_bytes(step, kernels, finish);

@@ -84,8 +84,8 @@ struct BatchKernels {
 
 /// The kernels of one shape.
 struct Kernels {
-  const void* attend = nullptr;
-  uint32_t attend_warps = 0;  ///< warps of its thread blocks
+  const void* attend = nullptr;  ///< null: the pass is that for many query rows alone
+  uint32_t attend_warps = 0;     ///< warps of its thread blocks
   uint32_t attend_heads =
       0;  ///< of a group that a thread block has; others are other blocks' (blockIdx.z)
   int attend_occupancy = 1;  ///< its thread blocks that a multiprocessor has registers for
@@ -141,5 +141,7 @@ struct ListKernel {
 [[nodiscard]] Kernels kernels_of_96(uint32_t bits, uint32_t group);
 [[nodiscard]] Kernels kernels_of_128(uint32_t bits, uint32_t group);
 [[nodiscard]] Kernels kernels_of_256(uint32_t bits, uint32_t group);
+/// Without `attend`; `finish` is the kernel for all parts of a step (gpu/cuda/codes/finish_parts.cuh).
+[[nodiscard]] Kernels kernels_of_512(uint32_t bits, uint32_t group);
 
 }  // namespace keyhole::gpu::codes
