@@ -130,6 +130,7 @@ bool TokenGraph::compute(const CutGraph& found, ggml_cgraph* graph, ggml_backend
   uint32_t tokens = 0;
   LazySession* session = cache != nullptr ? cache->single_step(attentions, tokens) : nullptr;
   if (session == nullptr || waits(graph)) return false;
+  check(cudaSetDevice(cache->stream().ordinal()), "choosing the card");
   Kept* kept = find(found, graph, session->serial());
   if (kept == nullptr) return false;
   if (kept->executable == nullptr) {
