@@ -46,7 +46,7 @@ CardCache* only_cache(const CutGraph& found, size_t& attentions) {
 
 /// Products over experts wait for the card, which no capture allows, but for few tokens by quantised weights.
 bool waits_for_card(const ggml_tensor* node) {
-  constexpr int64_t kFew = 8;
+  constexpr int64_t kFew = 5;  // by the kinds of weights of which it is the fewest
   return node->op == GGML_OP_MUL_MAT_ID &&
          (node->ne[2] > kFew || !ggml_is_quantized(node->src[0]->type));
 }
