@@ -17,6 +17,7 @@
 #include "tools/engines/llama.cpp/device.h"
 #include "tools/engines/llama.cpp/log.h"
 #include "tools/engines/llama.cpp/nodes.h"
+#include "tools/engines/llama.cpp/random_rows.h"
 
 namespace keyhole::llama_cpp {
 namespace {
@@ -110,7 +111,7 @@ void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, const void* d
   b.cache->restored(*name, at_bytes, size);
   try {
     std::byte* room = b.cache->room_for_restored(whole, *name, at_bytes, size);
-    if (room != nullptr) std::memcpy(room, data, size);
+    if (room != nullptr && !rows_are_random()) std::memcpy(room, data, size);
   } catch (const std::exception& error) {  // batches that see these cells are refused
     log(Level::kError, error.what());
   }

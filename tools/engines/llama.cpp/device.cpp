@@ -15,6 +15,7 @@
 #include "tools/engines/llama.cpp/buffer.h"
 #include "tools/engines/llama.cpp/cuda/proxy.h"
 #include "tools/engines/llama.cpp/log.h"
+#include "tools/engines/llama.cpp/random_rows.h"
 #include "tools/engines/llama.cpp/store.h"
 
 namespace keyhole::llama_cpp {
@@ -69,6 +70,9 @@ ggml_backend_dev_t get_device(ggml_backend_reg_t registry, size_t index) {
   return index < proxies.size() ? proxies[index] : device();
 }
 void* proc_address(ggml_backend_reg_t registry, const char* name) {
+  if (std::strcmp(name, "keyhole_random_rows") == 0) {
+    return reinterpret_cast<void*>(set_random_rows);
+  }
   if (!proxy_devices(registry).empty()) return proxy_address(name);
   if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) {
     return reinterpret_cast<void*>(set_backend_threads);

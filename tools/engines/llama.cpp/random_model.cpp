@@ -1,10 +1,11 @@
 // Writes a model of random weights, for timings and for checks beside itself: any card computes it as fast as a real one
 // of its shape, and next to nothing has to be brought.
-//   llama-random-model 8b|1b|30b-a3b|27b|tiny|tiny-hybrid FILE [NATS]
+//   llama-random-model 8b|1b|30b-a3b|27b|32b|tiny|tiny-hybrid FILE [NATS]
 //   8b    shape of Llama 3 8B, Q4_K and Q6_K where llama.cpp's recipe of Q4_K_M has them
 //   1b    shape of Llama 3.2 1B, the same
 //   30b-a3b  shape of Qwen3 30B-A3B, a mixture of 128 experts, the same
 //   27b   shape of Qwen3.5 27B, a hybrid: 16 of 64 layers have a cache, with 24 query and 4 KV heads of 256; the same
+//   32b   shape of Qwen3 32B without its norms of queries and keys: 64 layers, 64 query and 8 KV heads of 128; the same
 //   tiny, tiny-hybrid  four layers of 512 components, f16
 // NATS is the standard deviation of the logits of attention in the first layer (default: 1, as ordinary heads have it). The
 // quantised ones have no vocabulary: tokens are numbers.
@@ -48,6 +49,7 @@ constexpr Shape kShapes[] = {
     {"1b", Kind::kPlain, 16, 2048, 8192, 32, 8, 64, 128256, true},
     {"30b-a3b", Kind::kExperts, 48, 2048, 768, 32, 4, 128, 151936, true},
     {"27b", Kind::kHybrid, 64, 5120, 17408, 24, 4, 256, 248320, true},
+    {"32b", Kind::kPlain, 64, 5120, 25600, 64, 8, 128, 151936, true},
     {"tiny", Kind::kPlain, 4, 512, 1536, 8, 2, 64, 4096, false},
     {"tiny-hybrid", Kind::kHybrid, 4, 512, 1536, 6, 1, 256, 4096, false},
 };
@@ -308,7 +310,7 @@ class Model {
 int main(int argc, char** argv) {
   using namespace keyhole::llama_cpp;  // NOLINT(google-build-using-namespace)
   if (argc != 3 && argc != 4)
-    fail("llama-random-model 8b|1b|30b-a3b|27b|tiny|tiny-hybrid FILE [NATS]");
+    fail("llama-random-model 8b|1b|30b-a3b|27b|32b|tiny|tiny-hybrid FILE [NATS]");
   const float nats = argc == 4 ? std::strtof(argv[3], nullptr) : 1.0F;
   if (!(nats > 0.0F && nats < 100.0F)) fail("NATS: above 0 and below 100");
   const auto* shape = std::find_if(std::begin(kShapes), std::end(kShapes),

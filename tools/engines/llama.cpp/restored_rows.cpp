@@ -10,7 +10,24 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "tools/engines/llama.cpp/nodes.h"
+#include "tools/engines/llama.cpp/random_rows.h"
+
 namespace keyhole::llama_cpp {
+namespace {
+
+std::byte* make_region(const ggml_tensor* tensor) {
+  if (rows_are_random()) {
+    const auto name = cache_name(tensor);
+    return map_random_rows(name && name->values, ggml_nbytes(tensor));
+  }
+  void* made = mmap(nullptr, ggml_nbytes(tensor), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (made == MAP_FAILED) throw std::runtime_error("no address space for rows of a saved state");
+  return static_cast<std::byte*>(made);
+}
+
+}  // namespace
 
 std::byte* RestoredRows::write(const ggml_tensor* tensor, size_t offset, size_t bytes) {
   const size_t row = tensor->nb[1];
@@ -20,13 +37,12 @@ std::byte* RestoredRows::write(const ggml_tensor* tensor, size_t offset, size_t 
   }
   std::byte*& region = regions_[tensor];
   if (region == nullptr) {
-    void* made = mmap(nullptr, ggml_nbytes(tensor), PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (made == MAP_FAILED) {
+    try {
+      region = make_region(tensor);
+    } catch (...) {
       regions_.erase(tensor);
-      throw std::runtime_error("no address space for rows of a saved state");
+      throw;
     }
-    region = static_cast<std::byte*>(made);
   }
   for (size_t id = offset / row; id * row < offset + bytes; ++id) mark(id);
   return region + offset;

@@ -21,7 +21,8 @@ class RestoredRows {
   RestoredRows& operator=(const RestoredRows&) = delete;
 
   /// Room for `bytes` bytes from `offset` on of a tensor of the cache, for the caller to write; the cells that they lie in have
-  /// something here then. Throws std::runtime_error where there is no address space.
+  /// something here then. With random_rows.h it shows these already, and nothing is to be written. Throws std::runtime_error where
+  /// there is no address space.
   [[nodiscard]] std::byte* write(const ggml_tensor* tensor, size_t offset, size_t bytes);
   /// What was written of a tensor's cell, and behind it what was written of the next ones; has(id).
   [[nodiscard]] std::byte* row(const ggml_tensor* tensor, size_t id) const;

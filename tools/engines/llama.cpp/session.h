@@ -49,9 +49,10 @@ class Session {
   virtual void build() = 0;
   /// Waits for what is enqueued on the session's device.
   virtual void settle() {}
-  /// To be called just before each launch of the CUDA graph in which calls of attend() were captured last. False: the
-  /// graph is not valid any more, and nothing was announced.
-  [[nodiscard]] virtual bool announce() { return false; }
+  /// The number of the CUDA graph in which calls of attend() were captured last; 0: there is none.
+  [[nodiscard]] virtual uint64_t graph() const { return 0; }
+  /// To be called just before each launch of that graph. False: it is not valid any more, and nothing was announced.
+  [[nodiscard]] virtual bool announce(uint64_t /*graph*/) { return false; }
   [[nodiscard]] virtual std::unique_ptr<Session> fork() = 0;
   /// One line: tokens, index, memory, time.
   [[nodiscard]] virtual std::string describe() const = 0;

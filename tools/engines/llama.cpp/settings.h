@@ -34,8 +34,8 @@ struct Settings {
   /// Of a card alone: where K and V of prompts behind that length lie while the prompts come: on the card as long as it
   /// has room, or, with "host", nowhere but in Keyhole's sessions.
   bool rows_on_card = true;
-  /// Of a card alone: a step of one sequence becomes one CUDA graph when it is the second of its kind.
-  bool graphs = false;
+  /// Of a card alone: a step of one sequence, of up to nine tokens, becomes one CUDA graph when it is the second of its kind.
+  bool graphs = true;
   /// The pattern by which batches of at least `prompt_from` tokens attend, see keyhole_session_set_extend_pattern;
   /// "none": they attend as steps do.
   std::string prompt = "dense";

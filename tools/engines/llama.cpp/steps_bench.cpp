@@ -2,23 +2,29 @@
 // its sessions there), and of steps of several tokens, as drafts have them; and the device's memory that is in use, and the
 // process's on the host without the files that it maps. Of long prompts each eighth is printed when it is done.
 //   llama-steps-bench MODEL DEVICE TOKENS[:SECONDS] [BATCH [STEPS [N ...]]]
-// DEVICE: CUDA0, KEYHOLE0, ... or CPU. TOKENS: of the prompt, which ends after so many seconds as well. BATCH: of the prompt at once (default: 2048). STEPS: of each number
+//   llama-steps-bench MODEL DEVICE fill:TOKENS[,TOKENS ...] [BATCH [STEPS [N ...]]]
+// DEVICE: CUDA0, KEYHOLE0, ..., CPU, or several with commas between, over which layers are split. TOKENS: of the prompt, which ends after so many seconds as well. BATCH: of the prompt at once (default: 2048). STEPS: of each number
 // of tokens N (default: 64 of 1, 2, 3, 5 and 9). Tokens are random; drafts are kept.
+// fill: there is no prompt. K and V of so many tokens are random numbers, as large as those of a few real tokens (zeros with a
+// device that is not Keyhole's); behind the steps the time of two batches of BATCH tokens is told, as a prompt would have them there.
+// On a card the settings have to say card=0, so that the cache is in sessions from its second step on; on the CPU copy=off.
 // GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings.
 #include <ggml-backend.h>
 #include <llama.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <exception>
 #include <fstream>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
+
+#include "tools/engines/llama.cpp/filled_state.h"
 
 namespace {
 
@@ -31,13 +37,15 @@ class Bench {
  public:
   Bench(const char* path, const char* device, uint32_t context, uint32_t batch) {
     llama_model_params params = llama_model_default_params();
-    std::array<ggml_backend_dev_t, 2> devices{};
     if (std::string(device) != "CPU") {
-      devices[0] = ggml_backend_dev_by_name(device);
-      if (devices[0] == nullptr) fail(std::string("there is no device ") + device);
+      std::istringstream names(device);
+      for (std::string name; std::getline(names, name, ',');) {
+        devices_.push_back(ggml_backend_dev_by_name(name.c_str()));
+        if (devices_.back() == nullptr) fail("there is no device " + name);
+      }
     }
-    device_ = devices[0];
-    params.devices = devices.data();
+    devices_.push_back(nullptr);
+    params.devices = devices_.data();
     params.n_gpu_layers = 999;
     model_ = llama_model_load_from_file(path, params);
     if (model_ == nullptr) fail(std::string(path) + " cannot be loaded");
@@ -60,8 +68,9 @@ class Bench {
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
 
-  /// Seconds that `n` more tokens in one batch take, until their logits can be read.
-  double decode(uint32_t n, bool all_answer) {
+  /// Seconds that `n` more tokens in one batch take, until their logits can be read; queued: until llama.cpp has enqueued all
+  /// work.
+  double decode(uint32_t n, bool all_answer, double& queued) {
     batch_.n_tokens = 0;
     for (uint32_t i = 0; i < n; ++i) {
       const auto at = static_cast<size_t>(batch_.n_tokens++);
@@ -73,26 +82,63 @@ class Bench {
     }
     const auto begin = std::chrono::steady_clock::now();
     if (llama_decode(context_, batch_) != 0) fail("llama_decode failed");
+    queued = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     llama_synchronize(context_);
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
 
+  double decode(uint32_t n, bool all_answer) {
+    double queued = 0;
+    return decode(n, all_answer, queued);
+  }
+
+  /// The sequence holds `tokens` tokens that were never computed, whatever it held before. Returns the seconds that it takes to say
+  /// so: the next batch brings them to where they belong.
+  double fill(uint32_t tokens) {
+    if (few_.empty()) {
+      for (const uint32_t n : {8U, 1U, 1U}) decode(n, true);
+      few_.resize(llama_state_seq_get_size(context_, 0));
+      if (llama_state_seq_get_data(context_, few_.data(), few_.size(), 0) != few_.size())
+        fail("the state of a few tokens cannot be had");
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    const keyhole::llama_cpp::FilledState state(few_, tokens);
+    set_random_rows(state.keys(), state.values());
+    if (llama_state_seq_set_data(context_, state.data(), state.size(), 0) != state.size())
+      fail("a state of " + std::to_string(tokens) + " tokens cannot be restored");
+    position_ = static_cast<llama_pos>(tokens);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+
   [[nodiscard]] double gib_in_use() const {
-    if (device_ == nullptr) return 0;
-    size_t free = 0;
-    size_t total = 0;
-    ggml_backend_dev_memory(device_, &free, &total);
-    return static_cast<double>(total - free) / (1U << 30U);
+    size_t in_use = 0;
+    for (ggml_backend_dev_t device : devices_) {
+      size_t free = 0;
+      size_t total = 0;
+      if (device != nullptr) ggml_backend_dev_memory(device, &free, &total);
+      in_use += total - free;
+    }
+    return static_cast<double>(in_use) / (1U << 30U);
   }
 
  private:
+  /// What is restored from now on is as large as that.
+  static void set_random_rows(float keys, float values) {
+    ggml_backend_reg_t keyhole = ggml_backend_reg_by_name("KEYHOLE");
+    if (keyhole == nullptr) return;
+    auto* set = reinterpret_cast<void (*)(float, float)>(
+        ggml_backend_reg_get_proc_address(keyhole, "keyhole_random_rows"));
+    if (set != nullptr) set(keys, values);
+  }
+
   llama_model* model_ = nullptr;
   llama_context* context_ = nullptr;
-  ggml_backend_dev_t device_ = nullptr;
+  std::vector<ggml_backend_dev_t> devices_;  // NULL behind the last
   llama_batch batch_{};
   uint32_t words_ = 0;
   llama_pos position_ = 0;
   std::mt19937 random_{3};
+  std::vector<uint8_t> few_;  // the state of a few tokens
 };
 
 /// Of this process, without mapped files.
@@ -111,26 +157,103 @@ double host_gib() {
 
 uint32_t number(const char* text) { return static_cast<uint32_t>(std::strtoul(text, nullptr, 10)); }
 
+struct Arguments {
+  std::vector<uint32_t> tokens;  // of prompts, each by itself
+  bool fills = false;
+  double seconds = 1e9;
+  uint32_t batch = 2048;
+  uint32_t steps = 64;
+  std::vector<uint32_t> tokens_of_step{1, 2, 3, 5, 9};
+  uint32_t of_all = 0;
+};
+
+Arguments parse(int argc, char** argv) {
+  if (argc < 4) fail("llama-steps-bench MODEL DEVICE TOKENS [BATCH [STEPS [N ...]]]");
+  Arguments a;
+  const std::string tokens = argv[3];
+  a.fills = tokens.starts_with("fill:");
+  if (a.fills) {
+    for (size_t at = 4; at != std::string::npos; at = tokens.find(',', at + 1)) {
+      a.tokens.push_back(number(tokens.c_str() + at + 1));
+    }
+  } else {
+    a.tokens.push_back(number(argv[3]));
+    if (const size_t colon = tokens.find(':'); colon != std::string::npos) {
+      a.seconds = number(argv[3] + colon + 1);
+    }
+  }
+  if (argc > 4) a.batch = number(argv[4]);
+  if (argc > 5) a.steps = number(argv[5]);
+  if (argc > 6) {
+    a.tokens_of_step.clear();
+    for (int i = 6; i < argc; ++i) a.tokens_of_step.push_back(number(argv[i]));
+  }
+  for (const uint32_t n : a.tokens_of_step) {
+    if (n == 0 || n > a.batch) fail("N: from 1 to BATCH");
+    a.of_all += n;
+  }
+  if (*std::min_element(a.tokens.begin(), a.tokens.end()) == 0 || a.steps == 0) {
+    fail("TOKENS and STEPS: at least 1");
+  }
+  return a;
+}
+
+/// A prompt, of which each eighth is told if it is long.
+void run_prompt(Bench& bench, const char* device, const Arguments& a) {
+  const uint32_t tokens = a.tokens.front();
+  double prompt = 0;
+  double most = bench.gib_in_use();
+  constexpr uint32_t kLong = 200000;
+  uint32_t told = 0;
+  uint32_t done = 0;
+  while (done < tokens && prompt < a.seconds) {
+    const uint32_t n = std::min(a.batch, tokens - done);
+    prompt += bench.decode(n, false);
+    most = std::max(most, bench.gib_in_use());
+    done += n;
+    if (tokens < kLong || done - told < tokens / 8 || done == tokens) continue;
+    told = done;
+    std::printf("%s: %u tokens %.2f s, %.1f GiB at most, host %.1f GiB\n", device, done, prompt,
+                most, host_gib());
+    std::fflush(stdout);
+  }
+  std::printf("%s: prompt of %u tokens %.2f s, %.0f tokens/s, %.1f GiB at most, host %.1f GiB\n",
+              device, done, prompt, done / prompt, most, host_gib());
+}
+
+void run_steps(Bench& bench, const Arguments& a) {
+  const double first = bench.decode(1, true);
+  std::printf("  first step %.1f ms, %.1f GiB behind it, host %.1f GiB\n", first * 1e3,
+              bench.gib_in_use(), host_gib());
+  std::fflush(stdout);
+  double one = 0;  // of the first N
+  for (const uint32_t n : a.tokens_of_step) {
+    std::vector<double> times;
+    std::vector<double> queued(a.steps);
+    for (uint32_t i = 0; i < 4; ++i)
+      bench.decode(n, true);  // graphs are captured at a step's second time
+    double sum = 0;
+    for (uint32_t i = 0; i < a.steps; ++i) {
+      times.push_back(bench.decode(n, true, queued[i]));
+      sum += times.back();
+    }
+    std::sort(times.begin(), times.end());
+    std::sort(queued.begin(), queued.end());
+    const double median = times[times.size() / 2];
+    if (one == 0) one = median;
+    std::printf(
+        "  steps of %u: median %.2f ms, mean %.2f, queued after %.2f, %.2f times the first; %.1f "
+        "tokens/s\n",
+        n, median * 1e3, sum / a.steps * 1e3, queued[queued.size() / 2] * 1e3, median / one,
+        n / median);
+    std::fflush(stdout);
+  }
+}
+
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc < 4) fail("llama-steps-bench MODEL DEVICE TOKENS [BATCH [STEPS [N ...]]]");
-  const uint32_t tokens = number(argv[3]);
-  const char* colon = std::strchr(argv[3], ':');
-  const double seconds = colon != nullptr ? number(colon + 1) : 1e9;
-  const uint32_t batch = argc > 4 ? number(argv[4]) : 2048;
-  const uint32_t steps = argc > 5 ? number(argv[5]) : 64;
-  std::vector<uint32_t> tokens_of_step{1, 2, 3, 5, 9};
-  if (argc > 6) {
-    tokens_of_step.clear();
-    for (int i = 6; i < argc; ++i) tokens_of_step.push_back(number(argv[i]));
-  }
-  uint32_t of_all = 0;
-  for (const uint32_t n : tokens_of_step) {
-    if (n == 0 || n > batch) fail("N: from 1 to BATCH");
-    of_all += n;
-  }
-  if (tokens == 0 || steps == 0) fail("TOKENS and STEPS: at least 1");
+int main(int argc, char** argv) try {
+  const Arguments a = parse(argc, argv);
   llama_log_set(
       [](ggml_log_level level, const char* text, void*) {
         if (level == GGML_LOG_LEVEL_ERROR || std::string(text).starts_with("keyhole:"))
@@ -139,45 +262,26 @@ int main(int argc, char** argv) {
       nullptr);
   ggml_backend_load_all();
   llama_backend_init();
-  const uint32_t room = tokens + 1 + (steps + 4) * of_all;
-  Bench bench(argv[1], argv[2], room, batch);
-  double prompt = 0;
-  double most = bench.gib_in_use();
-  constexpr uint32_t kLong = 200000;
-  uint32_t told = 0;
-  uint32_t done = 0;
-  while (done < tokens && prompt < seconds) {
-    const uint32_t n = std::min(batch, tokens - done);
-    prompt += bench.decode(n, false);
-    most = std::max(most, bench.gib_in_use());
-    done += n;
-    if (tokens < kLong || done - told < tokens / 8 || done == tokens) continue;
-    told = done;
-    std::printf("%s: %u tokens %.2f s, %.1f GiB at most, host %.1f GiB\n", argv[2], done, prompt,
-                most, host_gib());
-    std::fflush(stdout);
+  const uint32_t most = *std::max_element(a.tokens.begin(), a.tokens.end());
+  const uint32_t room = most + 16 + (a.steps + 4) * a.of_all + (a.fills ? 2 * a.batch : 0);
+  Bench bench(argv[1], argv[2], room, a.batch);
+  if (!a.fills) {
+    run_prompt(bench, argv[2], a);
+    run_steps(bench, a);
+    return 0;
   }
-  std::printf("%s: prompt of %u tokens %.2f s, %.0f tokens/s, %.1f GiB at most, host %.1f GiB\n",
-              argv[2], done, prompt, done / prompt, most, host_gib());
-  const double first = bench.decode(1, true);
-  std::printf("  first step %.1f ms, %.1f GiB behind it\n", first * 1e3, bench.gib_in_use());
-  std::fflush(stdout);
-  double one = 0;  // of the first N
-  for (const uint32_t n : tokens_of_step) {
-    std::vector<double> times;
-    for (uint32_t i = 0; i < 4; ++i)
-      bench.decode(n, true);  // graphs are captured at a step's second time
-    double sum = 0;
-    for (uint32_t i = 0; i < steps; ++i) {
-      times.push_back(bench.decode(n, true));
-      sum += times.back();
-    }
-    std::sort(times.begin(), times.end());
-    const double median = times[times.size() / 2];
-    if (one == 0) one = median;
-    std::printf("  steps of %u: median %.2f ms, mean %.2f, %.2f times the first; %.1f tokens/s\n",
-                n, median * 1e3, sum / steps * 1e3, median / one, n / median);
+  for (const uint32_t tokens : a.tokens) {
+    const double seconds = bench.fill(tokens);
+    std::printf("%s: %u tokens without a prompt, %.2f s\n", argv[2], tokens, seconds);
+    run_steps(bench, a);
+    const double before = bench.decode(a.batch, false);
+    const double batch = bench.decode(a.batch, false);
+    std::printf(
+        "  batches of %u behind them %.3f and %.3f s, %.0f tokens/s, %.1f GiB, host %.1f GiB\n",
+        a.batch, before, batch, a.batch / batch, bench.gib_in_use(), host_gib());
     std::fflush(stdout);
   }
   return 0;
+} catch (const std::exception& error) {
+  fail(error.what());
 }

@@ -235,8 +235,13 @@ class KeyholeSession final : public Session {
     if (indexed_) check(keyhole_session_build(handle_.get(), nullptr, nullptr));
   }
   void settle() override { check(keyhole_session_synchronize(handle_.get())); }
-  [[nodiscard]] bool announce() override {
-    const keyhole_status status = keyhole_session_announce(handle_.get());
+  [[nodiscard]] uint64_t graph() const override {
+    uint64_t number = 0;
+    check(keyhole_session_get_graph(handle_.get(), &number));
+    return number;
+  }
+  [[nodiscard]] bool announce(uint64_t graph) override {
+    const keyhole_status status = keyhole_session_announce_graph(handle_.get(), graph);
     if (status == KEYHOLE_INVALID_ARGUMENT) return false;
     check(status);
     return true;

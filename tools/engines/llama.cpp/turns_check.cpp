@@ -1,7 +1,8 @@
 // A model with Keyhole and without it, side by side: the same tokens go to both, and each answer is compared, over prompts,
 // steps, drafts, later turns, removed ends, several sequences and copies of them. GGML_BACKEND_PATH names the backend,
-// KEYHOLE_GGML its settings. Where there are cards, both are on the first one.
-//   llama-turns-check MODEL TOKENS ALLOWED
+// KEYHOLE_GGML its settings. Where there are cards, both are on the first one, or their layers are
+// split over the first CARDS ones.
+//   llama-turns-check MODEL TOKENS ALLOWED [CARDS]
 // TOKENS: of the first prompt. ALLOWED: the largest mean divergence of a part that passes. The model needs no
 // vocabulary.
 // Exits with 1 where a part fails; goes on with the others.
@@ -31,13 +32,15 @@ struct Side {
   std::exit(1);
 }
 
-llama_model* load(const char* path, const char* device) {
+/// With its layers split over `names`; none: on the CPU.
+llama_model* load(const char* path, const std::vector<std::string>& names) {
   llama_model_params params = llama_model_default_params();
-  std::array<ggml_backend_dev_t, 2> devices{
-      device != nullptr ? ggml_backend_dev_by_name(device) : nullptr, nullptr};
-  if (devices[0] == nullptr && device != nullptr) {
-    fail(std::string("there is no device ") + device);
+  std::vector<ggml_backend_dev_t> devices;
+  for (const std::string& name : names) {
+    devices.push_back(ggml_backend_dev_by_name(name.c_str()));
+    if (devices.back() == nullptr) fail("there is no device " + name);
   }
+  devices.push_back(nullptr);
   params.devices = devices.data();
   params.n_gpu_layers = 999;
   llama_model* model = llama_model_load_from_file(path, params);
@@ -231,7 +234,7 @@ class Check {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) fail("llama-turns-check MODEL TOKENS ALLOWED");
+  if (argc != 4 && argc != 5) fail("llama-turns-check MODEL TOKENS ALLOWED [CARDS]");
   llama_log_set(
       [](ggml_log_level level, const char* text, void*) {
         const std::string line = text;
@@ -244,8 +247,16 @@ int main(int argc, char** argv) {
   const int n = std::atoi(argv[2]);
   const double allowed = std::atof(argv[3]);
   const bool has_card = ggml_backend_dev_by_name("KEYHOLE0") != nullptr;
-  const Side with{load(argv[1], has_card ? "KEYHOLE0" : "KEYHOLE"), nullptr};
-  const Side without{load(argv[1], has_card ? "CUDA0" : nullptr), nullptr};
+  std::vector<std::string> ours;
+  std::vector<std::string> theirs;
+  const int cards = argc > 4 ? std::atoi(argv[4]) : 1;
+  for (int i = 0; i < cards && has_card; ++i) {
+    ours.push_back("KEYHOLE" + std::to_string(i));
+    theirs.push_back("CUDA" + std::to_string(i));
+  }
+  if (!has_card) ours.emplace_back("KEYHOLE");
+  const Side with{load(argv[1], ours), nullptr};
+  const Side without{load(argv[1], theirs), nullptr};
   // The state of a recurrent layer holds all tokens, and none can be taken out of it.
   const bool can_go_back =
       !llama_model_is_hybrid(with.model) && !llama_model_is_recurrent(with.model);

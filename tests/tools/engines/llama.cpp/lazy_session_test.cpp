@@ -57,7 +57,7 @@ TEST(LlamaCppLazySession, IsMadeWithItsFirstTokens) {
   session.truncate(0);
   session.build();
   EXPECT_EQ(session.describe(), "");
-  EXPECT_FALSE(session.fork()->announce());
+  EXPECT_FALSE(session.fork()->announce(1));
   EXPECT_EQ(made.sessions, 0);
   session.append(1, rows(5), rows(5));
   EXPECT_EQ(made.sessions, 1);
@@ -88,8 +88,8 @@ TEST(LlamaCppLazySession, ACapturedStepCountsWithEachLaunch) {
     session.capture(layer, rows(1), rows(1), rows(1), rows(1));
   }
   EXPECT_EQ(session.tokens(1), 10U);
-  session.launched();
-  session.launched();
+  session.launched(1);
+  session.launched(1);
   EXPECT_EQ(session.tokens(0), 12U);
   EXPECT_EQ(session.tokens(1), 12U);
 }

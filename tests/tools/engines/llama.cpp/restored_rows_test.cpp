@@ -15,6 +15,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "tools/engines/llama.cpp/random_rows.h"
 #include "tools/engines/llama.cpp/read_back.h"
 
 namespace keyhole::llama_cpp {
@@ -121,6 +122,41 @@ TEST_F(LlamaCppRestoredRows, TurnsWhatIsThereAndMovesStretchByStretch) {
   EXPECT_EQ(at(keys, 4), 14);
   EXPECT_EQ(at(keys, 5), 18);
   EXPECT_EQ(at(keys, 15), 28);
+}
+
+TEST(LlamaCppRandomRows, ShowNormalNumbersInThePlaceOfWhatWasSaved) {
+  constexpr int64_t kMany = int64_t{1} << 18U;
+  const std::unique_ptr<ggml_context, FreeContext> context(
+      ggml_init({4 * ggml_tensor_overhead(), nullptr, true}));
+  RestoredRows restored;
+  set_random_rows(3.0F, 0.25F);
+  EXPECT_TRUE(rows_are_random());
+  for (const bool values : {false, true}) {
+    // More than is there once, so that rows come again.
+    ggml_tensor* tensor = ggml_new_tensor_3d(context.get(), GGML_TYPE_F16, 1024, kMany * 3 / 4, 1);
+    ggml_set_name(tensor, values ? "cache_v_l3" : "cache_k_l3");
+    (void)restored.write(tensor, 0, tensor->nb[1] * kMany * 3 / 4);
+    EXPECT_TRUE(restored.has(0));
+    EXPECT_TRUE(restored.has(kMany * 3 / 4 - 1));
+    const auto* row = reinterpret_cast<const ggml_fp16_t*>(restored.row(tensor, 100));
+    double sum = 0;
+    double squares = 0;
+    double fourth = 0;
+    constexpr int kNumbers = 1 << 20;
+    for (int i = 0; i < kNumbers; ++i) {
+      const double x = ggml_fp16_to_fp32(row[i]) / (values ? 0.25 : 3.0);
+      sum += x / kNumbers;
+      squares += x * x / kNumbers;
+      fourth += x * x * x * x / kNumbers;
+    }
+    EXPECT_NEAR(sum, 0, 0.01);
+    EXPECT_NEAR(squares, 1, 0.01);
+    EXPECT_NEAR(fourth, 2.7, 0.05);  // of the sum of four equal ones; a normal number's is 3
+    EXPECT_EQ(std::memcmp(restored.row(tensor, 5), restored.row(tensor, 5 + kMany / 2), 4096), 0);
+    EXPECT_NE(std::memcmp(restored.row(tensor, 5), restored.row(tensor, 6), 2048), 0);
+  }
+  set_random_rows(0, 0);
+  EXPECT_FALSE(rows_are_random());
 }
 
 }  // namespace

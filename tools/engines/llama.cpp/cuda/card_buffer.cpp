@@ -17,6 +17,7 @@
 #include "tools/engines/llama.cpp/cuda/card_memory.h"
 #include "tools/engines/llama.cpp/device.h"
 #include "tools/engines/llama.cpp/log.h"
+#include "tools/engines/llama.cpp/random_rows.h"
 
 namespace keyhole::llama_cpp {
 namespace {
@@ -96,7 +97,7 @@ void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, const void* d
   try {
     std::byte* host = place->cache->open_to_write(place->name, tensor->view_offs + offset, size);
     if (host != nullptr) {
-      std::memcpy(host, data, size);
+      if (!rows_are_random()) std::memcpy(host, data, size);
       return;
     }
     copy(of(buffer), static_cast<std::byte*>(tensor->data) + offset, data, size);

@@ -88,9 +88,9 @@ class CardCache {
   /// The graph was not computed to its end.
   void failed();
 
-  /// The session of the batch under way, where the batch is one token of one sequence that Keyhole attends with in all of
-  /// `layers` layers, which are all that it takes, and where the settings want graphs; else NULL.
-  [[nodiscard]] LazySession* single_step(size_t layers);
+  /// The session of the batch under way, where the batch is a few tokens of one sequence that Keyhole attends with in all of
+  /// `layers` layers, which are all that it takes, and where the settings want graphs; else NULL. tokens: how many those are.
+  [[nodiscard]] LazySession* single_step(size_t layers, uint32_t& tokens);
   /// attend() while a graph is captured on stream().
   void capture(const ggml_tensor* node, const CacheName& name);
   [[nodiscard]] CardStream& stream() { return stream_; }

@@ -20,6 +20,9 @@ namespace {
 /// From so many tokens on Keyhole attends with prompts; before, llama.cpp's own attention takes next to no time.
 constexpr uint32_t kLongPrompt = 2048;
 
+/// Steps of so many tokens may be CUDA graphs: drafts. More are computed by other kernels, which wait on the host.
+constexpr uint32_t kMostCaptured = 9;
+
 /// Rows `first` to `first + count` of a tensor that has tokens in one dimension and heads in another, of stream
 /// `stream` of the batch.
 Rows tokens_of(const ggml_tensor* t, int tokens, int heads, size_t stream, uint32_t first,
@@ -207,12 +210,15 @@ void CardCache::capture(const ggml_tensor* node, const CacheName& name) {
   attend_session(node, layers_.at(name.layer), true);
 }
 
-LazySession* CardCache::single_step(size_t layers) {
+LazySession* CardCache::single_step(size_t layers, uint32_t& tokens) {
   // With a copy the cells of a step are part of its graph.
   if (!settings_.graphs || copy_ || way_ != Way::kSession || parts_.size() != 1 ||
-      parts_[0].size() != 1 || parts_[0][0].rows.size() != 1) {
+      parts_[0].size() != 1) {
     return nullptr;
   }
+  const std::vector<uint32_t>& rows = parts_[0][0].rows;
+  tokens = static_cast<uint32_t>(rows.size());
+  if (tokens > kMostCaptured || rows.back() - rows.front() + 1 != tokens) return nullptr;
   for (const auto& [number, layer] : layers_) {
     if (!layer.left.empty()) continue;
     if (layer.aside == batch_ || layers == 0) return nullptr;

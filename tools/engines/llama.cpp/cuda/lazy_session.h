@@ -36,13 +36,16 @@ class LazySession final : public Session {
   void capture(uint32_t layer, const Rows& q, const Rows& k, const Rows& v, const Rows& out) {
     session().attend(layer, q, k, v, out);
   }
-  void launched() {
-    for (uint32_t& held : held_) ++held;
+  void launched(uint32_t tokens) {
+    for (uint32_t& held : held_) held += tokens;
   }
   void settle() override {
     if (session_) session_->settle();
   }
-  [[nodiscard]] bool announce() override { return session_ != nullptr && session_->announce(); }
+  [[nodiscard]] uint64_t graph() const override { return session_ ? session_->graph() : 0; }
+  [[nodiscard]] bool announce(uint64_t graph) override {
+    return session_ != nullptr && session_->announce(graph);
+  }
   void append(uint32_t layer, const Rows& k, const Rows& v) override {
     session().append(layer, k, v);
     add(layer, k.tokens);

@@ -8,11 +8,14 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tools/engines/llama.cpp/cuda/card_cache.h"
 #include "tools/engines/llama.cpp/cuda/card_stream.h"
+#include "tools/engines/llama.cpp/implied_edges.h"
 #include "tools/engines/llama.cpp/log.h"
+#include "tools/engines/llama.cpp/nodes.h"
 
 namespace keyhole::llama_cpp {
 namespace {
@@ -41,64 +44,144 @@ CardCache* only_cache(const CutGraph& found, size_t& attentions) {
   return cache;
 }
 
-/// Products over experts may wait for the card, which no capture allows.
-bool has_experts(const ggml_cgraph* graph) {
-  return std::any_of(graph->nodes, graph->nodes + graph->n_nodes,
-                     [](const ggml_tensor* node) { return node->op == GGML_OP_MUL_MAT_ID; });
+/// Products over experts wait for the card, which no capture allows, but for few tokens by quantised weights.
+bool waits_for_card(const ggml_tensor* node) {
+  constexpr int64_t kFew = 5;  // by the kinds of weights of which it is the fewest
+  return node->op == GGML_OP_MUL_MAT_ID &&
+         (node->ne[2] > kFew || !ggml_is_quantized(node->src[0]->type));
+}
+
+/// The two streams take turns, and each follows its own last kernel as well, which the other has waited for: kernels with one
+/// that they wait for start sooner than those with two.
+cudaError_t leave_out_implied(cudaGraph_t graph) {
+  size_t count = 0;
+  cudaError_t error = cudaGraphGetEdges(graph, nullptr, nullptr, nullptr, &count);
+  std::vector<cudaGraphNode_t> from(count);
+  std::vector<cudaGraphNode_t> to(count);
+  std::vector<cudaGraphEdgeData> data(count);
+  if (error != cudaSuccess) return error;
+  error = cudaGraphGetEdges(graph, from.data(), to.data(), data.data(), &count);
+  if (error != cudaSuccess) return error;
+  std::vector<Edge> edges;
+  for (size_t i = 0; i < count; ++i) edges.push_back({from[i], to[i]});
+  for (const size_t i : implied_edges(edges)) {
+    error = cudaGraphRemoveDependencies(graph, &from[i], &to[i], &data[i], 1);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+void tell(std::vector<uint64_t>& told, const ggml_tensor* t) {
+  told.push_back(static_cast<uint64_t>(t->type));
+  told.push_back(reinterpret_cast<uintptr_t>(t->data));
+  for (int i = 0; i < GGML_MAX_DIMS; ++i) {
+    told.push_back(static_cast<uint64_t>(t->ne[i]));
+    told.push_back(t->nb[i]);
+  }
+}
+
+/// Of all nodes of a step that is cut. Which cells are used is no part of it: no kernel reads them.
+std::vector<uint64_t> all_told(const CutGraph& found, const ggml_cgraph* graph) {
+  std::vector<uint64_t> told;
+  for (const Piece& piece : found.pieces) {
+    for (const ggml_tensor* node : piece.nodes) {
+      if (is_view_node(node)) continue;
+      told.push_back(static_cast<uint64_t>(node->op) << 32U | static_cast<uint32_t>(node->flags));
+      tell(told, node);
+      for (size_t i = 0; i < GGML_MAX_OP_PARAMS / sizeof(int32_t); ++i) {
+        told.push_back(static_cast<uint32_t>(node->op_params[i]));
+      }
+      for (const ggml_tensor* source : node->src) {
+        if (source != nullptr) tell(told, source);
+      }
+    }
+  }
+  for (const Mark& mark : found.marks) {
+    const ggml_tensor* node = graph->nodes[mark.node];
+    tell(told, node->src[0]);  // new rows, or queries
+    if (mark.kind == Mark::Kind::kAttend) tell(told, node);
+  }
+  return told;
 }
 
 }  // namespace
 
-TokenGraph::~TokenGraph() { drop(); }
+TokenGraph::~TokenGraph() {
+  for (Kept& kept : kept_) drop(kept);
+}
 
-void TokenGraph::drop() {
-  if (executable_ != nullptr) {
-    (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(executable_));
+void TokenGraph::drop(Kept& kept) {
+  if (kept.executable != nullptr) {
+    (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(kept.executable));
   }
-  executable_ = nullptr;
-  seen_ = false;
+  kept.executable = nullptr;
+}
+
+/// The kind of the step; NULL: it is a new one, and noted.
+TokenGraph::Kept* TokenGraph::find(const CutGraph& found, ggml_cgraph* graph, uint64_t session) {
+  ++now_;
+  for (Kept& kept : kept_) {
+    if (kept.uid != graph->uid || kept.session != session) continue;
+    kept.used = now_;
+    return &kept;
+  }
+  Told told = all_told(found, graph);
+  for (Kept& kept : kept_) {
+    if (kept.session != session || kept.told != told) continue;
+    kept.uid = graph->uid;
+    kept.used = now_;
+    return &kept;
+  }
+  constexpr size_t kMost = 8;  // a session knows 16 graphs
+  if (kept_.size() == kMost) {
+    const auto oldest = std::min_element(
+        kept_.begin(), kept_.end(), [](const Kept& a, const Kept& b) { return a.used < b.used; });
+    drop(*oldest);
+    kept_.erase(oldest);
+  }
+  kept_.push_back({std::move(told), session, graph->uid, now_, 0, nullptr});
+  return nullptr;
 }
 
 bool TokenGraph::compute(const CutGraph& found, ggml_cgraph* graph, ggml_backend_t cuda) {
   size_t attentions = 0;
   CardCache* cache = graph->uid != 0 && !is_refused_ ? only_cache(found, attentions) : nullptr;
-  LazySession* session = cache != nullptr ? cache->single_step(attentions) : nullptr;
-  if (session == nullptr) return false;
-  if (uid_ != graph->uid || session_ != session->serial()) {
-    drop();
-    uid_ = graph->uid;
-    session_ = session->serial();
+  uint32_t tokens = 0;
+  LazySession* session = cache != nullptr ? cache->single_step(attentions, tokens) : nullptr;
+  if (session == nullptr ||
+      std::any_of(graph->nodes, graph->nodes + graph->n_nodes, waits_for_card)) {
+    return false;
   }
-  if (executable_ == nullptr) {
-    if (!seen_ || has_experts(graph)) {
-      seen_ = true;
-      return false;
-    }
+  check(cudaSetDevice(cache->stream().ordinal()), "choosing the card");
+  Kept* kept = find(found, graph, session->serial());
+  if (kept == nullptr) return false;
+  if (kept->executable == nullptr) {
     session->settle();
     try {
-      capture(found, graph, cuda, *cache);
+      capture(found, graph, cuda, *cache, *kept);
     } catch (const std::runtime_error& error) {
       // Nothing of a capture has happened: the step goes piece by piece, and so do all others.
       is_refused_ = true;
       log(Level::kWarning, std::string("steps are no CUDA graphs: ") + error.what());
       return false;
     }
+    kept->number = session->graph();
   }
-  if (!session->announce()) {
-    drop();
+  if (!session->announce(kept->number)) {
+    drop(*kept);
     return false;
   }
   CardStream& stream = cache->stream();
   stream.follow(cuda);
-  check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable_), stream_of(stream)),
+  check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(kept->executable), stream_of(stream)),
         "launching a step's graph");
   stream.lead(cuda);
-  session->launched();
+  session->launched(tokens);
   return true;
 }
 
 void TokenGraph::capture(const CutGraph& found, ggml_cgraph* graph, ggml_backend_t cuda,
-                         CardCache& cache) {
+                         CardCache& cache, Kept& kept) {
   CardStream& stream = cache.stream();
   check(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeRelaxed),
         "beginning a step's graph");
@@ -126,10 +209,11 @@ void TokenGraph::capture(const CutGraph& found, ggml_cgraph* graph, ggml_backend
   }
   check(cudaStreamEndCapture(stream_of(stream), &captured), "ending a step's graph");
   cudaGraphExec_t executable = nullptr;
-  const cudaError_t made = cudaGraphInstantiate(&executable, captured, 0);
+  cudaError_t made = leave_out_implied(captured);
+  if (made == cudaSuccess) made = cudaGraphInstantiate(&executable, captured, 0);
   (void)cudaGraphDestroy(captured);
   check(made, "making a step's graph");
-  executable_ = executable;
+  kept.executable = executable;
 }
 
 }  // namespace keyhole::llama_cpp

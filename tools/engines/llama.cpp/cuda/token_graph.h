@@ -1,10 +1,11 @@
-// A step of one sequence as one CUDA graph: the CUDA backend's kernels and Keyhole's, without a launch or an event between.
+// Steps of one sequence as CUDA graphs: the CUDA backend's kernels and Keyhole's, without a launch or an event between.
 #pragma once
 
 #include <ggml-backend-impl.h>
 #include <ggml.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "tools/engines/llama.cpp/cuda/graph_cut.h"
 
@@ -12,7 +13,8 @@ struct ggml_cgraph;
 
 namespace keyhole::llama_cpp {
 
-/// Keeps one graph: that of the steps that come now. Used by one thread at a time.
+/// Keeps graphs of the newest kinds of steps: those of one token, and of several, as drafts have them. Used by one thread at a
+/// time.
 class TokenGraph {
  public:
   TokenGraph() = default;
@@ -25,14 +27,27 @@ class TokenGraph {
   [[nodiscard]] bool compute(const CutGraph& found, ggml_cgraph* graph, ggml_backend_t cuda);
 
  private:
-  void capture(const CutGraph& found, ggml_cgraph* graph, ggml_backend_t cuda, CardCache& cache);
-  void drop();
+  /// What kernels are told: a step with another ggml graph that tells them the same is the same CUDA graph. llama.cpp makes
+  /// its graph anew every 256 tokens.
+  using Told = std::vector<uint64_t>;
 
-  uint64_t uid_ = 0;      // of the ggml graph
-  uint64_t session_ = 0;  // LazySession::serial()
-  bool seen_ = false;
+  struct Kept {
+    Told told;
+    uint64_t session = 0;        // LazySession::serial()
+    uint64_t uid = 0;            // of the ggml graph that had it last
+    uint64_t used = 0;           // when, by `now_`
+    uint64_t number = 0;         // Session::graph()
+    void* executable = nullptr;  // a cudaGraphExec_t; NULL: it came once
+  };
+
+  [[nodiscard]] Kept* find(const CutGraph& found, ggml_cgraph* graph, uint64_t session);
+  void capture(const CutGraph& found, ggml_cgraph* graph, ggml_backend_t cuda, CardCache& cache,
+               Kept& kept);
+  static void drop(Kept& kept);
+
+  std::vector<Kept> kept_;
+  uint64_t now_ = 0;
   bool is_refused_ = false;
-  void* executable_ = nullptr;  // a cudaGraphExec_t
   /// A node that does nothing, in front of each piece: with another number in it each time the CUDA backend takes a piece
   /// for one that it has not seen, of which it makes no graph of its own.
   ggml_tensor first_{};
