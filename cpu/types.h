@@ -97,7 +97,6 @@ inline constexpr uint32_t kMaxGroup = 128;
 inline constexpr uint32_t kMaxHeadDim = 576;
 /// Limits of the GPU kernels: models beyond them run on the host.
 inline constexpr uint32_t kMaxDeviceGroup = 16;
-inline constexpr uint32_t kMaxDeviceHeadDim = 256;
 inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 
 [[nodiscard]] constexpr bool is_supported_head_dim(uint32_t dim) {
@@ -106,9 +105,13 @@ inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 inline constexpr char kHeadDims[] = "multiples of 16 from 64 to 576";  ///< for texts
 
 [[nodiscard]] constexpr bool is_device_head_dim(uint32_t dim) {
-  return dim == 64 || dim == 80 || dim == 96 || dim == 128 || dim == 256;
+  return dim == 64 || dim == 80 || dim == 96 || dim == 128 || dim == 256 || dim == 512;
 }
-inline constexpr char kDeviceHeadDims[] = "64, 80, 96, 128, 256";
+inline constexpr char kDeviceHeadDims[] = "64, 80, 96, 128, 256, 512";
+/// Of the kernels that help builds of indexes, and of those that choose among rows.
+[[nodiscard]] constexpr bool is_device_index_dim(uint32_t dim) {
+  return is_device_head_dim(dim) && dim <= 256;
+}
 
 /// Storage type of keys, values and queries. Values equal the public keyhole_dtype.
 enum class DType : int32_t { f32 = 0, f16 = 1, bf16 = 2, i8 = 3 };

@@ -60,8 +60,8 @@ std::string why_no_prompt(const PromptShape& s) {
     return std::to_string(s.q_heads) + " query heads and " + std::to_string(s.kv_heads) +
            " KV heads";
   }
-  if (d != 64 && d != 80 && d != 96 && d != 128 && d != 256) {
-    return "head dimension " + std::to_string(d) + "; there are kernels for 64, 80, 96, 128, 256";
+  if (!is_device_head_dim(d)) {
+    return "head dimension " + std::to_string(d) + "; there are kernels for " + kDeviceHeadDims;
   }
   return {};
 }

@@ -8,33 +8,25 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "cpu/code_layout.h"
 
 namespace keyhole::gpu {
 
-/// Up to how many rows of lists a step reads: a share of the listed rows, `least` at least.
+/// Up to how many rows of lists a step reads: a share of the listed rows, `least` at least, and more for heads whose unread lists
+/// would hold more than `miss` of their output, by the upper estimate of index/scan/list_choice.h (0: no more).
 struct ListShare {
   float share = 0.12F;
   uint32_t least = 8192;
+  float miss = 0.0F;
 };
 
-/// Listed rows from which on a step chooses among lists. Whether that is faster than reading all blocks depends on their bytes:
-/// from 70 MB of codes in a layer on, 64k rows of 8 KV heads of 128 components at 4 bits.
+/// Listed rows from which on a step may choose among lists. Whether that is faster than reading all blocks depends on their bytes
+/// and on the number of KV heads (runtime/plan/list_gain.h).
 inline constexpr uint32_t kListsFrom = 32768;
 
-/// The lists of rows [begin, begin + rows) of one KV head, in host memory: the parts of an index::CodeChunk.
-struct HeadLists {
-  uint32_t lists = 0;
-  const uint32_t* ids = nullptr;   ///< `[rows]` the rows of the first list, of the second, ..
-  const uint32_t* ends = nullptr;  ///< `[lists]` where each list ends in ids; 1 to kCodeBlock rows
-  const size_t* at = nullptr;      ///< `[lists]` where its codes begin in `codes`, in bytes
-  const std::byte* means = nullptr;  ///< `[2 (key, value), lists, dim]` fp16
-  /// Of each list `[tiles]` key codes, `[tiles]` value codes and `[tiles, 16, 2]` factors, as in cpu/code_layout.h.
-  const std::byte* codes = nullptr;
-  const float *spreads = nullptr, *noises = nullptr, *widest = nullptr;  ///< `[lists]`
-};
+/// Fewer rows than that a list does not have on average.
+inline constexpr uint32_t kFewestListRows = 16;
 
 /// Where a list lies among the pairs of its KV head.
 struct ListPlace {
@@ -77,20 +69,26 @@ struct ListSizes {
   }
 };
 
-/// Pairs of tiles that the lists take.
-[[nodiscard]] uint32_t pairs_of_lists(const HeadLists& lists);
+/// The most rows that are clustered together: they take as long as their number squared, and the error does not fall with it.
+inline constexpr uint32_t kListStretch = 16384;
 
-/// Lists of a KV head as they lie on the device, each part for all of them.
-struct PackedLists {
-  std::vector<std::byte>
-      pairs;                  ///< `[pairs, list_pair_bytes()]` keys, values and factors of 32 rows
-  std::vector<uint32_t> ids;  ///< `[pairs, 32]` the rows' numbers; 0 where there is no row
-  std::vector<ListPlace> places;     ///< `[lists]`
-  std::vector<ListFigures> figures;  ///< `[lists]`
+/// What the lists of rows that are clustered together have at most, of a KV head: the sum over all stretches is no more than
+/// ListSizes.
+struct ListStretch {
+  uint32_t clusters = 0;
+  uint32_t lists = 0;
+  uint32_t pairs = 0;
+  uint32_t even_rows = 0;  ///< of a list, where the clusters' own lists would take more pairs
+
+  /// rows: a multiple of kCodeBlock; list_rows as of ListSizes.
+  constexpr ListStretch(uint32_t rows, uint32_t list_rows) {
+    const uint32_t each = std::max(list_rows, kFewestListRows), blocks = rows / kCodeBlock;
+    clusters = std::max((rows + each / 2) / each, 1U);
+    lists = rows / each + 2 * blocks;
+    pairs = std::max(blocks * 11, blocks * (kCodeBlock / kPairRows) + lists / 8 * 5);
+    even_rows = (each + kPairRows - 1) / kPairRows * kPairRows;
+  }
+  constexpr ListStretch() = default;
 };
-
-/// Packs lists whose first pair is number `first_pair` of the KV head, over what `out` had.
-void pack_lists(const CodeShape& shape, const HeadLists& lists, uint32_t first_pair,
-                PackedLists& out);
 
 }  // namespace keyhole::gpu

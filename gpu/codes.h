@@ -72,6 +72,10 @@ struct CodesShape {
   }
 };
 
+/// Calls of make_lists() whose work a device has ahead of it at most, some tens of launches each: launches wait for one another
+/// where there are a thousand.
+inline constexpr uint32_t kListingsAtOnce = 8;
+
 /// Heads in doubt since the beginning: see DoubtBoard.
 struct CodesDoubts {
   uint64_t doubted = 0, given_up = 0, rows = 0;
@@ -113,19 +117,26 @@ class Codes {
   /// Blocks of the layer after all that was enqueued.
   [[nodiscard]] virtual uint32_t count(uint32_t layer) const = 0;
 
-  /// Whether set_lists() may take lists of a layer, where there is room for them.
+  /// Whether make_lists() may put rows of a layer in lists.
   [[nodiscard]] virtual bool takes_lists(uint32_t /*layer*/) const { return false; }
-  /// Enqueues: rows [begin, begin + rows) of all KV heads are in the lists heads `[kv_heads]`, which are copied, as of the steps
-  /// that are enqueued later. All of the rows have blocks, and both numbers are multiples of kCodeBlock. begin: listed(layer), or
-  /// where rows of an earlier call began: lists of rows from there on are replaced. A cut through the rows of a call takes all
-  /// of its lists. Steps of one token choose among lists then (CodesShape::lists_from). Returns false, and has changed nothing, where
-  /// there is no room for these lists, or where none can be used: without list_rows, with rows_by_host, on devices without
-  /// clusters. Not while the stream is captured.
-  virtual bool set_lists(uint32_t /*layer*/, uint32_t /*begin*/, uint32_t /*rows*/,
-                         const HeadLists* /*heads*/, Stream /*stream*/) {
+  /// Begins to put rows [begin, begin + rows) of all KV heads in lists (gpu/cuda/codes/make_lists.h), on a stream of its own
+  /// behind what was enqueued so far: waits for nothing, and steps read these rows as blocks until use_lists(). begin:
+  /// made_lists(layer); rows: kListStretch at most, all with blocks; both are multiples of kCodeBlock. Rows stay where and as
+  /// they are until use_lists() has taken their lists, or until truncate(), encode() or stop_lists() has taken them back. What
+  /// then cuts through the rows of a call takes all of its lists.
+  /// Returns false, and has begun nothing, while kListingsAtOnce earlier calls are under way, and where no lists can be used:
+  /// without list_rows, with rows_by_host, on devices without clusters.
+  virtual bool make_lists(uint32_t /*layer*/, uint32_t /*begin*/, uint32_t /*rows*/) {
     return false;
   }
-  /// Rows of the layer that are in lists after all that was enqueued: the first ones.
+  /// Enqueues: steps of one token that are enqueued later choose among all lists of the layer that have been made by now
+  /// (CodesShape::lists_from), in the order of their rows. Waits for nothing. While the stream is captured nothing changes.
+  virtual void use_lists(uint32_t /*layer*/, Stream /*stream*/) {}
+  /// Waits until no rows of the layer are read for lists. Lists that steps do not use are forgotten.
+  virtual void stop_lists(uint32_t /*layer*/) {}
+  /// Rows of the layer that are in lists or will be, of those that make_lists() was told: the first ones.
+  [[nodiscard]] virtual uint32_t made_lists(uint32_t layer) const { return listed(layer); }
+  /// Rows of the layer among whose lists steps choose after all that was enqueued: the first ones.
   [[nodiscard]] virtual uint32_t listed(uint32_t /*layer*/) const { return 0; }
 
   /// The layer, which has no blocks, has those of `from`, codes of the same shape, and their balance, as they are after all

@@ -17,6 +17,8 @@ constexpr size_t kLineBytes = 128;                // no two KV heads share one
 constexpr uint32_t kMaximaOfBlock = 8;            // one for every 32 rows
 // 4M tokens: the choice of the heaviest rows has shared memory for a little more.
 constexpr uint32_t kMostBlocks = 1U << 14;
+// Of rows whose lists are made: 8 KV heads of 128 components in 16 bits, so that their products fill the device.
+constexpr size_t kMostListedBytes = size_t{64} << 20U;
 constexpr size_t kEndsOfLists = 1024;  // bytes that the choice among a KV head's lists comes to
 
 [[noreturn]] void refuse(const std::string& what, uint64_t seen, const std::string& allowed) {
@@ -61,6 +63,30 @@ void check_codes(const CodesShape& s) {
 }
 
 }  // namespace
+
+ListWorkLayout::ListWorkLayout(const CodesShape& shape) {
+  const size_t capacity = std::max(shape.blocks, 1U);
+  rows = static_cast<uint32_t>(std::min<size_t>(kListStretch, capacity * kCodeBlock));
+  const size_t of_head = size_t{rows} * shape.code.dim * dtype_size(shape.dtype);
+  heads = static_cast<uint32_t>(
+      std::clamp<size_t>(kMostListedBytes / (2 * of_head), 1, shape.kv_heads));
+  const ListStretch stretch(rows, shape.list_rows);
+  const size_t clusters = (stretch.clusters + 7) / 8 * 8;
+  const auto take = [&](std::initializer_list<size_t> factors) {
+    const size_t offset = bytes;
+    bytes += aligned_product(factors);
+    return offset;
+  };
+  keys = take({heads, of_head});
+  values = take({heads, of_head});
+  labels = take({heads, rows, sizeof(uint16_t)});
+  order = take({heads, rows, sizeof(uint16_t)});
+  counts = take({heads, rows / kCodeBlock, clusters, sizeof(uint16_t)});
+  starts = take({heads, clusters + 1, sizeof(uint32_t)});
+  centroids = take({heads, clusters, shape.code.dim, sizeof(uint16_t)});
+  offsets = take({heads, clusters, sizeof(float)});
+  begins = take({heads, stretch.lists, sizeof(uint32_t)});
+}
 
 CodesLayout::CodesLayout(const CodesShape& shape) {
   check_codes(shape);
@@ -108,7 +134,7 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
       kWorkBeside * parts +
       aligned_product({parts, kv_heads, capacity, kMaximaOfBlock, padded + found, sizeof(float)}) +
       aligned_product({kv_heads, splits, heads, dim + 3, sizeof(float)});
-  if (shape.list_rows != 0) {
+  if (has_lists(shape)) {
     lists = ListSizes(static_cast<uint32_t>(capacity), shape.list_rows);
     // Steps of one token alone choose among lists: maxima of all pairs and the table of these; scores, weights and bins.
     const size_t padded_one = group <= 4 ? 4 : group <= 8 ? 8 : 16;
@@ -128,7 +154,10 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
     list_value_means = take_of_lists({kv_heads, lists.lists, dim, sizeof(uint16_t)});
     list_mean_tiles = take_of_lists({kv_heads, lists.lists, dim, sizeof(uint16_t)});
     list_counts = take_of_lists({1 + kv_heads, sizeof(uint32_t)});
+    list_totals = take_of_lists({1 + capacity, kv_heads, 2, sizeof(uint32_t)});
     list_bytes = aligned_product({layers, list_stride});
+    list_work = ListWorkLayout(shape);
+    add(list_bytes, list_work.bytes);
   }
   work = take({work_bytes});
   figures = take({layers, kv_heads, sizeof(CodeFigures)});

@@ -26,6 +26,24 @@ namespace keyhole::gpu {
   return shape.rows_by_host ? most_hosted_tokens(group) : most_step_tokens(group);
 }
 
+/// Whether rows may be put in lists: there are no kernels that choose among lists of longer rows.
+[[nodiscard]] constexpr bool has_lists(const CodesShape& shape) {
+  return shape.list_rows != 0 && is_device_index_dim(shape.code.dim);
+}
+
+/// What making the lists of a stretch of rows takes for a time (gpu/cuda/codes/make_lists.h): offsets of its parts.
+struct ListWorkLayout {
+  ListWorkLayout() = default;
+  /// Of a shape with list_rows. Throws as codes_bytes().
+  explicit ListWorkLayout(const CodesShape& shape);
+
+  uint32_t rows = 0;   ///< of a stretch at most
+  uint32_t heads = 0;  ///< KV heads whose rows there is memory for at a time
+  size_t keys = 0, values = 0, labels = 0, order = 0, counts = 0, starts = 0, centroids = 0,
+         offsets = 0, begins = 0;
+  size_t bytes = 0;
+};
+
 struct CodesLayout {
   /// Throws as codes_bytes().
   explicit CodesLayout(const CodesShape& shape);
@@ -48,10 +66,13 @@ struct CodesLayout {
   size_t work = 0;   ///< of the step under way: CodesStep::work of gpu/cuda/codes/codes_kernels.h
   size_t work_bytes = 0;  ///< no less than codes_work_bytes()
   // Lists, where there are any, in an allocation of their own: of each layer its parts, from the beginning of the layer's.
-  ListSizes lists{0, 1};  ///< of a KV head
+  ListSizes lists{0, 1};     ///< of a KV head
+  ListWorkLayout list_work;  ///< behind all layers' lists
   size_t list_pairs = 0, list_ids = 0, list_places = 0, list_figures = 0, list_key_means = 0,
          list_value_means = 0, list_mean_tiles = 0,
          list_counts = 0;  ///< as CodesLists; counts `[1 + kv_heads]`: listed blocks, lists
+  size_t list_totals =
+      0;  ///< `[1 + capacity, kv_heads]` ListTotals: of no stretch, of the first, ..
   size_t list_stride = 0;  ///< bytes of a layer
   size_t list_bytes = 0;   ///< of that allocation
   size_t figures = 0;      ///< `[layers, kv_heads]` CodeFigures of gpu/code_doubt.h

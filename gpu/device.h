@@ -113,6 +113,7 @@ struct DeviceInfo {
   std::string name;  ///< e.g. "NVIDIA H200"
   size_t memory_bytes = 0;
   int compute_major = 0, compute_minor = 0;
+  size_t shared_bytes = 0;  ///< of shared memory that a thread block may have; 0: not known
 };
 
 /// The major compute capability whose kernels run on CUDA device `ordinal`: its own; or an older one, where this build
@@ -126,8 +127,12 @@ struct DeviceInfo {
 /// shared memory, bf16 on tensor cores).
 [[nodiscard]] std::string unsupported_reason(const DeviceInfo& device);
 
-/// Why sessions of models of this shape do not run on a device; empty: they do.
+/// Why sessions of models of this shape do not run on a device; empty: they do, on devices with enough shared memory.
 [[nodiscard]] std::string unsupported_shape(uint32_t q_heads, uint32_t kv_heads, uint32_t head_dim);
+/// Why they do not run on this one. Heads of 512 take kWideHeadShared of shared memory.
+[[nodiscard]] std::string unsupported_shape(uint32_t q_heads, uint32_t kv_heads, uint32_t head_dim,
+                                            const DeviceInfo& device);
+inline constexpr size_t kWideHeadShared = size_t{200} << 10U;
 
 /// The GPUs that this build and machine can see; empty without CUDA. Never throws.
 [[nodiscard]] std::vector<DeviceInfo> cuda_devices();

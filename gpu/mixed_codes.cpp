@@ -44,10 +44,22 @@ class MixedCodes final : public Codes {
     const auto p = all.at(layer);
     return p.part != nullptr && p->takes_lists(p.layer);
   }
-  bool set_lists(uint32_t layer, uint32_t begin, uint32_t rows, const HeadLists* heads,
-                 Stream stream) override {
+  bool make_lists(uint32_t layer, uint32_t begin, uint32_t rows) override {
     const auto p = coded(layer);
-    return p->set_lists(p.layer, begin, rows, heads, stream);
+    return p->make_lists(p.layer, begin, rows);
+  }
+  void use_lists(uint32_t layer, Stream stream) override {
+    const auto p = coded(layer);
+    p->use_lists(p.layer, stream);
+  }
+  void stop_lists(uint32_t layer) override {
+    const auto p = coded(layer);
+    p->stop_lists(p.layer);
+  }
+  uint32_t made_lists(uint32_t layer) const override {
+    if (!all.kinds.has(layer)) return 0;
+    const auto p = all.at(layer);
+    return p.part == nullptr ? 0 : p->made_lists(p.layer);
   }
   uint32_t listed(uint32_t layer) const override {
     if (!all.kinds.has(layer)) return 0;

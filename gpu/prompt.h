@@ -127,5 +127,9 @@ class PromptAttention {
 
 /// Why no device has kernels for the shape; empty: they do.
 [[nodiscard]] std::string why_no_prompt(const PromptShape& shape);
+/// Whether patterns choose among the rows of such heads: there are no kernels that weigh longer rows, and all are attended.
+[[nodiscard]] constexpr bool patterns_choose(uint32_t head_dim) {
+  return is_device_index_dim(head_dim);
+}
 
 }  // namespace keyhole::gpu

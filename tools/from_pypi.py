@@ -1,6 +1,8 @@
 """Brings a file of a package on PyPI whose contents are known.
 
 from_pypi.py PROJECT FILE SHA256 PATH
+
+SHA256 is "-" where PyPI's own word for it is enough.
 """
 
 import hashlib
@@ -34,9 +36,12 @@ def bring(project: str, name: str, sha256: str, path) -> None:
         request = urllib.request.Request(index, headers={"Accept": "application/vnd.pypi.simple.v1+json"})
         with urllib.request.urlopen(request, timeout=60) as page:
             files = json.load(page)["files"]
-        url = next((f["url"] for f in files if f["filename"] == name), None)
-        if url is None:
+        file = next((f for f in files if f["filename"] == name), None)
+        if file is None:
             sys.exit(f"{index} has no {name}")
+        url = file["url"]
+        if sha256 == "-":
+            sha256 = file["hashes"]["sha256"]
         with urllib.request.urlopen(urllib.parse.urljoin(index, url), timeout=60) as file, open(part, "wb") as out:
             shutil.copyfileobj(file, out, 1 << 20)
     except OSError as error:

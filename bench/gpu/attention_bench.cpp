@@ -3,9 +3,10 @@
 // beside the first block and the newest ones. Of more than 200,000 tokens dense attention, the first and the newest tokens, and the
 // patterns. Patterns have two times: that of the choice, where next to nothing of what it finds is attended, and what attention
 // takes beside it. Numbers are random, so that a mass takes about its share of the blocks, and thresholds pass over all or nothing.
-// Patterns that differ in a stride alone are left out there.
+// Patterns that differ in a stride alone are left out there. heads=24/4/256: so many query and KV heads of so many components;
+// `dense`: dense attention in 16 bits alone.
 //
-//   gpu_attention_bench [tokens[/CHUNK] ..]
+//   gpu_attention_bench [heads=Q/KV/D] [dense] [tokens[/CHUNK] ..]
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -31,7 +32,11 @@ namespace {
 using namespace keyhole;       // NOLINT
 using namespace keyhole::gpu;  // NOLINT
 
-constexpr uint32_t kHeads = 32, kKvHeads = 8, kDim = 128;
+struct Layer {
+  uint32_t q_heads = 32, kv_heads = 8, dim = 128;
+  bool dense = false;  ///< what is timed
+};
+Layer layer;  // NOLINT: main() fills it in
 
 void check(cudaError_t e, const char* what) {
   if (e == cudaSuccess) return;
@@ -80,7 +85,7 @@ Lists lists_of(uint32_t first, uint32_t n, double share, std::mt19937& rng) {
   Lists l;
   const uint32_t tiles = (n + kListQueries - 1) / kListQueries;
   l.capacity = (first + n + kListRows - 1) / kListRows;
-  l.counts.resize(size_t{kHeads} * tiles);
+  l.counts.resize(size_t{layer.q_heads} * tiles);
   l.blocks.resize(l.counts.size() * l.capacity);
   size_t all = 0, taken = 0;
   std::uniform_real_distribution<double> uniform;
@@ -159,7 +164,7 @@ void time_patterns(const TensorView& k, const TensorView& v, const TensorView& q
   cudaEvent_t begin, end;
   check(cudaEventCreate(&begin), "event");
   check(cudaEventCreate(&end), "event");
-  const auto prompt = make_cuda_device({})->make_prompt({kHeads, kKvHeads, kDim});
+  const auto prompt = make_cuda_device({})->make_prompt({layer.q_heads, layer.kv_heads, layer.dim});
   const auto time = [&](std::span<const PromptPattern> of_heads) {
     float best = 1e9F;
     // The first takes memory.
@@ -170,7 +175,7 @@ void time_patterns(const TensorView& k, const TensorView& v, const TensorView& q
         s.q = q, s.k = k, s.v = v, s.out = out;
         s.n = std::min(chunk, tokens - first);
         s.rows = first + s.n;
-        s.logits.scale = 1.0F / std::sqrt(static_cast<float>(kDim));
+        s.logits.scale = 1.0F / std::sqrt(static_cast<float>(layer.dim));
         prompt->attend(s, of_heads, nullptr);
       }
       check(cudaEventRecord(end), "record");
@@ -209,7 +214,7 @@ void time_patterns(const TensorView& k, const TensorView& v, const TensorView& q
   if (tokens <= kManyTokens) {
     const double share = 1.0 / static_cast<double>(in_turn.size());
     std::vector<PromptPattern> of_heads;
-    for (uint32_t h = 0; h < kHeads; ++h) of_heads.push_back(in_turn[h % in_turn.size()]);
+    for (uint32_t h = 0; h < layer.q_heads; ++h) of_heads.push_back(in_turn[h % in_turn.size()]);
     report("heads by all of these in turn", share * choices, of_heads);
   }
   check(cudaEventDestroy(begin), "destroy");
@@ -218,7 +223,8 @@ void time_patterns(const TensorView& k, const TensorView& v, const TensorView& q
 
 /// Times dense attention of numbers in f32.
 void time_f32(uint32_t tokens, uint32_t chunk) {
-  const size_t kv = size_t{tokens} * kKvHeads * kDim, of_chunk = size_t{chunk} * kHeads * kDim;
+  const size_t kv = size_t{tokens} * layer.kv_heads * layer.dim,
+               of_chunk = size_t{chunk} * layer.q_heads * layer.dim;
   std::mt19937 rng(1);
   std::normal_distribution<float> normal;
   std::vector<float> numbers(std::max(kv, of_chunk));
@@ -226,14 +232,14 @@ void time_f32(uint32_t tokens, uint32_t chunk) {
   const auto tensor = [&](size_t n, uint32_t heads) {
     auto* const data = allocate<float>(n);
     check(cudaMemcpy(data, numbers.data(), n * sizeof(float), cudaMemcpyHostToDevice), "copy");
-    return dense_tensor(reinterpret_cast<std::byte*>(data), n / heads / kDim, heads, kDim,
+    return dense_tensor(reinterpret_cast<std::byte*>(data), n / heads / layer.dim, heads, layer.dim,
                         DType::f32, Memory::device);
   };
   PromptStretch s;
-  s.q = tensor(of_chunk, kHeads), s.out = tensor(of_chunk, kHeads);
-  s.k = tensor(kv, kKvHeads), s.v = tensor(kv, kKvHeads);
-  s.logits.scale = 1.0F / std::sqrt(static_cast<float>(kDim));
-  const auto prompt = make_cuda_device({})->make_prompt({kHeads, kKvHeads, kDim});
+  s.q = tensor(of_chunk, layer.q_heads), s.out = tensor(of_chunk, layer.q_heads);
+  s.k = tensor(kv, layer.kv_heads), s.v = tensor(kv, layer.kv_heads);
+  s.logits.scale = 1.0F / std::sqrt(static_cast<float>(layer.dim));
+  const auto prompt = make_cuda_device({})->make_prompt({layer.q_heads, layer.kv_heads, layer.dim});
   cudaEvent_t begin, end;
   check(cudaEventCreate(&begin), "event");
   check(cudaEventCreate(&end), "event");
@@ -254,7 +260,7 @@ void time_f32(uint32_t tokens, uint32_t chunk) {
   }
   const double cells = 0.5 * tokens * tokens;
   std::printf("%8u %6s %-8s %8.3f %10.2f %9.0f\n", tokens, "f32", "general", 1.0, double{best},
-              4.0 * cells * kHeads * kDim / double{best} * 1e-9);
+              4.0 * cells * layer.q_heads * layer.dim / double{best} * 1e-9);
   const std::byte* const tensors[] = {s.q.data, s.k.data, s.v.data, s.out.data};
   for (const std::byte* data : tensors) check(cudaFree(const_cast<std::byte*>(data)), "free");
   check(cudaEventDestroy(begin), "destroy");
@@ -269,10 +275,18 @@ int main(int argc, char** argv) {
   };
   std::vector<Length> lengths;
   for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "dense") == 0) {
+      layer.dense = true;
+      continue;
+    }
+    if (std::sscanf(argv[i], "heads=%u/%u/%u", &layer.q_heads, &layer.kv_heads, &layer.dim) == 3) {
+      continue;
+    }
     const char* const slash = std::strchr(argv[i], '/');
     const int tokens = std::atoi(argv[i]), chunk = slash == nullptr ? 4096 : std::atoi(slash + 1);
     if (tokens < 1 || chunk < 1) {
-      std::fprintf(stderr, "%s: tokens[/CHUNK], both at least 1\n", argv[i]);
+      std::fprintf(stderr, "%s: allowed are heads=Q/KV/D, dense, tokens[/CHUNK], both at least 1\n",
+                   argv[i]);
       return 2;
     }
     lengths.push_back({static_cast<uint32_t>(tokens), static_cast<uint32_t>(chunk)});
@@ -284,20 +298,22 @@ int main(int argc, char** argv) {
   std::printf("%8s %6s %-8s %8s %10s %9s\n", "tokens", "dtype", "kernel", "blocks", "ms",
               "TFLOP/s");
   for (const auto [tokens, chunk] : lengths) {
-    if (tokens <= kManyTokens) time_f32(tokens, chunk);
+    if (tokens <= kManyTokens && !layer.dense) time_f32(tokens, chunk);
     for (const DType dtype : {DType::f16, DType::bf16}) {
       if (tokens > kManyTokens && dtype == DType::bf16) continue;
-      const size_t kv = size_t{tokens} * kKvHeads * kDim, of_chunk = size_t{chunk} * kHeads * kDim;
+      const size_t kv = size_t{tokens} * layer.kv_heads * layer.dim,
+                   of_chunk = size_t{chunk} * layer.q_heads * layer.dim;
       auto *const k = allocate<uint16_t>(kv), *const v = allocate<uint16_t>(kv),
                   *const q = allocate<uint16_t>(of_chunk);
       fill(k, kv, dtype, 1), fill(v, kv, dtype, 2), fill(q, of_chunk, dtype, 3);
       BlockedParams p;
-      p.q = q, p.q_token_stride = size_t{kHeads} * kDim, p.q_head_stride = kDim, p.q_heads = kHeads,
-      p.kv_heads = kKvHeads;
-      p.logits.scale = 1.0F / std::sqrt(static_cast<float>(kDim));
-      p.keys = k, p.values = v, p.head_stride = kDim, p.row_stride = size_t{kKvHeads} * kDim;
+      p.q = q, p.q_token_stride = size_t{layer.q_heads} * layer.dim, p.q_head_stride = layer.dim,
+      p.q_heads = layer.q_heads, p.kv_heads = layer.kv_heads;
+      p.logits.scale = 1.0F / std::sqrt(static_cast<float>(layer.dim));
+      p.keys = k, p.values = v, p.head_stride = layer.dim,
+      p.row_stride = size_t{layer.kv_heads} * layer.dim;
       p.causal = true, p.is_first = true;
-      p.o = allocate<float>(of_chunk), p.sums = allocate<float2>(size_t{chunk} * kHeads);
+      p.o = allocate<float>(of_chunk), p.sums = allocate<float2>(size_t{chunk} * layer.q_heads);
       // Lists of the last chunk's size, made for each chunk beforehand.
       const auto time = [&](bool hopper, double share) {
         std::vector<BlockLists> device;
@@ -329,7 +345,7 @@ int main(int argc, char** argv) {
             p.first = first;
             p.rows = first + p.n;
             p.lists = share > 0.0 ? device[first / chunk] : BlockLists{};
-            launch_blocked(p, dtype, kDim, hopper, nullptr);
+            launch_blocked(p, dtype, layer.dim, hopper, nullptr);
           }
           check(cudaEventRecord(end), "record");
           check(cudaDeviceSynchronize(), "attention");
@@ -343,22 +359,24 @@ int main(int argc, char** argv) {
         }
         std::printf("%8u %6s %-8s %8.3f %10.2f %9.0f\n", tokens, dtype_name(dtype),
                     hopper ? "hopper" : "general", computed / shares, double{best},
-                    4.0 * computed * kHeads * kDim / double{best} * 1e-9);
+                    4.0 * computed * layer.q_heads * layer.dim / double{best} * 1e-9);
         std::fflush(stdout);
       };
-      const bool has_hopper = hopper_kernels_run_on(0);
+      const bool has_hopper = hopper_kernels_run_on(0) && layer.dim <= kMostHopperDim;
       const bool many = tokens > kManyTokens;
       if (!many || !has_hopper) time(false, 0.0);
       if (has_hopper) time(true, 0.0);
       for (const double share : {1.0, 0.3, 0.1, 0.03}) {
-        if (!many) time(has_hopper, share);
+        if (!many && !layer.dense) time(has_hopper, share);
       }
       const auto rows = [&](const void* data, uint32_t heads, DType of) {
-        return dense_tensor(static_cast<std::byte*>(const_cast<void*>(data)), tokens, heads, kDim,
-                            of, Memory::device);
+        return dense_tensor(static_cast<std::byte*>(const_cast<void*>(data)), tokens, heads,
+                            layer.dim, of, Memory::device);
       };
-      time_patterns(rows(k, kKvHeads, dtype), rows(v, kKvHeads, dtype), rows(q, kHeads, dtype),
-                    rows(p.o, kHeads, DType::f32), tokens, chunk);
+      if (!layer.dense)
+        time_patterns(rows(k, layer.kv_heads, dtype), rows(v, layer.kv_heads, dtype),
+                      rows(q, layer.q_heads, dtype), rows(p.o, layer.q_heads, DType::f32), tokens,
+                      chunk);
       for (void* x : {static_cast<void*>(k), static_cast<void*>(v), static_cast<void*>(q),
                       static_cast<void*>(p.o), static_cast<void*>(p.sums)}) {
         check(cudaFree(x), "free");

@@ -1,6 +1,9 @@
 // Time of a layer's attention over lists of codes on the device, beside that over all codes and the least time that each's
 // bytes take: layers in a graph. Arguments, in any order: `d=128`, `g=4` query heads of a KV head, `kv=8` KV heads, `b=4` bits,
-// `t=131072` tokens, `rows=64` rows of a list on average, `layers=8`, `share=12` percent of the rows that a step reads.
+// `t=131072` tokens, `rows=64` rows of a list on average, `layers=8`, `share=12` percent of the rows that a step reads,
+// `miss=0` percent of a head's output that unread lists may hold (ListShare::miss), `middle=0` the mean of values, in percent of what they
+// deviate from it: with 0 outputs are short, and heads with `miss` read next to all lists, from some 200 on they read no more,
+// `spread=60` percent of a nat by which lists' logits deviate, `blocks=0` thread blocks of a KV head that choose (CodesLists::blocks).
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -16,6 +19,8 @@
 #include "cpu/half.h"
 #include "gpu/code_lists.h"
 #include "gpu/cuda/codes/codes_kernels.h"
+#include "gpu/cuda/codes/launch_codes.h"
+#include "gpu/cuda/codes/params.h"
 #include "gpu/cuda/common/check.h"
 
 namespace {
@@ -78,16 +83,23 @@ double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, Part
 
 static int run(int argc, char** argv) {
   uint32_t dim = 128, group = 4, kv_heads = 8, bits = 4, tokens = 131072, rows = 64, layers = 8,
-           percent = 12;
+           percent = 12, miss = 0, middle = 0, spread = 60, choosers = 0;
   for (int i = 1; i < argc; ++i) {
     const bool known =
         std::sscanf(argv[i], "d=%u", &dim) == 1 || std::sscanf(argv[i], "g=%u", &group) == 1 ||
         std::sscanf(argv[i], "kv=%u", &kv_heads) == 1 || std::sscanf(argv[i], "b=%u", &bits) == 1 ||
         std::sscanf(argv[i], "t=%u", &tokens) == 1 || std::sscanf(argv[i], "rows=%u", &rows) == 1 ||
         std::sscanf(argv[i], "layers=%u", &layers) == 1 ||
-        std::sscanf(argv[i], "share=%u", &percent) == 1;
+        std::sscanf(argv[i], "share=%u", &percent) == 1 ||
+        std::sscanf(argv[i], "miss=%u", &miss) == 1 ||
+        std::sscanf(argv[i], "middle=%u", &middle) == 1 ||
+        std::sscanf(argv[i], "spread=%u", &spread) == 1 ||
+        std::sscanf(argv[i], "blocks=%u", &choosers) == 1;
     if (!known) {
-      std::fprintf(stderr, "%s: allowed are d, g, kv, b, t, rows, layers, share\n", argv[i]);
+      std::fprintf(
+          stderr,
+          "%s: allowed are d, g, kv, b, t, rows, layers, share, miss, middle, spread, blocks\n",
+          argv[i]);
       return 1;
     }
   }
@@ -147,7 +159,7 @@ static int run(int argc, char** argv) {
     counts[h] = list;
   }
   for (uint16_t& x : key_means) x = draw.half(1.0F, 0.0F);
-  for (uint16_t& x : value_means) x = draw.half(1.0F, 0.0F);
+  for (uint16_t& x : value_means) x = draw.half(1.0F, 0.01F * static_cast<float>(middle));
 
   const size_t kept_bytes = size_t{4} << 30U;
   std::byte* pinned = nullptr;
@@ -156,7 +168,8 @@ static int run(int argc, char** argv) {
   std::vector<float> q(size_t{kv_heads} * group * dim);
   std::mt19937 rng(2);
   std::normal_distribution<float> normal;
-  for (float& x : q) x = 2.0F * normal(rng);
+  // Products with mean keys, whose components deviate by 0.29, deviate by as much of a query's.
+  for (float& x : q) x = 0.01F * static_cast<float>(spread) / 0.29F * normal(rng);
   CodesStep s;
   s.shape = shape;
   s.kv_heads = kv_heads;
@@ -182,6 +195,8 @@ static int run(int argc, char** argv) {
   with.lists.list_capacity = sizes.lists;
   with.lists.pair_capacity = sizes.pairs;
   with.lists.share.share = 0.01F * static_cast<float>(percent);
+  with.lists.share.miss = 0.01F * static_cast<float>(miss);  // and without it below
+  with.lists.blocks = choosers;
   check(prepare_codes(s, 0), "prepare");
   check(prepare_codes(with, 0), "prepare");
   s.work = with.work = device<std::byte>(codes_work_bytes(with));
@@ -249,6 +264,8 @@ static int run(int argc, char** argv) {
   const double list_floor = list_bytes / rate, all_floor = static_cast<double>(block_bytes) / rate;
   const double all16 = time(all, 16, Part::all), all64 = time(all, 64, Part::all);
   const double all_pass = time(all, 16, Part::pass);
+  std::vector<CodesStep> more = chosen;
+  for (CodesStep& step : chosen) step.lists.share.miss = 0.0F;
   const double choice = time(chosen, 16, Part::choice), pass = time(chosen, 16, Part::pass);
   const double lists0 = time(chosen, 0, Part::all), lists16 = time(chosen, 16, Part::all),
                lists64 = time(chosen, 64, Part::all);
@@ -259,6 +276,29 @@ static int run(int argc, char** argv) {
       prop.name, kv_heads * group, kv_heads, dim, bits, tokens, rate * 1e-6, all_floor, all_pass,
       all16, 100.0 * all_floor / all16, all64, list_floor, choice, pass, lists0, lists16,
       100.0 * list_floor / lists16, lists64);
+  if (miss == 0) return 0;
+  // What the rule by a head's output takes, and how many of the pairs of tiles it reads.
+  codes::CodesParams params;
+  (void)codes::lay_out(more[0], codes::kernels_of(shape, group), params);
+  std::vector<codes::ChosenLists> ends(kv_heads);
+  const auto read = [&](const std::vector<CodesStep>& steps) {
+    (void)time(steps, 16, Part::choice);
+    check(cudaMemcpy(ends.data(), params.list_ends, ends.size() * sizeof(ends[0]),
+                     cudaMemcpyDeviceToHost),
+          "copy");
+    double most = 0.0, sum = 0.0;
+    for (const auto& e : ends) sum += e.pairs, most = std::max<double>(most, e.pairs);
+    std::printf(" %.1f %% of the pairs, of one KV head %.1f",
+                100.0 * sum / kv_heads * kPairRows / tokens, 100.0 * most * kPairRows / tokens);
+  };
+  std::printf(
+      "  by %u blocks: miss=%u, middle=%u, spread=%u: choice %.1f pass %.1f N=16 %.1f N=64 %.1f |",
+      with.lists.blocks, miss, middle, spread, time(more, 16, Part::choice),
+      time(more, 16, Part::pass), time(more, 16, Part::all), time(more, 64, Part::all));
+  read(more);
+  std::printf("; without:");
+  read(chosen);
+  std::printf("\n");
   return 0;
 }
 

@@ -30,8 +30,10 @@ constexpr ParamDecl kParams[] = {
         "miss", Stage::search, 70, 0, 1000,
         "percent of a head's output that lists which a step does not read may hold, by an upper "
         "estimate: it reads more of them until none holds more; 0: it reads no more"),
-    integer("from", Stage::search, 0, 0, int64_t{1} << 30U,
-            "rows that a head has when it is first indexed; up to there all are attended exactly"),
+    integer(
+        "from", Stage::search, 0, 0, int64_t{1} << 30U,
+        "rows that a head has when it is first indexed; up to there all are attended exactly, on "
+        "a device all by their codes, which steps choose among from there on"),
 };
 constexpr uint32_t kLeastListRows = 16;
 
@@ -420,7 +422,8 @@ CodeBits code_bits(const Spec& spec) {
 CodeListing code_listing(const Spec& spec) {
   if (spec[kLists] == 0) return {};
   return {std::max(static_cast<uint32_t>(spec[kLists]), kLeastListRows),
-          static_cast<float>(spec[kRead]) / 100.0F, static_cast<float>(spec[kMiss]) / 100.0F};
+          static_cast<float>(spec[kRead]) / 100.0F, static_cast<float>(spec[kMiss]) / 100.0F,
+          first_rows(spec)};
 }
 
 uint32_t first_rows(const Spec& spec) { return static_cast<uint32_t>(spec[kFrom]); }

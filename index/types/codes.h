@@ -24,6 +24,7 @@ struct CodeListing {
   uint32_t rows = 0;    ///< of a list on average; 0: there are none
   float share = 0.12F;  ///< of the rows that a step reads
   float miss = 0.0F;    ///< ListGoal::miss
+  uint32_t from = 0;    ///< first_rows()
   bool operator==(const CodeListing&) const = default;
 };
 [[nodiscard]] CodeListing code_listing(const Spec& spec);

@@ -74,8 +74,11 @@ Engine::Engine(const keyhole_engine_config& config, std::shared_ptr<const gpu::D
       config.timeout_ms == KEYHOLE_AUTO ? default_timeout_ms() : config.timeout_ms;
   std::string why_host;
   if (!has_streams()) {
-    DeviceChoice choice = choose_device(config.device, config.device_ordinal, gpu::cuda_devices(),
-                                        gpu::cuda_status(), unsupported_on_device(model_));
+    const std::vector<gpu::DeviceInfo> gpus = gpu::cuda_devices();
+    const uint32_t ordinal = config.device_ordinal;
+    const gpu::DeviceInfo* const wanted = ordinal < gpus.size() ? &gpus[ordinal] : nullptr;
+    DeviceChoice choice = choose_device(config.device, ordinal, gpus, gpu::cuda_status(),
+                                        unsupported_on_device(model_, wanted));
     why_host = std::move(choice.reason);
     if (choice.cuda) {
       device_ = gpu::make_cuda_device(cuda_config(config.device_ordinal, signal, timeout_ms));

@@ -100,6 +100,7 @@ bool GpuAccelerator::nearest_keys(const index::NearestTask& task,
   const double products = static_cast<double>(task.keys.tokens) *
                           static_cast<double>(task.queries.tokens) * task.keys.dim;
   if (task.most > gpu::kMostNeighbours || products < kLeastProducts) return false;
+  if (!is_device_index_dim(task.keys.dim)) return false;
   gpu::NeighbourTask wanted;
   wanted.keys = task.keys;
   wanted.key_extra = task.key_extra;
@@ -117,7 +118,7 @@ bool GpuAccelerator::nearest_keys(const index::NearestTask& task,
 bool GpuAccelerator::kmeans(const index::KMeansTask& task, const index::KMeansResult& result) {
   const double products = static_cast<double>(index::kmeans_sample(task.n, task.config.clusters)) *
                           task.config.clusters * task.dim;
-  if (products < kLeastProductsPerIteration) return false;
+  if (products < kLeastProductsPerIteration || !is_device_index_dim(task.dim)) return false;
   const auto make = [this] { return device_->make_kmeans({.memory_limit = kKMeansBytes}); };
   return run<gpu::KMeans>(kmeans_, make, [&](gpu::KMeans& kmeans) {
     kmeans.train({.data = task.points, .count = task.n, .dim = task.dim},

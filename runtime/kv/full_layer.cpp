@@ -11,6 +11,8 @@ namespace {
 
 // Rows of one head per task when a prompt goes straight to the host: about 100 us of work.
 constexpr uint32_t kRowsPerTask = 1024;
+// Tokens of a task when those of a window go there before it, and up to how many go by one thread, as a step's do.
+constexpr uint32_t kStagedPerTask = 64, kLargestFlush = 256;
 
 }  // namespace
 
@@ -76,12 +78,21 @@ void FullLayer::store_staged(uint32_t n) {
     });
     return store().grow(layer_, n);
   }
-  for (uint32_t t = 0; t < n; ++t) {
-    for (uint32_t h = 0; h < of.kv_heads; ++h) {
-      const size_t at = (size_t{t} * of.kv_heads + h) * row_bytes;
-      std::copy_n(staged_k() + at, row_bytes, store().key(layer_, h, row + t));
-      std::copy_n(staged_v() + at, row_bytes, store().value(layer_, h, row + t));
+  const auto store_some = [&](uint32_t task, uint32_t) {
+    const uint32_t first = task * kStagedPerTask;
+    for (uint32_t t = first; t < std::min(n, first + kStagedPerTask); ++t) {
+      for (uint32_t h = 0; h < of.kv_heads; ++h) {
+        const size_t at = (size_t{t} * of.kv_heads + h) * row_bytes;
+        std::copy_n(staged_k() + at, row_bytes, store().key(layer_, h, row + t));
+        std::copy_n(staged_v() + at, row_bytes, store().value(layer_, h, row + t));
+      }
     }
+  };
+  const uint32_t tasks = (n + kStagedPerTask - 1) / kStagedPerTask;
+  if (n <= kLargestFlush) {
+    for (uint32_t task = 0; task < tasks; ++task) store_some(task, 0);
+  } else {
+    all_->engine->pool().run(tasks, store_some);
   }
   store().grow(layer_, n);
 }

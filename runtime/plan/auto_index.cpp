@@ -4,6 +4,7 @@
 #include "index/scan/code_scan.h"
 #include "index/types/factory.h"
 #include "runtime/plan/code_plan.h"
+#include "runtime/plan/list_gain.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -24,17 +25,23 @@ std::string choose_codes(const SessionParams& params, const ModelShape& model,
     return kHostCodes;
   }
   const CodeBytes there{room(params.resident_shape(model)), pinned_room(params, model)};
-  const auto layers_with = [&](uint32_t bits) {
+  const auto plan_with = [&](uint32_t bits) {
     CodePlan plan;
     plan.shape = {model.head_dim, bits, bits};
     plan.exact_rows = gpu::kMostDeviceRows;
     plan.rows_by_host = params.exact_rows_by == KEYHOLE_ROWS_BY_HOST;
     for (uint32_t l = 0; l < model.layers; ++l) plan.layers.push_back(params.is_dense(l) ? 0 : 1);
-    return fitting(std::move(plan), there, params.max_tokens, params, model).count();
+    return fitting(std::move(plan), there, params.max_tokens, params, model);
   };
-  const size_t most = layers_with(kMostBits), fewest = layers_with(kFewestBits);
-  if (most == 0 && fewest == 0) return kHostCodes;
-  return codes_spec(most < fewest ? kFewestBits : kMostBits);
+  const CodePlan most = plan_with(kMostBits), fewest = plan_with(kFewestBits);
+  if (most.count() == 0 && fewest.count() == 0) return kHostCodes;
+  const CodePlan& plan = most.count() < fewest.count() ? fewest : most;
+  const std::string spec = codes_spec(plan.shape.key_bits);
+  if (!kAutoTakesLists) return spec;
+  const std::string listed = spec + ",lists=64";
+  const bool gains =
+      gains_by_lists(plan, index::code_listing(listed), there, params.max_tokens, params, model);
+  return gains ? listed : spec;
 }
 
 /// Whether codes can stand for what the budget does not read.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "runtime/plan/list_gain.h"
 #include "runtime/plan/refusals.h"
 
 namespace keyhole::runtime {
@@ -108,9 +109,11 @@ gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens, const Session
   shape.coded_layers = plan.count();
   shape.rows_by_host = plan.rows_by_host;
   // The device chooses among lists of rows that it reads, where there may be enough of them.
+  shape.lists_from = lists_from(plan, model);
   if (!plan.rows_by_host && shape.blocks * kCodeBlock >= shape.lists_from) {
     shape.list_rows = plan.lists.rows;
     shape.list_share.share = plan.lists.share;
+    shape.list_share.miss = plan.lists.miss;
   }
   shape.shapes = model.device_shapes();
   if (!shape.shapes.empty()) {

@@ -1,10 +1,6 @@
 // The offloaded rows of a session as their codes on the device see them (stream/device_codes.h).
 #pragma once
 
-#include <vector>
-
-#include "index/progress.h"
-#include "index/scan/code_lists.h"
 #include "runtime/engine/engine.h"
 #include "runtime/indexing/index_keeper.h"
 #include "runtime/kv/sequence.h"
@@ -29,21 +25,6 @@ class CodeRows final : public CodeSource {
   }
   const index::Balance& balance(uint32_t layer, uint32_t kv_head) override {
     return keeper_->fix_balance(layer, kv_head, sequence_->view(layer, kv_head));
-  }
-  std::vector<index::CodeChunk> make_lists(uint32_t layer, size_t begin, size_t rows,
-                                           const CodeShape& shape,
-                                           const index::ListConfig& config) override {
-    const uint32_t kv_heads = engine_->model().of(layer).kv_heads;
-    std::vector<index::CodeChunk> chunks(kv_heads);
-    const index::Progress progress;
-    index::ProgressMeter meter(progress, kv_heads * index::list_work(rows, config));
-    engine_->pool().run(kv_heads, [&](uint32_t h, uint32_t) {
-      const KvView view = sequence_->view(layer, h);
-      chunks[h] =
-          index::make_chunk(engine_->index_context(layer, h), shape,
-                            keeper_->fix_balance(layer, h, view), view, begin, rows, config, meter);
-    });
-    return chunks;
   }
   void set_pinned(uint32_t layer, size_t rows) override { sequence_->set_pinned(layer, rows); }
   bool is_shared(uint32_t layer, size_t row) const override {

@@ -27,6 +27,7 @@ bool DeviceExtender::attends_by_pattern(uint32_t layer, const ExtendArgs& args) 
 bool DeviceExtender::attends_by_lists(uint32_t layer, const ExtendArgs& args) const {
   const uint64_t rows = uint64_t{parts_.sequence.tokens(layer)} + args.k.tokens;
   if (!parts_.blocks.has_listed(rows) || !is_aligned(args.out)) return false;
+  if (!gpu::patterns_choose(parts_.engine.model().of(layer).head_dim)) return false;
   const auto patterns = parts_.patterns.of(layer);
   return std::any_of(patterns.begin(), patterns.end(),
                      [&](const gpu::PromptPattern& p) { return !p.dense && rows > p.dense_rows; });

@@ -7,6 +7,7 @@
 
 #include "cpu/aligned.h"
 #include "gpu/pinned_memory.h"
+#include "runtime/plan/list_gain.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -201,7 +202,6 @@ void DeviceCodes::copy() {
       if (!has || from->codes_->count(l) == 0) continue;
       codes_->copy_layer(l, *from->codes_);
       layers_[l].has_balance = layers_[l].is_copy = true;
-      layers_[l].listed = codes_->listed(l);
     }
     codes_->complete();
     bytes_peak_ = std::max(bytes_peak_, this->bytes());
@@ -242,6 +242,7 @@ bool DeviceCodes::let_host_read(const std::string& why) {
 void DeviceCodes::give_up_first(const std::string& why) {
   const uint32_t layer = plan_.first();
   version_ += 1;
+  codes_->stop_lists(layer);
   drop_pieces(layer, 0);
   layers_[layer] = {};
   plan_.layers[layer] = 0;
@@ -309,20 +310,16 @@ void DeviceCodes::encode_pinned(gpu::Stream stream) {
     throw;
   }
   for (uint32_t l = 0; l < model_.layers; ++l) {
-    if (layer_has(l) && layers_[l].has_balance && !is_current(l)) {
-      encode(l, pinned_rows(l), stream);
-    }
+    if (!layer_has(l) || !layers_[l].has_balance) continue;
+    if (!is_current(l)) encode(l, pinned_rows(l), stream);
+    list(l, gpu::kListStretch);
   }
 }
 
 void DeviceCodes::update(uint32_t layer, gpu::Stream stream) {
   if (!is_current(layer)) make_current(layer, stream);
-  try {
-    list(layer, stream);
-  } catch (const std::bad_alloc&) {  // steps read blocks where there are no lists
-  } catch (const Error& e) {
-    if (e.status() == Status::device_error) throw;
-  }
+  codes_->use_lists(layer, stream);
+  list(layer, kRowsListed);
 }
 
 void DeviceCodes::make_current(uint32_t layer, gpu::Stream stream) {
@@ -339,36 +336,25 @@ void DeviceCodes::make_current(uint32_t layer, gpu::Stream stream) {
   pin(layer, rows + kCodeBlock);
 }
 
-void DeviceCodes::list(uint32_t layer, gpu::Stream stream) {
+void DeviceCodes::list(uint32_t layer, size_t least) {
   const index::CodeListing& wanted = plan_.lists;
   if (wanted.rows == 0 || plan_.rows_by_host) return;
-  Layer& l = layers_[layer];
-  const size_t rows = size_t{codes_->count(layer)} * kCodeBlock / kRowsListed * kRowsListed;
-  if (rows <= l.listed || rows < gpu::kListsFrom || !codes_->takes_lists(layer)) return;
-  l.listed = rows;  // what has no room is not tried again
-  CodeShape shape = plan_.shape;
-  shape.dim = model_.of(layer).head_dim;
-  const size_t first = codes_->listed(layer) / index::kListSegment * index::kListSegment;
-  for (size_t begin = first; begin < rows; begin += index::kListSegment) {
-    const size_t count = std::min(rows - begin, index::kListSegment);
-    const std::vector<index::CodeChunk> chunks =
-        source_->make_lists(layer, begin, count, shape, {.rows = wanted.rows});
-    std::vector<gpu::HeadLists> heads;
-    for (const index::CodeChunk& chunk : chunks) {
-      heads.push_back({.lists = static_cast<uint32_t>(chunk.lists()),
-                       .ids = chunk.ids.data(),
-                       .ends = chunk.ends.data(),
-                       .at = chunk.at.data(),
-                       .means = chunk.means,
-                       .codes = chunk.codes,
-                       .spreads = chunk.spreads.data(),
-                       .noises = chunk.noises.data(),
-                       .widest = chunk.widest.data()});
+  size_t rows = size_t{codes_->count(layer)} * kCodeBlock;
+  size_t begin = codes_->made_lists(layer);
+  if (rows - begin < least || rows < lists_from(plan_, model_)) return;
+  if (!codes_->takes_lists(layer)) return;
+  // The codes of a copy are here before its rows are pinned.
+  rows = std::min(rows, pinned_rows(layer) / kCodeBlock * kCodeBlock);
+  if (rows < begin) return;
+  try {
+    while (rows - begin >= least) {
+      const size_t count = std::min<size_t>(rows - begin, gpu::kListStretch);
+      if (!codes_->make_lists(layer, static_cast<uint32_t>(begin), static_cast<uint32_t>(count))) {
+        return;
+      }
+      begin += count;
     }
-    if (!codes_->set_lists(layer, static_cast<uint32_t>(begin), static_cast<uint32_t>(count),
-                           heads.data(), stream)) {
-      return;
-    }
+  } catch (const std::bad_alloc&) {  // steps read blocks where there are no lists
   }
 }
 
@@ -469,19 +455,15 @@ void DeviceCodes::set_balance(uint32_t layer) {
 void DeviceCodes::truncate(uint32_t layer, size_t rows, gpu::Stream stream) {
   if (!layer_has(layer)) return;
   const auto blocks = static_cast<uint32_t>(rows / kCodeBlock);
-  if (blocks < codes_->count(layer)) {
-    const uint32_t lists = codes_->listed(layer);
-    codes_->truncate(layer, blocks, stream);
-    // What was tried in vain is tried again where lists or rows have gone, not after each truncation.
-    size_t& tried = layers_[layer].listed;
-    tried = std::min(tried, rows / kRowsListed * kRowsListed);
-    if (codes_->listed(layer) < lists) tried = std::min(tried, size_t{codes_->listed(layer)});
-  }
+  if (blocks < codes_->count(layer)) codes_->truncate(layer, blocks, stream);
   // With no rows left, the head's balance is learned anew.
   if (rows == 0) layers_[layer].has_balance = false;
   drop_pieces(layer, rows);
   // The next step pins again what is left of them.
-  if (pins_ != nullptr && source_->is_shared(layer, rows)) unpin_across(layer, rows);
+  if (pins_ != nullptr && source_->is_shared(layer, rows)) {
+    codes_->stop_lists(layer);
+    unpin_across(layer, rows);
+  }
 }
 
 void DeviceCodes::unpin_across(uint32_t layer, size_t rows) {

@@ -5,7 +5,8 @@
 // room for all layers, or no more memory can be pinned, these are the first layers (plan/code_plan.h). Rows come in
 // whole blocks (Sequence::row_block()), are pinned where they lie when they come, and are encoded by the device, which
 // reads them there, in the order of the session's stream. So a step needs nothing of the host, and a graph of steps
-// stays valid while tokens come. A prompt waits for none of it: its rows are pinned beside it (PinQueue), and encoded while
+// stays valid while tokens come. Lists of near rows, where they are wanted, the device makes beside all that, and steps use those
+// that are ready. A prompt waits for none of it: its rows are pinned beside it (PinQueue), and encoded while
 // the host takes the next ones in, of whatever layer, or before the next step.
 //
 // Where memory cannot be pinned, or not for all layers, a thread of the host reads the rows of a step (RowServer), of all
@@ -21,7 +22,6 @@
 #include "gpu/codes.h"
 #include "gpu/step.h"
 #include "index/scan/balance.h"
-#include "index/scan/code_lists.h"
 #include "runtime/engine/log.h"
 #include "runtime/plan/code_plan.h"
 #include "runtime/stream/pin_queue.h"
@@ -29,7 +29,7 @@
 
 namespace keyhole::runtime {
 
-/// Rows are put in lists in such numbers, up to index::kListSegment together: lists of fewer rows are made again with the next.
+/// So many rows, and more, that have come since the last are put in lists before a step; while a prompt comes, gpu::kListStretch.
 inline constexpr size_t kRowsListed = 4096;
 
 /// What codes are made of.
@@ -47,10 +47,6 @@ class CodeSource {
   virtual void learn_balances(uint32_t layer) = 0;
   /// Of a head that has one.
   [[nodiscard]] virtual const index::Balance& balance(uint32_t layer, uint32_t kv_head) = 0;
-  /// Lists of rows [begin, begin + rows) of all heads of the layer, which have a balance, `[kv_heads]`.
-  [[nodiscard]] virtual std::vector<index::CodeChunk> make_lists(
-      uint32_t layer, size_t begin, size_t rows, const CodeShape& shape,
-      const index::ListConfig& config) = 0;
   /// Memory of the first `rows` rows of the layer's heads is pinned, or about to be: it cannot be given back. Throws
   /// Error(out_of_memory) where it is more than before.
   virtual void set_pinned(uint32_t layer, size_t rows) = 0;
@@ -152,7 +148,6 @@ class DeviceCodes {
   struct Layer {
     std::vector<Piece> pieces;
     bool has_balance = false;
-    size_t listed = 0;  ///< rows that are in lists, or were to be
     bool is_copy =
         false;  ///< its codes are, so that they are here before its rows are pinned; until update()
     [[nodiscard]] size_t end() const { return pieces.empty() ? 0 : pieces.back().end; }
@@ -169,8 +164,9 @@ class DeviceCodes {
   [[nodiscard]] std::string too_much_to_pin(const CodePlan& plan) const;
   /// Waits until all rows of the layer are pinned, and enqueues the encoding of those that are not encoded.
   void make_current(uint32_t layer, gpu::Stream stream);
-  /// Puts the layer's rows in lists, where these are wanted and enough rows have come.
-  void list(uint32_t layer, gpu::Stream stream);
+  /// Begins to put the layer's rows in lists, where these are wanted and at least so many have come that are not: no step
+  /// waits for it. What the device has no time for yet a later call begins.
+  void list(uint32_t layer, size_t least);
   void make(CodePlan plan);
   /// make(); where it fails there are none, which the log says, or, where they must be here, it throws.
   void try_to_make(const std::string& why_by_host = {});

@@ -22,8 +22,8 @@ struct HeadRows {
 class BlockedTest : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
-    KEYHOLE_NEEDS_GPU();
     const Case& c = GetParam();
+    KEYHOLE_NEEDS_GPU_FOR(c.dim);
     shape_ = {c.kv_heads * c.group, c.kv_heads, c.dim, c.dtype};
     logits_.scale = 1.3F / std::sqrt(static_cast<float>(c.dim));
     logits_.softcap = c.softcap;
@@ -257,7 +257,9 @@ INSTANTIATE_TEST_SUITE_P(Shapes, BlockedTest,
                                          Case{96, 2, 2, DType::f16}, Case{128, 8, 4, DType::f16},
                                          Case{128, 2, 4, DType::bf16, 20.0F},
                                          Case{256, 1, 16, DType::f16, 30.0F},
-                                         Case{256, 2, 2, DType::bf16}, Case{64, 1, 7, DType::bf16}),
+                                         Case{256, 2, 2, DType::bf16}, Case{64, 1, 7, DType::bf16},
+                                         Case{512, 1, 8, DType::f16}, Case{512, 2, 4, DType::bf16},
+                                         Case{512, 2, 1, DType::f16, 20.0F}),
                          name_of);
 
 TEST(Blocked, MemoryStaysWithinTheLimit) {

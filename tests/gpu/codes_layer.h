@@ -191,7 +191,7 @@ class Layer {
     step_.kv_heads = kKvHeads;
     step_.group = c.group;
     step_.tokens = c.tokens;
-    step_.wide = codes_are_wide(c.group);
+    step_.wide = codes_are_wide(c.shape(), c.group);
     step_.block_capacity = c.blocks + c.spare;
     step_.splits =
         code_splits(shape_, kKvHeads, c.group, step_.block_capacity, 16, SIZE_MAX, 0, step_.wide);

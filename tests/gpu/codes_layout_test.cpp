@@ -125,7 +125,7 @@ TEST(CodesLayout, SaysWhichShapesHaveNoKernels) {
     s.code = {dim, key_bits, value_bits};
     return why_no_codes(s);
   };
-  for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U}) {
+  for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U, 512U}) {
     EXPECT_EQ(why(dim, 2, 2), "");
     EXPECT_EQ(why(dim, 4, 4), "");
     // Codes that the host alone has: 1 bit, or other bits of values than of keys.
@@ -150,6 +150,19 @@ TEST(CodesLayout, HasBytesForWhatHasNoKernels) {
     shape.code.value_bits = values;
     EXPECT_EQ(status_of(shape), Status::ok);
     EXPECT_FALSE(codes_supported(shape));
+  }
+}
+
+/// There are no kernels that choose among lists of heads of 512.
+TEST(CodesLayout, HasRoomForListsWhereTheyCanBeChosenFrom) {
+  for (const uint32_t dim : {64U, 256U, 512U}) {
+    CodesShape shape = of_8b(16);
+    shape.code.dim = dim;
+    const size_t without = CodesLayout(shape).bytes;
+    shape.list_rows = 64;
+    const CodesLayout layout(shape);
+    EXPECT_EQ(layout.list_bytes != 0, dim != 512) << dim;
+    EXPECT_EQ(layout.bytes != without, dim != 512) << dim;
   }
 }
 

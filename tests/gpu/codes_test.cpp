@@ -105,7 +105,7 @@ class CodesOnDevice : public testing::TestWithParam<std::tuple<Case, bool>> {
     step.kv_heads = kKvHeads;
     step.group = c.group;
     step.tokens = c.tokens;
-    step.wide = codes_are_wide(c.group);
+    step.wide = codes_are_wide(c.shape(), c.group);
     step.block_capacity = c.blocks + c.spare + 3;
     step.cluster = c.cluster;
     size_t needs = 0;
@@ -320,7 +320,9 @@ INSTANTIATE_TEST_SUITE_P(
             Case{256, 2, 4, 17, 1.0F}, Case{256, 2, 1, 5, 2.0F}, Case{256, 2, 5, 9, 1.0F},
             Case{256, 2, 8, 21, 1.0F}, Case{256, 2, 12, 9, 1.0F}, Case{256, 2, 16, 9, 1.0F},
             Case{256, 4, 4, 17, 1.0F}, Case{256, 4, 2, 1, 1.0F}, Case{256, 4, 8, 9, 1.0F},
-            Case{256, 4, 16, 5, 1.0F},
+            Case{256, 4, 16, 5, 1.0F}, Case{512, 2, 8, 21, 1.0F}, Case{512, 2, 1, 5, 2.0F},
+            Case{512, 2, 12, 9, 1.0F}, Case{512, 4, 8, 17, 1.0F}, Case{512, 4, 4, 1, 1.0F},
+            Case{512, 4, 3, 40, 2.0F}, Case{512, 4, 16, 5, 1.0F},
             // More groups of rows than one round of loads of a thread block takes: 4096, and 1024 of 16 heads.
             Case{64, 2, 4, 520, 2.0F}, Case{64, 2, 16, 140, 1.0F}),
         testing::Bool()),
@@ -334,23 +336,27 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     Kinds, CodesOnDevice,
     testing::Combine(
-        testing::Values(Case{128, 2, 4, 7, 3.0F, 5.0F}, Case{80, 4, 3, 7, 3.0F, 2.0F},
-                        Case{128, 2, 4, 7, 1.0F, 0.0F, DType::f32, DType::f16, DType::f16},
-                        Case{128, 4, 4, 7, 1.0F, 0.0F, DType::bf16, DType::bf16, DType::bf16, true},
-                        Case{96, 2, 8, 7, 1.0F, 0.0F, DType::f32, DType::bf16, DType::f32, true, 2},
-                        Case{64, 2, 16, 7, 1.0F, 8.0F, DType::bf16, DType::f16, DType::f16, true,
-                             1},
-                        Case{128, 2, 4, 7, 1.0F, 0.0F, DType::i8, DType::f16, DType::f16, true},
-                        Case{64, 4, 8, 5, 2.0F, 0.0F, DType::i8, DType::f32, DType::f32, false, 1},
-                        Case{80, 2, 16, 9, 1.0F, 4.0F, DType::i8, DType::bf16, DType::f32, true},
-                        Case{96, 4, 3, 21, 1.0F, 0.0F, DType::i8}, Case{256, 2, 4, 7, 3.0F, 5.0F},
-                        Case{256, 4, 3, 7, 1.0F, 0.0F, DType::bf16, DType::bf16, DType::bf16, true},
-                        Case{256, 2, 8, 9, 1.0F, 0.0F, DType::f32, DType::f16, DType::f32, true, 2},
-                        Case{256, 2, 11, 7, 1.0F, 4.0F, DType::i8, DType::f16, DType::f16, true},
-                        Case{256, 4, 1, 5, 1.0F, 0.0F, DType::i8, DType::f32, DType::bf16},
-                        Case{128, 4, 4, 7, 3.0F, 5.0F},
-                        Case{128, 2, 12, 7, 1.0F, 0.0F, DType::i8, DType::f16, DType::f16, true, 1},
-                        Case{64, 4, 8, 7, 1.0F, 0.0F, DType::bf16, DType::bf16, DType::f32, true}),
+        testing::Values(
+            Case{128, 2, 4, 7, 3.0F, 5.0F}, Case{80, 4, 3, 7, 3.0F, 2.0F},
+            Case{128, 2, 4, 7, 1.0F, 0.0F, DType::f32, DType::f16, DType::f16},
+            Case{128, 4, 4, 7, 1.0F, 0.0F, DType::bf16, DType::bf16, DType::bf16, true},
+            Case{96, 2, 8, 7, 1.0F, 0.0F, DType::f32, DType::bf16, DType::f32, true, 2},
+            Case{64, 2, 16, 7, 1.0F, 8.0F, DType::bf16, DType::f16, DType::f16, true, 1},
+            Case{128, 2, 4, 7, 1.0F, 0.0F, DType::i8, DType::f16, DType::f16, true},
+            Case{64, 4, 8, 5, 2.0F, 0.0F, DType::i8, DType::f32, DType::f32, false, 1},
+            Case{80, 2, 16, 9, 1.0F, 4.0F, DType::i8, DType::bf16, DType::f32, true},
+            Case{96, 4, 3, 21, 1.0F, 0.0F, DType::i8}, Case{256, 2, 4, 7, 3.0F, 5.0F},
+            Case{256, 4, 3, 7, 1.0F, 0.0F, DType::bf16, DType::bf16, DType::bf16, true},
+            Case{256, 2, 8, 9, 1.0F, 0.0F, DType::f32, DType::f16, DType::f32, true, 2},
+            Case{256, 2, 11, 7, 1.0F, 4.0F, DType::i8, DType::f16, DType::f16, true},
+            Case{256, 4, 1, 5, 1.0F, 0.0F, DType::i8, DType::f32, DType::bf16},
+            Case{512, 4, 8, 7, 3.0F, 5.0F, DType::f16, DType::f16, DType::f16, true},
+            Case{512, 2, 4, 9, 1.0F, 0.0F, DType::f32, DType::bf16, DType::f32, true, 2},
+            Case{512, 4, 16, 5, 1.0F, 4.0F, DType::i8, DType::f16, DType::bf16, true},
+            Case{512, 2, 2, 5, 1.0F, 0.0F, DType::bf16, DType::f32, DType::f32},
+            Case{128, 4, 4, 7, 3.0F, 5.0F},
+            Case{128, 2, 12, 7, 1.0F, 0.0F, DType::i8, DType::f16, DType::f16, true, 1},
+            Case{64, 4, 8, 7, 1.0F, 0.0F, DType::bf16, DType::bf16, DType::f32, true}),
         testing::Bool()),
     [](const auto& test) {
       return "kind" + std::to_string(test.index / 2) + kernel_of(std::get<1>(test.param));
@@ -370,7 +376,10 @@ INSTANTIATE_TEST_SUITE_P(
                                      of_tokens(128, 2, 3, 7, 9),
                                      of_tokens(64, 2, 4, 6, 17, 2.0F, DType::i8),
                                      of_tokens(96, 2, 8, 3, 5), of_tokens(256, 4, 6, 4, 9),
-                                     of_tokens(256, 2, 8, 4, 5, 1.0F, DType::bf16)),
+                                     of_tokens(256, 2, 8, 4, 5, 1.0F, DType::bf16),
+                                     of_tokens(512, 4, 8, 4, 9), of_tokens(512, 4, 8, 3, 5, 2.0F),
+                                     of_tokens(512, 2, 4, 8, 9, 1.0F, DType::i8),
+                                     of_tokens(512, 2, 16, 2, 5, 1.0F, DType::bf16)),
                      testing::Bool()),
     [](const auto& test) {
       const Case& c = std::get<0>(test.param);

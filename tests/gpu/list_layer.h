@@ -1,4 +1,4 @@
-// For tests of lists of codes on the device: a layer whose keys lie in clusters, its lists as the host makes them, and the
+// For tests of lists of codes on the device: a layer whose keys lie in clusters, the lists that the device makes of it, and the
 // right result of a step over them in double precision.
 #pragma once
 
@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -16,11 +17,14 @@
 #include "gpu/code_lists.h"
 #include "gpu/cuda/codes/codes_kernels.h"
 #include "gpu/cuda/codes/cuda_codes.h"
+#include "gpu/cuda/codes/launch_codes.h"
+#include "gpu/cuda/codes/params.h"
 #include "index/progress.h"
 #include "index/scan/code_lists.h"
 #include "index/scan/list_choice.h"
 #include "tests/gpu/codes_fixture.h"
 #include "tests/gpu/codes_layer.h"
+#include "tests/gpu/made_lists.h"
 #include "tests/normal.h"
 
 namespace keyhole::gpu::test {
@@ -33,28 +37,17 @@ struct ListCase {
   uint32_t list_rows = 64;  ///< on average
   float share = 0.3F;
   uint32_t least = 1, exact_rows = 16;
+  float miss = 0.0F;    ///< ListShare::miss
   float spread = 1.5F;  ///< about the standard deviation of the logits, nats
   float softcap = 0.0F;
   DType rows = DType::f16;
   float apart = 1.0F;  ///< size of the clusters' centres, beside rows of size 1 about them
   bool asks_doubt = false;
-  uint32_t spare = 3;  ///< blocks that there is room for beside
+  uint32_t spare = 3;     ///< blocks that there is room for beside
+  uint32_t choosers = 0;  ///< thread blocks of a KV head that choose, see CodesLists::blocks
   uint32_t kept =
       ~0U;  ///< lists that a thread block keeps in shared memory at most, a multiple of 16
 };
-
-/// The view of a chunk of the host's lists that the device takes.
-inline HeadLists view_of(const index::CodeChunk& chunk) {
-  return {.lists = static_cast<uint32_t>(chunk.lists()),
-          .ids = chunk.ids.data(),
-          .ends = chunk.ends.data(),
-          .at = chunk.at.data(),
-          .means = chunk.means,
-          .codes = chunk.codes,
-          .spreads = chunk.spreads.data(),
-          .noises = chunk.noises.data(),
-          .widest = chunk.widest.data()};
-}
 
 class ListLayer {
  public:
@@ -70,7 +63,7 @@ class ListLayer {
     shape_.exact_rows = c.exact_rows;
     shape_.asks_doubt = c.asks_doubt;
     shape_.list_rows = c.list_rows;
-    shape_.list_share = {c.share, c.least};
+    shape_.list_share = {c.share, c.least, c.miss};
     shape_.lists_from = 1;
     // Products of queries and centres vary by apart |q|, those of queries and rows about them by |q|.
     const float size = std::sqrt(static_cast<float>(c.dim) * (1.0F + c.apart * c.apart));
@@ -89,49 +82,49 @@ class ListLayer {
     for (uint32_t h = 0; h < kHeads; ++h) {
       lists_.emplace_back(shape_.code, rows_->codes(h).balance());
     }
-    for (uint32_t begin = 0; begin < c.listed; begin += c.stretch) list(begin, c.stretch);
     const auto heads = static_cast<uint32_t>(shape_.q_heads);
     out_ = std::make_unique<DeviceVector<float>>(size_t{heads} * c.dim);
     lse_ = std::make_unique<DeviceVector<float>>(heads);
     device_q_ = std::make_unique<DeviceVector<float>>(q_);
     chosen_ = std::make_unique<DeviceVector<uint32_t>>(size_t{kHeads} * kMostDeviceRows);
+    for (uint32_t begin = 0; begin < c.listed; begin += c.stretch) list(begin, c.stretch);
   }
 
   [[nodiscard]] CudaCodes& codes() { return *codes_; }
   [[nodiscard]] const CodesShape& shape() const { return shape_; }
   [[nodiscard]] OffloadedLayer& rows() { return *rows_; }
+  [[nodiscard]] KvView head(uint32_t h) const { return rows_->head(h); }
+  [[nodiscard]] std::vector<float> row(const RowsView& rows, uint32_t id) const {
+    return rows_->row(rows, id);
+  }
   [[nodiscard]] uint32_t blocks() const { return rows_->rows() / kCodeBlock; }
   [[nodiscard]] std::vector<float>& q() { return q_; }
   [[nodiscard]] std::mt19937& rng() { return rng_; }
 
-  /// Makes lists of blocks [begin, begin + count) on the host, and tells the device.
-  bool list(uint32_t begin, uint32_t count) {
-    std::vector<index::CodeChunk> chunks = make(begin, count);
-    std::vector<HeadLists> views;
-    for (const index::CodeChunk& chunk : chunks) views.push_back(view_of(chunk));
-    if (!codes_->set_lists(0, begin * kCodeBlock, count * kCodeBlock, views.data(), {})) {
-      return false;
-    }
+  /// Has the device make lists of blocks [begin, begin + count), and waits until they are in use.
+  void list(uint32_t begin, uint32_t count) {
+    ASSERT_TRUE(codes_->make_lists(0, begin * kCodeBlock, count * kCodeBlock));
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    codes_->use_lists(0, {});
+    ASSERT_EQ(codes_->listed(0), (begin + count) * kCodeBlock);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     for (uint32_t h = 0; h < kHeads; ++h) {
       std::vector<index::CodeLists::Chunk> more;
-      more.emplace_back(std::move(chunks[h]));
+      more.emplace_back(made(h).chunk(static_cast<uint32_t>(lists_[h].lists()),
+                                      size_t{begin} * kCodeBlock, size_t{count} * kCodeBlock));
       lists_[h].append(std::move(more));
     }
-    return true;
   }
-  [[nodiscard]] std::vector<index::CodeChunk> make(uint32_t begin, uint32_t count) const {
+  [[nodiscard]] MadeLists made(uint32_t h) const { return {step(), h}; }
+  /// The host's lists of the same rows of a KV head.
+  [[nodiscard]] index::CodeChunk host_lists(uint32_t h, uint32_t begin, uint32_t count) const {
     index::Context context;
     context.kernels = &cpu::select_kernels();
     const index::Progress progress;
-    std::vector<index::CodeChunk> chunks;
-    for (uint32_t h = 0; h < kHeads; ++h) {
-      index::ProgressMeter meter(progress, 1.0);
-      chunks.push_back(index::make_chunk(context, shape_.code, rows_->codes(h).balance(),
-                                         rows_->head(h), size_t{begin} * kCodeBlock,
-                                         size_t{count} * kCodeBlock, {.rows = case_.list_rows},
-                                         meter));
-    }
-    return chunks;
+    index::ProgressMeter meter(progress, 1.0);
+    return index::make_chunk(context, shape_.code, rows_->codes(h).balance(), rows_->head(h),
+                             size_t{begin} * kCodeBlock, size_t{count} * kCodeBlock,
+                             {.rows = case_.list_rows}, meter);
   }
   /// Appends blocks of rows on both sides.
   void append(uint32_t count) {
@@ -139,6 +132,24 @@ class ListLayer {
     for (uint32_t i = 0; i < count * kCodeBlock; ++i) append_row();
     rows_->extend();
     codes_->encode(0, before, count, {});
+  }
+  /// Makes all keys of a group equal, where group_of says for each row which is its own, and encodes all blocks anew.
+  template <class GroupOf>
+  void group_keys(const GroupOf& group_of) {
+    const size_t width = size_t{kHeads} * case_.dim;
+    std::map<uint32_t, std::vector<float>> keys;
+    for (uint32_t i = 0; i < rows_->rows(); ++i) {
+      std::vector<float>& key = keys[group_of(i)];
+      if (key.empty()) key = random_floats(rng_, width);
+      rows_->write(i, key, random_floats(rng_, width));
+    }
+    codes_->encode(0, 0, blocks(), {});
+  }
+  /// Makes every element of a key the same.
+  void set_key(uint32_t row, float x) {
+    const size_t width = size_t{kHeads} * case_.dim;
+    rows_->write(row, std::vector<float>(width, x), random_floats(rng_, width));
+    codes_->encode(0, 0, blocks(), {});
   }
   void truncate(uint32_t blocks) {
     rows_->cut(blocks * kCodeBlock);
@@ -164,6 +175,10 @@ class ListLayer {
     s.out = tensor(out_->get());
     s.lse = lse_->get();
     s.chosen = chosen_->get();
+    if (case_.choosers != 0 && s.lists.list_capacity != 0) {
+      s.lists.blocks = case_.choosers;
+      EXPECT_EQ(prepare_codes(s, 0), cudaSuccess);
+    }
     s.lists.kept = std::min(s.lists.kept, case_.kept);
     return s;
   }
@@ -179,7 +194,8 @@ class ListLayer {
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
 
-  /// Checks the last step against the host's choice, with all else in double precision.
+  /// Checks the last step against the host's choice, with all else in double precision. Lists that are read by ListShare::miss
+  /// are those of the step, and checked apart.
   void check() {
     SCOPED_TRACE("blocks " + std::to_string(blocks()) + ", listed " +
                  std::to_string(codes_->listed(0)));
@@ -196,7 +212,9 @@ class ListLayer {
         std::sort(exact.begin(), exact.end());
         ASSERT_EQ(std::adjacent_find(exact.begin(), exact.end()), exact.end()) << "a row twice";
       }
-      Truth truth = truth_of(h, choice);
+      const std::vector<bool> read = lists_read(h);
+      check_lists(h, choice, read);
+      const Truth truth = truth_of(h, choice, read);
       check_rows(truth, exact);
       for (uint32_t g = 0; g < group; ++g) {
         std::vector<double> o;
@@ -237,6 +255,38 @@ class ListLayer {
     choice.choose({.share = case_.share, .least = case_.least});
   }
   [[nodiscard]] const index::CodeLists& lists(uint32_t h) const { return lists_[h]; }
+  /// The lists of a KV head that the last step has read, by its table, which must have each of their pairs once.
+  [[nodiscard]] std::vector<bool> lists_read(uint32_t h) const {
+    const CodesStep s = step();
+    codes::CodesParams params;
+    (void)codes::lay_out(s, codes::kernels_of(s.shape, s.group), params);
+    codes::ChosenLists ends;
+    EXPECT_EQ(cudaMemcpy(&ends, params.list_ends + h, sizeof(ends), cudaMemcpyDeviceToHost),
+              cudaSuccess);
+    std::vector<ListedPair> table(ends.pairs);
+    EXPECT_EQ(cudaMemcpy(table.data(), params.list_pairs + size_t{h} * codes::most_groups(s),
+                         table.size() * sizeof(ListedPair), cudaMemcpyDeviceToHost),
+              cudaSuccess);
+    std::vector<size_t> rows(lists_[h].lists()), pairs(rows.size());
+    std::vector<uint32_t> places;
+    for (const ListedPair& entry : table) {
+      if ((entry.owner & ListedPair::kOfBlock) != 0) continue;
+      const uint32_t list = entry.owner & ((1U << ListedPair::kRowsAt) - 1);
+      EXPECT_LT(list, rows.size());
+      if (list >= rows.size()) continue;
+      rows[list] += (entry.owner >> ListedPair::kRowsAt & (kPairRows - 1)) + 1;
+      places.push_back(entry.pair);
+    }
+    std::sort(places.begin(), places.end());
+    EXPECT_EQ(std::adjacent_find(places.begin(), places.end()), places.end()) << "a pair twice";
+    std::vector<bool> read(rows.size());
+    for (size_t l = 0; l < rows.size(); ++l) {
+      read[l] = rows[l] != 0;
+      if (!read[l]) continue;
+      EXPECT_EQ(rows[l], lists_[h].ids(static_cast<uint32_t>(l)).size()) << l;
+    }
+    return read;
+  }
 
  private:
   static constexpr uint32_t kCentres = 40;
@@ -271,9 +321,13 @@ class ListLayer {
     const double t = std::tanh(x / cap);
     return {cap * t, scale * (1.0 - t * t)};
   }
-  /// The logarithm of what the rows of a list that is not read weigh together for a head.
-  [[nodiscard]] double log_weight(const index::ListChoice& choice, uint32_t h, size_t list,
-                                  uint32_t g) const {
+  /// What the rule of index/scan/list_choice.h knows of a list for a head.
+  struct Judged {
+    double log_weight;  ///< of its rows together
+    double hope;
+  };
+  [[nodiscard]] Judged judge(const index::ListChoice& choice, uint32_t h, size_t list,
+                             uint32_t g) const {
     const uint32_t dim = case_.dim;
     const index::CodeLists& lists = lists_[h];
     const index::CodeRunReader reader(shape_.code, lists.run(list));
@@ -290,9 +344,88 @@ class ListLayer {
     const Logit at = of_score(score);
     const double t = at.slope * at.slope * norm * spread;
     const double mean = t > 2.0 * ln ? at.logit + std::sqrt(2.0 * t * ln) - ln : at.logit + t / 2;
-    return std::min(mean, double{choice.tops()[g]}) + ln;
+    return {std::min(mean, double{choice.tops()[g]}) + ln,
+            at.logit + (t <= 16.0 ? t : 8.0 * std::sqrt(t) - 16.0) + ln};
   }
-  [[nodiscard]] Truth truth_of(uint32_t h, const index::ListChoice& choice) const {
+  /// What a head has in lists, relative to its largest mean logit.
+  struct Weighed {
+    std::vector<double> weights;  ///< `[lists]`
+    std::vector<double>
+        below;  ///< `[lists]` the head's most hope less the list's, in bins of 1/32 nat
+    double all = 0.0;
+    [[nodiscard]] double left(const std::vector<bool>& read) const {
+      double sum = 0.0;
+      for (size_t l = 0; l < weights.size(); ++l) sum += read[l] ? 0.0 : weights[l];
+      return sum;
+    }
+  };
+  [[nodiscard]] Weighed weighed(const index::ListChoice& choice, uint32_t h, uint32_t g) const {
+    Weighed head;
+    double top = -INFINITY;
+    for (uint32_t l = 0; l < lists_[h].lists(); ++l) {
+      const Judged judged = judge(choice, h, l, g);
+      head.weights.push_back(std::exp(judged.log_weight - choice.tops()[g]));
+      head.below.push_back(-32.0 * judged.hope);
+      top = std::max(top, judged.hope);
+      head.all += head.weights.back();
+    }
+    for (double& x : head.below) x += 32.0 * top;
+    return head;
+  }
+  /// The most that a head may leave, with the length of its output taken from its first `components`.
+  [[nodiscard]] double most_left(const Weighed& head, uint32_t h, uint32_t components) const {
+    std::vector<double> o(components);
+    for (uint32_t l = 0; l < lists_[h].lists(); ++l) {
+      const index::CodeRunReader reader(shape_.code, lists_[h].run(l));
+      for (uint32_t j = 0; j < components; ++j) o[j] += head.weights[l] * reader.value_mean(j);
+    }
+    double square = 0.0;
+    for (const double x : o) square += x * x;
+    return std::max(double{case_.miss} * std::sqrt(square / components), head.all / 64.0);
+  }
+  /// The bin of hope up to which a head has more lists read; below 0: it has none.
+  static int last_bin(const Weighed& head, const std::vector<bool>& by_rows, double most) {
+    if (head.left(by_rows) <= most) return -1;
+    std::vector<double> bins(512);
+    for (size_t l = 0; l < by_rows.size(); ++l) {
+      if (!by_rows[l]) bins[bin_of(head.below[l])] += head.weights[l];
+    }
+    double behind = 0.0;
+    for (size_t b = bins.size() - 1; b > 0; --b) {
+      behind += bins[b];
+      if (behind > most) return static_cast<int>(b);
+    }
+    return 0;
+  }
+  static size_t bin_of(double below) { return static_cast<size_t>(std::clamp(below, 0.0, 511.0)); }
+  /// The lists that a step has read are those of the host's choice by the share of the rows, and by ListShare::miss those that
+  /// double precision has in its limits, up to one bin of the order and two percent of the limit. No head leaves more than 1.6
+  /// times what the host's limit, from all components of the output, allows.
+  void check_lists(uint32_t h, const index::ListChoice& choice,
+                   const std::vector<bool>& read) const {
+    std::vector<bool> by_rows(read.size());
+    for (const uint32_t l : choice.chosen()) by_rows[l] = true;
+    std::vector<bool> least = by_rows, most = by_rows;
+    for (uint32_t g = 0; g < case_.group && case_.miss > 0.0F; ++g) {
+      const Weighed head = weighed(choice, h, g);
+      constexpr uint32_t kSampled = 32;
+      const double limit = most_left(head, h, kSampled);
+      const int first = last_bin(head, by_rows, 1.02 * limit) - 1;
+      const int last = last_bin(head, by_rows, 0.98 * limit) + 1;
+      for (size_t l = 0; l < read.size(); ++l) {
+        const auto bin = static_cast<int>(bin_of(head.below[l]));
+        if (bin <= first) least[l] = true;
+        if (last > 0 && bin <= last) most[l] = true;
+      }
+      EXPECT_LE(head.left(read), 1.6 * most_left(head, h, case_.dim)) << "head " << g;
+    }
+    for (size_t l = 0; l < read.size(); ++l) {
+      EXPECT_TRUE(read[l] || !least[l]) << "list " << l << " is not read, KV head " << h;
+      EXPECT_TRUE(!read[l] || most[l]) << "list " << l << " is read, KV head " << h;
+    }
+  }
+  [[nodiscard]] Truth truth_of(uint32_t h, const index::ListChoice& choice,
+                               const std::vector<bool>& read) const {
     const uint32_t dim = case_.dim, group = case_.group;
     const index::CodeLists& lists = lists_[h];
     Truth truth;
@@ -321,8 +454,6 @@ class ListLayer {
         truth.parts.push_back(std::move(part));
       }
     };
-    std::vector<bool> read(lists.lists());
-    for (const uint32_t l : choice.chosen()) read[l] = true;
     for (uint32_t l = 0; l < lists.lists(); ++l) {
       if (read[l]) add_run(lists.run(l), [&](uint32_t i) { return lists.ids(l)[i]; });
     }
@@ -335,7 +466,7 @@ class ListLayer {
       Part part{~0U, {}, std::vector<float>(dim)};
       for (uint32_t j = 0; j < dim; ++j) part.value[j] = reader.value_mean(j);
       for (uint32_t g = 0; g < group; ++g) {
-        part.log_weights.push_back(log_weight(choice, h, l, g));
+        part.log_weights.push_back(judge(choice, h, l, g).log_weight);
       }
       truth.parts.push_back(std::move(part));
     }

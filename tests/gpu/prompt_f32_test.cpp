@@ -22,7 +22,7 @@ struct Shape {
 /// The parameter is the head dimension.
 class PromptF32Test : public testing::TestWithParam<uint32_t> {
  protected:
-  void SetUp() override { KEYHOLE_NEEDS_GPU(); }
+  void SetUp() override { KEYHOLE_NEEDS_GPU_FOR(GetParam()); }
   [[nodiscard]] uint32_t dim() const { return GetParam(); }
 
   void fill(const Shape& s) {
@@ -153,7 +153,7 @@ TEST_P(PromptF32Test, WhatIsNotFiniteGivesOutputsThatAreNot) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(HeadDims, PromptF32Test, testing::Values(64, 80, 96, 128, 256));
+INSTANTIATE_TEST_SUITE_P(HeadDims, PromptF32Test, testing::Values(64, 80, 96, 128, 256, 512));
 
 }  // namespace
 }  // namespace keyhole::gpu

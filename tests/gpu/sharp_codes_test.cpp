@@ -30,7 +30,7 @@ std::vector<SharpHead> heads_of(const SharpShape& shape, uint32_t kv_heads, uint
 
 class SharpCodes : public testing::TestWithParam<uint32_t> {
  protected:
-  void SetUp() override { KEYHOLE_NEEDS_GPU(); }
+  void SetUp() override { KEYHOLE_NEEDS_GPU_FOR(GetParam()); }
 };
 
 TEST_P(SharpCodes, ErrorsStaySmallWhateverTheSpreadOfLogits) {
@@ -69,7 +69,7 @@ TEST_P(SharpCodes, ErrorsStaySmallWhateverTheSpreadOfLogits) {
   EXPECT_GT(doubted, 50U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Dims, SharpCodes, testing::Values(64U, 80U, 128U, 256U),
+INSTANTIATE_TEST_SUITE_P(Dims, SharpCodes, testing::Values(64U, 80U, 128U, 256U, 512U),
                          [](const auto& test) { return "dim" + std::to_string(test.param); });
 
 class CodesInDoubt : public testing::TestWithParam<uint32_t> {

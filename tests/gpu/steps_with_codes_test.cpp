@@ -36,8 +36,8 @@ struct StepCase {
 class StepsWithCodes : public testing::TestWithParam<StepCase> {};
 
 TEST_P(StepsWithCodes, AttendEveryToken) {
-  KEYHOLE_NEEDS_GPU();
   const StepCase c = GetParam();
+  KEYHOLE_NEEDS_GPU_FOR(c.dim);
   CodesSetting set;
   set.dim = c.dim;
   set.bits = c.bits;
@@ -74,7 +74,9 @@ INSTANTIATE_TEST_SUITE_P(
         StepCase{80, 4, DType::bf16, DType::f32, true}, StepCase{256, 2, DType::f16, DType::f16},
         StepCase{256, 4, DType::bf16, DType::bf16}, StepCase{256, 2, DType::f32, DType::f32},
         StepCase{256, 4, DType::bf16, DType::f16, true}, StepCase{128, 4, DType::f16, DType::f16},
-        StepCase{64, 4, DType::f16, DType::f16, true}),
+        StepCase{64, 4, DType::f16, DType::f16, true}, StepCase{512, 4, DType::f16, DType::f16},
+        StepCase{512, 2, DType::bf16, DType::bf16}, StepCase{512, 4, DType::f32, DType::f16},
+        StepCase{512, 2, DType::f16, DType::f32, true}),
     [](const auto& c) {
       return std::to_string(c.param.dim) + "_" + std::to_string(c.param.bits) + "_" +
              dtype_name(c.param.dtype) + "_" + dtype_name(c.param.caller) +
@@ -100,6 +102,15 @@ TEST(StepsWithCodesOnce, CountLearnedSinks) {
   run_session(set);
   set.group = 1;
   set.exact_rows = 0;
+  run_session(set);
+}
+
+TEST(StepsWithCodesOnce, CountLearnedSinksOfHeadsOf512) {
+  KEYHOLE_NEEDS_GPU_FOR(512);
+  CodesSetting set;
+  set.sinks = true;
+  set.dim = 512;
+  set.group = 8;
   run_session(set);
 }
 

@@ -157,12 +157,38 @@ constexpr int attend_occupancy() {
   return kHeadTiles <= 2 ? 2 : 1;
 }
 
+/// Shared memory of attend() beside the rings.
+template <int kDim, int kBits, int kHeadTiles>
+struct AttendShared {
+  SharedQueries<kDim, kBits, kHeadTiles> queries;
+  ResidentShared<kDim, 4 * kHeadTiles> resident;
+  float max[kAttendWarps<kDim>][4 * kHeadTiles], sum[kAttendWarps<kDim>][4 * kHeadTiles];
+};
 /// Bytes of shared memory that attend_kernel() declares.
 template <int kDim, int kBits, int kHeadTiles>
 constexpr size_t attend_fixed() {
-  return sizeof(SharedQueries<kDim, kBits, kHeadTiles>) +
-         sizeof(ResidentShared<kDim, 4 * kHeadTiles>) +
-         2 * sizeof(float[kAttendWarps<kDim>][4 * kHeadTiles]);
+  return sizeof(AttendShared<kDim, kBits, kHeadTiles>);
+}
+
+/// Whether AttendShared lies behind the rings instead: a second look at rows of more than 256 components, the only pass of this
+/// kind over them, is part of a kernel that needs all shared memory for other things before.
+template <int kDim>
+constexpr bool kSharedBehindRings = kDim > 256;
+/// Bytes of the rings of a thread block with the fewest stages.
+template <int kDim, int kBits>
+constexpr size_t kLeastRings =
+    kLeastStages* size_t{kAttendWarps<kDim>} * TilePair<kDim, kBits>::kBytes;
+
+template <int kDim, int kBits, int kHeadTiles>
+__device__ inline AttendShared<kDim, kBits, kHeadTiles>& attend_shared(unsigned char* memory) {
+  using Shared = AttendShared<kDim, kBits, kHeadTiles>;
+  if constexpr (kSharedBehindRings<kDim>) {
+    static_assert(sizeof(WarpStates<kDim>) <= kLeastRings<kDim, kBits>);
+    return *reinterpret_cast<Shared*>(memory + kLeastRings<kDim, kBits>);
+  } else {
+    __shared__ alignas(16) unsigned char shared[sizeof(Shared)];
+    return *reinterpret_cast<Shared*>(shared);
+  }
 }
 
 /// Whether the heads of a group may be divided among several thread blocks, by blockIdx.z: there are no registers for
@@ -219,9 +245,11 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   using Units = ValueUnits<kBits>;
 
   extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ SharedQueries<kDim, kBits, kHeadTiles> queries;
-  __shared__ ResidentShared<kDim, kHeads> resident;
-  __shared__ float shared_max[kWarps][kHeads], shared_sum[kWarps][kHeads];  // see attend_fixed()
+  auto& shared = attend_shared<kDim, kBits, kHeadTiles>(memory);
+  auto& queries = shared.queries;
+  auto& resident = shared.resident;
+  auto& shared_max = shared.max;
+  auto& shared_sum = shared.sum;
 
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;

@@ -21,6 +21,7 @@ Kernels kernels_of(const CodeShape& shape, uint32_t group) {
     case 96: return kernels_of_96(shape.key_bits, group);
     case 128: return kernels_of_128(shape.key_bits, group);
     case 256: return kernels_of_256(shape.key_bits, group);
+    case 512: return kernels_of_512(shape.key_bits, group);
     default: return {};
   }
 }
@@ -82,10 +83,46 @@ namespace {
 /// fit beside it, or what a thread block may have.
 uint32_t kept_lists(const CodesStep& step, const ListKernel& kernel, size_t most) {
   constexpr size_t kMostBytes = size_t{72} << 10U;
-  constexpr uint32_t kTiles = kListBlocks * kListTile;
-  const uint32_t of_block = (step.lists.list_capacity + kTiles - 1) / kTiles * kListTile;
-  const size_t lists = std::min(kMostBytes, most - kernel.shared) / kernel.shared_of_list;
+  const uint32_t tiles = step.lists.blocks * kListTile;
+  const uint32_t of_block = (step.lists.list_capacity + tiles - 1) / tiles * kListTile;
+  const size_t lists = std::min(kMostBytes, most - kernel.shared_of(step.lists.share)) /
+                       kernel.list_of(step.lists.share);
   return std::min(of_block, static_cast<uint32_t>(lists) / kListTile * kListTile);
+}
+
+size_t list_bytes(const CodesStep& step, const ListKernel& kernel) {
+  return kernel.shared_of(step.lists.share) + step.lists.kept * kernel.list_of(step.lists.share);
+}
+ListKernel choosing_kernel(const CodesStep& step) {
+  return list_kernel_of(step.shape.dim, step.group, step.lists.blocks);
+}
+
+/// Chooses the lists' thread blocks and how many lists these keep, and lets them have their shared memory. most: what a thread block
+/// may have.
+cudaError_t prepare_choice(CodesStep& step, size_t most) {
+  const uint32_t wanted = step.lists.blocks == 0 ? kListBlocks : step.lists.blocks;
+  for (const uint32_t blocks : {wanted, kListBlocks}) {
+    step.lists.blocks = blocks;
+    const ListKernel kernel = choosing_kernel(step);
+    if (kernel.choose == nullptr || kernel.shared_of(step.lists.share) > most) continue;
+    step.lists.kept = kept_lists(step, kernel, most);
+    cudaFuncAttributes attributes{};
+    cudaError_t status = cudaFuncGetAttributes(&attributes, kernel.choose);
+    if (status != cudaSuccess) return status;
+    status = cudaFuncSetAttribute(kernel.choose, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(most - attributes.sharedSizeBytes));
+    if (status == cudaSuccess && blocks == kMostListBlocks) {
+      status =
+          cudaFuncSetAttribute(kernel.choose, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    }
+    if (status != cudaSuccess) return status;
+    if (blocks == kListBlocks) return cudaSuccess;
+    if (count_clusters(kernel.choose, list_bytes(step, kernel), blocks) >= step.kv_heads) {
+      return cudaSuccess;
+    }
+  }
+  step.cluster = false;
+  return cudaSuccess;
 }
 
 /// Whether the parts of a step go together with its lists, if it has some.
@@ -170,10 +207,10 @@ uint32_t clusters(const CodesStep& step) {
 }
 
 cudaError_t launch_clusters(const void* kernel, dim3 grid, size_t bytes, cudaStream_t stream,
-                            void** arguments, bool ahead) {
+                            void** arguments, bool ahead, uint32_t blocks) {
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {kFinishBlocks, 1, 1};
+  attributes[0].val.clusterDim = {blocks, 1, 1};
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
@@ -186,12 +223,12 @@ cudaError_t launch_clusters(const void* kernel, dim3 grid, size_t bytes, cudaStr
   return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 
-uint32_t count_clusters(const void* kernel, size_t bytes) {
+uint32_t count_clusters(const void* kernel, size_t bytes, uint32_t blocks) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {kFinishBlocks, 1, 1};
+  attribute.val.clusterDim = {blocks, 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(kFinishBlocks);
+  config.gridDim = dim3(blocks);
   config.blockDim = dim3(kFinishThreads);
   config.dynamicSmemBytes = bytes;
   config.attrs = &attribute;
@@ -251,7 +288,7 @@ void find_families(BatchParams& batch, uint32_t most) {
 }  // namespace codes
 
 bool codes_have_kernels(const CodeShape& shape, uint32_t group) {
-  return codes::kernels_of(shape, group).attend != nullptr;
+  return codes::kernels_of(shape, group).finish != nullptr;
 }
 
 uint32_t code_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
@@ -275,7 +312,7 @@ uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
                      uint32_t block_capacity, uint32_t multiprocessors,
                      size_t shared_of_multiprocessor, uint32_t resident_capacity, bool wide) {
   const codes::Kernels kernels = codes::kernels_of(shape, wide ? 1 : group);
-  if (kernels.attend == nullptr) return 1;
+  if (kernels.finish == nullptr) return 1;
   const uint32_t most =
       code_fill(shape, kv_heads, group, multiprocessors, shared_of_multiprocessor, wide);
   // A warp has 32 rows of codes or more; resident tokens come 32 to a thread block at once. The pass for many query rows
@@ -295,7 +332,7 @@ size_t codes_work_bytes(const CodesStep& step) {
 cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   if (step.wide) return codes::prepare_wide(step, device, needs);
   const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
-  if (kernels.attend == nullptr) return cudaErrorInvalidValue;
+  if (kernels.finish == nullptr) return cudaErrorInvalidValue;
   int most = 0;
   cudaError_t status =
       cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
@@ -305,7 +342,7 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   if (status != cudaSuccess) return status;
   step.processors = static_cast<uint32_t>(processors);
   size_t least = 0;
-  status = codes::prepare_attend(step, kernels, device, least);
+  if (kernels.attend != nullptr) status = codes::prepare_attend(step, kernels, device, least);
   step.cluster = step.cluster && kernels_have_clusters(device);
   size_t finish = 0;
   cudaError_t known = codes::all_shared_bytes(step, kernels, finish);
@@ -317,10 +354,8 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   if (status == cudaSuccess && !step.cluster) {
     status = codes::prepare_settle(step, device, least);
   }
-  if (step.lists.list_capacity != 0) {
-    const codes::ListKernel kernel = codes::list_kernel_of(step.shape.dim, step.group);
-    step.cluster = step.cluster && kernel.shared <= static_cast<size_t>(most);
-    if (step.cluster) step.lists.kept = codes::kept_lists(step, kernel, static_cast<size_t>(most));
+  if (step.lists.list_capacity != 0 && step.cluster && status == cudaSuccess) {
+    status = codes::prepare_choice(step, static_cast<size_t>(most));
   }
   least = std::max(least, finish);
   if (needs != nullptr) *needs = least;
@@ -339,9 +374,6 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   };
   const void* const of_batches = codes::batch_kernels_of(step.shape, step.group).finish;
   if (step.cluster && of_batches != nullptr) status = allow(of_batches);
-  if (step.cluster && step.lists.list_capacity != 0 && status == cudaSuccess) {
-    status = allow(codes::list_kernel_of(step.shape.dim, step.group).choose);
-  }
   if (status != cudaSuccess) return status;
   return allow(step.cluster ? kernels.finish : kernels.finish_single);
 }
@@ -352,12 +384,12 @@ cudaError_t choose_lists(const CodesStep& step, cudaStream_t stream, bool ahead)
   codes::CodesParams params;
   codes::lay_out(step, kernels, params);
   void* arguments[] = {&params};
-  const codes::ListKernel kernel = codes::list_kernel_of(step.shape.dim, step.group);
-  static_assert(codes::kListThreads == codes::kFinishThreads &&
-                codes::kListBlocks == codes::kFinishBlocks);
-  return codes::launch_clusters(kernel.choose, dim3(codes::kListBlocks * step.kv_heads),
-                                kernel.shared + step.lists.kept * kernel.shared_of_list, stream,
-                                arguments, ahead);
+  const codes::ListKernel kernel = codes::choosing_kernel(step);
+  if (kernel.choose == nullptr) return cudaErrorInvalidValue;
+  static_assert(codes::kListThreads == codes::kFinishThreads);
+  return codes::launch_clusters(kernel.choose, dim3(step.lists.blocks * step.kv_heads),
+                                codes::list_bytes(step, kernel), stream, arguments, ahead,
+                                step.lists.blocks);
 }
 
 cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead) {

@@ -1,8 +1,8 @@
 // Attention of one layer's step over codes that lie on the device (cpu/code_layout.h): attend_codes() is one pass
 // over all codes, finish_codes() reads the heaviest rows exactly and merges everything, resident tokens too.
 //
-// Kernels exist for any group, head dimensions of 64, 80, 96, 128 and 256, and 2 or 4 bits, as many for values as for
-// keys. Other shapes give cudaErrorInvalidValue, see codes_have_kernels().
+// Kernels exist for any group, head dimensions of 64, 80, 96, 128, 256 and 512, and 2 or 4 bits, as many for values as for
+// keys; steps have up to 48 query rows, of 512 components 32. Other shapes give cudaErrorInvalidValue, see codes_have_kernels().
 //
 // settle_codes() takes a second look where codes could not tell which rows weigh, if finish_codes() has not.
 //
@@ -134,9 +134,9 @@ struct CodesStep {
       nullptr;  ///< `[parts, kv_heads, exact_rows]`, the rows read exactly, in no order; null: not wanted
 };
 
-/// Whether steps of so many query rows have the pass for many rows. It alone takes more than 16; up to these the other one is
-/// faster.
-[[nodiscard]] bool codes_are_wide(uint32_t group);
+/// Whether steps of so many query rows have the pass for many rows. It alone takes more than 16, and heads of 512; otherwise
+/// the other one is faster.
+[[nodiscard]] bool codes_are_wide(const CodeShape& shape, uint32_t group);
 
 /// Whether kernels exist for the shape, of one token.
 [[nodiscard]] bool codes_have_kernels(const CodeShape& shape, uint32_t group);

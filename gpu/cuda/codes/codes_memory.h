@@ -15,6 +15,7 @@
 #include "gpu/cuda/codes/codes_variants.h"
 #include "gpu/cuda/codes/cuda_codes.h"
 #include "gpu/cuda/codes/encode.h"
+#include "gpu/cuda/codes/make_lists.h"
 #include "gpu/cuda/codes/row_exchange.h"
 #include "gpu/cuda/common/device_scope.h"
 #include "gpu/cuda/common/kernel_generation.h"
@@ -56,12 +57,18 @@ struct CudaCodes::Impl {
     bool is_used = false;  ///< something was enqueued that reads its balance
     /// Rows that were put in lists together, one stretch behind the other.
     struct Stretch {
-      uint32_t begin, end;                 ///< blocks
-      std::vector<uint32_t> lists, pairs;  ///< `[kv_heads]` those of all rows up to its end
+      uint32_t begin, end;  ///< blocks
     };
     std::vector<Stretch> stretches{};
+    /// Rows whose lists are being made, behind these.
+    struct Making {
+      uint32_t begin, end;  ///< blocks
+      std::unique_ptr<Event> done;
+    };
+    std::vector<Making> making{};
 
     [[nodiscard]] uint32_t listed() const { return stretches.empty() ? 0 : stretches.back().end; }
+    [[nodiscard]] uint32_t made() const { return making.empty() ? listed() : making.back().end; }
   };
 
   Impl(const CodesShape& wanted, int device, const RowWaits& row_waits, uint32_t resident)
@@ -79,7 +86,9 @@ struct CudaCodes::Impl {
     coded = std::make_unique<PagedMemory>(layout.blocks_bytes);
     if (layout.list_bytes != 0) {
       in_lists = DeviceBuffer(layout.list_bytes);
-      in_lists.clear();
+      in_lists.clear();  // no stretch has any
+      maker = std::make_unique<OwnStream>();
+      turns = std::vector<Event>(kListingsAtOnce);
     }
     if (!shape.blocks_later) coded->own(0, layout.blocks_bytes);
     if (shape.sinks != nullptr) {
@@ -97,7 +106,10 @@ struct CudaCodes::Impl {
     if (shape.coded_layers != 0) return;
     while (slots < shape.layers) layers[slots].slot = slots, ++slots;
   }
-  ~Impl() { (void)cudaEventSynchronize(changed->get()); }
+  ~Impl() {
+    if (maker != nullptr) (void)cudaStreamSynchronize(maker->get());
+    (void)cudaEventSynchronize(changed->get());
+  }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
@@ -196,7 +208,8 @@ struct CudaCodes::Impl {
       s.doubt = doubt_in(memory.data() + layout.doubt, doubt_layout(), figures(layer));
     }
     s.work = memory.data() + layout.work;
-    if (layers[layer].listed() * kCodeBlock < std::max(shape.lists_from, 1U)) s.lists = {};
+    // A graph that is captured while the first lists are being made finds them later: kernels ask for the number in use.
+    if (layers[layer].made() * kCodeBlock < std::max(shape.lists_from, 1U)) s.lists = {};
     if (s.lists.list_capacity != 0) find_lists(layer, s.lists);
     return s;
   }
@@ -215,27 +228,34 @@ struct CudaCodes::Impl {
   [[nodiscard]] std::byte* list_memory(uint32_t layer) const {
     return in_lists.data() + layers[layer].slot * layout.list_stride;
   }
-  /// Enqueues the numbers of lists that the layer's stretches have.
-  void count_lists(uint32_t layer, Stream stream) const {
-    const std::vector<Layer::Stretch>& stretches = layers[layer].stretches;
-    std::vector<uint32_t> counts(1 + shape.kv_heads);
-    if (!stretches.empty()) {
-      counts[0] = stretches.back().end;
-      std::copy(stretches.back().lists.begin(), stretches.back().lists.end(), counts.begin() + 1);
-    }
-    // Pageable memory is read before the call returns.
-    check(cudaMemcpyAsync(list_memory(layer) + layout.list_counts, counts.data(),
-                          counts.size() * sizeof(uint32_t), cudaMemcpyHostToDevice,
-                          stream_of(stream)),
-          "counting lists of codes");
+  /// What KV heads have in the first `stretches` stretches of the layer.
+  [[nodiscard]] ListTotals* list_totals(uint32_t layer, size_t stretches) const {
+    return reinterpret_cast<ListTotals*>(list_memory(layer) + layout.list_totals) +
+           stretches * shape.kv_heads;
   }
-  /// Takes the lists of rows in blocks from `first` on out of use, and of all rows that were listed with them.
+  /// Enqueues that steps find the lists of the layer's stretches.
+  void count_lists(uint32_t layer, Stream stream) const {
+    launch_use_lists(
+        list_totals(layer, layers[layer].stretches.size()), shape.kv_heads, layers[layer].listed(),
+        reinterpret_cast<uint32_t*>(list_memory(layer) + layout.list_counts), stream_of(stream));
+  }
+  /// Takes the lists of rows in blocks from `first` on out of use, and of all rows that were listed with them. Waits until
+  /// none of these rows is read for lists.
   void drop_lists(uint32_t layer, uint32_t first, Stream stream) {
+    std::vector<Layer::Making>& making = layers[layer].making;
+    if (!making.empty() && making.back().end > first) {
+      const BesideCapture beside;
+      maker->wait("making lists of codes");
+      while (!making.empty() && making.back().end > first) making.pop_back();
+    }
     std::vector<Layer::Stretch>& stretches = layers[layer].stretches;
     if (stretches.empty() || stretches.back().end <= first) return;
     while (!stretches.empty() && stretches.back().end > first) stretches.pop_back();
     count_lists(layer, stream);
   }
+  /// What the device is told of KV heads [first_head, ..) of rows of the layer whose lists it makes. heads: of the layer, all.
+  [[nodiscard]] MakeLists listing(uint32_t layer, uint32_t begin, uint32_t rows,
+                                  uint32_t first_head) const;
 
   /// Enqueues that the layer has these blocks in common with its family.
   void set_family(uint32_t layer, const std::shared_ptr<const char>& family, uint32_t shared,
@@ -303,6 +323,9 @@ struct CudaCodes::Impl {
   std::unique_ptr<EncodeLauncher> encoder;
   std::unique_ptr<RowExchange> exchange;  // null: the device reads rows itself
   std::unique_ptr<OwnStream> own;         // of balances, and of what is read back
+  std::vector<Event> turns;               // of the newest calls that make lists
+  size_t begun = 0;                       // such calls
+  std::unique_ptr<OwnStream> maker;       // of lists that are being made; null: there are none
   std::unique_ptr<Event> changed;         // the newest change of blocks
 };
 

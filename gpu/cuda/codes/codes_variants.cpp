@@ -25,7 +25,7 @@ CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordin
   s.group = shape.q_heads / shape.kv_heads * tokens;
   s.tokens = tokens;
   s.block_capacity = std::max(shape.blocks, 1U);
-  s.wide = codes_are_wide(s.group);
+  s.wide = codes_are_wide(shape.code, s.group);
   s.fill = code_fill(shape.code, shape.kv_heads, s.group, processors, shared, s.wide);
   s.splits = std::min(code_splits(shape.code, shape.kv_heads, s.group, s.block_capacity, processors,
                                   shared, resident_tokens, s.wide),
@@ -38,7 +38,7 @@ CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordin
                                     : std::min(shape.exact_rows * choosing, kMostDeviceRows);
   s.dtype = shape.dtype;
   s.row_stride = shape.code.dim * dtype_size(shape.dtype);
-  if (shape.list_rows != 0 && tokens == 1 && !shape.rows_by_host) {
+  if (has_lists(shape) && tokens == 1 && !shape.rows_by_host) {
     s.lists.list_capacity = layout.lists.lists;
     s.lists.pair_capacity = layout.lists.pairs;
     s.lists.share = shape.list_share;

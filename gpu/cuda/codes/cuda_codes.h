@@ -30,8 +30,10 @@ class CudaCodes final : public Codes {
   void truncate(uint32_t layer, uint32_t blocks, Stream stream) override;
   [[nodiscard]] uint32_t count(uint32_t layer) const override;
   [[nodiscard]] bool takes_lists(uint32_t layer) const override;
-  bool set_lists(uint32_t layer, uint32_t begin, uint32_t rows, const HeadLists* heads,
-                 Stream stream) override;
+  bool make_lists(uint32_t layer, uint32_t begin, uint32_t rows) override;
+  void use_lists(uint32_t layer, Stream stream) override;
+  void stop_lists(uint32_t layer) override;
+  [[nodiscard]] uint32_t made_lists(uint32_t layer) const override;
   [[nodiscard]] uint32_t listed(uint32_t layer) const override;
   void copy_layer(uint32_t layer, Codes& from) override;
   [[nodiscard]] CudaCodes* on_cuda() override { return this; }

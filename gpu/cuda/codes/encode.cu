@@ -16,6 +16,7 @@
 
 #include "cpu/code_doubt.h"
 #include "gpu/cuda/codes/encode.h"
+#include "gpu/cuda/codes/encode_rows.cuh"
 #include "gpu/cuda/codes/int8_rows.cuh"
 #include "gpu/cuda/common/async_copy.cuh"
 #include "gpu/cuda/common/check.h"
@@ -24,140 +25,31 @@
 namespace keyhole::gpu {
 namespace {
 
+using codes::bounded;
+using codes::code_row;
+using codes::CodedRow;
+using codes::rotate_row;
+using codes::to_half;
+
 constexpr uint32_t kEncodeWarps = 16;
 constexpr uint32_t kEncodeThreads = kEncodeWarps * 32;
-constexpr uint32_t kMostOfLane = kMaxDeviceHeadDim / 32;  // components of a row
+// Rows of blocks that do not fit whole in shared memory are encoded so many at a time.
+constexpr uint32_t kPartRows = 64;
 
-/// fp16 as in files: numbers beyond its range become the largest number, not infinity, and `fits` becomes false.
-__device__ __half to_half(float x, bool& fits) {
-  constexpr float kLargest = 65504.0F;
-  if (!(fabsf(x) <= kLargest)) {
-    fits = false;
-    x = signbit(x) ? -kLargest : kLargest;
-  }
-  return __float2half_rn(x);
-}
-
-/// Bounds x. Larger numbers after the balance are beyond fp16 by far; the square of a row of bounded ones is finite.
-__device__ float bounded(float x) {
-  constexpr float kLargest = 1e15F;
-  return x < -kLargest ? -kLargest : kLargest < x ? kLargest : x;
-}
-
-/// One warp rotates a row in shared memory.
-__device__ void rotate_row(float* row, uint32_t dim, uint32_t lane) {
-  for (uint32_t i = 0; i < hadamard_passes(dim); ++i) {
-    const HadamardPass pass = hadamard_pass(dim, i);
-    float* x = row + pass.begin;
-    for (uint32_t j = lane; j < pass.size; j += 32) x[j] *= code_sign(i, j);
-    __syncwarp();
-    for (uint32_t step = 1; step < pass.size; step *= 2) {
-      for (uint32_t p = lane; p < pass.size / 2; p += 32) {
-        const uint32_t at = 2 * p - (p & (step - 1));
-        const float a = x[at], b = x[at + step];
-        x[at] = a + b;
-        x[at + step] = a - b;
-      }
-      __syncwarp();
-    }
-    const float norm = 1.0F / sqrtf(static_cast<float>(pass.size));
-    for (uint32_t j = lane; j < pass.size; j += 32) x[j] *= norm;
-    __syncwarp();
-  }
-}
-
-/// The result of encoding a row of residuals.
-struct CodedRow {
-  float square;      ///< <r, r>
-  float product;     ///< <r, level>
-  float all_levels;  ///< <level, level>
-};
-
-/// One warp: the codes of a row of residuals, of which a lane has every 32nd component, to `codes`, a byte each.
-__device__ CodedRow code_row(const float (&x)[kMostOfLane], uint32_t dim, uint32_t bits,
-                             uint32_t lane, uint8_t* codes) {
-  CodedRow out;
-  float sum = 0.0F;
-#pragma unroll
-  for (uint32_t i = 0; i < kMostOfLane; ++i) {
-    if (lane + 32 * i < dim) sum += x[i] * x[i];
-  }
-  out.square = warp_sum(sum);
-  const float step = code_step(bits) * sqrtf(out.square / static_cast<float>(dim));
-  const float inverse = step > 0.0F ? 0.5F / step : 0.0F;
-  const auto half = static_cast<float>(1U << (bits - 1));
-  const int most = (1 << bits) - 1;
-  const auto top = static_cast<float>(most);
-  int levels = 0;
-  sum = 0.0F;
-#pragma unroll
-  for (uint32_t i = 0; i < kMostOfLane; ++i) {
-    if (lane + 32 * i >= dim) continue;
-    const float place = floorf(x[i] * inverse + half);
-    const int code = static_cast<int>(place < 0.0F ? 0.0F : top < place ? top : place);
-    codes[lane + 32 * i] = static_cast<uint8_t>(code);
-    const int level = 2 * code - most;
-    levels += level * level;
-    sum += x[i] * static_cast<float>(level);
-  }
-  out.product = warp_sum(sum);
-  out.all_levels = static_cast<float>(__reduce_add_sync(kWholeWarp, levels));
-  return out;
-}
-
-/// Shared memory of the kernel, beside the rows.
+/// Shared memory of the kernel for rows of up to kMostDim components, beside the rows.
+template <uint32_t kMostDim>
 struct EncodeShared {
-  float rotated[kEncodeWarps][kMaxDeviceHeadDim];
-  float means[kMaxDeviceHeadDim];
+  float rotated[kEncodeWarps][kMostDim];
+  float means[kMostDim];
   float noise[kCodeBlock];
   float factors[kCodeBlock];  ///< of keys, as they are stored
 };
 
-/// Words of keys' codes from bytes, `[256, pitch]`.
-__device__ void pack_keys(const CodeShape& shape, const std::byte* codes, uint32_t pitch,
-                          uint32_t* out) {
-  const uint32_t words = shape.key_words();
-  const uint32_t per_word = 8 / shape.key_bits;
-  for (uint32_t i = threadIdx.x; i < kCodeTiles * kCodeLanes * words; i += kEncodeThreads) {
-    const uint32_t lane = i / words % kCodeLanes;
-    const uint32_t tile = i / words / kCodeLanes;
-    const uint32_t row = tile * kCodeTile + lane / 4 + i % words % 2 * 8;
-    uint32_t word = 0;
-    for (uint32_t s = 0; s < per_word; ++s) {
-      const uint32_t component = (i % words / 2 * per_word + s) * 16 + lane % 4 * 4;
-      if (component >= shape.dim) break;
-      word |= *reinterpret_cast<const uint32_t*>(codes + row * pitch + component)
-              << (s * shape.key_bits);
-    }
-    out[i] = word;
-  }
-}
-
-__device__ void pack_values(const CodeShape& shape, const std::byte* codes, uint32_t pitch,
-                            uint32_t* out) {
-  const uint32_t words = shape.value_words();
-  const uint32_t per_word = 16 / shape.value_bits;
-  for (uint32_t i = threadIdx.x; i < kCodeTiles * kCodeLanes * words; i += kEncodeThreads) {
-    const uint32_t lane = i / words % kCodeLanes;
-    const uint32_t tile = i / words / kCodeLanes;
-    uint32_t word = 0;
-    for (uint32_t s = 0; s < per_word; ++s) {
-      const uint32_t reg = i % words * per_word + s;
-      if (reg >= shape.dim / 4) break;
-      const uint32_t component = reg / 4 * 16 + lane / 4 + reg % 2 * 8;
-      const uint32_t row = tile * kCodeTile + lane % 4 * 2 + reg % 4 / 2 * 8;
-      const std::byte* from = codes + row * pitch + component;
-      word |= (static_cast<uint32_t>(from[0]) | static_cast<uint32_t>(from[pitch]) << 16U)
-              << (s * shape.value_bits);
-    }
-    out[i] = word;
-  }
-}
-
 /// Writes, for keys, the block's noise to `out`, and what the encoder keeps of its rows. fits: whether fp16 holds all
 /// of it. By one thread.
-__device__ void put_noise(const EncodeParams& p, const EncodeShared& shared, uint32_t head,
-                          bool fits, float* out) {
+template <uint32_t kMostDim>
+__device__ void put_noise(const EncodeParams& p, const EncodeShared<kMostDim>& shared,
+                          uint32_t head, bool fits, float* out) {
   float noise = 0.0F, widest = 0.0F, squares = 0.0F;
   for (uint32_t i = 0; i < kCodeBlock; ++i) {
     const float f = shared.factors[i];
@@ -195,11 +87,14 @@ __device__ void close_block(const EncodeParams& p, uint32_t head, uint32_t block
 }
 
 /// Grid (blocks, KV heads, keys or values).
+template <uint32_t kMostDim>
 __global__ void __launch_bounds__(kEncodeThreads)
     encode_blocks(const __grid_constant__ EncodeParams p) {
+  using Shared = EncodeShared<kMostDim>;
+  constexpr uint32_t kMostOfLane = kMostDim / 32;  // components of a row
   extern __shared__ __align__(16) std::byte memory[];
-  EncodeShared& shared = *reinterpret_cast<EncodeShared*>(memory);
-  std::byte* const rows = memory + sizeof(EncodeShared);  // then, row by row, their codes
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  std::byte* const rows = memory + sizeof(Shared);  // then, row by row, their codes
   const uint32_t warp = threadIdx.x / 32;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t dim = p.shape.dim;
@@ -274,36 +169,50 @@ __global__ void __launch_bounds__(kEncodeThreads)
   // ---- codes
   auto* const factors = reinterpret_cast<__half*>(out + p.shape.factors_at()) + (is_keys ? 0 : 1);
   const uint32_t bits = p.shape.key_bits;  // of values, too
-  for (uint32_t row = warp; row < kCodeBlock; row += kEncodeWarps) {
-    rotate(row);
-    float x[kMostOfLane];
+  const uint32_t words = is_keys ? p.shape.key_words() : p.shape.value_words();
+  auto* const packed = reinterpret_cast<uint32_t*>(out + (is_keys ? 0 : p.shape.values_at()));
+  for (uint32_t first = 0; first < kCodeBlock; first += p.part_rows) {
+    for (uint32_t i = warp; i < p.part_rows; i += kEncodeWarps) {
+      const uint32_t row = first + i;
+      rotate(row);
+      float x[kMostOfLane];
 #pragma unroll
-    for (uint32_t i = 0; i < kMostOfLane; ++i) {
-      const uint32_t j = lane + 32 * i;
-      x[i] = j < dim ? mine[j] - shared.means[j] : 0.0F;
+      for (uint32_t n = 0; n < kMostOfLane; ++n) {
+        const uint32_t j = lane + 32 * n;
+        x[n] = j < dim ? mine[j] - shared.means[j] : 0.0F;
+      }
+      // The codes go to this row's own place among the staged rows, which all lanes have read.
+      const CodedRow coded =
+          code_row(x, dim, bits, lane, reinterpret_cast<uint8_t*>(rows + i * pitch));
+      if (lane != 0) continue;
+      if (is_keys) {
+        const bool empty = !(coded.product > 0.0F);
+        factors[2 * row] = to_half(empty ? 0.0F : coded.square / coded.product, fits);
+        shared.factors[row] = __half2float(factors[2 * row]);
+        const float explained = coded.product / coded.square * coded.product;
+        shared.noise[row] =
+            empty ? 0.0F : fmaxf(0.0F, coded.all_levels - explained) / static_cast<float>(dim);
+      } else {
+        factors[2 * row] = to_half(coded.product / coded.all_levels, fits);
+      }
     }
-    // The codes go to this row's own place among the staged rows, which all lanes have read.
-    const CodedRow coded =
-        code_row(x, dim, bits, lane, reinterpret_cast<uint8_t*>(rows + row * pitch));
-    if (lane != 0) continue;
+    __syncthreads();
+
+    // ---- pack
+    const uint32_t tiles = p.part_rows / kCodeTile;
+    uint32_t* const to = packed + size_t{first / kCodeTile} * kCodeLanes * words;
     if (is_keys) {
-      const bool empty = !(coded.product > 0.0F);
-      factors[2 * row] = to_half(empty ? 0.0F : coded.square / coded.product, fits);
-      shared.factors[row] = __half2float(factors[2 * row]);
-      const float explained = coded.product / coded.square * coded.product;
-      shared.noise[row] =
-          empty ? 0.0F : fmaxf(0.0F, coded.all_levels - explained) / static_cast<float>(dim);
+      codes::pack_keys(p.shape, rows, pitch, tiles, kEncodeThreads, to);
     } else {
-      factors[2 * row] = to_half(coded.product / coded.all_levels, fits);
+      codes::pack_values(p.shape, rows, pitch, tiles, kEncodeThreads, to);
     }
+    if (first + p.part_rows < kCodeBlock) __syncthreads();  // the next rows take these rows' place
   }
   fits = __syncthreads_and(fits ? 1 : 0) != 0;
 
-  // ---- pack
   auto* const noise = reinterpret_cast<float*>(out + p.shape.noise_at());
   if (!is_keys) {
     if (threadIdx.x == 0) close_block(p, head, block, fits, noise);
-    pack_values(p.shape, rows, pitch, reinterpret_cast<uint32_t*>(out + p.shape.values_at()));
     return;
   }
   const auto ends = static_cast<uint32_t>((p.shape.block_bytes() - p.shape.noise_at()) / 4);
@@ -313,25 +222,40 @@ __global__ void __launch_bounds__(kEncodeThreads)
   } else if (threadIdx.x < ends) {
     noise[threadIdx.x] = 0.0F;
   }
-  pack_keys(p.shape, rows, pitch, reinterpret_cast<uint32_t*>(out));
 }
 
 __global__ void set_count(uint32_t* count, uint32_t value) { *count = value; }
 
 }  // namespace
 
+namespace {
+
+constexpr uint32_t kFewDim = 256, kMostDim = 512;
+
+const void* encoder_of(uint32_t dim) {
+  return dim <= kFewDim ? reinterpret_cast<const void*>(&encode_blocks<kFewDim>)
+                        : reinterpret_cast<const void*>(&encode_blocks<kMostDim>);
+}
+
+}  // namespace
+
 EncodeLauncher::EncodeLauncher(const CodeShape& shape, DType dtype)
-    : row_bytes_(shape.dim * static_cast<uint32_t>(dtype_size(dtype))) {
+    : kernel_(encoder_of(shape.dim)),
+      row_bytes_(shape.dim * static_cast<uint32_t>(dtype_size(dtype))) {
   int device = 0, most = 0;
   check(cudaGetDevice(&device), "the current CUDA device");
   check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
         "the device's limits");
-  const size_t staged = sizeof(EncodeShared) + size_t{kCodeBlock} * row_bytes_;
-  staged_ = staged <= static_cast<size_t>(most);
-  shared_bytes_ = staged_ ? staged : sizeof(EncodeShared) + size_t{kCodeBlock} * shape.dim;
+  const size_t fixed =
+      shape.dim <= kFewDim ? sizeof(EncodeShared<kFewDim>) : sizeof(EncodeShared<kMostDim>);
+  const auto with = [&](size_t rows) { return fixed + rows; };
+  const auto fits = [&](size_t bytes) { return bytes <= static_cast<size_t>(most); };
+  staged_ = fits(with(size_t{kCodeBlock} * row_bytes_));
+  part_rows_ = staged_ || fits(with(size_t{kCodeBlock} * shape.dim)) ? kCodeBlock : kPartRows;
+  shared_bytes_ = with(size_t{part_rows_} * (staged_ ? row_bytes_ : shape.dim));
   // Allows all shared memory that there is, not what this shape needs: the limit belongs to the function, and
   // sessions of other shapes share it.
-  check(cudaFuncSetAttribute(encode_blocks, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+  check(cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
         "shared memory of the kernel that encodes");
 }
 
@@ -339,9 +263,11 @@ void EncodeLauncher::launch(EncodeParams params, cudaStream_t stream) const {
   if (params.count == 0) return;
   params.staged = staged_;
   params.row_bytes = row_bytes_;
-  encode_blocks<<<dim3(params.count, params.kv_heads, 2), kEncodeThreads, shared_bytes_, stream>>>(
-      params);
-  check_launch("encoding keys and values");
+  params.part_rows = part_rows_;
+  void* arguments[] = {&params};
+  check(cudaLaunchKernel(kernel_, dim3(params.count, params.kv_heads, 2), dim3(kEncodeThreads),
+                         arguments, shared_bytes_, stream),
+        "encoding keys and values");
 }
 
 void launch_set_count(uint32_t* count, uint32_t value, cudaStream_t stream) {

@@ -16,6 +16,7 @@ struct EncodeParams {
   DType dtype = DType::f16;
   bool staged = true;      ///< set by EncodeLauncher
   uint32_t row_bytes = 0;  ///< set by EncodeLauncher
+  uint32_t part_rows = 0;  ///< set by EncodeLauncher: whose codes are made before they are packed
   uint32_t kv_heads = 0;
   uint32_t first = 0;
   uint32_t count = 0;
@@ -44,7 +45,9 @@ class EncodeLauncher {
   void launch(EncodeParams params, cudaStream_t stream) const;
 
  private:
+  const void* kernel_;
   uint32_t row_bytes_;
+  uint32_t part_rows_ = 0;
   bool staged_ = false;
   size_t shared_bytes_ = 0;
 };

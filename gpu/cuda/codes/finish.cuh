@@ -177,7 +177,7 @@ __device__ inline bool leave_record(const CodesParams& s, uint32_t kv_head, uint
 __device__ inline float reach_of_lists(const CodesParams& s, uint32_t kv_head, uint32_t h) {
   const uint32_t lane = threadIdx.x % 32;
   const ChosenLists& ends = s.list_ends[kv_head];
-  return warp_max(lane < kListBlocks ? __ldcg(&ends.reach[lane][h]) : kMinusInf);
+  return warp_max(lane < s.lists.blocks ? __ldcg(&ends.reach[lane][h]) : kMinusInf);
 }
 /// Whether a list that was not read may hold a row that matters for a head, as ListChoice::may_widen() asks it. lse: base 2.
 /// A second look is then at all codes. reach: reach_of_lists().

@@ -7,6 +7,8 @@
 
 namespace keyhole::gpu::codes {
 
+/// Thread blocks of the clusters that choose a step's rows and merge its states: kFinishBlocks of gpu/cuda/codes/choose.cuh.
+inline constexpr uint32_t kClusterBlocks = 8;
 inline constexpr int kReservedShared = 1024;  ///< bytes of every thread block, by CUDA
 
 /// The kernels of one shape and up to 16 query heads of a KV head; null kernels: there are none.
@@ -20,12 +22,14 @@ size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& param
 [[nodiscard]] uint32_t clusters(const CodesStep& step);
 /// Shared memory of the kernel that follows the pass, of one step or of several, beside what it declares.
 [[nodiscard]] size_t shared_bytes(const CodesStep& step, const Kernels& kernels);
-/// Launches a kernel of clusters of kFinishBlocks thread blocks.
+/// Launches a kernel of clusters of so many thread blocks of kFinishThreads threads.
 [[nodiscard]] cudaError_t launch_clusters(const void* kernel, dim3 grid, size_t bytes,
-                                          cudaStream_t stream, void** arguments, bool ahead);
+                                          cudaStream_t stream, void** arguments, bool ahead,
+                                          uint32_t blocks = kClusterBlocks);
 /// How many such clusters, with so many bytes of dynamic shared memory in every thread block, the current device runs
 /// at once; 0 where it does not say.
-[[nodiscard]] uint32_t count_clusters(const void* kernel, size_t bytes);
+[[nodiscard]] uint32_t count_clusters(const void* kernel, size_t bytes,
+                                      uint32_t blocks = kClusterBlocks);
 
 // Steps with CodesStep::wide: what the functions of codes_kernels.h do for them.
 [[nodiscard]] uint32_t wide_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t rows,

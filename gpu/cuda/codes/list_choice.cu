@@ -40,27 +40,35 @@ cudaError_t lay_out_means(const MeanTiles& means, cudaStream_t stream) {
 namespace keyhole::gpu::codes {
 namespace {
 
-template <int kDim, int kHeadTiles>
+template <int kDim, int kHeadTiles, uint32_t kBlocks>
 ListKernel kernel() {
-  return {reinterpret_cast<const void*>(&list_kernel<kDim, kHeadTiles>),
-          sizeof(ListShared<kDim, kHeadTiles>), KeptLists<4 * kHeadTiles>::kBytes};
+  return {reinterpret_cast<const void*>(&list_kernel<kDim, kHeadTiles, kBlocks>),
+          sizeof(ListShared<kDim, kHeadTiles, kBlocks>), sizeof(MoreShared<kHeadTiles, kBlocks>),
+          KeptLists<4 * kHeadTiles>::kBytes, KeptLists<4 * kHeadTiles>::kMoreBytes};
 }
 
-template <int kDim>
+template <int kDim, uint32_t kBlocks>
 ListKernel kernel_of(uint32_t group) {
-  if (group <= 4) return kernel<kDim, 1>();
-  return group <= 8 ? kernel<kDim, 2>() : kernel<kDim, 4>();
+  if (group <= 4) return kernel<kDim, 1, kBlocks>();
+  return group <= 8 ? kernel<kDim, 2, kBlocks>() : kernel<kDim, 4, kBlocks>();
 }
 
 }  // namespace
 
-ListKernel list_kernel_of(uint32_t dim, uint32_t group) {
+ListKernel list_kernel_of(uint32_t dim, uint32_t group, uint32_t blocks) {
+  if (blocks == kMostListBlocks) {
+    switch (dim) {
+      case 128: return kernel_of<128, kMostListBlocks>(group);
+      case 256: return kernel_of<256, kMostListBlocks>(group);
+      default: return {};
+    }
+  }
   switch (dim) {
-    case 64: return kernel_of<64>(group);
-    case 80: return kernel_of<80>(group);
-    case 96: return kernel_of<96>(group);
-    case 128: return kernel_of<128>(group);
-    case 256: return kernel_of<256>(group);
+    case 64: return kernel_of<64, kListBlocks>(group);
+    case 80: return kernel_of<80, kListBlocks>(group);
+    case 96: return kernel_of<96, kListBlocks>(group);
+    case 128: return kernel_of<128, kListBlocks>(group);
+    case 256: return kernel_of<256, kListBlocks>(group);
     default: return {};
   }
 }

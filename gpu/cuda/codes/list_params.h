@@ -24,6 +24,8 @@ struct CodesLists {
   uint32_t pair_capacity = 0;  ///< of a KV head
   uint32_t kept =
       0;  ///< lists that a thread block of the choice keeps in shared memory; prepare_codes() sets it
+  /// Thread blocks of a KV head that choose, 8 or 16; 0: prepare_codes() decides.
+  uint32_t blocks = 0;
   ListShare share;
   const uint32_t* listed = nullptr;       ///< one number: the first blocks whose rows are in lists
   const uint32_t* counts = nullptr;       ///< `[kv_heads]` lists

@@ -19,8 +19,9 @@ static_assert(kMaximumRows == kPairRows, "a maximum is that of a pair of tiles")
   return s.lists.list_capacity == 0 ? of_blocks : of_blocks + s.lists.list_capacity;
 }
 
-inline constexpr uint32_t kListBlocks =
-    8;  ///< thread blocks of a KV head that choose among its lists, a cluster
+/// Thread blocks of a KV head that choose among its lists, a cluster: 8, or where that is too few for a device's memory to be busy,
+/// and it has clusters of so many, 16. See CodesLists::blocks.
+inline constexpr uint32_t kListBlocks = 8, kMostListBlocks = 16;
 
 /// What the choice among a KV head's lists has come to.
 struct ChosenLists {
@@ -29,7 +30,7 @@ struct ChosenLists {
       0;  ///< whether a list's logits may spread so far that a row of an unread one may be anything
   float tops[kMaxDeviceGroup] = {};  ///< largest logit of a mean, base 2
   /// The largest logit that a row of an unread list of each block's may have, base 2, before a soft-cap.
-  float reach[kListBlocks][kMaxDeviceGroup] = {};
+  float reach[kMostListBlocks][kMaxDeviceGroup] = {};
 };
 
 struct CodesParams : CodesStep {
@@ -83,8 +84,8 @@ struct BatchKernels {
 
 /// The kernels of one shape.
 struct Kernels {
-  const void* attend = nullptr;
-  uint32_t attend_warps = 0;  ///< warps of its thread blocks
+  const void* attend = nullptr;  ///< null: the pass is that for many query rows alone
+  uint32_t attend_warps = 0;     ///< warps of its thread blocks
   uint32_t attend_heads =
       0;  ///< of a group that a thread block has; others are other blocks' (blockIdx.z)
   int attend_occupancy = 1;  ///< its thread blocks that a multiprocessor has registers for
@@ -104,17 +105,27 @@ struct Kernels {
   [[nodiscard]] uint32_t attend_passes() const { return heads / attend_heads; }
 };
 
-/// The kernel that chooses among lists (gpu/cuda/codes/list_choice.cuh), and its shared memory in bytes, beside that of each list
-/// that a block keeps; null: there is none.
+/// The kernel that chooses among lists (gpu/cuda/codes/list_choice.cuh), and its shared memory in bytes: of all steps, of those
+/// with ListShare::miss besides, and of each list that a block keeps; null: there is none.
 inline constexpr uint32_t kListWarps = 8;
 inline constexpr uint32_t kListThreads = kListWarps * 32;
 inline constexpr uint32_t kListTile =
     16;  ///< lists that it scores together; its thread blocks have multiples of it
 struct ListKernel {
   const void* choose = nullptr;
-  size_t shared = 0, shared_of_list = 0;
+  size_t shared = 0, shared_of_more = 0;
+  size_t list = 0, list_of_more = 0;  ///< of a list
+
+  /// Bytes, but for the lists that are kept.
+  [[nodiscard]] size_t shared_of(const ListShare& share) const {
+    return shared + (share.miss > 0.0F ? shared_of_more : 0);
+  }
+  [[nodiscard]] size_t list_of(const ListShare& share) const {
+    return list + (share.miss > 0.0F ? list_of_more : 0);
+  }
 };
-[[nodiscard]] ListKernel list_kernel_of(uint32_t dim, uint32_t group);
+/// blocks: CodesLists::blocks; with kMostListBlocks there are kernels for some dimensions.
+[[nodiscard]] ListKernel list_kernel_of(uint32_t dim, uint32_t group, uint32_t blocks);
 
 [[nodiscard]] SettleKernel settle_kernel_of_2_bits(uint32_t dim);
 [[nodiscard]] SettleKernel settle_kernel_of_4_bits(uint32_t dim);
@@ -130,5 +141,7 @@ struct ListKernel {
 [[nodiscard]] Kernels kernels_of_96(uint32_t bits, uint32_t group);
 [[nodiscard]] Kernels kernels_of_128(uint32_t bits, uint32_t group);
 [[nodiscard]] Kernels kernels_of_256(uint32_t bits, uint32_t group);
+/// Without `attend`; `finish` is the kernel for all parts of a step (gpu/cuda/codes/finish_parts.cuh).
+[[nodiscard]] Kernels kernels_of_512(uint32_t bits, uint32_t group);
 
 }  // namespace keyhole::gpu::codes

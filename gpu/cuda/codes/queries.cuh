@@ -151,11 +151,13 @@ __device__ inline void rotate_quads(float (&x)[kLaneParts<kDim>], float* row, in
         x[i] = (lane & step) != 0 ? other - x[i] : x[i] + other;
       }
     }
-    if constexpr (kParts == 8) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float a = x[i], b = x[i + 4];
-        x[i] = a + b, x[i + 4] = a - b;
+    for (int step = 4; step < kParts; step *= 2) {
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        if ((i & step) != 0) continue;
+        const float a = x[i], b = x[i + step];
+        x[i] = a + b, x[i + step] = a - b;
       }
     }
     const float norm = rsqrtf(static_cast<float>(kDim));

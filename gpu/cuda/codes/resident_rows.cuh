@@ -21,9 +21,11 @@ __device__ inline RingState after_append(const StepParams& p, const RingState& b
 }
 
 /// Bytes, for each component, of the rows that a thread block has at hand at once: 32 rows of 16 bits or 16 of 32
-/// bits; half as many rows of 256 components.
+/// bits; half as many rows of 256 components, and a quarter of 512.
 template <int kDim>
-constexpr uint32_t kResidentBytes = kDim <= 128 ? 64 : 32;
+constexpr uint32_t kResidentBytes = kDim <= 128   ? 64
+                                    : kDim <= 256 ? 32
+                                                  : 16;
 
 template <int kDim, int kHeads>
 struct ResidentShared {

@@ -139,6 +139,7 @@ SettleKernel settle_kernel_for(uint32_t dim) {
     case 96: return settle_kernel_of<96, kBits>();
     case 128: return settle_kernel_of<128, kBits>();
     case 256: return settle_kernel_of<256, kBits>();
+    case 512: return settle_kernel_of<512, kBits>();
     default: return {};
   }
 }

@@ -21,7 +21,8 @@ template <int kDim>
 __device__ inline float4 sum_of_splits(const float4* parts, size_t stride, uint32_t splits,
                                        MergeShared<kDim>& shared) {
   constexpr uint32_t kThreads = kAttendWarps<kDim> * 32, kQuads = kDim / 4;
-  constexpr uint32_t kColumns = kQuads <= 16 ? 16 : kQuads <= 32 ? 32 : 64;
+  constexpr uint32_t kColumns = kQuads <= 16 ? 16 : kQuads <= 32 ? 32 : kQuads <= 64 ? 64 : 128;
+  static_assert(kQuads <= kColumns && kColumns <= kThreads);
   constexpr uint32_t kRows = kThreads / kColumns, kAhead = 8;
   const uint32_t quad = threadIdx.x % kColumns;
   float4 sum = {0.0F, 0.0F, 0.0F, 0.0F};

@@ -11,7 +11,8 @@ template <int kDim, int kBits>
 constexpr size_t settle_shared() {
   const size_t sizes[] = {
       sizeof(WarpStates<kDim>), sizeof(FoundShared<kDim>), sizeof(MergeShared<kDim>),
-      kLeastStages * size_t{kAttendWarps<kDim>} * TilePair<kDim, kBits>::kBytes};
+      kLeastRings<kDim, kBits> +
+          (kSharedBehindRings<kDim> ? sizeof(AttendShared<kDim, kBits, 1>) : 0)};
   size_t most = 0;
   for (const size_t size : sizes) most = size > most ? size : most;
   return most;

@@ -46,7 +46,9 @@ template <int kDim>
 class FoundRows {
  public:
   static constexpr uint32_t kQuads = kLaneQuads<kDim>;
-  static constexpr uint32_t kAtOnce = kDim <= 128 ? 4 : 2;  ///< rows that are asked for together
+  static constexpr uint32_t kAtOnce = kDim <= 128   ? 4
+                                      : kDim <= 256 ? 2
+                                                    : 1;  ///< rows that are asked for together
 
   /// Adds rows list[0 .. count), at most kAtOnce.
   __device__ void add(const CodesParams& s, uint32_t kv_head, const uint32_t* list, uint32_t count,

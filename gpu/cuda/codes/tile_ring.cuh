@@ -26,7 +26,9 @@ struct TilePair {
 /// Places pieces of 16 bytes, of which a lane reads `kPieces` neighbours, so that 8 lanes read from different banks.
 template <uint32_t kPieces>
 __device__ inline uint32_t place_of_piece(uint32_t piece) {
-  if constexpr (kPieces == 2 || kPieces == 4) return piece ^ ((piece >> 3U) & (kPieces - 1));
+  if constexpr (kPieces == 2 || kPieces == 4 || kPieces == 8) {
+    return piece ^ ((piece >> 3U) & (kPieces - 1));
+  }
   return piece;
 }
 
@@ -80,9 +82,9 @@ class TileRing {
       constexpr CodeShape kShape = Pair::kShape;
       const auto of_block = static_cast<int>(pair % kPairs);
       const std::byte* from = from_ + pair / kPairs * block_stride_ + of_block * kKeyStep;
-      copy<Pair::kKeyBytes>(keys_to_ + in_, from);
-      copy<Pair::kValueBytes>(values_to_ + in_,
-                              from + kShape.values_at() + of_block * (kValueStep - kKeyStep));
+      copy<Pair::kKeyBytes, kKeyPieces>(keys_to_ + in_, from);
+      copy<Pair::kValueBytes, kValuePieces>(
+          values_to_ + in_, from + kShape.values_at() + of_block * (kValueStep - kKeyStep));
       const uint32_t lane = threadIdx.x % 32;
       static_assert(Pair::kFactorBytes <= 512);
       if (lane < Pair::kFactorBytes / 16) {
@@ -97,8 +99,8 @@ class TileRing {
   __device__ void take_in_whole(const std::byte* pair) {
     const uint32_t lane = threadIdx.x % 32;
     const std::byte* from = pair + 16 * lane;
-    copy<Pair::kKeyBytes>(keys_to_ + in_, from);
-    copy<Pair::kValueBytes>(values_to_ + in_, from + Pair::kValuesAt);
+    copy<Pair::kKeyBytes, kKeyPieces>(keys_to_ + in_, from);
+    copy<Pair::kValueBytes, kValuePieces>(values_to_ + in_, from + Pair::kValuesAt);
     if (lane < Pair::kFactorBytes / 16) {
       copy_async(shared_address(memory_) + Pair::kFactorsAt + 16 * lane + in_,
                  from + Pair::kFactorsAt, true);
@@ -141,14 +143,17 @@ class TileRing {
   static constexpr int kKeyStep = Pair::kKeyBytes, kValueStep = Pair::kValueBytes,
                        kFactorStep = Pair::kFactorBytes;  ///< from pair to pair
 
-  /// Copies the lane's pieces of kBytes: every 32nd piece, whose places in shared memory are as far apart.
-  template <uint32_t kBytes>
+  /// Copies the lane's pieces of kBytes: every 32nd piece. Their places in shared memory are as far apart, or with 8 pieces of a
+  /// lane, which change places within 64, by 4 more or less in turn.
+  template <uint32_t kBytes, uint32_t kPieces>
   __device__ static void copy(uint32_t to, const std::byte* from) {
     static_assert(kBytes % 16 == 0);
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t turn = kPieces != 8 ? 0 : (place_of_piece<8>(lane) & 4U) != 0 ? 0U - 64U : 64U;
 #pragma unroll
     for (uint32_t i = 0; i < kBytes / 16; i += 32) {
-      if (kBytes / 16 - i >= 32 || threadIdx.x % 32 < kBytes / 16 - i) {
-        copy_async(to + 16 * i, from + 16 * i, true);
+      if (kBytes / 16 - i >= 32 || lane < kBytes / 16 - i) {
+        copy_async(to + 16 * i + (i % 64 == 0 ? 0 : turn), from + 16 * i, true);
       }
     }
   }

@@ -16,6 +16,9 @@
 // counts with the sum of its rows' weights, and what the ones in the values' registers add is taken away at once.
 // Sums stay small that way: tensor cores cut sums off, and over thousands of rows the ones would cost what values leave of them.
 //
+// HALVES. Of rows with more than 256 components a thread block has no room for two chunks of 4 bits. There keys and values of a
+// chunk come one after the other, each to one of three or four places: while it works on one, two are on their way.
+//
 // BANDWIDTH. Shared memory limits it: at 24 query rows of 256 components, a tile of 16 rows takes 48 cycles for the queries, 32
 // for keys, 32 for values, and 24 for weights.
 #pragma once
@@ -44,8 +47,13 @@ struct WideShape {
   static constexpr int kOwn = (kProducts + kSlices - 1) / kSlices;  ///< products of a warp
   static constexpr uint32_t kKeyBytes = kShape.key_bytes() / 2;
   static constexpr uint32_t kValueBytes = kShape.value_bytes() / 2;
-  static constexpr uint32_t kValuesAt = kKeyBytes, kFactorsAt = kValuesAt + kValueBytes;
-  static constexpr uint32_t kStage = kFactorsAt + kWideRows * 4;
+  /// Whether keys, with factors, and values of a chunk lie in places of their own.
+  static constexpr bool kHalves = kDim > 256;
+  static constexpr uint32_t kFactorBytes = kWideRows * 4;
+  static constexpr uint32_t kValuesAt = kHalves ? 0 : kKeyBytes;
+  static constexpr uint32_t kFactorsAt = kHalves ? kKeyBytes : kKeyBytes + kValueBytes;
+  static constexpr uint32_t kStage = kFactorsAt + kFactorBytes;
+  static_assert(kValuesAt + kValueBytes <= kStage);
   static constexpr uint32_t kMeanBytes = 2 * kDim * 2 + 16;  ///< both means and the noise
   static_assert(kShape.noise_at() - kShape.key_mean_at() == kMeanBytes - 16);
   static_assert(kWarps == 2 * kPairs && kWarps == 2 * kSlices);
@@ -76,6 +84,7 @@ struct WideShared {
 
 template <int kDim, int kBits, int kColumns>
 constexpr int wide_occupancy() {
+  if (kDim > 256) return kColumns == 1 && kBits == 2 ? 2 : 1;
   return kColumns * kDim <= 4 * 128 || kColumns <= 3 ? 2 : 1;
 }
 
@@ -142,25 +151,16 @@ class WidePass {
     let_next_kernel_start();
     divide();
     prepare();
-    for (int i = 1; i < s_.stages; ++i) take_in(first_ + static_cast<uint32_t>(i) - 1);
+    const uint32_t ahead = places() - 1;
+    for (uint32_t i = 0; i < ahead; ++i) take_in_piece(i);
     // The first chunk's mean comes with it.
-    if (s_.stages == 2)
-      wait_for_copies<0>();
-    else
-      wait_for_copies<1>();
+    wait();
     __syncthreads();
     if (first_ < end_) weigh_mean(first_);
-    for (uint32_t chunk = first_; chunk < end_; ++chunk) {
-      if (s_.stages == 2)
-        wait_for_copies<0>();
-      else
-        wait_for_copies<1>();
-      __syncthreads();
-      take_in(chunk + static_cast<uint32_t>(s_.stages) - 1);
-      const std::byte* const stage = ring_ + (chunk - first_) % s_.stages * Shape::kStage;
-      while (weigh(chunk, stage)) move();
-      add_values(chunk, stage);
-      if (chunk + 1 < end_ && (chunk + 1) % 2 == 0) weigh_mean(chunk + 1);
+    if constexpr (Shape::kHalves) {
+      go_by_halves(ahead);
+    } else {
+      go_by_chunks(ahead);
     }
     leave();
   }
@@ -173,6 +173,34 @@ class WidePass {
   static constexpr uint32_t kValuePieces = pieces_of(Shape::kShape.value_words());
   static constexpr int kKeyWords = static_cast<int>(Shape::kShape.key_words());
   static constexpr int kValueWords = static_cast<int>(Shape::kShape.value_words());
+
+  __device__ __forceinline__ void go_by_chunks(uint32_t ahead) {
+    for (uint32_t chunk = first_; chunk < end_; ++chunk) {
+      wait();
+      __syncthreads();
+      take_in_piece(chunk - first_ + ahead);
+      const std::byte* const stage = place_of(chunk - first_);
+      while (weigh(chunk, stage)) move();
+      add_values(chunk, stage);
+      if (chunk + 1 < end_ && (chunk + 1) % 2 == 0) weigh_mean(chunk + 1);
+    }
+  }
+  __device__ __forceinline__ void go_by_halves(uint32_t ahead) {
+    uint32_t piece = 0;
+    for (uint32_t chunk = first_; chunk < end_; ++chunk) {
+      wait();
+      __syncthreads();
+      take_in_piece(piece + ahead);
+      while (weigh(chunk, place_of(piece))) move();
+      ++piece;
+      wait();
+      __syncthreads();
+      take_in_piece(piece + ahead);
+      add_values(chunk, place_of(piece));
+      ++piece;
+      if (chunk + 1 < end_ && (chunk + 1) % 2 == 0) weigh_mean(chunk + 1);
+    }
+  }
 
   /// The chunks of this thread block: halves of blocks.
   __device__ void divide() {
@@ -263,26 +291,47 @@ class WidePass {
       copy_async(shared_address(to) + 16 * place_of_piece<kPieces>(piece), from + 16 * piece, true);
     }
   }
-  /// Asks for a chunk, and for the means of the one behind it; for none behind the end. Every call is one group of copies.
-  __device__ void take_in(uint32_t chunk) {
-    const uint32_t number = chunk - first_;
+  /// Number of places for pieces, which are chunks or halves of them, and come in turn.
+  __device__ uint32_t places() const {
+    return static_cast<uint32_t>(s_.stages) + (Shape::kHalves ? 1 : 0);
+  }
+  __device__ std::byte* place_of(uint32_t piece) const {
+    return ring_ + piece % places() * Shape::kStage;
+  }
+  /// Waits until the oldest piece is there; one less than there are places for is under way.
+  __device__ void wait() const {
+    if (s_.stages == 2)
+      wait_for_copies<Shape::kHalves ? 1 : 0>();
+    else
+      wait_for_copies<Shape::kHalves ? 2 : 1>();
+  }
+  /// Asks for piece number `number`, and with keys for the means of the chunk behind theirs; for none behind the end. Every call
+  /// is one group of copies.
+  __device__ void take_in_piece(uint32_t number) {
+    const uint32_t chunk = first_ + (Shape::kHalves ? number / 2 : number);
+    const bool has_keys = !Shape::kHalves || number % 2 == 0;
+    const bool has_values = !Shape::kHalves || number % 2 == 1;
     if (chunk < end_) {
       const std::byte* const block = block_of(chunk);
       const uint32_t half = chunk % 2;
-      std::byte* const to = ring_ + number % s_.stages * Shape::kStage;
-      copy<Shape::kKeyBytes, kKeyPieces>(to, block + half * Shape::kKeyBytes);
-      copy<Shape::kValueBytes, kValuePieces>(
-          to + Shape::kValuesAt, block + Shape::kShape.values_at() + half * Shape::kValueBytes);
-      copy<kWideRows * 4, 0>(to + Shape::kFactorsAt,
-                             block + Shape::kShape.factors_at() + half * kWideRows * 4);
+      std::byte* const to = place_of(number);
+      if (has_keys) copy<Shape::kKeyBytes, kKeyPieces>(to, block + half * Shape::kKeyBytes);
+      if (has_values) {
+        copy<Shape::kValueBytes, kValuePieces>(
+            to + Shape::kValuesAt, block + Shape::kShape.values_at() + half * Shape::kValueBytes);
+      }
+      if (has_keys) {
+        copy<Shape::kFactorBytes, 0>(to + Shape::kFactorsAt, block + Shape::kShape.factors_at() +
+                                                                 half * Shape::kFactorBytes);
+      }
     }
     if (number == 0 && chunk < end_) take_means(chunk);
-    if (chunk + 1 < end_) take_means(chunk + 1);
+    if (has_keys && chunk + 1 < end_) take_means(chunk + 1);
     commit_copies();
   }
   __device__ std::byte* means_of(uint32_t chunk) const {
     const auto stages = static_cast<uint32_t>(s_.stages);
-    return ring_ + stages * Shape::kStage + (chunk - first_) % (stages + 1) * Shape::kMeanBytes;
+    return ring_ + places() * Shape::kStage + (chunk - first_) % (stages + 1) * Shape::kMeanBytes;
   }
   __device__ void take_means(uint32_t chunk) const {
     copy<Shape::kMeanBytes, 0>(means_of(chunk), block_of(chunk) + Shape::kShape.key_mean_at());
@@ -386,7 +435,8 @@ class WidePass {
         const CodesParams& part = p_.parts[at.part];
         const size_t pairs =
             size_t{kv_head_} * part.block_capacity * kBlockMaxima + chunk * Shape::kPairs + pair;
-        part.maxima[pairs * kPartHeads + at.row] = most;
+        const uint32_t padded = kDim <= 256 ? kPartHeads : part.padded_heads;
+        part.maxima[pairs * padded + at.row] = most;
       }
     }
     return __syncthreads_or(moves ? 1 : 0) != 0;
@@ -489,7 +539,13 @@ class WidePass {
                          static_cast<uint32_t>(first) / 4;
       const std::byte* const from =
           values + 16 * place_of_piece<kValuePieces>(piece) + first % 4 * 4;
-      if constexpr (kOwnWords == 4) {
+      if constexpr (kOwnWords == 8) {
+        const std::byte* const more = values + 16 * place_of_piece<kValuePieces>(piece + 1);
+        const uint4 x = *reinterpret_cast<const uint4*>(from);
+        const uint4 y = *reinterpret_cast<const uint4*>(more);
+        words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
+        words[4] = y.x, words[5] = y.y, words[6] = y.z, words[7] = y.w;
+      } else if constexpr (kOwnWords == 4) {
         const uint4 x = *reinterpret_cast<const uint4*>(from);
         words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
       } else if constexpr (kOwnWords == 2) {

@@ -12,20 +12,31 @@ namespace keyhole::gpu {
 namespace codes {
 namespace {
 
+/// Query heads of the kernels that follow the pass, for parts of any size: 16, or of rows of 512 components, which take more
+/// shared memory, for steps of no more query rows 8.
+uint32_t part_heads(const CodeShape& shape, uint32_t rows) {
+  constexpr uint32_t kFew = kPartHeads / 2;
+  return shape.dim > 256 && rows <= kFew ? kFew : kPartHeads;
+}
+Kernels part_kernels(const CodesStep& step) {
+  return kernels_of(step.shape, part_heads(step.shape, step.group));
+}
+
 WideKernels wide_kernels_of(const CodeShape& shape, uint32_t rows) {
   if (rows == 0 || shape.key_bits != shape.value_bits) return {};
+  WideKernels kernels;
   switch (shape.dim) {
     case 64: return wide_kernels_of_64(shape.key_bits, rows);
     case 80: return wide_kernels_of_80(shape.key_bits, rows);
     case 96: return wide_kernels_of_96(shape.key_bits, rows);
     case 128: return wide_kernels_of_128(shape.key_bits, rows);
     case 256: return wide_kernels_of_256(shape.key_bits, rows);
+    case 512: kernels = wide_kernels_of_512(shape.key_bits, rows); break;
     default: return {};
   }
+  kernels.finish = kernels_of(shape, part_heads(shape, rows)).finish;
+  return kernels;
 }
-
-/// The kernels that follow the pass: those of steps of 16 query rows, for parts of any size.
-Kernels part_kernels(const CodesStep& step) { return kernels_of(step.shape, kPartHeads); }
 
 /// Part `number` of a step, but for its work space.
 CodesStep part_of(const CodesStep& step, const StepParts& parts, uint32_t number) {
@@ -101,7 +112,7 @@ cudaError_t prepare_wide(CodesStep& step, int device, size_t* needs) {
   CodesStep part = step;
   part.wide = false;
   part.tokens = 1;
-  part.group = kPartHeads;
+  part.group = part_heads(step.shape, step.group);
   size_t of_part = 0;
   cudaError_t status = prepare_codes(part, device, &of_part);
   if (needs != nullptr) *needs = of_part;
@@ -189,6 +200,8 @@ cudaError_t finish_wide(const CodesStep& step, cudaStream_t stream, bool ahead) 
 
 }  // namespace codes
 
-bool codes_are_wide(uint32_t group) { return group > kMaxDeviceGroup; }
+bool codes_are_wide(const CodeShape& shape, uint32_t group) {
+  return group > kMaxDeviceGroup || shape.dim > 256;
+}
 
 }  // namespace keyhole::gpu

@@ -34,17 +34,18 @@ inline constexpr uint32_t kPartHeads =
 /// The kernels of one shape, for so many query rows.
 struct WideKernels {
   const void* attend = nullptr;  ///< null: there is none
-  const void* finish = nullptr;  ///< of all parts, by clusters
+  const void* finish = nullptr;  ///< of all parts, by clusters; null: Kernels::finish
   int occupancy = 1;             ///< thread blocks that a multiprocessor has registers for
   size_t fixed = 0;              ///< bytes of shared memory that the pass takes beside its stages,
   size_t shared = 0;             ///< at least so many bytes for these,
-  size_t stage = 0;              ///< bytes of one of CodesStep::stages
-  size_t mean = 0;               ///< and of a block's means, of which there is one more than stages
+  size_t stage = 0;              ///< bytes of a piece of codes: a chunk, or the larger half of one
+  size_t mean = 0;               ///< and of a block's means
+  bool has_halves = false;       ///< WideShape::kHalves
 
-  /// Bytes of the pass's shared memory.
+  /// Bytes of the pass's shared memory: as many pieces as CodesStep::stages, of halves one more, and one more of means.
   [[nodiscard]] size_t bytes(int stages) const {
     const auto n = static_cast<size_t>(stages);
-    return fixed + std::max(shared, n * stage + (n + 1) * mean);
+    return fixed + std::max(shared, (has_halves ? n + 1 : n) * stage + (n + 1) * mean);
   }
 };
 
@@ -54,5 +55,6 @@ struct WideKernels {
 [[nodiscard]] WideKernels wide_kernels_of_96(uint32_t bits, uint32_t rows);
 [[nodiscard]] WideKernels wide_kernels_of_128(uint32_t bits, uint32_t rows);
 [[nodiscard]] WideKernels wide_kernels_of_256(uint32_t bits, uint32_t rows);
+[[nodiscard]] WideKernels wide_kernels_of_512(uint32_t bits, uint32_t rows);  ///< up to 32 rows
 
 }  // namespace keyhole::gpu::codes

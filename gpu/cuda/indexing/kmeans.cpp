@@ -91,7 +91,7 @@ class CudaKMeans final : public KMeans {
 
  private:
   static void check_points(const KMeansPoints& points) {
-    if (!is_device_head_dim(points.dim)) {
+    if (!is_device_index_dim(points.dim)) {
       throw Error(Status::invalid_argument, "k-means: dim is " + std::to_string(points.dim) +
                                                 ", allowed: 64, 80, 96, 128, 256");
     }

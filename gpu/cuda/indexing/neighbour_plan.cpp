@@ -26,7 +26,7 @@ void check_task(const NeighbourTask& task, const NeighbourLists& lists) {
     refuse("most is " + std::to_string(task.most) + ", allowed: 1.." +
            std::to_string(kMostNeighbours));
   }
-  if (!is_device_head_dim(task.keys.dim) || task.queries.dim != task.keys.dim) {
+  if (!is_device_index_dim(task.keys.dim) || task.queries.dim != task.keys.dim) {
     refuse("dimensions are " + std::to_string(task.keys.dim) + " of keys and " +
            std::to_string(task.queries.dim) +
            " of queries, allowed: the same of 64, 80, 96, 128, 256");

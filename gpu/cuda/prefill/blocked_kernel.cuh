@@ -1,7 +1,9 @@
 // FlashAttention-2's scheme over one piece of rows: a thread block keeps 64 queries of one head, a warp 16 of them,
 // walks over the rows 64 (of 256 components: 32) at a time, and never writes a logit to memory. Exact attention with
 // up to 128 components has 128 queries a block and 32 a warp: what is loaded of keys and values then serves two
-// products, and the tensor cores are the limit.
+// products, and the tensor cores are the limit. With 512 components two warps have the same queries, and each makes the sums
+// of half of the components, for which one has registers; where queries are one number, each makes the logits of half of the
+// rows and tells the other.
 //
 // ACCURACY. Queries are one number of T or two, so that logits are those of fp32 queries: the second part is added up
 // where it is not 0 for some query of the block. Weights are one fp16 (2^-11 of each), or two bf16. Where keys and values are two
@@ -23,6 +25,11 @@ namespace keyhole::gpu::blocked {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
+/// Number of warps that share a query, and components of its sums that each has.
+template <int d>
+constexpr int kParts = d <= 256 ? 1 : d / 256;
+template <int d>
+constexpr int kOwn = d / kParts<d>;
 /// Number of queries of a thread block; tiles: of 16 queries of a warp.
 template <int tiles>
 constexpr int kQueries = kWarps * 16 * tiles;
@@ -32,24 +39,33 @@ constexpr int kPitch = d + 8;
 /// Which numbers are sums of two numbers of T.
 enum class Sums { none, queries, all };
 /// The rows of a tile: with sums of two, as many as fit into 99 KB, which GPUs for desktops have, and as are copied by all
-/// threads alike.
+/// threads alike. Of 512 components, for which these have too little memory, as many as fit into 200 KB.
 template <int d, Sums sums>
 constexpr int kKeys = sums == Sums::all ? (d == 80   ? 64
                                            : d > 128 ? 16
                                                      : 32)
                       : d <= 128        ? 64
                                         : 32;
-/// Bytes of shared memory. Numbers that are no sums have no second part there.
+/// Whether two warps with the same queries divide the rows of a tile for the logits.
+template <int d, Sums sums>
+constexpr bool kDividesLogits = kParts<d> == 2 && sums == Sums::none;
+/// Bytes of shared memory for rows. Numbers that are no sums have no second part there.
 template <int d, int tiles, Sums sums>
-constexpr size_t kSharedBytes =
+constexpr size_t kRowBytes =
     sizeof(uint16_t) * kPitch<d>*((sums == Sums::none ? 1 : 2) * kQueries<tiles> +
                                   (sums == Sums::all ? 4 : 2) * kKeys<d, sums>);
+/// Bytes of all of it: behind the rows, logits that warps tell each other.
+template <int d, int tiles, Sums sums>
+constexpr size_t kSharedBytes = kRowBytes<d, tiles, sums> +
+                                (kDividesLogits<d, sums>
+                                     ? sizeof(float) * kQueries<tiles> * kKeys<d, sums>
+                                     : 0);
 
 /// Copies rows [first, first + rows) of `[.., stride]` to shared memory; rows from `end` on become zeros.
 template <int d, int rows, class T>
 __device__ inline void fetch_rows(T* shared, const T* global, size_t stride, uint32_t first,
                                   uint32_t end) {
-  constexpr int kPieces = d / 8;
+  constexpr int kPieces = d / 8, kThreads = blocked::kThreads * kParts<d>;
   static_assert(rows * kPieces % kThreads == 0);
 #pragma unroll
   for (int i = 0; i < rows * kPieces / kThreads; ++i) {
@@ -62,10 +78,13 @@ __device__ inline void fetch_rows(T* shared, const T* global, size_t stride, uin
 }
 
 template <class T, int d, int tiles, Sums sums>
-__global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(const BlockedParams a) {
+__global__ void __launch_bounds__(kThreads* kParts<d>, d <= 128 ? 2 : 1)
+    attend_kernel(const BlockedParams a) {
+  constexpr int kThreads = blocked::kThreads * kParts<d>, kOwn = blocked::kOwn<d>;
   constexpr int kKeys = blocked::kKeys<d, sums>;
   constexpr int kQueries = blocked::kQueries<tiles>;
   constexpr bool kTwoQueries = sums != Sums::none, kTwoRows = sums == Sums::all;
+  constexpr bool kDivides = kDividesLogits<d, sums>;
   constexpr bool kTwoWeights = kTwoRows || std::is_same_v<T, __nv_bfloat16>;
   constexpr int kRowsSize = kKeys * kPitch<d>;  // of keys or values, of one part
   extern __shared__ __align__(16) unsigned char memory[];
@@ -74,7 +93,10 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
   T* const k_rows = kTwoQueries ? low_rows + kQueries * kPitch<d> : low_rows;
   T* const v_rows = k_rows + (kTwoRows ? 2 : 1) * kRowsSize;
 
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32 % kWarps;
+  const int part = static_cast<int>(threadIdx.x) / blocked::kThreads;
+  const int own = part * kOwn;  // the first component of the warp's sums
   const uint32_t head = blockIdx.x, kv_head = head / (a.q_heads / a.kv_heads);
   // The last queries of a causal piece have the most rows before them: beginning with them evens out the blocks' ends.
   const uint32_t first = (gridDim.y - 1 - blockIdx.y) * kQueries;
@@ -115,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
 
   // The lane's rows among the warp's, and their sums so far.
   uint32_t rows[tiles][2];
-  float out[tiles][d / 8][4] = {}, top[tiles][2], sum[tiles][2] = {};
+  float out[tiles][kOwn / 8][4] = {}, top[tiles][2], sum[tiles][2] = {};
 #pragma unroll
   for (int t = 0; t < tiles; ++t) {
 #pragma unroll
@@ -128,8 +150,9 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
       top[t][half] = before.x;
       sum[t][half] = lane % 4 == 0 ? before.y : 0.0F;
 #pragma unroll
-      for (int n = 0; n < d / 8; ++n) {
-        const float2 x = *reinterpret_cast<const float2*>(a.o + at * d + n * 8 + lane % 4 * 2);
+      for (int n = 0; n < kOwn / 8; ++n) {
+        const float2 x =
+            *reinterpret_cast<const float2*>(a.o + at * d + own + n * 8 + lane % 4 * 2);
         out[t][n][2 * half] = x.x, out[t][n][2 * half + 1] = x.y;
       }
     }
@@ -142,7 +165,7 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
   const uint32_t low_lane = q_lane + kQueries * kPitch<d> * sizeof(T);
   const uint32_t k_lane =
       shared_address(k_rows + (lane / 16 * 8 + lane % 8) * kPitch<d> + lane / 8 % 2 * 8);
-  const uint32_t v_lane = shared_address(v_rows + lane % 16 * kPitch<d> + lane / 16 * 8);
+  const uint32_t v_lane = shared_address(v_rows + lane % 16 * kPitch<d> + lane / 16 * 8 + own);
   const float cap = a.logits.softcap;
   const float to_base2 = cap > 0.0F ? kLog2E : a.logits.scale * kLog2E;
   bool has_low = true;
@@ -182,6 +205,7 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
       }
 #pragma unroll
       for (int pair = 0; pair < kKeys / 16; ++pair) {
+        if (kDivides && 2 * pair / (kKeys / 16) != part) continue;
         const uint32_t at = (pair * 16 * kPitch<d> + step * 16) * sizeof(T);
         uint32_t k[4], k_low[4];
         load_matrices(k, k_lane + at);
@@ -202,8 +226,25 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
       }
     }
 
+    // What a lane makes or needs of the tile's logits, each in a place of its own: calls move(logit, place).
+    const auto exchange = [&](int of_part, const auto& move) {
+      auto* const places = reinterpret_cast<float*>(memory + kRowBytes<d, tiles, sums>);
+#pragma unroll
+      for (int t = 0; t < tiles; ++t) {
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+          if (n / (kKeys / 16) != of_part) continue;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            move(s[t][n][i], places[(((warp * tiles + t) * (kKeys / 8) + n) * 4 + i) * 32 + lane]);
+          }
+        }
+      }
+    };
+    if constexpr (kDivides) exchange(part, [](float& x, float& place) { place = x; });
     wait_for_copies<0>();
-    __syncthreads();  // values are here, and all warps are done with the keys
+    __syncthreads();  // values and all logits are here, and all warps are done with the keys
+    if constexpr (kDivides) exchange(1 - part, [](float& x, float& place) { x = place; });
     if (tile + 1 < count) {
       fetch_tile(k_rows, a.keys, a.keys_low, tile + 1);
       commit_copies();
@@ -304,7 +345,7 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
 #pragma unroll
       for (int t = 0; t < tiles; ++t) {
 #pragma unroll
-        for (int n = 0; n < d / 8; ++n) {
+        for (int n = 0; n < kOwn / 8; ++n) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) out[t][n][i] *= shrink[t][i / 2];
         }
@@ -328,7 +369,7 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
         }
       }
 #pragma unroll
-      for (int pair = 0; pair < d / 16; ++pair) {
+      for (int pair = 0; pair < kOwn / 16; ++pair) {
         const uint32_t at = (step * 16 * kPitch<d> + pair * 16) * sizeof(T);
         uint32_t v[4], v_low[4];
         load_matrices_transposed(v, v_lane + at);
@@ -361,19 +402,21 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
       const size_t at = size_t{query} * a.q_heads + head;
       if (a.final.data != nullptr) {
         const QueryEnd q = QueryEnd::of(a, head, top[t][half], total);
-        if (a.final.lse != nullptr && lane % 4 == 0) a.final.lse[at] = q.lse;
-        const size_t to = query * a.final.token_stride + head * a.final.head_stride + lane % 4 * 2;
+        if (a.final.lse != nullptr && lane % 4 == 0 && part == 0) a.final.lse[at] = q.lse;
+        const size_t to =
+            query * a.final.token_stride + head * a.final.head_stride + own + lane % 4 * 2;
 #pragma unroll
-        for (int n = 0; n < d / 8; ++n) {
+        for (int n = 0; n < kOwn / 8; ++n) {
           store_pair(a.final, to + n * 8, q.scale * out[t][n][2 * half],
                      q.scale * out[t][n][2 * half + 1]);
         }
         continue;
       }
-      if (lane % 4 == 0) a.sums[at] = make_float2(top[t][half], total);
+      // All warps have read the sums before.
+      if (lane % 4 == 0 && part == 0) a.sums[at] = make_float2(top[t][half], total);
 #pragma unroll
-      for (int n = 0; n < d / 8; ++n) {
-        *reinterpret_cast<float2*>(a.o + at * d + n * 8 + lane % 4 * 2) =
+      for (int n = 0; n < kOwn / 8; ++n) {
+        *reinterpret_cast<float2*>(a.o + at * d + own + n * 8 + lane % 4 * 2) =
             make_float2(out[t][n][2 * half], out[t][n][2 * half + 1]);
       }
     }
@@ -387,7 +430,7 @@ void launch_kernel(const BlockedParams& params, cudaStream_t stream) {
                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
         "shared memory of blocked attention");
   const dim3 grid(params.q_heads, (params.n + kQueries<tiles> - 1) / kQueries<tiles>);
-  attend_kernel<T, d, tiles, sums><<<grid, kThreads, kBytes, stream>>>(params);
+  attend_kernel<T, d, tiles, sums><<<grid, kThreads * kParts<d>, kBytes, stream>>>(params);
   check(cudaGetLastError(), "blocked attention");
 }
 
@@ -410,6 +453,7 @@ void launch(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream)
     case 96: return launch_of<T, 96>(params, stream);
     case 128: return launch_of<T, 128>(params, stream);
     case 256: return launch_of<T, 256>(params, stream);
+    case 512: return launch_of<T, 512>(params, stream);
     default:
       throw Error(Status::invalid_argument,
                   "blocked attention: head dimension " + std::to_string(head_dim));

@@ -23,7 +23,7 @@ void launch_blocked(const BlockedParams& params, DType dtype, uint32_t head_dim,
                     [[maybe_unused]] bool hopper, cudaStream_t stream) {
   const bool is_half = dtype == DType::f16;
 #ifdef KEYHOLE_HOPPER
-  if (hopper)
+  if (hopper && head_dim <= kMostHopperDim)
     return is_half ? launch_hopper_f16(params, head_dim, stream)
                    : launch_hopper_bf16(params, head_dim, stream);
 #endif

@@ -57,13 +57,13 @@ class CudaPrompt final : public CudaPromptAttention {
     gpu::check(cudaStreamWaitEvent(to, finished_->get()),
                "attention of a prompt");  // of another stream
     const std::vector<PatternHeads> groups = group_patterns(patterns, given.rows);
-    const bool dense = given.window != 0 || is_dense(groups);
+    const bool dense = given.window != 0 || attends_all(groups);
     const bool in_f32 = given.q.dtype == DType::f32;
     const PromptStretch s = in_f32 ? split(given, dense, to) : given;
     BlockedParams p = params(s);
     if (s.sinks != nullptr) p.final.sinks = copy_sinks(s.sinks, to);
     if (dense) {
-      if (s.window == 0) p.skip = groups[0].pattern.skip;
+      if (s.window == 0 && is_dense(groups)) p.skip = groups[0].pattern.skip;
       launch(p, s.q.dtype, to);
     } else {
       attend_chosen(p, s, groups, to);
@@ -87,14 +87,14 @@ class CudaPrompt final : public CudaPromptAttention {
   void reserve(uint32_t n, uint32_t rows, DType dtype,
                std::span<const PromptPattern> patterns) override {
     const std::vector<PatternHeads> groups = group_patterns(patterns, rows);
-    if (is_dense(groups)) return;
+    if (attends_all(groups)) return;
     const DeviceScope device(ordinal_);
     lists_->reserve(n, rows, dtype, groups);
   }
   size_t bytes_for(uint32_t n, uint32_t rows, DType dtype,
                    std::span<const PromptPattern> patterns) const override {
     const std::vector<PatternHeads> groups = group_patterns(patterns, rows);
-    if (is_dense(groups)) return bytes();
+    if (attends_all(groups)) return bytes();
     return lists_->bytes_for(n, rows, dtype, groups) + sinks_.bytes() + halves_.bytes();
   }
 
@@ -157,6 +157,9 @@ class CudaPrompt final : public CudaPromptAttention {
     }
   }
 
+  [[nodiscard]] bool attends_all(std::span<const PatternHeads> groups) const {
+    return is_dense(groups) || !patterns_choose(shape_.head_dim);
+  }
   static bool is_dense(std::span<const PatternHeads> groups) {
     return groups.size() == 1 && groups[0].pattern.dense;
   }

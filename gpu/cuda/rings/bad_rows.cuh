@@ -17,11 +17,13 @@ template <class T, int D>
 __device__ inline void note_bad_rows(const StepParams& p, uint32_t head) {
   constexpr uint32_t kPieces = D * sizeof(T) / 16;
   const uint32_t which = threadIdx.x / 64;
-  const uint32_t piece = threadIdx.x % 64;
   const TensorView& kv = which == 0 ? p.k : p.v;
   const uint32_t sequence = p.numbers[head] + 1;
   FailureKind kind = FailureKind::none;
-  if (kv.data != nullptr && piece < kPieces) {
+#pragma unroll
+  for (uint32_t first = 0; first < kPieces; first += 64) {
+    const uint32_t piece = first + threadIdx.x % 64;
+    if (kv.data == nullptr || piece >= kPieces) break;
     union {
       uint4 bytes;
       T elements[16 / sizeof(T)];

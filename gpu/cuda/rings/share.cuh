@@ -99,16 +99,18 @@ __device__ inline uint4 rounded_piece(const RawPiece<T>& raw, DType from) {
 template <class T, int D>
 __device__ inline void take_new_token(const StepParams& p, const Work& w, T* kept) {
   constexpr uint32_t kPieces = D * sizeof(T) / 16;
-  static_assert(kPieces <= 64);
   const uint32_t which = threadIdx.x / 64;
-  const uint32_t piece = threadIdx.x % 64;
-  if (piece >= kPieces) return;
   const TensorView& rows = which == 0 ? p.k : p.v;
-  const uint4 bytes = rounded_piece<T>(load_piece<T>(rows, w.head, piece), rows.dtype);
   const uint32_t slot = token_slot(p.ring, w.state, w.tokens - 1);
   T* plane = reinterpret_cast<T*>(p.kv) + (size_t{w.head} * 2 + which) * plane_elements<T, D>(p);
-  reinterpret_cast<uint4*>(plane + size_t{slot} * D)[piece] = bytes;
-  reinterpret_cast<uint4*>(kept + which * D)[piece] = bytes;
+#pragma unroll
+  for (uint32_t first = 0; first < kPieces; first += 64) {
+    const uint32_t piece = first + threadIdx.x % 64;
+    if (piece >= kPieces) break;
+    const uint4 bytes = rounded_piece<T>(load_piece<T>(rows, w.head, piece), rows.dtype);
+    reinterpret_cast<uint4*>(plane + size_t{slot} * D)[piece] = bytes;
+    reinterpret_cast<uint4*>(kept + which * D)[piece] = bytes;
+  }
 }
 
 /// Logit in units of ln 2, from the product of q and k with `factor` = scale (times log2 e where there is no cap).

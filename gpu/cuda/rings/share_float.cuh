@@ -9,11 +9,11 @@ namespace keyhole::gpu {
 /// Heads: the group, padded. A row lies across 32 lanes (16 for D = 64), 4 or 8 components in each.
 template <int D, int Heads>
 struct FloatShare {
-  static constexpr int kLanes = D == 64 ? 16 : 32;  ///< of a row
-  static constexpr int kQuads = D == 256 ? 2 : 1;   ///< of 4 components, in a lane
-  static constexpr int kRows = 32 / kLanes;         ///< rows that a warp has at once
+  static constexpr int kLanes = D == 64 ? 16 : 32;      ///< of a row
+  static constexpr int kQuads = D > 128 ? D / 128 : 1;  ///< of 4 components, in a lane
+  static constexpr int kRows = 32 / kLanes;             ///< rows that a warp has at once
   static constexpr int kStreams = static_cast<int>(kWarps) * kRows;
-  static constexpr int kBatch = D == 256 ? 2 : 4;  ///< rows that a lane has under way
+  static constexpr int kBatch = D > 256 ? 1 : D > 128 ? 2 : 4;  ///< rows that a lane has under way
 
   static constexpr size_t kFixedBytes = (Heads * D + 2 * D) * sizeof(float);
   static constexpr size_t kStageBytes = kStreams * Heads * (D + 4) * sizeof(float);  // the result

@@ -27,14 +27,17 @@ inline constexpr uint32_t kResidentReady = 1, kHostReady = 2;
 /// Publishes q, k, v of a KV head; returns the step's number. T: the session's dtype.
 template <class T, int D>
 __device__ inline uint32_t publish(const StepParams& p, uint32_t head) {
-  constexpr uint32_t kPieces = D * sizeof(T) / 16;
+  constexpr uint32_t kPieces = D * sizeof(T) / 16, kEach = (kPieces + 63) / 64;
   const uint32_t which = threadIdx.x / 64;
-  const uint32_t piece = threadIdx.x % 64;
   const TensorView& kv = which == 0 ? p.k : p.v;
-  const bool has_piece = kv.data != nullptr && piece < kPieces;
+  const auto piece_of = [](uint32_t i) { return 64 * i + threadIdx.x % 64; };
+  const auto has_piece = [&](uint32_t i) { return kv.data != nullptr && piece_of(i) < kPieces; };
   const uint32_t sequence = p.numbers[head] + 1;
-  RawPiece<T> raw{};
-  if (has_piece) raw = load_piece<T>(kv, head, piece);
+  RawPiece<T> raw[kEach] = {};
+#pragma unroll
+  for (uint32_t i = 0; i < kEach; ++i) {
+    if (has_piece(i)) raw[i] = load_piece<T>(kv, head, piece_of(i));
+  }
   const uint32_t quads = p.group * (D / 4);
   const auto load_q = [&](uint32_t i) {
     return load_raw(p.q.data, p.q.dtype,
@@ -49,9 +52,10 @@ __device__ inline uint32_t publish(const StepParams& p, uint32_t head) {
     convert(i == threadIdx.x ? q : load_q(i), p.q.dtype, x);
     reinterpret_cast<float4*>(rows)[size_t{head} * quads + i] = make_float4(x[0], x[1], x[2], x[3]);
   }
-  if (has_piece) {
-    auto* to = reinterpret_cast<uint4*>(rows + p.q_bytes + which * p.kv_bytes) + head * kPieces;
-    to[piece] = rounded_piece<T>(raw, kv.dtype);
+  auto* const to = reinterpret_cast<uint4*>(rows + p.q_bytes + which * p.kv_bytes) + head * kPieces;
+#pragma unroll
+  for (uint32_t i = 0; i < kEach; ++i) {
+    if (has_piece(i)) to[piece_of(i)] = rounded_piece<T>(raw[i], kv.dtype);
   }
   // The barrier and the release together order the rows of all threads before the flag, with one fence over the bus.
   __syncthreads();

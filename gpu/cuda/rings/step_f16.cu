@@ -21,6 +21,7 @@ StepKernel step_kernel_f16(uint32_t head_dim, uint32_t group) {
     case 96: return of_dim<96>(group);
     case 128: return of_dim<128>(group);
     case 256: return of_dim<256>(group);
+    case 512: return of_dim<512>(group);
     default: return {};
   }
 }

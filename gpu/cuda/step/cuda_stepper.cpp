@@ -28,7 +28,7 @@ void check_shape(const ResidentShape& s) {
            " KV heads; allowed are 1 to 16 each");
   }
   if (!is_device_head_dim(s.head_dim)) {
-    refuse("head dimension " + std::to_string(s.head_dim) + "; allowed are 64, 80, 96, 128, 256");
+    refuse("head dimension " + std::to_string(s.head_dim) + "; allowed are " + kDeviceHeadDims);
   }
   if (s.dtype != DType::f32 && s.dtype != DType::f16 && s.dtype != DType::bf16) {
     refuse(std::string("dtype ") + dtype_name(s.dtype) + "; allowed are f32, f16, bf16");

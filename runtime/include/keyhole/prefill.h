@@ -23,9 +23,9 @@ KEYHOLE_API const char* keyhole_prompt_help(void);
  * layers. pattern: "dense" (exact), "a-shape:..", "sampled:..", "vertical-slash:..",
  * "pooled:.."; or NULL or "auto", which is exact up to 16,384 tokens and attends what holds 95 % of the
  * weight beyond; or "budgets:PATH", by which a file of budgets says it of each (layer, query head), and
- * heads that it does not name are dense. Sliding layers are always exact.
+ * heads that it does not name are dense. Sliding layers are always exact, and on a CUDA device heads of 512.
  * Keeps its engine alive. *out is NULL on failure. Errors: INVALID_ARGUMENT (the pattern),
- * UNSUPPORTED (on a CUDA device head dimensions other than 64, 80, 96, 128, 256; a
+ * UNSUPPORTED (on a CUDA device head dimensions other than 64, 80, 96, 128, 256, 512; a
  * value_dim that is not head_dim), IO, CORRUPT, VERSION_MISMATCH (the file), OUT_OF_MEMORY, DEVICE_ERROR. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_create(keyhole_engine* engine,
                                                                   const char* pattern,

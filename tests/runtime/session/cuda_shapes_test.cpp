@@ -4,6 +4,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "gpu/device.h"
 #include "tests/runtime/device_vector.h"
 
@@ -47,10 +51,15 @@ class CudaWorld {
   EnginePtr engine_;
 };
 
+bool takes_wide_heads() {
+  return gpu::unsupported_shape(8, 1, 512, gpu::cuda_devices()[0]).empty();
+}
+
 class CudaShapes : public ::testing::TestWithParam<ShapedCase> {
  protected:
   void SetUp() override {
     if (gpu::cuda_devices().empty()) GTEST_SKIP() << gpu::cuda_status();
+    if (GetParam().wide && !takes_wide_heads()) GTEST_SKIP() << "too little shared memory";
   }
 };
 
@@ -71,9 +80,10 @@ TEST_P(CudaShapes, WhatIsOffloadedIsWhereItIsToBe) {
 // Gemma's pattern: layers that slide between full ones of other heads, the last of which slides as well.
 TEST(CudaShape, CodesAreThereWhereTheLastLayersSlide) {
   if (gpu::cuda_devices().empty()) GTEST_SKIP() << gpu::cuda_status();
-  for (const bool alike : {true, false}) {
-    SCOPED_TRACE(alike);
-    const Heads full{8, 1, 256}, narrow = alike ? full : Heads{8, 4, 128};
+  for (const auto& [dim, alike] : {std::pair{256U, true}, {256U, false}, {512U, false}}) {
+    SCOPED_TRACE(std::to_string(dim) + (alike ? ", alike" : ""));
+    if (dim == 512 && !takes_wide_heads()) continue;
+    const Heads full{8, 1, dim}, narrow = alike ? full : Heads{8, 4, dim / 2};
     ShapedConfig c({narrow, full, narrow, full, narrow});
     for (const uint32_t l : {0U, 2U, 4U}) c.layers[l].window = 100;
     for (keyhole_layer_config& layer : c.layers) layer.scale = 0.004F;
@@ -119,6 +129,11 @@ std::vector<ShapedCase> all_cases() {
       const double exact = dtype == KEYHOLE_BF16 ? kExactInBf16 : kExact;
       all.push_back({seed++, o, dtype, coded ? kByCodes : exact, coded && i % 2 == 1});
     }
+  }
+  for (const Offloaded o :
+       {Offloaded::flat, Offloaded::codes, Offloaded::host_codes, Offloaded::partitions}) {
+    const bool coded = o == Offloaded::codes || o == Offloaded::host_codes;
+    all.push_back({seed++, o, KEYHOLE_F16, coded ? kByCodes : kExact, false, true});
   }
   return all;
 }

@@ -39,10 +39,11 @@ struct ShapedCase {
   keyhole_dtype dtype;
   double tolerance;
   bool int8 = false;  ///< K and V of offloaded tokens
+  bool wide = false;  ///< heads of 512 in a layer, as Gemma 4 has them
 };
 
 /// Makes layers of two or three shapes that a device takes.
-inline std::vector<Heads> some_heads(Numbers& numbers, uint32_t layers) {
+inline std::vector<Heads> some_heads(Numbers& numbers, uint32_t layers, bool wide) {
   constexpr uint32_t kDims[] = {64, 128, 256, 80};
   constexpr uint32_t kGroup[] = {1, 2, 3, 4, 8};
   std::vector<Heads> shapes, heads;
@@ -57,6 +58,7 @@ inline std::vector<Heads> some_heads(Numbers& numbers, uint32_t layers) {
   // The first two layers never have the same shape.
   if (heads[0].head_dim == heads[1].head_dim)
     heads[1].head_dim = heads[0].head_dim == 64 ? 256 : 64;
+  if (wide) heads[1] = {8, 1, 512};
   return heads;
 }
 
@@ -66,7 +68,10 @@ class ShapedSequences {
   using Vector = typename World::Vector;
 
   ShapedSequences(World& world, const ShapedCase& of)
-      : case_(of), world_(&world), numbers_(of.seed), config_(some_heads(numbers_, kLayers)) {
+      : case_(of),
+        world_(&world),
+        numbers_(of.seed),
+        config_(some_heads(numbers_, kLayers, of.wide)) {
     make();
   }
 

@@ -126,17 +126,27 @@ TEST(LayerShapes, ADeviceTakesLayersThatItHasKernelsFor) {
   EXPECT_TRUE(model.device_shapes().empty());
 
   const ShapedConfig wide({{8, 4, 256}, {8, 4, 256}, {8, 1, 512}});
-  EXPECT_EQ(runtime::unsupported_on_device(runtime::check_model(wide.engine)),
-            "layer 2: there are no GPU kernels for head_dim 512, allowed: 64, 80, 96, 128, 256");
+  const runtime::ModelShape wide_model = runtime::check_model(wide.engine);
+  EXPECT_EQ(runtime::unsupported_on_device(wide_model), "");
+  const gpu::DeviceInfo hopper{"large", 1, 9, 0, 232448}, ada{"small", 1, 8, 9, 101376};
+  EXPECT_EQ(runtime::unsupported_on_device(wide_model, &hopper), "");
+  EXPECT_EQ(runtime::unsupported_on_device(wide_model, &ada),
+            "layer 2: GPU kernels for head_dim 512 take up to 204800 bytes of shared memory, small "
+            "has 101376");
+  EXPECT_EQ(runtime::unsupported_on_device(model, &ada), "");
+  const ShapedConfig wider({{8, 4, 256}, {8, 1, 576}});
+  EXPECT_EQ(
+      runtime::unsupported_on_device(runtime::check_model(wider.engine)),
+      "layer 1: there are no GPU kernels for head_dim 576, allowed: 64, 80, 96, 128, 256, 512");
   const ShapedConfig many({{4, 2, 64}, {17, 1, 64}});
   EXPECT_EQ(runtime::unsupported_on_device(runtime::check_model(many.engine)),
             "layer 1: there are no GPU kernels for 17 query heads per KV head, allowed: 1..16");
   keyhole_memory_plan plan;
   keyhole_memory_plan_init(&plan);
-  keyhole_engine_config on_device = wide.engine;
+  keyhole_engine_config on_device = wider.engine;
   on_device.device = KEYHOLE_DEVICE_CUDA;
   expect_error(keyhole_plan(&on_device, nullptr, 1000, 0, 0, &plan), KEYHOLE_UNSUPPORTED,
-               "layer 2: there are no GPU kernels for head_dim 512");
+               "layer 1: there are no GPU kernels for head_dim 576");
   keyhole_engine_config narrow = c.engine;
   narrow.device = KEYHOLE_DEVICE_CUDA;
   narrow.value_dim = 48;

@@ -25,10 +25,6 @@ struct EmptyRows final : CodeSource {
   const index::Balance& balance(uint32_t, uint32_t) override {
     throw Error(Status::internal, "planted: no rows");
   }
-  std::vector<index::CodeChunk> make_lists(uint32_t, size_t, size_t, const CodeShape&,
-                                           const index::ListConfig&) override {
-    return {};
-  }
   void set_pinned(uint32_t, size_t) override {}
   bool is_shared(uint32_t, size_t) const override { return false; }
 };
@@ -119,7 +115,7 @@ TEST(DeviceCodesTest, RefusesToBeOnTheDeviceWithoutHeadsThatHaveThem) {
   }
 }
 
-/// Rows of which nobody looks at a byte, and lists of one row each 256.
+/// Rows of which nobody looks at a byte.
 struct CountedRows final : CodeSource {
   explicit CountedRows(const ModelShape& of) : model(of) {
     balance_.key_scale.assign(of.head_dim, 1.0F);
@@ -135,22 +131,6 @@ struct CountedRows final : CodeSource {
   uint32_t row_block() const override { return kCodeBlock; }
   void learn_balances(uint32_t) override {}
   const index::Balance& balance(uint32_t, uint32_t) override { return balance_; }
-  std::vector<index::CodeChunk> make_lists(uint32_t layer, size_t begin, size_t rows,
-                                           const CodeShape& shape,
-                                           const index::ListConfig& config) override {
-    EXPECT_EQ(layer, 1U);
-    EXPECT_EQ(shape.dim, model.head_dim);
-    EXPECT_EQ(config.rows, 64U);
-    std::vector<index::CodeChunk> chunks(model.kv_heads);
-    for (uint32_t h = 0; h < model.kv_heads; ++h) {
-      chunks[h].begin = begin;
-      chunks[h].rows = rows;
-      for (size_t end = kCodeBlock; end <= rows; end += kCodeBlock) {
-        chunks[h].ends.push_back(static_cast<uint32_t>(end + h));
-      }
-    }
-    return chunks;
-  }
   void set_pinned(uint32_t, size_t) override {}
   bool is_shared(uint32_t, size_t) const override { return false; }
 
@@ -180,23 +160,20 @@ struct CountedCodes final : gpu::Codes {
   }
   uint32_t count(uint32_t) const override { return blocks; }
   [[nodiscard]] bool takes_lists(uint32_t) const override { return can; }
-  bool set_lists(uint32_t layer, uint32_t begin, uint32_t rows, const gpu::HeadLists* heads,
-                 gpu::Stream) override {
+  bool make_lists(uint32_t layer, uint32_t begin, uint32_t rows) override {
     EXPECT_EQ(layer, 1U);
     EXPECT_LE(begin + rows, blocks * kCodeBlock);
-    for (uint32_t h = 0; h < 2; ++h) {
-      EXPECT_EQ(heads[h].lists, rows / kCodeBlock);
-      EXPECT_EQ(heads[h].ends[0], kCodeBlock + h) << "each head has its own";
-    }
+    EXPECT_EQ(begin, made_lists(layer));
+    if (busy) return false;
     asked.emplace_back(begin, rows);
-    if (!takes) return false;
-    while (!ends.empty() && ends.back() > begin) ends.pop_back();
-    EXPECT_EQ(begin, ends.empty() ? 0U : ends.back());
     ends.push_back(begin + rows);
     return true;
   }
-  uint32_t listed(uint32_t) const override { return ends.empty() ? 0 : ends.back(); }
-  void copy_layer(uint32_t, Codes&) override {}
+  void use_lists(uint32_t, gpu::Stream) override { used = made_lists(1); }
+  void stop_lists(uint32_t) override { ++stopped; }
+  uint32_t made_lists(uint32_t) const override { return ends.empty() ? 0 : ends.back(); }
+  uint32_t listed(uint32_t) const override { return used; }
+  void copy_layer(uint32_t layer, Codes& from) override { blocks = from.count(layer); }
   void complete() override {}
   uint32_t serve_rows(uint32_t) override { return 0; }
   void give_up_rows(uint32_t) override {}
@@ -206,57 +183,108 @@ struct CountedCodes final : gpu::Codes {
 
   using Asked = std::vector<std::pair<uint32_t, uint32_t>>;
   uint32_t blocks = 0;
-  bool can = true, takes = true;
+  bool can = true, busy = false;
+  uint32_t used = 0, stopped = 0;
   std::vector<uint32_t> ends;  ///< of rows that were listed together
   Asked asked;                 ///< (begin, rows), since it was cleared
 };
 
-TEST(DeviceCodesTest, PutsRowsInListsAsTheyCome) {
-  SessionParams params{};
-  params.max_tokens = 100000;
-  const Engine engine{test::small_engine(1)};
-  CountedRows rows(engine.model());
-  CountedCodes* made = nullptr;
-  DeviceCodes codes(
-      params, engine.model(),
-      [&](const gpu::CodesShape& shape) {
-        EXPECT_EQ(shape.list_rows, 64U);
-        auto counted = std::make_unique<CountedCodes>();
-        made = counted.get();
-        return counted;
-      },
-      [] { return std::make_unique<AnyPins>(); }, {}, rows, engine.log());
-  HeadParams head;
-  head.index = "codes:k=4,v=4,lists=64";
-  head.budget.tail = KEYHOLE_TAIL_CODES;
-  const std::vector<const HeadParams*> heads(
-      size_t{engine.model().layers} * engine.model().kv_heads, &head);
-  codes.plan(heads);
-  ASSERT_NE(made, nullptr);
-  const auto asks = [&](size_t count) {
+/// A session's codes that only count, of heads that all ask for lists.
+struct CountedSession {
+  CountedSession() {
+    params.max_tokens = 100000;
+    HeadParams head;
+    head.index = "codes:k=4,v=4,lists=64";
+    head.budget.tail = KEYHOLE_TAIL_CODES;
+    heads.assign(size_t{engine.model().layers} * engine.model().kv_heads, head);
+  }
+  void plan() {
+    std::vector<const HeadParams*> all;
+    for (const HeadParams& head : heads) all.push_back(&head);
+    codes.plan(all);
+    ASSERT_NE(made, nullptr);
+  }
+  using Asked = CountedCodes::Asked;
+  /// What a step asks for behind so many rows.
+  Asked asks(size_t count) {
     made->asked.clear();
     rows.count = count;
     codes.update(1, {});
     return made->asked;
-  };
+  }
+  /// What taking a prompt in asks for.
+  Asked asks_beside(size_t count) {
+    made->asked.clear();
+    rows.count = count;
+    codes.pin_beside(1);
+    while (!codes.is_current(1)) codes.encode_pinned({});
+    return made->asked;
+  }
+
+  SessionParams params{};
+  const Engine engine{test::small_engine(1)};
+  CountedRows rows{engine.model()};
+  CountedCodes* made = nullptr;
+  std::vector<HeadParams> heads;
+  DeviceCodes codes{params,
+                    engine.model(),
+                    [this](const gpu::CodesShape& shape) {
+                      EXPECT_EQ(shape.list_rows, 64U);
+                      auto counted = std::make_unique<CountedCodes>();
+                      made = counted.get();
+                      return counted;
+                    },
+                    [] { return std::make_unique<AnyPins>(); },
+                    {},
+                    rows,
+                    engine.log()};
+};
+
+TEST(DeviceCodesTest, PutsRowsInListsAsTheyCome) {
+  CountedSession s;
+  s.plan();
   using Asked = CountedCodes::Asked;
-  EXPECT_EQ(asks(32512), Asked{}) << "all codes are as fast";
-  EXPECT_EQ(asks(33024), (Asked{{0, 16384}, {16384, 16384}}));
-  EXPECT_EQ(asks(33024), Asked{});
-  EXPECT_EQ(asks(36608), Asked{});
-  EXPECT_EQ(asks(36864), (Asked{{32768, 4096}}));
-  EXPECT_EQ(asks(41216), (Asked{{32768, 8192}})) << "a segment is clustered anew as it fills";
-  EXPECT_EQ(asks(53504), (Asked{{32768, 16384}, {49152, 4096}}));
-  codes.truncate(1, 40192, {});
-  EXPECT_EQ(asks(40192), (Asked{{32768, 4096}})) << "what was listed beyond was cut";
-  made->takes = false;
-  EXPECT_EQ(asks(57600), (Asked{{32768, 16384}})) << "there is no room";
-  EXPECT_EQ(asks(58112), Asked{}) << "and it asks no more until more rows have come";
-  codes.truncate(1, 58112, {});
-  EXPECT_EQ(asks(58112), Asked{}) << "nor when tokens were taken back that had no codes";
-  EXPECT_EQ(asks(61440), (Asked{{32768, 16384}}));
-  made->can = false;
-  EXPECT_EQ(asks(65536), Asked{}) << "nothing is clustered for a device that has no use for it";
+  EXPECT_EQ(s.asks(32512), Asked{}) << "all codes are as fast";
+  EXPECT_EQ(s.asks(33024), (Asked{{0, 16384}, {16384, 16384}}));
+  EXPECT_EQ(s.asks(33024), Asked{});
+  EXPECT_EQ(s.asks(36608), Asked{});
+  EXPECT_EQ(s.made->used, 32768U) << "what an earlier step has asked for";
+  EXPECT_EQ(s.asks(36864), (Asked{{32768, 4096}}));
+  EXPECT_EQ(s.asks(41216), (Asked{{36864, 4352}})) << "lists stay as they are";
+  EXPECT_EQ(s.asks(53504), (Asked{{41216, 12288}}));
+  s.codes.truncate(1, 40192, {});
+  EXPECT_EQ(s.asks(40192), Asked{});
+  EXPECT_EQ(s.asks(41216), (Asked{{36864, 4352}})) << "what was listed beyond was cut";
+  // While a prompt comes, whole stretches alone.
+  EXPECT_EQ(s.asks_beside(57344), Asked{});
+  EXPECT_EQ(s.asks_beside(57600), (Asked{{41216, 16384}}));
+  EXPECT_EQ(s.asks_beside(61696), Asked{});
+  EXPECT_EQ(s.asks(61696), (Asked{{57600, 4096}}));
+  s.made->busy = true;
+  EXPECT_EQ(s.asks_beside(80128), Asked{}) << "the device has enough to do";
+  s.made->busy = false;
+  s.codes.encode_pinned({});
+  EXPECT_EQ(s.made->asked, (Asked{{61696, 16384}})) << "a later call begins it";
+  s.made->can = false;
+  EXPECT_EQ(s.asks(90112), Asked{}) << "a device that has no use for lists makes none";
+  EXPECT_EQ(s.made->stopped, 0U);
+  s.codes.give_up_first("planted");
+  EXPECT_EQ(s.made->stopped, 1U) << "rows of lists that are being made stay pinned until then";
+}
+
+TEST(DeviceCodesTest, ReadsNoRowsOfACopyBeforeTheyArePinned) {
+  CountedSession one, two;
+  one.plan();
+  one.made->can = false;
+  EXPECT_EQ(one.asks(40192), CountedCodes::Asked{});
+  two.codes.expect_copy_of(one.codes);
+  two.plan();
+  two.rows.count = 40192;
+  two.codes.copy();
+  ASSERT_EQ(two.made->count(1) * kCodeBlock, 40192U);
+  two.codes.encode_pinned({});
+  EXPECT_EQ(two.made->asked, CountedCodes::Asked{});
+  EXPECT_EQ(two.asks(40192), (CountedCodes::Asked{{0, 16384}, {16384, 16384}, {32768, 7424}}));
 }
 
 TEST(CodeSpecsTest, SaysWhatTheTypeSays) {
@@ -292,10 +320,15 @@ TEST(CodePlanTest, HasTheListsThatAllHeadsAskFor) {
   };
   EXPECT_EQ(shape(plan(), 65536).list_rows, 64U);
   EXPECT_EQ(shape(plan(), 65536).list_share.share, 0.25F);
+  EXPECT_EQ(shape(plan(), 65536).list_share.miss, 0.7F);
   CodePlan without = plan();
   without.lists = {};
   EXPECT_GT(gpu::codes_bytes(shape(plan(), 65536)), 2 * gpu::codes_bytes(shape(without, 65536)));
   EXPECT_EQ(shape(plan(), 16384).list_rows, 0U) << "too few rows for lists";
+  CodePlan early = plan();
+  early.lists.from = 8192;
+  EXPECT_EQ(shape(early, 16384).list_rows, 64U) << "the spec says from how many rows on";
+  EXPECT_EQ(shape(early, 16384).lists_from, 8192U);
   CodePlan by_host = plan();
   by_host.rows_by_host = true;
   EXPECT_EQ(shape(by_host, 65536).list_rows, 0U) << "the device does not read the rows";

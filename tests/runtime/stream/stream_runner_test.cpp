@@ -95,10 +95,6 @@ struct NoRows final : CodeSource {
   const index::Balance& balance(uint32_t, uint32_t) override {
     throw Error(Status::internal, "planted: no codes");
   }
-  std::vector<index::CodeChunk> make_lists(uint32_t, size_t, size_t, const CodeShape&,
-                                           const index::ListConfig&) override {
-    return {};
-  }
   void set_pinned(uint32_t, size_t) override {}
   bool is_shared(uint32_t, size_t) const override { return false; }
 };

@@ -64,7 +64,11 @@ std::string assumptions(const CardQuestion& question) {
       "; a layer " +
       format_number((shares.fixed + shares.fixed_per_component * components) * kMicro) +
       " us beside them, and " + std::to_string(question.exact_rows) +
-      " rows of each KV head over the bus at " + rate(question.card.bus) + ". ";
+      " rows of each KV head over the bus at " + rate(question.card.bus) + "; codes in lists at " +
+      share_text(shares.lists) + " of copies, a KV head's mean keys at " +
+      rate(shares.lists_scored) + ", a layer " +
+      format_number((shares.lists_fixed + shares.lists_fixed_per_component * components) * kMicro) +
+      " us beside them, 12 % of the lists' rows being read. ";
   text += question.weights == 0
               ? "Without --weights there is no time of a whole token. "
               : "Weights, " + format_bytes(question.weights) + " a token, at " +
@@ -89,12 +93,18 @@ CardEstimate estimate_codes(const CardQuestion& question, const std::string& ind
     return none("not all layers' codes are on the card");
   }
   if (plan.rows_by_host != 0) return none("rows that the host reads are not estimated");
-  // The memory of lists is not what a step reads.
-  if (std::string_view(plan.index).find("lists=") != std::string_view::npos) {
-    return none("steps that choose among lists are not estimated");
-  }
   CardLayer layer = layer_of(question);
   layer.code_bytes = plan.code_bytes / plan.code_layers;
+  const std::string_view spec = plan.index;
+  if (spec.find("lists=") != std::string_view::npos) {
+    // The plan's bytes are those of codes and lists, and a step reads a part of the lists.
+    layer.code_bits = spec.find("k=2") != std::string_view::npos ? 2.0 : 4.0;
+    constexpr double kFactorBytes = 6.0;  // of a row, with its part of a block's means
+    const double of_row = layer.code_bits * layer.head_dim / 4.0 + kFactorBytes;
+    layer.code_bytes =
+        static_cast<uint64_t>(static_cast<double>(question.context) * layer.kv_heads * of_row);
+    return sum_up(question, index, plan.fits != 0, seconds_of_lists(question.card, layer));
+  }
   constexpr double kBitsOfByte = 8.0;
   const double components = 2.0 * static_cast<double>(question.context) * question.engine.kv_heads *
                             question.engine.head_dim;
@@ -157,7 +167,11 @@ ordered_json card_json(const CardQuestion& question, const std::vector<CardEstim
             {"codes_2", shares.codes_2},
             {"fixed_s", shares.fixed},
             {"fixed_per_component_s", shares.fixed_per_component},
-            {"full_fixed_s", shares.full_fixed}}},
+            {"full_fixed_s", shares.full_fixed},
+            {"lists", shares.lists},
+            {"lists_scored", shares.lists_scored},
+            {"lists_fixed_s", shares.lists_fixed},
+            {"lists_fixed_per_component_s", shares.lists_fixed_per_component}}},
           {"estimates", rows}};
 }
 

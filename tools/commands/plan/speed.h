@@ -11,7 +11,7 @@ namespace keyhole::tools {
 struct CardLayer {
   uint32_t q_heads = 0, kv_heads = 0, head_dim = 0;
   uint64_t kv_bytes = 0;     ///< of the layer's K and V, all tokens, as the cache has them
-  uint64_t code_bytes = 0;   ///< of the layer's codes
+  uint64_t code_bytes = 0;   ///< of the layer's codes, without lists
   double code_bits = 4.0;    ///< of a component of K or V, as the codes take them
   uint32_t exact_rows = 16;  ///< of a KV head, which the device reads from host memory
   uint64_t row_bytes = 0;    ///< of K and V of one token and KV head in host memory
@@ -31,10 +31,18 @@ struct CardShares {
   /// components of a group's queries.
   double fixed = 15e-6, fixed_per_component = 1e-6 / 64;
   double full_fixed = 10e-6;
+  /// Codes in lists: seconds a layer, the share of copies at which chosen lists and the means of the others are read, and bytes a second
+  /// of a KV head's mean keys, which few multiprocessors score.
+  double lists_fixed = 27e-6, lists_fixed_per_component = 0.3e-6 / 64;
+  double lists = 0.59, lists_scored = 66e9;
 };
 
 /// Seconds of a layer's attention by codes, all of them read.
 [[nodiscard]] double seconds_of_codes(const Card& card, const CardLayer& shape,
+                                      const CardShares& shares = {});
+/// Seconds of a layer's attention by codes in lists of 64 rows, where steps read their usual share of these: more in heads that look at
+/// everything. No longer than by all codes: steps of fewer rows read all.
+[[nodiscard]] double seconds_of_lists(const Card& card, const CardLayer& shape,
                                       const CardShares& shares = {});
 /// Seconds of a layer's full attention, with K and V on the card.
 [[nodiscard]] double seconds_of_full(const Card& card, const CardLayer& shape,

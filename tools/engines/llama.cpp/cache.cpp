@@ -208,19 +208,12 @@ void Cache::tell(const StoreShape& shape) const {
                     : ", without a copy"));
 }
 
-/// What was restored, and is in sessions since, in all layers.
 void Cache::forget_taken() {
-  for (const auto& sequence : sequences_->all()) {
-    const auto has_all = [&](const auto& layer) {
-      return !layer.second.left.empty() ||
-             sequence->session->tokens(layer.second.number) == sequence->tokens.size();
-    };
-    if (!std::all_of(layers_.begin(), layers_.end(), has_all)) continue;
-    for (const Token& token : sequence->tokens) {
-      if (!cells_->holds(sequence->stream, token)) continue;  // restored since
-      restored_.forget(size_t{sequence->stream} * cells_->cells() + token.cell);
-    }
+  std::vector<uint32_t> own;
+  for (const auto& [number, layer] : layers_) {
+    if (layer.left.empty()) own.push_back(layer.number);
   }
+  keyhole::llama_cpp::forget_taken(*sequences_, *cells_, own, restored_);
 }
 
 void Cache::begin_batch(std::vector<int64_t> ids) {
@@ -295,7 +288,10 @@ CellRows Cache::rows_of(const Layer& layer, bool values) {
 
 std::byte* Cache::room_for_restored(const ggml_tensor* tensor, const CacheName& name, size_t offset,
                                     size_t bytes) {
-  if (copy_ || !layers_.at(name.layer).left.empty() || !number_of(tensor)) return nullptr;
+  const Layer& layer = layers_.at(name.layer);
+  if (copy_ || !layer.left.empty() || !number_of(tensor)) return nullptr;
+  // Without flash attention no session will take what the cells have, and keep.
+  if (told_ && !layer.shape) return nullptr;
   return restored_.write(tensor, offset, bytes);
 }
 

@@ -2,6 +2,9 @@
 
 #include <ggml.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <stdexcept>
@@ -18,6 +21,22 @@ Rows side_by_side(const CellRows& rows, std::byte* data, uint32_t count) {
 }
 
 }  // namespace
+
+void forget_taken(const Sequences& sequences, const Cells& cells, std::span<const uint32_t> layers,
+                  RestoredRows& restored) {
+  for (const auto& sequence : sequences.all()) {
+    if (!sequence->is_refilled) continue;
+    const auto has_all = [&](uint32_t layer) {
+      return sequence->session->tokens(layer) == sequence->tokens.size();
+    };
+    if (!std::all_of(layers.begin(), layers.end(), has_all)) continue;
+    for (const Token& token : sequence->tokens) {
+      if (!cells.holds(sequence->stream, token)) continue;  // restored since
+      restored.forget(size_t{sequence->stream} * cells.cells() + token.cell);
+    }
+    sequence->is_refilled = false;
+  }
+}
 
 void turn_restored(const RestoredRows& restored, Rewriter& rewriter, const CellRows& rows,
                    const ggml_tensor* keys, std::span<const int32_t> by) {

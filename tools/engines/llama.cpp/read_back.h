@@ -31,6 +31,10 @@ void read_tensor(const Sequences& sequences, Rewriter* rewriter, const RestoredR
                  const CellRows& rows, const ggml_tensor* tensor, uint32_t cells, size_t offset,
                  size_t bytes, std::byte* out);
 
+/// Forgets what was restored and sequences have taken into their sessions, in all of the engine's layers `layers`.
+void forget_taken(const Sequences& sequences, const Cells& cells, std::span<const uint32_t> layers,
+                  RestoredRows& restored);
+
 /// Turns the restored keys of a layer by a number of positions for each cell, `[all cells]`.
 void turn_restored(const RestoredRows& restored, Rewriter& rewriter, const CellRows& rows,
                    const ggml_tensor* keys, std::span<const int32_t> by);

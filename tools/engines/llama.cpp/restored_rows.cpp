@@ -2,7 +2,11 @@
 
 #include <ggml.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <stdexcept>
 
@@ -27,7 +31,10 @@ std::byte* make_region(const ggml_tensor* tensor) {
 
 std::byte* RestoredRows::write(const ggml_tensor* tensor, size_t offset, size_t bytes) {
   const size_t row = tensor->nb[1];
-  if (marks_.empty()) marks_.resize(ggml_nbytes(tensor) / row);
+  if (marks_.empty()) {
+    marks_.resize(ggml_nbytes(tensor) / row);
+    marked_.resize((marks_.size() + kBlock - 1) / kBlock);
+  }
   std::byte*& region = regions_[tensor];
   if (region == nullptr) {
     try {
@@ -58,20 +65,44 @@ void RestoredRows::copy(const ggml_tensor* tensor, size_t from, size_t to, size_
 }
 
 void RestoredRows::mark(size_t id) {
-  count_ += marks_[id] == 0 ? 1 : 0;
+  if (marks_[id] != 0) return;
   marks_[id] = 1;
+  ++count_;
+  ++marked_[id / kBlock];
 }
 
 void RestoredRows::forget(size_t id) {
   if (!has(id)) return;
   marks_[id] = 0;
-  if (--count_ == 0) clear();
+  --marked_[id / kBlock];
+  if (--count_ == 0) {
+    clear();
+  } else if (marked_[id / kBlock] == 0) {
+    give_back(id / kBlock);
+  }
+}
+
+/// Of a page that a block shares with the next one the memory goes with the last of the two.
+void RestoredRows::give_back(size_t block) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const bool is_after_empty = block > 0 && marked_[block - 1] == 0;
+  const bool is_before_empty = block + 1 < marked_.size() && marked_[block + 1] == 0;
+  for (const auto& [tensor, region] : regions_) {
+    const size_t bytes = kBlock * tensor->nb[1];
+    if (bytes < page) continue;  // a page has more than two blocks
+    size_t begin = block * bytes;
+    size_t end = std::min(begin + bytes, ggml_nbytes(tensor));
+    begin = is_after_empty ? begin / page * page : (begin + page - 1) / page * page;
+    end = is_before_empty ? (end + page - 1) / page * page : end / page * page;
+    if (begin < end) madvise(region + begin, end - begin, MADV_DONTNEED);
+  }
 }
 
 void RestoredRows::clear() {
   for (const auto& [tensor, region] : regions_) munmap(region, ggml_nbytes(tensor));
   regions_.clear();
   marks_.clear();
+  marked_.clear();
   count_ = 0;
 }
 

@@ -11,7 +11,8 @@ struct ggml_tensor;
 
 namespace keyhole::llama_cpp {
 
-/// Cells are counted through all streams. Memory is taken for what is written, and given back when no cell has anything here.
+/// Cells are counted through all streams. Memory is taken for what is written, and given back as soon as none of the kBlock cells
+/// that lie side by side has anything here.
 class RestoredRows {
  public:
   RestoredRows() = default;
@@ -34,11 +35,15 @@ class RestoredRows {
   void forget(size_t id);
   void clear();
 
+  static constexpr size_t kBlock = 256;
+
  private:
   void mark(size_t id);
+  void give_back(size_t block);
 
   std::map<const ggml_tensor*, std::byte*> regions_;  // each as large as its tensor
   std::vector<uint8_t> marks_;                        // of each cell
+  std::vector<uint32_t> marked_;                      // marks that are set, of each block
   size_t count_ = 0;                                  // marks that are set
 };
 

@@ -38,16 +38,19 @@ bool Sequences::lacks_beginning(const Sequence& sequence, uint32_t stream, const
 }
 
 /// The sequence that shares most tokens with the run's past. It can go on as it is where nobody else may want what
-/// would be cut off: its next token was written over, or there is none.
+/// would be cut off: its next token was written over, or there is none. Of one that has been copied each token is asked.
 Sequences::Match Sequences::best(uint32_t stream, const Run& run) const {
   Match found;
   for (const auto& sequence : sequences_) {
     const uint32_t length = common(*sequence, stream, run);
     if (length == 0 && !sequence->tokens.empty()) continue;
     // Where keys were turned nobody wants the sequence as it was.
-    const bool in_place = is_free(*sequence, stream) &&
-                          (length == sequence->tokens.size() || !sequence->turns.empty() ||
-                           !is_wanted(sequence->tokens[length], stream));
+    const bool in_place =
+        is_free(*sequence, stream) &&
+        (length == sequence->tokens.size() ||
+         (is_strict(*sequence)
+              ? loses_nothing(*sequence, stream, run)
+              : !sequence->turns.empty() || !is_wanted(sequence->tokens[length], stream)));
     if (found.sequence == nullptr ||
         std::tuple(length, in_place) > std::tuple(found.length, found.in_place)) {
       found = {sequence.get(), length, in_place};
@@ -71,11 +74,9 @@ Sequences::Match Sequences::with_gaps(uint32_t stream, const Run& run) const {
                         lacks_beginning(*sequence, stream, run);
     if (slides && sequence->slid) continue;
     const uint32_t length = common(*sequence, stream, run);
-    const bool in_place = is_free(*sequence, stream) &&
-                          (!sequence->turns.empty() ||
-                           std::all_of(tokens.begin(), tokens.end(), [&](const Token& token) {
-                             return sees(run, stream, token) || !is_wanted(token, stream);
-                           }));
+    const bool in_place =
+        is_free(*sequence, stream) && ((!sequence->turns.empty() && !is_strict(*sequence)) ||
+                                       loses_nothing(*sequence, stream, run));
     if (found.sequence == nullptr ||
         std::tuple(length, in_place) > std::tuple(found.length, found.in_place)) {
       found = {sequence.get(), length, in_place, true, slides};
@@ -121,6 +122,9 @@ Sequence& Sequences::take(const Match& match, const Run& run, uint32_t stream,
       made->tokens = sequence->tokens;
       made->turns = sequence->turns;
       made->unbuilt = sequence->unbuilt;
+      made->is_refilled = sequence->is_refilled;
+      if (sequence->family == 0) sequence->family = ++last_family_;
+      made->family = sequence->family;
       leave(*sequence, match, run, stream);
     } else {
       made->session = source.make();
@@ -130,7 +134,7 @@ Sequence& Sequences::take(const Match& match, const Run& run, uint32_t stream,
   }
   sequence->batch = batch_;
   sequence->stream = stream;
-  sequence->is_left = false;
+  sequence->is_left = sequence->is_passed_over = false;
   sequence->alone.clear();
   sequence->slid = match.slides;
   if (match.gaps || !sequence->turns.empty()) {
@@ -166,7 +170,7 @@ void Sequences::refill(Sequence& sequence, const Run& run) {
   std::sort(tokens.begin(), tokens.end(),
             [](const Token& a, const Token& b) { return a.stamp < b.stamp; });
   sequence.tokens.insert(sequence.tokens.end(), tokens.begin(), tokens.end());
-  sequence.unbuilt = true;
+  sequence.unbuilt = sequence.is_refilled = true;
 }
 
 /// Makes the sequence's `sight` anew.
@@ -204,8 +208,8 @@ std::optional<Part> Sequences::go_on(uint32_t stream, const uint16_t* mask, int6
     }
     sequence.sighted = cells_.changes();
     sequence.batch = batch_;
-    sequence.is_left = sequence.slid = false;
-    drop_useless();
+    sequence.is_left = sequence.slid = sequence.is_passed_over = false;
+    drop_useless(stream, new_cells);
     return part;
   }
   return std::nullopt;
@@ -266,7 +270,7 @@ std::optional<std::vector<Part>> Sequences::place(uint32_t stream, const Batch& 
     if (batch.runs.size() == 1) look(sequence);
     parts.push_back(std::move(part));
   }
-  drop_useless();
+  drop_useless(stream, new_cells);
   return parts;
 }
 

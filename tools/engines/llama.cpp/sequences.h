@@ -27,6 +27,8 @@ struct Sequence {
   std::vector<int32_t> turns;
   /// It has many tokens that no keyhole_session_build has seen.
   bool unbuilt = false;
+  /// Tokens were appended to its list that its session has to be brought.
+  bool is_refilled = false;
   /// Number of the last batch that it took part in.
   uint64_t batch = 0;
   /// What a mask shows to whom sees `tokens` and nothing else, see blind_row(); empty: it was not made.
@@ -41,6 +43,10 @@ struct Sequence {
   std::vector<Token> alone;
   /// Its first token, and no other, was taken out when its last batch came.
   bool slid = false;
+  /// The same number have those of which one has gone on with a copy of another; 0: none has.
+  uint64_t family = 0;
+  /// It has not gone on since llama.cpp passed over one of its cells when it looked for free ones: it is somebody's.
+  bool is_passed_over = false;
 };
 
 /// Rows of a batch, and the sequence that goes on with them.
@@ -134,11 +140,17 @@ class Sequences {
   void keep_for_copies(size_t number, std::span<const int32_t> by);
   [[nodiscard]] bool is_wanted(const Token& token, uint32_t stream) const;
   [[nodiscard]] bool is_free(const Sequence& sequence, uint32_t stream) const;
+  [[nodiscard]] bool is_strict(const Sequence& sequence) const;
+  [[nodiscard]] bool loses_nothing(const Sequence& sequence, uint32_t stream, const Run& run) const;
+  [[nodiscard]] bool is_dead_everywhere(const Sequence& sequence) const;
+  [[nodiscard]] bool is_gone(const Sequence& sequence, uint32_t stream) const;
   [[nodiscard]] bool is_dead(const Sequence& sequence, uint32_t stream) const;
   [[nodiscard]] bool is_of_no_use(Sequence& sequence) const;
   [[nodiscard]] bool can_refill(const Match& match, uint32_t stream, const Run& run) const;
   void refill(Sequence& sequence, const Run& run);
-  void drop_useless();
+  void drop_useless(uint32_t stream, std::span<const uint32_t> new_cells);
+  [[nodiscard]] bool was_passed_over(const Sequence& sequence, uint32_t stream,
+                                     std::span<const uint32_t> new_cells) const;
   void look(Sequence& sequence) const;
 
   Cells& cells_;
@@ -147,6 +159,7 @@ class Sequences {
   Brings brings_;
   bool rewrites_ = false;  // the last place() had a rewriter
   uint64_t batch_ = 0;
+  uint64_t last_family_ = 0;
   std::vector<std::unique_ptr<Sequence>> sequences_;
   // Where the token of each cell is, when the cells had changed `placed_` times; empty: it was not asked.
   mutable std::vector<Place> places_;

@@ -14,7 +14,9 @@ namespace keyhole::llama_cpp {
 namespace {
 
 /// Of a sequence that was removed as a whole the next prompt takes the cells from the first on; where its first tokens alone were
-/// removed, others take theirs, and no more. So a sequence is given up when this many of its first tokens were written over.
+/// removed, others take theirs, and no more. So nobody may want a sequence when this many of its first tokens were written over. Where
+/// more than that have left without a shift, and others have filled their cells before the sequence goes on, that is wrong, but where
+/// the others had to pass over cells of what is left.
 constexpr size_t kFirst = 32;
 
 }  // namespace
@@ -29,10 +31,27 @@ bool Sequences::is_wanted(const Token& token, uint32_t stream) const {
   return false;
 }
 
+/// Whether another one has tokens in common with a sequence, as far as is known, which lie nowhere else: what a run does not see of it
+/// may be the other's.
+bool Sequences::is_strict(const Sequence& sequence) const {
+  return !refill_ && sequence.family != 0 &&
+         std::any_of(sequences_.begin(), sequences_.end(), [&](const auto& other) {
+           return other.get() != &sequence && other->family == sequence.family;
+         });
+}
+
+/// Whether all that the run does not see of a sequence is of no use to others.
+bool Sequences::loses_nothing(const Sequence& sequence, uint32_t stream, const Run& run) const {
+  return std::all_of(sequence.tokens.begin(), sequence.tokens.end(), [&](const Token& token) {
+    return sees(run, stream, token) || !is_wanted(token, stream);
+  });
+}
+
 /// Whether the session is a stream's to go on with: its own, or one that its own stream has given up, of which this one has a copy.
 bool Sequences::is_free(const Sequence& sequence, uint32_t stream) const {
   return sequence.batch != batch_ &&
-         (sequence.stream == stream || is_dead(sequence, sequence.stream));
+         (sequence.stream == stream ||
+          (refill_ ? is_dead(sequence, sequence.stream) : is_gone(sequence, sequence.stream)));
 }
 
 /// A copy goes on without some of the sequence's tokens.
@@ -62,6 +81,19 @@ bool Sequences::is_dead(const Sequence& sequence, uint32_t stream) const {
   return true;
 }
 
+bool Sequences::is_dead_everywhere(const Sequence& sequence) const {
+  for (uint32_t stream = 0; stream < cells_.streams(); ++stream) {
+    if (!is_dead(sequence, stream)) return false;
+  }
+  return true;
+}
+
+/// Whether none of the sequence's tokens lies in its cell of a stream.
+bool Sequences::is_gone(const Sequence& sequence, uint32_t stream) const {
+  return std::none_of(sequence.tokens.begin(), sequence.tokens.end(),
+                      [&](const Token& token) { return cells_.holds(stream, token); });
+}
+
 /// Whether no stream can go on with the sequence, or each that can has a copy of it.
 bool Sequences::is_of_no_use(Sequence& sequence) const {
   if (sequence.is_left) {
@@ -75,17 +107,45 @@ bool Sequences::is_of_no_use(Sequence& sequence) const {
     while (!alone.empty() && !is_held(alone.back())) alone.pop_back();
     if (alone.empty()) return true;
   }
+  if (refill_ && !sequence.is_passed_over) return is_dead_everywhere(sequence);
   for (uint32_t stream = 0; stream < cells_.streams(); ++stream) {
-    if (!is_dead(sequence, stream)) return false;
+    if (!is_gone(sequence, stream)) return false;
   }
   return true;
 }
 
-/// Sequences of no use go, and of the others the oldest.
-void Sequences::drop_useless() {
+/// Whether a token of the sequence lies between two new ones whose cells were searched for in one go: its cell was not free.
+bool Sequences::was_passed_over(const Sequence& sequence, uint32_t stream,
+                                std::span<const uint32_t> new_cells) const {
+  if (new_cells.size() < 2 || !std::is_sorted(new_cells.begin(), new_cells.end())) return false;
+  return std::any_of(sequence.tokens.begin(), sequence.tokens.end(), [&](const Token& token) {
+    return token.cell > new_cells.front() && token.cell < new_cells.back() &&
+           cells_.holds(stream, token) &&
+           !std::binary_search(new_cells.begin(), new_cells.end(), token.cell);
+  });
+}
+
+/// Sequences of no use go, and of the others the oldest. Where tokens are in sessions alone, those that nobody may want stay as long as
+/// all sessions together hold no more tokens than there are cells.
+void Sequences::drop_useless(uint32_t stream, std::span<const uint32_t> new_cells) {
+  for (const auto& sequence : sequences_) {
+    if (sequence->batch == batch_ || !is_dead_everywhere(*sequence)) continue;
+    if (was_passed_over(*sequence, stream, new_cells)) sequence->is_passed_over = true;
+  }
   std::erase_if(sequences_, [&](const auto& sequence) {
     return sequence->batch != batch_ && is_of_no_use(*sequence);
   });
+  while (!refill_) {
+    size_t held = 0;
+    auto doubtful = sequences_.end();
+    for (auto it = sequences_.begin(); it != sequences_.end(); ++it) {
+      held += (*it)->tokens.size();
+      if ((*it)->batch == batch_ || (*it)->is_passed_over || !is_dead_everywhere(**it)) continue;
+      if (doubtful == sequences_.end() || (*it)->batch < (*doubtful)->batch) doubtful = it;
+    }
+    if (doubtful == sequences_.end() || held <= size_t{cells_.streams()} * cells_.cells()) break;
+    sequences_.erase(doubtful);
+  }
   while (sequences_.size() > most_) {
     const auto oldest =
         std::min_element(sequences_.begin(), sequences_.end(),
@@ -141,6 +201,7 @@ void Sequences::keep_for_copies(size_t number, std::span<const int32_t> by) {
     copy->tokens = sequence.tokens;
     copy->turns = sequence.turns;
     copy->unbuilt = sequence.unbuilt;
+    copy->is_refilled = sequence.is_refilled;
     copy->batch = sequence.batch;
     copy->session = sequence.session->fork();
     sequences_.push_back(std::move(copy));

@@ -15,7 +15,7 @@ class Prompt:
     patterns. Nothing is stored: Session.append() takes K and V for the decoding. Sliding layers are always exact.
 
     Used by one thread at a time: a call from a second one raises Busy. Raises InvalidArgument (the pattern), Unsupported (on a
-    CUDA device: head dimensions other than 64, 80, 96, 128, 256), IOFailure, Corrupt, VersionMismatch (the file).
+    CUDA device: head dimensions other than 64, 80, 96, 128, 256, 512), IOFailure, Corrupt, VersionMismatch (the file).
     """
 
     def __init__(self, engine: Any, pattern: Optional[str] = None) -> None:

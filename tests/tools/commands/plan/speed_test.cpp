@@ -58,6 +58,26 @@ TEST(CardSpeed, IsWithin15PercentOfWhatWasMeasured) {
   }
 }
 
+/// bench/RESULTS.md, "Lists of codes on a device": with the rule by a head's output, where no head has more read.
+TEST(CardSpeed, OfListsIsWithin15PercentOfWhatWasMeasured) {
+  struct Lists {
+    CardLayer shape;
+    double us;
+  };
+  const Card card = find_card("H100");
+  for (const Lists& m :
+       {Lists{shape(32, 8, 128, 131072, 4), 50.4}, Lists{shape(32, 8, 128, 262144, 4), 72.9},
+        Lists{shape(32, 8, 128, 1048576, 4), 212.5}, Lists{shape(24, 4, 256, 262144, 4), 101.1},
+        Lists{shape(24, 4, 256, 131072, 2), 60.3}}) {
+    EXPECT_NEAR(seconds_of_lists(card, m.shape) * 1e6, m.us, 0.15 * m.us) << m.us;
+  }
+  // A step reads all codes where that is faster.
+  const CardLayer few = shape(32, 8, 128, 16384, 4);
+  EXPECT_EQ(seconds_of_lists(card, few), seconds_of_codes(card, few));
+  const CardLayer none = shape(32, 8, 128, 8192, 4);
+  EXPECT_EQ(seconds_of_lists(card, none), seconds_of_codes(card, none));
+}
+
 /// Tokens a second of 14 GiB of weights in 16 bits with 32 layers behind 131,072 tokens.
 TEST(CardSpeed, OfWholeTokensIsWithin15PercentOfWhatWasMeasured) {
   constexpr double kAllowed = 0.15;

@@ -3,7 +3,10 @@
 
 #include <ggml.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -57,6 +60,34 @@ TEST_F(LlamaCppRestoredRows, AStreamThatIsCopiedOverAnotherTakesTheOthersRowsAwa
   rows.forget(2);
   rows.forget(kCells + 2);
   EXPECT_FALSE(rows.any());
+}
+
+/// Pages of [begin, begin + bytes) that have memory.
+size_t resident_pages(std::byte* begin, size_t bytes) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  std::vector<unsigned char> pages(bytes / page);
+  if (mincore(begin, bytes, pages.data()) != 0) throw std::runtime_error("mincore");
+  return static_cast<size_t>(
+      std::count_if(pages.begin(), pages.end(), [](unsigned char one) { return (one & 1U) != 0; }));
+}
+
+TEST(LlamaCppRestoredRowsMemory, GoesBackBlockByBlock) {
+  constexpr int64_t kWide = 96;  // numbers of a row: blocks are twelve pages
+  constexpr size_t kRows = 4 * RestoredRows::kBlock, kPages = 12;
+  const std::unique_ptr<ggml_context, FreeContext> context(
+      ggml_init({4 * ggml_tensor_overhead(), nullptr, true}));
+  const ggml_tensor* tensor = ggml_new_tensor_3d(context.get(), GGML_TYPE_F16, kWide, kRows, 1);
+  RestoredRows restored;
+  std::byte* data = restored.write(tensor, 0, ggml_nbytes(tensor));
+  std::memset(data, 7, ggml_nbytes(tensor));
+  EXPECT_EQ(resident_pages(data, ggml_nbytes(tensor)), 4 * kPages);
+  for (size_t id = RestoredRows::kBlock; id < 2 * RestoredRows::kBlock; ++id) {
+    EXPECT_EQ(resident_pages(data, ggml_nbytes(tensor)), 4 * kPages);
+    restored.forget(id);
+  }
+  EXPECT_EQ(resident_pages(data, ggml_nbytes(tensor)), 3 * kPages);
+  EXPECT_EQ(*restored.row(tensor, RestoredRows::kBlock - 1), std::byte{7});
+  EXPECT_EQ(*restored.row(tensor, 2 * RestoredRows::kBlock), std::byte{7});
 }
 
 /// Adds to each number of a key by how much it is turned.

@@ -318,6 +318,29 @@ TEST(LlamaCppRewriting, FirstTokensThatLeaveTakeNoSessionAlong) {
   }
 }
 
+// More first tokens than those whose cells, filled again, are the sign of a sequence that is gone.
+TEST(LlamaCppRewriting, ManyFirstTokensThatLeaveTakeNoSessionAlongWhereThereIsRoom) {
+  Memory memory(true);
+  memory.extend(0, 50);
+  memory.extend(1, 4);
+  memory.remove(0, 0, 34);
+  memory.extend(1, 34);
+  memory.extend(0, 1);
+  EXPECT_EQ(memory.lists.rewritten, 16);
+}
+
+TEST(LlamaCppRewriting, ASequenceWhoseCellsArePassedOverIsSomebodys) {
+  Memory memory(true);
+  memory.extend(0, 60);
+  memory.extend(1, 4);
+  memory.remove(0, 0, 34);
+  memory.extend(1, 36);  // both sequences have had more tokens than there are cells
+  memory.extend(1, 1);
+  EXPECT_EQ(memory.sequences.all().size(), 2U);
+  memory.extend(0, 1);
+  EXPECT_EQ(memory.lists.rewritten, 26);
+}
+
 TEST(LlamaCppRewriting, ASequenceThatWasRemovedGoesWhenAPromptTakesItsCells) {
   Memory memory(true);
   memory.extend(0, 80);
@@ -404,6 +427,20 @@ TEST(LlamaCppRewriting, AStreamThatWasCopiedIsShiftedAlone) {
   }
 }
 
+TEST(LlamaCppRewriting, WhatACopyStillHasIsNotTakenOut) {
+  Memory memory(true);
+  memory.extend(0, 20);
+  memory.copy(0, 1);
+  memory.extend(1, 1);
+  memory.extend(0, 1);
+  memory.copy(0, 1);
+  memory.extend(1, 1);
+  memory.remove(1, 4, 8);
+  memory.extend(1, 1);
+  memory.save(0);
+  memory.extend(0, 1);
+}
+
 TEST(LlamaCppRewriting, StatesAreSavedOutOfSessionsAlsoBehindAShift) {
   Memory memory(true);
   memory.extend(0, 12);
@@ -472,7 +509,7 @@ TEST(LlamaCppRewriting, RandomOperationsLeaveEachSessionWithWhatItsMaskShows) {
         case 1:
           if (n > 8) {
             const int from = below(n - 4);
-            memory.remove(s, from, from + 1 + below(3));
+            memory.remove(s, from, from + 1 + (below(4) == 0 ? below(n) : below(3)));
           }
           break;
         case 2:

@@ -20,10 +20,6 @@ namespace {
 /// Sessions that are kept without being used: as many as llama.cpp has sequences, as a lost one may not be made again.
 constexpr size_t kMostSequences = 256;
 
-[[noreturn]] void no_memory() {
-  throw std::runtime_error("the card has no memory for the cache's cells");
-}
-
 }  // namespace
 
 CardCache::CardCache(const Settings& settings, CardMemory& memory, CardStream& sessions,
@@ -110,6 +106,7 @@ void CardCache::stay(const std::string& why) {
 
 void CardCache::begin_batch(const ggml_tensor* ids) {
   end_following();
+  if (sequences_) forget_taken();
   ++batch_;
   before_batch_ = cells_->last();
   batch_graph_ = graph_;
@@ -265,7 +262,10 @@ std::span<const int32_t> CardCache::note_shifts(const ggml_tensor* node) {
   if (by == nullptr) {
     throw std::runtime_error("how far positions are shifted is not known on the host");
   }
-  if (shifted_ != graph_) sequences_->shift({by, room});
+  if (shifted_ != graph_) {
+    forget_taken();
+    sequences_->shift({by, room});
+  }
   shifted_ = graph_;
   return {by, room};
 }
@@ -336,11 +336,12 @@ std::byte* CardCache::open_to_write(const CacheName& name, size_t offset, size_t
     cells_->write(static_cast<uint32_t>(id / cells_->cells()),
                   static_cast<uint32_t>(id % cells_->cells()));
   }
-  if (!on_card() && layer.left.empty() && layer.shape) {
-    return restored_.write(tensor, offset, bytes);
+  const bool is_ours = layer.left.empty() && layer.shape;
+  if ((on_card() || !is_ours) && !layer.rows.hold_bytes(memory_, name.values, offset, bytes)) {
+    if (!is_ours) no_memory();
+    make_room();
   }
-  if (!layer.rows.hold_bytes(memory_, name.values, offset, bytes)) no_memory();
-  return nullptr;
+  return !on_card() && is_ours ? restored_.write(tensor, offset, bytes) : nullptr;
 }
 
 uint32_t CardCache::copied(const CacheName& name, uint32_t from, uint32_t to) {
@@ -350,20 +351,21 @@ uint32_t CardCache::copied(const CacheName& name, uint32_t from, uint32_t to) {
   for (uint32_t cell = 0; cell < cells_->cells(); ++cell) {
     if (cells_->stamp(from, cell) != 0) used = cell + 1;
   }
-  cells_->copy_stream(from, to);
   const ggml_tensor* tensor = layer.rows.tensor(name.values);
-  if (!on_card() && layer.left.empty() && layer.shape) {
-    const size_t cells = cells_->cells();
-    restored_.copy(tensor, from * cells, to * cells, cells);
-    return 0;
-  }
+  const bool is_ours = layer.left.empty() && layer.shape;
   for (const uint32_t stream : {from, to}) {
-    if (!layer.rows.hold_bytes(memory_, name.values, stream * tensor->nb[2],
-                               used * tensor->nb[1])) {
-      no_memory();
+    if (!on_card() && is_ours) break;
+    if (layer.rows.hold_bytes(memory_, name.values, stream * tensor->nb[2], used * tensor->nb[1])) {
+      continue;
     }
+    if (!is_ours) no_memory();
+    make_room();
   }
-  return used;
+  cells_->copy_stream(from, to);
+  if (on_card() || !is_ours) return used;
+  const size_t cells = cells_->cells();
+  restored_.copy(tensor, from * cells, to * cells, cells);
+  return 0;
 }
 
 void CardCache::cleared() {

@@ -135,9 +135,14 @@ class CardCache {
   void end_following();
   [[nodiscard]] bool in_order(const Part& part) const;
   void open();
-  void hand_over();
+  void hand_over(uint64_t last);
+  void keep_loose(uint64_t last);
+  void forget_taken();
   void let_go();
+  [[nodiscard]] bool bring_restored();
   void come_back();
+  void make_room();
+  [[noreturn]] static void no_memory();
   void build(Sequence& sequence, uint32_t tokens);
   void catch_up(Sequence& sequence, uint32_t tokens);
   void attend_session(const ggml_tensor* node, Layer& layer, bool captured);
@@ -161,7 +166,8 @@ class CardCache {
   bool renewed_ = false;    // all cells have new numbers, and nothing has happened since
   uint64_t shifted_ = 0;    // the last graph whose shifts are noted
   std::string stays_;       // why llama.cpp attends, whatever comes
-  /// What cells were filled with from outside since the tokens are in sessions.
+  /// While tokens are in sessions, those that are in none: what cells were filled with from outside, and what lay in them when the
+  /// others went to sessions.
   RestoredRows restored_;
   /// Cells of writes up to this number hold nothing: their tokens were in sessions alone when the cache came back to the
   /// card. 0: there are none.

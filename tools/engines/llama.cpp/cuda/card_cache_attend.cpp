@@ -1,11 +1,9 @@
-// Whose tokens a batch has, who attends with them, and how they come to Keyhole's sessions.
+// Whose tokens a batch has, and who attends with them.
 #include <ggml.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <future>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -24,12 +22,6 @@ constexpr uint32_t kLongPrompt = 2048;
 
 /// Steps of so many tokens may be CUDA graphs: drafts. More are computed by other kernels, which wait on the host.
 constexpr uint32_t kMostCaptured = 9;
-
-using Clock = std::chrono::steady_clock;
-
-std::string milliseconds(Clock::time_point begin, Clock::time_point end) {
-  return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(end - begin).count());
-}
 
 /// Rows `first` to `first + count` of a tensor that has tokens in one dimension and heads in another, of stream
 /// `stream` of the batch.
@@ -99,12 +91,11 @@ void CardCache::choose_way() {
     }
   }
   const bool prompt = settings_.prompt != "none" && least >= settings_.prompt_from;
-  if (!on_card_ && past == 0 && sequences_->all().size() == count && !restored_.any()) {
+  if (!on_card_ && past == 0 && sequences_->all().size() == count && bring_restored()) {
     come_back();
-    if (!copy_) gone_ = before_batch_;
   }
   if (on_card_) check_not_gone();
-  if (on_card_ && too_large_) hand_over();
+  if (on_card_ && too_large_) hand_over(before_batch_);
   // New keys and values that the CUDA backend has computed in a graph before may lie in the cells alone.
   if (on_card_ && takeable() && past >= settings_.card && graph_ == batch_graph_) {
     try {
@@ -159,34 +150,6 @@ void CardCache::check_not_gone() {
   }
 }
 
-/// A prompt's tokens come to sessions batch by batch, so that little is left to do when it ends (`ends`).
-void CardCache::follow_on_card(bool ends) {
-  open();
-  if (ends) return hand_over();
-  std::vector<std::pair<Sequence*, uint32_t>> work;
-  for (const auto& parts : parts_) {
-    for (const Part& part : parts) {
-      if (part.past < settings_.card) continue;
-      work.emplace_back(part.sequence, part.past);
-      part.sequence->unbuilt = true;
-    }
-  }
-  stream_.follow(cuda_);
-  // These rows stay as they are, and the lists are not touched before end_following().
-  following_ = std::async(std::launch::async, [this, work] {
-    for (const auto& [sequence, tokens] : work) catch_up(*sequence, tokens);
-  });
-}
-
-void CardCache::end_following() {
-  if (!following_.valid()) return;
-  try {
-    following_.get();
-  } catch (const std::runtime_error& error) {
-    stay(error.what());
-  }
-}
-
 /// Whether a part's tokens lie in the batch, and all of the sequence in its cells, one after the other.
 bool CardCache::in_order(const Part& part) const {
   if (part.rows.back() - part.rows.front() + 1 != part.rows.size()) return false;
@@ -231,117 +194,6 @@ void CardCache::open() {
           std::to_string(settings_.window) + ", up to " + std::to_string(shape.max_tokens) +
           " tokens, in the card's memory until a sequence decodes behind " +
           std::to_string(settings_.card) + (copy_ ? ", with a copy there" : ""));
-}
-
-/// Brings tokens that a sequence should hold, and does not yet, from llama.cpp's cells.
-void CardCache::catch_up(Sequence& sequence, uint32_t tokens) {
-  Session& session = *sequence.session;
-  for (auto& [number, layer] : layers_) {
-    if (!layer.left.empty()) continue;
-    uint32_t at = session.tokens(layer.number);
-    if (at > tokens) {
-      throw std::runtime_error("a session holds " + std::to_string(at) + " tokens, of which " +
-                               std::to_string(tokens) + " were expected");
-    }
-    while (at < tokens) {
-      const uint32_t cell = sequence.tokens[at].cell;
-      const size_t id = size_t{sequence.stream} * cells_->cells() + cell;
-      const auto is_here = [&](uint32_t i) { return on_card() || restored_.has(id + i - at); };
-      uint32_t count = 0;
-      while (at + count < tokens && sequence.tokens[at + count].cell == cell + count &&
-             is_here(at + count)) {
-        ++count;
-      }
-      if (count == 0) {
-        throw std::runtime_error("a session holds " + std::to_string(at) + " of " +
-                                 std::to_string(tokens) +
-                                 " tokens (tokens were removed, or shifted); others need copy=on");
-      }
-      Rows rows[2];
-      for (const bool values : {false, true}) {
-        Rows& r = rows[values ? 1 : 0];
-        r = layer.rows.rows(values, sequence.stream, cell, count, layer.shape->kv_heads);
-        if (on_card()) continue;
-        r.data = restored_.row(layer.rows.tensor(values), id);
-        r.on_device = false;
-      }
-      session.append(layer.number, rows[0], rows[1]);
-      at += count;
-    }
-  }
-  for (uint32_t i = 0; i < tokens && restored_.any(); ++i) {
-    if (!cells_->holds(sequence.stream, sequence.tokens[i])) continue;
-    restored_.forget(size_t{sequence.stream} * cells_->cells() + sequence.tokens[i].cell);
-  }
-}
-
-/// Indexes what a prompt has left, before the first small batch after it.
-void CardCache::build(Sequence& sequence, uint32_t tokens) {
-  if (!sequence.unbuilt || tokens == 0) return;
-  sequence.session->build();
-  sequence.unbuilt = false;
-}
-
-/// All sequences go from the card to sessions.
-void CardCache::hand_over() {
-  if (!takeable()) throw std::runtime_error("the card has no memory for the cache's cells");
-  open();
-  const auto begin = Clock::now();
-  stream_.follow(cuda_);
-  for (const auto& sequence : sequences_->all()) {
-    uint32_t tokens = 0;
-    while (tokens < sequence->tokens.size() &&
-           cells_->holds(sequence->stream, sequence->tokens[tokens])) {
-      ++tokens;
-    }
-    bool in_batch = false;
-    for (const auto& parts : parts_) {
-      for (const Part& part : parts) {
-        if (part.sequence != sequence.get()) continue;
-        tokens = part.past;
-        in_batch = true;
-      }
-    }
-    if (!in_batch) {
-      sequence->session->truncate(tokens);
-      sequence->tokens.resize(tokens);
-      sequence->sight.clear();
-    }
-    catch_up(*sequence, tokens);
-    sequence->unbuilt = sequence->unbuilt || tokens > 0;
-    build(*sequence, tokens);
-  }
-  on_card_ = false;
-  if (copy_) return;
-  ggml_backend_synchronize(cuda_);
-  stream_.wait();
-  const auto brought = Clock::now();
-  let_go();
-  log(Level::kInfo, "the cache's tokens are in sessions now, brought in " +
-                        milliseconds(begin, brought) + " ms; of its " +
-                        std::to_string(memory_.bytes() >> 20U) + " MiB the card holds " +
-                        std::to_string(memory_.held() >> 20U) + ", the others were given back in " +
-                        milliseconds(brought, Clock::now()) + " ms");
-}
-
-/// Gives the memory of the cells that are in sessions back.
-void CardCache::let_go() {
-  bool all = true;
-  for (auto& [number, layer] : layers_) {
-    if (layer.left.empty()) layer.rows.let_go(memory_);
-    all = all && layer.left.empty();
-  }
-  // Pieces that two layers share are neither's alone.
-  if (all) memory_.let_go_all();
-}
-
-/// Sessions hold nothing that anybody wants: the cells are llama.cpp's again.
-void CardCache::come_back() {
-  restored_.clear();
-  if (on_card_) return;
-  on_card_ = true;
-  if (abandoned_) return;
-  hold_batch();
 }
 
 void CardCache::attend(const ggml_tensor* node, const CacheName& name) {

@@ -157,4 +157,18 @@ void CardMemory::let_go(size_t begin, size_t end) {
   });
 }
 
+void CardMemory::read(size_t begin, size_t bytes, std::byte* out) const {
+  check(cudaSetDevice(ordinal_), "choosing the card");
+  check(cudaMemcpyAsync(out, data_ + begin, bytes, cudaMemcpyDefault, cudaStreamPerThread),
+        "copying from the card");
+  check(cudaStreamSynchronize(cudaStreamPerThread), "copying from the card");
+}
+
+void CardMemory::write(size_t begin, size_t bytes, const std::byte* from) {
+  check(cudaSetDevice(ordinal_), "choosing the card");
+  check(cudaMemcpyAsync(data_ + begin, from, bytes, cudaMemcpyDefault, cudaStreamPerThread),
+        "copying to the card");
+  check(cudaStreamSynchronize(cudaStreamPerThread), "copying to the card");
+}
+
 }  // namespace keyhole::llama_cpp

@@ -48,6 +48,20 @@ void CardRows::let_go(CardMemory& memory) {
   }
 }
 
+void CardRows::read(const CardMemory& memory, bool values, size_t first, size_t count,
+                    std::byte* out) const {
+  const ggml_tensor* t = tensor(values);
+  memory.read(place(memory, t) + first * t->nb[1], count * t->nb[1], out);
+}
+
+bool CardRows::write(CardMemory& memory, bool values, size_t first, size_t count,
+                     const std::byte* from) {
+  const ggml_tensor* t = tensor(values);
+  if (!hold_bytes(memory, values, first * t->nb[1], count * t->nb[1])) return false;
+  memory.write(place(memory, t) + first * t->nb[1], count * t->nb[1], from);
+  return true;
+}
+
 Rows CardRows::rows(bool values, uint32_t stream, uint32_t cell, uint32_t count,
                     uint32_t heads) const {
   const ggml_tensor* t = tensor(values);

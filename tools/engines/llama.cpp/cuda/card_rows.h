@@ -23,6 +23,13 @@ class CardRows {
   /// Gives memory to whatever lies at these bytes of the keys or values.
   [[nodiscard]] bool hold_bytes(CardMemory& memory, bool values, size_t offset, size_t bytes);
   void let_go(CardMemory& memory);
+  /// Copies rows of `count` cells from number `first` on, counted through all streams, to the host's memory, as
+  /// CardMemory::read() does; they have memory.
+  void read(const CardMemory& memory, bool values, size_t first, size_t count,
+            std::byte* out) const;
+  /// Gives memory to these cells, and copies their rows from the host's memory. False: the card has too little.
+  [[nodiscard]] bool write(CardMemory& memory, bool values, size_t first, size_t count,
+                           const std::byte* from);
 
   /// K or V of cells that lie one after the other, `heads` heads in each.
   [[nodiscard]] Rows rows(bool values, uint32_t stream, uint32_t cell, uint32_t count,

@@ -1,0 +1,68 @@
+#include "runtime/plan/list_gain.h"
+
+#include <algorithm>
+
+namespace keyhole::runtime {
+namespace {
+
+CodeShape code_of(const CodePlan& plan, const LayerShape& layer) {
+  return {layer.head_dim, plan.shape.key_bits, plan.shape.value_bits};
+}
+
+}  // namespace
+
+uint64_t rows_for_lists(const LayerShape& layer, const CodeShape& code) {
+  // Microseconds of a layer, each the sum of what it has of its own, what a group's queries take, and what grows with the rows.
+  constexpr double kAll = 9.4, kAllOfComponent = 1.0 / 64;
+  constexpr double kLists = 28.4, kListsOfComponent = 0.3 / 64;
+  constexpr double kAllBytes4 = 2.6e6,
+                   kAllBytes2 = 2.4e6;  // a microsecond, codes of 4 and of 2 bits
+  constexpr double kListBytes = 1.76e6,
+                   kScoredBytes = 66e3;  // of what is read, of a KV head's mean keys
+  constexpr double kRowsOfList = 64.0, kShare = 0.25;
+  const double heads = layer.kv_heads, dim = layer.head_dim;
+  const double components = layer.group() * dim;
+  const double row = heads * static_cast<double>(code.block_bytes()) / kCodeBlock;
+  const double means = heads * (4.0 * dim + sizeof(gpu::ListFigures) + sizeof(gpu::ListPlace));
+  // What the rows of a list take by all codes, less what they take by lists.
+  const double gain = kRowsOfList * row / (code.key_bits == 2 ? kAllBytes2 : kAllBytes4) -
+                      (kShare * kRowsOfList * row + means) / kListBytes - 2.0 * dim / kScoredBytes;
+  const double loss = kLists - kAll + (kListsOfComponent - kAllOfComponent) * components;
+  if (gain <= 0.0) return 0;
+  const double rows = std::max(0.0, loss / gain * kRowsOfList);
+  if (rows >= static_cast<double>(kMaxTokens)) return 0;
+  const uint64_t blocks = static_cast<uint64_t>(rows) / kCodeBlock + 1;
+  return std::max<uint64_t>(blocks * kCodeBlock, gpu::kListsFrom);
+}
+
+uint32_t lists_from(const CodePlan& plan, const ModelShape& model) {
+  if (plan.lists.from != 0) return plan.lists.from;
+  uint64_t most = gpu::kListsFrom;
+  for (uint32_t l = 0; l < plan.layers.size(); ++l) {
+    if (plan.layers[l] == 0) continue;
+    const LayerShape layer = model.of(l);
+    const uint64_t rows = rows_for_lists(layer, code_of(plan, layer));
+    if (rows == 0) return gpu::kListsFrom;
+    most = std::max(most, rows);
+  }
+  return static_cast<uint32_t>(std::min<uint64_t>(most, kMaxTokens));
+}
+
+bool gains_by_lists(const CodePlan& plan, const index::CodeListing& lists, const CodeBytes& room,
+                    uint64_t tokens, const SessionParams& params, const ModelShape& model) {
+  if (!plan.any() || plan.rows_by_host) return false;
+  const uint64_t rows = coded_rows(tokens, params);
+  for (uint32_t l = 0; l < plan.layers.size(); ++l) {
+    if (params.is_dense(l)) continue;
+    if (plan.layers[l] == 0) return false;  // lists would keep more of them from the device
+    const LayerShape layer = model.of(l);
+    const uint64_t from = rows_for_lists(layer, code_of(plan, layer));
+    if (from == 0 || rows < from) return false;
+  }
+  CodePlan with = plan;
+  with.lists = lists;
+  const CodeBytes bytes = code_bytes(with, tokens, params, model);
+  return bytes.device <= room.device && bytes.pinned <= room.pinned;
+}
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,109 @@
+// Sessions of the card made of host memory: the library's own on the host, for which what lies on the card lies in their memory.
+#include "tools/engines/llama.cpp/store.h"
+
+#include <ggml.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/tools/engines/llama.cpp/host_card/attention.h"
+
+namespace keyhole::llama_cpp {
+
+// Those of tools/engines/llama.cpp/store.cpp, which has other names here.
+std::unique_ptr<Store> make_library_store(const Settings& settings, const StoreShape& shape);
+std::string library_refusal(const Settings& settings, const LayerShape& shape,
+                            std::optional<uint32_t> device);
+
+namespace {
+
+Rows here(Rows rows) {
+  rows.on_device = false;
+  return rows;
+}
+
+class HostSession final : public Session {
+ public:
+  explicit HostSession(std::unique_ptr<Session> own) : own_(std::move(own)) {}
+  [[nodiscard]] uint32_t tokens(uint32_t layer) const override { return own_->tokens(layer); }
+  void attend(uint32_t layer, const Rows& q, const Rows& k, const Rows& v,
+              const Rows& out) override {
+    own_->attend(layer, here(q), here(k), here(v), here(out));
+  }
+  void append(uint32_t layer, const Rows& k, const Rows& v) override {
+    own_->append(layer, here(k), here(v));
+  }
+  void truncate(uint32_t tokens) override { own_->truncate(tokens); }
+  void read(uint32_t layer, uint32_t first, const Rows& k, const Rows& v) override {
+    own_->read(layer, first, k, v);
+  }
+  void build() override { own_->build(); }
+  [[nodiscard]] std::unique_ptr<Session> fork() override {
+    return std::make_unique<HostSession>(own_->fork());
+  }
+  [[nodiscard]] std::string describe() const override { return own_->describe(); }
+
+ private:
+  std::unique_ptr<Session> own_;
+};
+
+class HostStore final : public Store {
+ public:
+  HostStore(std::unique_ptr<Store> own, std::vector<LayerShape> layers)
+      : own_(std::move(own)), layers_(std::move(layers)) {}
+  [[nodiscard]] std::unique_ptr<Session> make() override {
+    return std::make_unique<HostSession>(own_->make());
+  }
+  void attend_prompt(uint32_t layer, const Rows& q, const Rows& k, const Rows& v, const Rows& out,
+                     void* /*stream*/) override {
+    const LayerShape& shape = layers_[layer];
+    std::vector<float> query(shape.head_dim);
+    for (int64_t row = 0; row < q.tokens; ++row) {
+      for (uint32_t h = 0; h < shape.q_heads; ++h) {
+        const auto* from = static_cast<const std::byte*>(q.data) + row * q.token_stride +
+                           int64_t{h} * q.head_stride;
+        if (q.number == Number::kBf16) {
+          ggml_bf16_to_fp32_row(reinterpret_cast<const ggml_bf16_t*>(from), query.data(),
+                                shape.head_dim);
+        } else {
+          ggml_fp16_to_fp32_row(reinterpret_cast<const ggml_fp16_t*>(from), query.data(),
+                                shape.head_dim);
+        }
+        PlainHead head;
+        head.query = query.data();
+        head.kv_head = h / (shape.q_heads / shape.kv_heads);
+        head.scale = shape.scale;
+        head.softcap = shape.softcap;
+        if (!shape.sinks.empty()) head.sink = shape.sinks[h];
+        auto* to = static_cast<std::byte*>(const_cast<void*>(out.data)) + row * out.token_stride +
+                   int64_t{h} * out.head_stride;
+        attend_plainly(head, k, v, k.tokens - q.tokens + row + 1, reinterpret_cast<float*>(to));
+      }
+    }
+  }
+
+ private:
+  std::unique_ptr<Store> own_;
+  std::vector<LayerShape> layers_;
+};
+
+}  // namespace
+
+std::unique_ptr<Store> make_store(const Settings& settings, const StoreShape& shape) {
+  StoreShape on_host = shape;
+  on_host.device.reset();
+  on_host.stream = nullptr;
+  return std::make_unique<HostStore>(make_library_store(settings, on_host), shape.layers);
+}
+
+std::string refusal(const Settings& settings, const LayerShape& shape,
+                    std::optional<uint32_t> /*device*/) {
+  return library_refusal(settings, shape, {});
+}
+
+}  // namespace keyhole::llama_cpp
