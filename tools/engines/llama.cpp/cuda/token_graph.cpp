@@ -13,7 +13,6 @@
 
 #include "tools/engines/llama.cpp/cuda/card_cache.h"
 #include "tools/engines/llama.cpp/cuda/card_stream.h"
-#include "tools/engines/llama.cpp/implied_edges.h"
 #include "tools/engines/llama.cpp/log.h"
 #include "tools/engines/llama.cpp/nodes.h"
 
@@ -49,26 +48,6 @@ bool waits_for_card(const ggml_tensor* node) {
   constexpr int64_t kFew = 5;  // by the kinds of weights of which it is the fewest
   return node->op == GGML_OP_MUL_MAT_ID &&
          (node->ne[2] > kFew || !ggml_is_quantized(node->src[0]->type));
-}
-
-/// The two streams take turns, and each follows its own last kernel as well, which the other has waited for: kernels with one
-/// that they wait for start sooner than those with two.
-cudaError_t leave_out_implied(cudaGraph_t graph) {
-  size_t count = 0;
-  cudaError_t error = cudaGraphGetEdges(graph, nullptr, nullptr, nullptr, &count);
-  std::vector<cudaGraphNode_t> from(count);
-  std::vector<cudaGraphNode_t> to(count);
-  std::vector<cudaGraphEdgeData> data(count);
-  if (error != cudaSuccess) return error;
-  error = cudaGraphGetEdges(graph, from.data(), to.data(), data.data(), &count);
-  if (error != cudaSuccess) return error;
-  std::vector<Edge> edges;
-  for (size_t i = 0; i < count; ++i) edges.push_back({from[i], to[i]});
-  for (const size_t i : implied_edges(edges)) {
-    error = cudaGraphRemoveDependencies(graph, &from[i], &to[i], &data[i], 1);
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
 }
 
 void tell(std::vector<uint64_t>& told, const ggml_tensor* t) {
@@ -209,8 +188,7 @@ void TokenGraph::capture(const CutGraph& found, ggml_cgraph* graph, ggml_backend
   }
   check(cudaStreamEndCapture(stream_of(stream), &captured), "ending a step's graph");
   cudaGraphExec_t executable = nullptr;
-  cudaError_t made = leave_out_implied(captured);
-  if (made == cudaSuccess) made = cudaGraphInstantiate(&executable, captured, 0);
+  const cudaError_t made = cudaGraphInstantiate(&executable, captured, 0);
   (void)cudaGraphDestroy(captured);
   check(made, "making a step's graph");
   kept.executable = executable;
