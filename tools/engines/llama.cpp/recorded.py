@@ -42,7 +42,7 @@ def start(self, timeout_seconds=60):
 
 def make_request(self, method, path, data=None, *more, **options):
     response = plain_request(self, method, path, data, *more, **options)
-    if path not in ("/health", "/props", "/metrics"):
+    if method != "GET":  # which is how tests wait
         write(f"{method} {path} {json.dumps(data)[:200]}", {"status": response.status_code, "timings": (response.body or {}).get("timings", {})
               if isinstance(response.body, dict) else {}, "body": response.body})
     return response
