@@ -290,8 +290,8 @@ std::byte* Cache::room_for_restored(const ggml_tensor* tensor, const CacheName& 
                                     size_t bytes) {
   const Layer& layer = layers_.at(name.layer);
   if (copy_ || !layer.left.empty() || !number_of(tensor)) return nullptr;
-  // Without flash attention no session will take what the cells have, and keep.
-  if (told_ && !layer.shape) return nullptr;
+  // Graphs without flash attention announce no layer: no session will take what the cells have, and keep.
+  if (!layer.shape) return nullptr;
   return restored_.write(tensor, offset, bytes);
 }
 

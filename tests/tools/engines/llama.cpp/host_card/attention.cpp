@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "tools/engines/llama.cpp/nodes.h"
@@ -45,34 +46,40 @@ Rows cells_of(const ggml_tensor* t, int64_t stream) {
 
 }  // namespace
 
-void attend_plainly(const PlainHead& head, const Rows& keys, const Rows& values, int64_t tokens,
-                    float* out) {
-  const auto width = static_cast<size_t>(keys.components);
-  std::vector<float> row(width);
+PlainRows::PlainRows(const Rows& k, const Rows& v, uint32_t kv_head)
+    : width(static_cast<size_t>(k.components)),
+      keys(static_cast<size_t>(k.tokens) * width),
+      values(keys.size()) {
+  for (int64_t t = 0; t < k.tokens; ++t) {
+    widen_head(k, t, kv_head, keys.data() + static_cast<size_t>(t) * width);
+    widen_head(v, t, kv_head, values.data() + static_cast<size_t>(t) * width);
+  }
+}
+
+void attend_plainly(const PlainHead& head, const PlainRows& rows, int64_t tokens, float* out) {
   std::vector<double> logits(static_cast<size_t>(tokens), -std::numeric_limits<double>::infinity());
   double most = head.sink;
-  for (int64_t t = 0; t < tokens; ++t) {
+  for (size_t t = 0; t < logits.size(); ++t) {
     const float bias = head.mask != nullptr ? ggml_fp16_to_fp32(head.mask[t]) : 0.0F;
     if (std::isinf(bias)) continue;
-    widen_head(keys, t, head.kv_head, row.data());
+    const float* key = rows.keys.data() + t * rows.width;
     double dot = 0;
-    for (size_t i = 0; i < width; ++i) dot += double{head.query[i]} * row[i];
+    for (size_t i = 0; i < rows.width; ++i) dot += double{head.query[i]} * key[i];
     double logit = dot * head.scale;
     if (head.softcap != 0) logit = head.softcap * std::tanh(logit / head.softcap);
-    logits[static_cast<size_t>(t)] = logit + bias;
-    most = std::max(most, logits[static_cast<size_t>(t)]);
+    logits[t] = logit + bias;
+    most = std::max(most, logits[t]);
   }
-  std::vector<double> sum(static_cast<size_t>(values.components), 0.0);
+  std::vector<double> sum(rows.width, 0.0);
   double weight = std::exp(head.sink - most);
-  for (int64_t t = 0; t < tokens; ++t) {
-    const double own = std::exp(logits[static_cast<size_t>(t)] - most);
-    if (own == 0) continue;
+  for (size_t t = 0; t < logits.size(); ++t) {
+    if (std::isinf(logits[t])) continue;
+    const double own = std::exp(logits[t] - most);
     weight += own;
-    row.resize(sum.size());
-    widen_head(values, t, head.kv_head, row.data());
-    for (size_t i = 0; i < sum.size(); ++i) sum[i] += own * row[i];
+    const float* value = rows.values.data() + t * rows.width;
+    for (size_t i = 0; i < rows.width; ++i) sum[i] += own * value[i];
   }
-  for (size_t i = 0; i < sum.size(); ++i) {
+  for (size_t i = 0; i < rows.width; ++i) {
     out[i] = weight > 0 ? static_cast<float>(sum[i] / weight) : 0.0F;
   }
 }
@@ -83,26 +90,27 @@ void attend_plainly(ggml_tensor* attention) {
   const ggml_tensor* sinks = attention->src[4];
   const LayerShape shape = layer_shape(attention);
   const int64_t group = q->ne[2] / attention->src[1]->ne[2];
+  std::optional<PlainRows> rows;  // of a group's KV head
+  const auto at = [](const ggml_tensor* t, int64_t i, int64_t j, int64_t k) {
+    return static_cast<std::byte*>(t->data) + i * static_cast<int64_t>(t->nb[1]) +
+           j * static_cast<int64_t>(t->nb[2]) + k * static_cast<int64_t>(t->nb[3]);
+  };
   for (int64_t stream = 0; stream < q->ne[3]; ++stream) {
     const Rows keys = cells_of(attention->src[1], stream);
     const Rows values = cells_of(attention->src[2], stream);
-    for (int64_t row = 0; row < q->ne[1]; ++row) {
-      for (int64_t h = 0; h < q->ne[2]; ++h) {
-        const auto at = [](const ggml_tensor* t, int64_t i, int64_t j, int64_t k) {
-          return static_cast<std::byte*>(t->data) + i * static_cast<int64_t>(t->nb[1]) +
-                 j * static_cast<int64_t>(t->nb[2]) + k * static_cast<int64_t>(t->nb[3]);
-        };
-        PlainHead head;
+    for (int64_t h = 0; h < q->ne[2]; ++h) {
+      if (h % group == 0) rows.emplace(keys, values, static_cast<uint32_t>(h / group));
+      PlainHead head;
+      head.scale = shape.scale;
+      head.softcap = shape.softcap;
+      if (sinks != nullptr) head.sink = static_cast<const float*>(sinks->data)[h];
+      for (int64_t row = 0; row < q->ne[1]; ++row) {
         head.query = reinterpret_cast<const float*>(at(q, row, h, stream));
-        head.kv_head = static_cast<uint32_t>(h / group);
-        head.scale = shape.scale;
-        head.softcap = shape.softcap;
-        if (sinks != nullptr) head.sink = static_cast<const float*>(sinks->data)[h];
         if (mask != nullptr) {
           head.mask =
               reinterpret_cast<const uint16_t*>(at(mask, row, 0, mask->ne[3] > 1 ? stream : 0));
         }
-        attend_plainly(head, keys, values, keys.tokens,
+        attend_plainly(head, *rows, keys.tokens,
                        reinterpret_cast<float*>(at(attention, h, row, stream)));
       }
     }

@@ -62,9 +62,12 @@ class HostStore final : public Store {
   void attend_prompt(uint32_t layer, const Rows& q, const Rows& k, const Rows& v, const Rows& out,
                      void* /*stream*/) override {
     const LayerShape& shape = layers_[layer];
+    const uint32_t group = shape.q_heads / shape.kv_heads;
+    std::optional<PlainRows> rows;  // of a group's KV head
     std::vector<float> query(shape.head_dim);
-    for (int64_t row = 0; row < q.tokens; ++row) {
-      for (uint32_t h = 0; h < shape.q_heads; ++h) {
+    for (uint32_t h = 0; h < shape.q_heads; ++h) {
+      if (h % group == 0) rows.emplace(k, v, h / group);
+      for (int64_t row = 0; row < q.tokens; ++row) {
         const auto* from = static_cast<const std::byte*>(q.data) + row * q.token_stride +
                            int64_t{h} * q.head_stride;
         if (q.number == Number::kBf16) {
@@ -76,13 +79,12 @@ class HostStore final : public Store {
         }
         PlainHead head;
         head.query = query.data();
-        head.kv_head = h / (shape.q_heads / shape.kv_heads);
         head.scale = shape.scale;
         head.softcap = shape.softcap;
         if (!shape.sinks.empty()) head.sink = shape.sinks[h];
         auto* to = static_cast<std::byte*>(const_cast<void*>(out.data)) + row * out.token_stride +
                    int64_t{h} * out.head_stride;
-        attend_plainly(head, k, v, k.tokens - q.tokens + row + 1, reinterpret_cast<float*>(to));
+        attend_plainly(head, *rows, k.tokens - q.tokens + row + 1, reinterpret_cast<float*>(to));
       }
     }
   }
