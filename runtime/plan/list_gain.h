@@ -19,8 +19,7 @@ namespace keyhole::runtime {
 /// everything read next to all lists, which takes longer than all codes: 135 us for 71 with 8 KV heads of 128 at 128k.
 inline constexpr bool kAutoTakesLists = false;
 
-/// Rows of a layer from which on its steps are faster by lists, though they read twice the usual share of the rows, as they do in
-/// layers with heads that look at everything; 0: at no number.
+/// Rows of a layer from which on its steps are faster by lists, with a margin: as if they read a quarter of the rows; 0: at no number.
 [[nodiscard]] uint64_t rows_for_lists(const LayerShape& layer, const CodeShape& code);
 
 /// Rows of a layer from which on steps of a plan that has lists choose among them: what the spec says (`from`), or what all
