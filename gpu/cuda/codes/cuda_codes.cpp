@@ -19,7 +19,11 @@ CudaCodes::CudaCodes(const CodesShape& shape, int ordinal, const RowWaits& waits
 CudaCodes::~CudaCodes() {
   const Account account = impl_->account;
   const size_t claimed = impl_->claimed;
-  impl_.reset();
+  {
+    // It waits for what reads rows, which may be gone when this returns.
+    const BesideCapture beside;
+    impl_.reset();
+  }
   if (account.release) account.release(claimed);
 }
 
