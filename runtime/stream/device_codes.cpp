@@ -146,8 +146,13 @@ void DeviceCodes::make(CodePlan plan) {
   try {
     check_room(plan);
   } catch (const Error& e) {
-    CodePlan fits = fitting_room(0);
-    if (!fits.any() || (must_be_here() && fits.count() != plan.count())) throw;
+    if (must_be_here() && plan.lists.rows == 0) throw;
+    CodePlan fits = must_be_here() ? plan : fitting_room(0);
+    if (must_be_here()) {
+      fits.lists = {};
+      check_room(fits);
+    }
+    if (!fits.any()) throw;
     if (fits.rows_by_host != plan.rows_by_host) why_by_host = too_much_to_pin(plan);
     if (fits.count() != plan.count()) why_not_all = e.what();
     if (fits.lists != plan.lists) why_no_lists = e.what();

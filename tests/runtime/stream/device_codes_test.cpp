@@ -314,6 +314,25 @@ TEST(DeviceCodesTest, GivesListsUpBeforeLayers) {
   }
 }
 
+TEST(DeviceCodesTest, HasNoListsBeyondTheLimitOfDeviceMemory) {
+  CountedSession s;
+  s.params.offload_placement = KEYHOLE_PLACE_DEVICE;
+  const ModelShape& model = s.engine.model();
+  CodePlan without;
+  without.shape = {model.head_dim, 4, 4};
+  without.exact_rows = gpu::kMostDeviceRows;  // of the 100 that a budget has
+  without.layers.assign(model.layers, 1);
+  s.params.device_memory_limit = gpu::cuda_resident_bytes(s.params.resident_shape(model)) +
+                                 code_bytes(without, s.params.max_tokens, s.params, model).device;
+  s.plan();
+  EXPECT_EQ(s.list_rows, 0U);
+  EXPECT_EQ(s.codes.layers(), model.layers);
+  CountedSession less;
+  less.params = s.params;
+  less.params.device_memory_limit -= 1;
+  EXPECT_THROW(less.plan(), Error) << "no layer may make way";
+}
+
 TEST(DeviceCodesTest, PlansNoListsWhereLayersTakeTheRoom) {
   CountedSession s;
   CodePlan without;
