@@ -53,8 +53,8 @@ inline constexpr uint32_t kPairRows = 2 * kCodeTile;
 /// Sizes for the lists of a KV head with room for `blocks` blocks of rows.
 struct ListSizes {
   uint32_t lists = 0;
-  /// Pairs that there is memory for: the rows' own and 5/8 of a pair for each list, or 11 a block, and some. Rows whose lists would need
-  /// more stay in blocks.
+  /// Pairs that there is memory for: the rows' own and 5/8 of a pair for each list, or 11 a block, and some. Rows whose clusters would
+  /// need more are cut into even lists (ListStretch).
   uint32_t pairs = 0;
   /// Pairs that a step may have to read, of lists and of blocks.
   uint32_t groups = 0;

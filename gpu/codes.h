@@ -64,7 +64,8 @@ struct CodesShape {
   /// Rows of a list on average, where rows may be put in lists beside their blocks (gpu/code_lists.h); 0: there are none.
   uint32_t list_rows = 0;
   ListShare list_share = {};
-  /// Listed rows of a layer from which on its steps choose among lists; with fewer they read all blocks.
+  /// Rows of a layer that are in lists or will be (made_lists()) from which on its steps choose among the lists in use; with fewer they
+  /// read all blocks.
   uint32_t lists_from = kListsFrom;
 
   [[nodiscard]] const LogitParams& logits_of(uint32_t layer) const {

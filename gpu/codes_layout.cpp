@@ -19,7 +19,6 @@ constexpr uint32_t kMaximaOfBlock = 8;            // one for every 32 rows
 constexpr uint32_t kMostBlocks = 1U << 14;
 // Of rows whose lists are made: 8 KV heads of 128 components in 16 bits, so that their products fill the device.
 constexpr size_t kMostListedBytes = size_t{64} << 20U;
-constexpr size_t kEndsOfLists = 1024;  // bytes that the choice among a KV head's lists comes to
 
 [[noreturn]] void refuse(const std::string& what, uint64_t seen, const std::string& allowed) {
   throw Error(Status::invalid_argument,

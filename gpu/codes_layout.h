@@ -31,6 +31,9 @@ namespace keyhole::gpu {
   return shape.list_rows != 0 && is_device_index_dim(shape.code.dim);
 }
 
+/// Bytes that the choice among a KV head's lists comes to: ChosenLists of gpu/cuda/codes/params.h.
+inline constexpr size_t kEndsOfLists = 1280;
+
 /// What making the lists of a stretch of rows takes for a time (gpu/cuda/codes/make_lists.h): offsets of its parts.
 struct ListWorkLayout {
   ListWorkLayout() = default;

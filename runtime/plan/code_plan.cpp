@@ -176,9 +176,15 @@ CodePlan last_layers(CodePlan plan, const CodeBytes& room, uint64_t tokens,
 
 CodePlan fitting(CodePlan plan, const CodeBytes& room, uint64_t tokens, const SessionParams& params,
                  const ModelShape& model) {
-  CodePlan by_host = plan;
+  CodePlan by_host = plan, without_lists = plan;
   by_host.rows_by_host = true;
+  without_lists.lists = {};
+  const uint32_t all = plan.count();
   plan = last_layers(std::move(plan), room, tokens, params, model);
+  if (plan.lists.rows != 0 && plan.count() != all) {
+    without_lists = last_layers(std::move(without_lists), room, tokens, params, model);
+    if (without_lists.count() > plan.count()) plan = std::move(without_lists);
+  }
   if (plan.rows_by_host || params.exact_rows_by != KEYHOLE_ROWS_BY_AUTO) return plan;
   by_host = last_layers(std::move(by_host), room, tokens, params, model);
   return by_host.count() > plan.count() ? by_host : plan;

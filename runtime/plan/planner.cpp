@@ -206,12 +206,15 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   }
   CodePlan coded = host_device ? CodePlan{} : code_plan(m, s);
   if (!host_device) check_placement(coded, s, m);
-  if (s.offload_placement == KEYHOLE_PLACE_DEVICE) {
+  const uint64_t left = device_limit > plan.device_bytes ? device_limit - plan.device_bytes : 0;
+  CodePlan fits =
+      fitting(coded, {device_limit == 0 ? UINT64_MAX : left, pinned_room(s, m)}, context, s, m);
+  // With KEYHOLE_PLACE_DEVICE no layer may make way, lists may.
+  const bool must_be_there = s.offload_placement == KEYHOLE_PLACE_DEVICE;
+  if (must_be_there && fits.count() != coded.count()) {
     coded = with_rows_placed(std::move(coded), pinned_room(s, m), context, s, m);
   } else {
-    const uint64_t left = device_limit > plan.device_bytes ? device_limit - plan.device_bytes : 0;
-    coded = fitting(std::move(coded), {device_limit == 0 ? UINT64_MAX : left, pinned_room(s, m)},
-                    context, s, m);
+    coded = std::move(fits);
   }
   std::map<Kinds::Spec, Wide> on_device;  // heads that need no index of the spec here
   if (coded.any() && gpu::codes_supported(codes_shape(coded, context, s, m))) {

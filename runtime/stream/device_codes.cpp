@@ -50,7 +50,9 @@ void DeviceCodes::plan(std::span<const HeadParams* const> heads) {
   const bool tries_again = std::exchange(tries_again_, false);
   if (wanted == wanted_) {
     if (!tries_again || plan_ == this->wanted()) return;
-    if (fitting_room(bytes()).count() <= plan_.count()) return;
+    const CodePlan fits = fitting_room(bytes());
+    if (fits.count() < plan_.count()) return;
+    if (fits.count() == plan_.count() && fits.lists == plan_.lists) return;
   } else {
     wanted_ = wanted;
     given_up_.assign(model_.layers, 0);
@@ -134,7 +136,7 @@ void DeviceCodes::make(CodePlan plan) {
   if (const std::string why = gpu::why_no_codes(shape); !why.empty()) {
     throw Error(Status::unsupported, why);
   }
-  std::string why_not_all, why_by_host;
+  std::string why_not_all, why_by_host, why_no_lists;
   if (must_be_here()) {
     CodePlan placed = with_rows_placed(plan, pinned_room(*params_, model_), params_->max_tokens,
                                        *params_, model_);
@@ -144,11 +146,16 @@ void DeviceCodes::make(CodePlan plan) {
   try {
     check_room(plan);
   } catch (const Error& e) {
-    if (must_be_here()) throw;
-    CodePlan fits = fitting_room(0);
+    if (must_be_here() && plan.lists.rows == 0) throw;
+    CodePlan fits = must_be_here() ? plan : fitting_room(0);
+    if (must_be_here()) {
+      fits.lists = {};
+      check_room(fits);
+    }
     if (!fits.any()) throw;
     if (fits.rows_by_host != plan.rows_by_host) why_by_host = too_much_to_pin(plan);
     if (fits.count() != plan.count()) why_not_all = e.what();
+    if (fits.lists != plan.lists) why_no_lists = e.what();
     plan = std::move(fits);
   }
   if (!plan.rows_by_host) {
@@ -161,13 +168,18 @@ void DeviceCodes::make(CodePlan plan) {
     }
   }
   for (;;) {
+    gpu::CodesShape of_plan = codes_shape(plan, params_->max_tokens, *params_, model_);
+    of_plan.blocks_later = copied_ != nullptr;
     try {
-      gpu::CodesShape of_plan = codes_shape(plan, params_->max_tokens, *params_, model_);
-      of_plan.blocks_later = copied_ != nullptr;
       codes_ = make_(of_plan);
       break;
     } catch (const Error& e) {
       const bool is_full = e.status() == Status::out_of_device_memory;
+      if (is_full && of_plan.list_rows != 0) {
+        why_no_lists = e.what();
+        plan.lists = {};
+        continue;
+      }
       if (!is_full || must_be_here() || plan.count() == 1) throw;
       why_not_all = e.what();
       // A quarter less each time: what is left over, others on the device may need.
@@ -189,6 +201,9 @@ void DeviceCodes::make(CodePlan plan) {
   }
   tell(why_not_all);
   if (!why_by_host.empty()) tell_reader(why_by_host);
+  if (!why_no_lists.empty()) {
+    log_(KEYHOLE_LOG_WARNING, "steps read all codes, without lists of near rows: " + why_no_lists);
+  }
 }
 
 void DeviceCodes::copy() {

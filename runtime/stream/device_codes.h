@@ -68,8 +68,8 @@ class DeviceCodes {
               Room room, CodeSource& source, const Log& log, const RowServer::Waits& waits = {});
 
   /// Takes the memory for the codes of a session with these heads (`[layers, kv_heads]`), all of it, where it does not
-  /// have it already. Layers for which there is no room, or all where the device has no kernel for their shape, stay
-  /// with the host, and the log says which and why; with KEYHOLE_PLACE_DEVICE it throws Error(out_of_device_memory |
+  /// have it already. Lists make way for layers. Layers for which there is no room, or all where the device has no kernel for
+  /// their shape, stay with the host, and the log says which and why; with KEYHOLE_PLACE_DEVICE it throws Error(out_of_device_memory |
   /// out_of_memory | unsupported), and Error(invalid_argument) where the heads have no codes.
   void plan(std::span<const HeadParams* const> heads);
   /// Before the first plan(): the session is to be a copy of one whose codes are `from`, which outlive copy(). Until that,

@@ -143,6 +143,7 @@ void CudaCodes::use_lists(uint32_t layer, Stream stream) {
     while (done < l.making.size() && has_passed(*l.making[done].done)) ++done;
   }
   if (done == 0) return;
+  l.stretches.reserve(l.stretches.size() + done);
   for (size_t i = 0; i < done; ++i) {
     l.stretches.push_back({l.making[i].begin, l.making[i].end});
   }

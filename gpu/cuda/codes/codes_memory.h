@@ -84,7 +84,8 @@ struct CudaCodes::Impl {
     memory = DeviceBuffer(layout.others_bytes);
     memory.clear();  // counts are 0
     coded = std::make_unique<PagedMemory>(layout.blocks_bytes);
-    if (layout.list_bytes != 0) {
+    // Where thread blocks have too little shared memory to choose, there are none.
+    if (variants.of(1).lists.list_capacity != 0) {
       in_lists = DeviceBuffer(layout.list_bytes);
       in_lists.clear();  // no stretch has any
       maker = std::make_unique<OwnStream>();
@@ -299,7 +300,7 @@ struct CudaCodes::Impl {
     claimed = now;
   }
   [[nodiscard]] size_t bytes() const {
-    return layout.others_bytes + layout.list_bytes + coded->held_bytes();
+    return layout.others_bytes + in_lists.bytes() + coded->held_bytes();
   }
   /// Called before bytes [begin, end) of the blocks are written: exchanges memory that others share for memory of
   /// their own.

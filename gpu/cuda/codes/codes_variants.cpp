@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "gpu/codes_layout.h"
+#include "gpu/cuda/codes/params.h"
 #include "gpu/cuda/common/check.h"
 
 namespace keyhole::gpu {
@@ -47,6 +49,8 @@ CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordin
 }
 
 }  // namespace
+
+static_assert(sizeof(codes::ChosenLists) <= kEndsOfLists);
 
 CodesVariants::CodesVariants(const CodesShape& shape, const CodesLayout& layout, int ordinal,
                              uint32_t resident_tokens) {

@@ -19,7 +19,11 @@ CudaCodes::CudaCodes(const CodesShape& shape, int ordinal, const RowWaits& waits
 CudaCodes::~CudaCodes() {
   const Account account = impl_->account;
   const size_t claimed = impl_->claimed;
-  impl_.reset();
+  {
+    // It waits for what reads rows, which may be gone when this returns.
+    const BesideCapture beside;
+    impl_.reset();
+  }
   if (account.release) account.release(claimed);
 }
 
@@ -181,7 +185,8 @@ void CudaCodes::copy_layer(uint32_t layer, Codes& from) {
          source.count * heads * 2 * dim * sizeof(uint16_t));
   }
   // A copy may have lists where its source has lost them, as the host reads its rows, and the other way round.
-  if (!source.stretches.empty() && m.shape.list_rows == f.shape.list_rows) {
+  if (!source.stretches.empty() && m.shape.list_rows == f.shape.list_rows &&
+      m.in_lists.bytes() != 0) {
     copy(m.list_memory(layer), f.list_memory(layer), m.layout.list_stride);
     m.layers[layer].stretches = source.stretches;
   }

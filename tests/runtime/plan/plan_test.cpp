@@ -53,6 +53,25 @@ TEST(Plan, An8BModelAt128k) {
   EXPECT_LT(lists.code_bytes, 3 * p.code_bytes);
 }
 
+TEST(Plan, ListsMakeWayForLayers) {
+  keyhole_session_config c;
+  keyhole_session_config_init(&c);
+  c.budget.tail = KEYHOLE_TAIL_CODES;
+  for (const uint32_t place : {KEYHOLE_PLACE_AUTO, KEYHOLE_PLACE_DEVICE}) {
+    c.offload_placement = place;
+    c.index = "codes:k=4,v=4";
+    const auto codes = plan(llama8b(), &c, 131072);
+    c.index = "codes:k=4,v=4,lists=64";
+    const auto lists = plan(llama8b(), &c, 131072);
+    ASSERT_GT(lists.device_bytes, codes.device_bytes);
+    const auto fewer = plan(llama8b(), &c, 131072, lists.device_bytes - 1);
+    EXPECT_EQ(fewer.code_layers, codes.code_layers);
+    EXPECT_EQ(fewer.device_bytes, codes.device_bytes);
+    EXPECT_EQ(fewer.rows_by_host, 0U);
+    EXPECT_EQ(fewer.fits, 1U);
+  }
+}
+
 // A GPU has no kernels for it: what the engine then does on the host.
 TEST(Plan, AModelOfTooManyQueryHeadsForAGpuIsOneOfTheHost) {
   auto mqa = llama8b();

@@ -225,17 +225,23 @@ struct CountedSession {
   const Engine engine{test::small_engine(1)};
   CountedRows rows{engine.model()};
   CountedCodes* made = nullptr;
+  uint32_t list_rows = 0;  ///< of the newest codes that were asked for
+  bool lists_fit = true;   ///< otherwise a device takes no codes with lists
+  uint64_t room = UINT64_MAX;
   std::vector<HeadParams> heads;
   DeviceCodes codes{params,
                     engine.model(),
                     [this](const gpu::CodesShape& shape) {
-                      EXPECT_EQ(shape.list_rows, 64U);
+                      list_rows = shape.list_rows;
+                      if (shape.list_rows != 0 && !lists_fit) {
+                        throw Error(Status::out_of_device_memory, "planted: lists are too large");
+                      }
                       auto counted = std::make_unique<CountedCodes>();
                       made = counted.get();
                       return counted;
                     },
                     [] { return std::make_unique<AnyPins>(); },
-                    {},
+                    [this](size_t) { return room; },
                     rows,
                     engine.log()};
 };
@@ -243,6 +249,7 @@ struct CountedSession {
 TEST(DeviceCodesTest, PutsRowsInListsAsTheyCome) {
   CountedSession s;
   s.plan();
+  EXPECT_EQ(s.list_rows, 64U);
   using Asked = CountedCodes::Asked;
   EXPECT_EQ(s.asks(32512), Asked{}) << "all codes are as fast";
   EXPECT_EQ(s.asks(33024), (Asked{{0, 16384}, {16384, 16384}}));
@@ -287,6 +294,62 @@ TEST(DeviceCodesTest, ReadsNoRowsOfACopyBeforeTheyArePinned) {
   EXPECT_EQ(two.asks(40192), (CountedCodes::Asked{{0, 16384}, {16384, 16384}, {32768, 7424}}));
 }
 
+TEST(DeviceCodesTest, GivesListsUpBeforeLayers) {
+  using Asked = CountedCodes::Asked;
+  for (const uint32_t place : {KEYHOLE_PLACE_AUTO, KEYHOLE_PLACE_DEVICE}) {
+    CountedSession s;
+    s.params.offload_placement = place;
+    s.lists_fit = false;
+    s.plan();
+    EXPECT_EQ(s.list_rows, 0U);
+    EXPECT_EQ(s.codes.layers(), s.engine.model().layers);
+    EXPECT_FALSE(s.codes.rows_by_host());
+    EXPECT_EQ(s.asks(40192), Asked{});
+    // With room again they come back.
+    s.lists_fit = true;
+    s.codes.retry();
+    s.plan();
+    EXPECT_EQ(s.list_rows, 64U);
+    EXPECT_NE(s.asks(40192), Asked{});
+  }
+}
+
+TEST(DeviceCodesTest, HasNoListsBeyondTheLimitOfDeviceMemory) {
+  CountedSession s;
+  s.params.offload_placement = KEYHOLE_PLACE_DEVICE;
+  const ModelShape& model = s.engine.model();
+  CodePlan without;
+  without.shape = {model.head_dim, 4, 4};
+  without.exact_rows = gpu::kMostDeviceRows;  // of the 100 that a budget has
+  without.layers.assign(model.layers, 1);
+  s.params.device_memory_limit = gpu::cuda_resident_bytes(s.params.resident_shape(model)) +
+                                 code_bytes(without, s.params.max_tokens, s.params, model).device;
+  s.plan();
+  EXPECT_EQ(s.list_rows, 0U);
+  EXPECT_EQ(s.codes.layers(), model.layers);
+  CountedSession less;
+  less.params = s.params;
+  less.params.device_memory_limit -= 1;
+  EXPECT_THROW(less.plan(), Error) << "no layer may make way";
+}
+
+TEST(DeviceCodesTest, PlansNoListsWhereLayersTakeTheRoom) {
+  CountedSession s;
+  CodePlan without;
+  without.shape = {s.engine.model().head_dim, 4, 4};
+  without.exact_rows = gpu::kMostDeviceRows;  // of the 100 that a budget has
+  without.layers.assign(s.engine.model().layers, 1);
+  s.room = code_bytes(without, s.params.max_tokens, s.params, s.engine.model()).device;
+  s.plan();
+  EXPECT_EQ(s.list_rows, 0U);
+  EXPECT_EQ(s.codes.layers(), s.engine.model().layers);
+  EXPECT_FALSE(s.codes.rows_by_host()) << "the device has room for what reads rows itself";
+  s.room = UINT64_MAX;
+  s.codes.retry();
+  s.plan();
+  EXPECT_EQ(s.list_rows, 64U);
+}
+
 TEST(CodeSpecsTest, SaysWhatTheTypeSays) {
   CodeSpecs specs;
   for (const char* spec : {"codes", "codes:k=2,v=4", "flat", "ivf:C=64", "codes:k=1,v=0,lists=5"}) {
@@ -302,6 +365,29 @@ TEST(CodeSpecsTest, SaysWhatTheTypeSays) {
   EXPECT_THROW((void)specs.codes("no such type"), Error);
   for (uint32_t i = 0; i < 3000; ++i) (void)specs.codes("ivf:C=" + std::to_string(64 + i));
   EXPECT_EQ(specs.codes("codes:k=2,v=2")->bits, index::code_bits("codes:k=2,v=2"));
+}
+
+TEST(CodePlanTest, LosesItsListsBeforeALayer) {
+  SessionParams params;
+  params.exact_rows_by = KEYHOLE_ROWS_BY_DEVICE;
+  Planned of(params, "codes:k=4,v=4,lists=64", KEYHOLE_TAIL_CODES);
+  CodeSpecs specs;
+  constexpr uint64_t kTokens = 65536;
+  params.max_tokens = kTokens;
+  const CodePlan with = plan_codes(params, of.model, of.all, specs);
+  CodePlan without = with;
+  without.lists = {};
+  const auto bytes = [&](const CodePlan& plan) {
+    return code_bytes(plan, kTokens, params, of.model).device;
+  };
+  const auto fit = [&](uint64_t room) {
+    return fitting(with, {room, UINT64_MAX}, kTokens, params, of.model);
+  };
+  ASSERT_GT(with.count(), 1U);
+  EXPECT_EQ(fit(bytes(with)), with);
+  EXPECT_EQ(fit(bytes(with) - 1), without);
+  EXPECT_EQ(fit(bytes(without)), without);
+  EXPECT_EQ(fit(bytes(without) - 1).count(), with.count() - 1);
 }
 
 TEST(CodePlanTest, HasTheListsThatAllHeadsAskFor) {
