@@ -135,8 +135,8 @@ class CardCache {
   void end_following();
   [[nodiscard]] bool in_order(const Part& part) const;
   void open();
-  void hand_over(uint64_t last);
-  void keep_loose(uint64_t last);
+  void hand_over(std::span<const int64_t> coming);
+  void keep_loose(std::span<const int64_t> coming);
   void forget_taken();
   void let_go();
   [[nodiscard]] bool bring_restored();

@@ -159,8 +159,20 @@ void CardMemory::let_go(size_t begin, size_t end) {
 
 void CardMemory::read(size_t begin, size_t bytes, std::byte* out) const {
   check(cudaSetDevice(ordinal_), "choosing the card");
-  check(cudaMemcpyAsync(out, data_ + begin, bytes, cudaMemcpyDefault, cudaStreamPerThread),
-        "copying from the card");
+  for (size_t at = begin; at < begin + bytes;) {
+    const char has = has_memory_[at / page_];
+    size_t end = at;
+    while (end < begin + bytes && has_memory_[end / page_] == has) end = (end / page_ + 1) * page_;
+    end = std::min(end, begin + bytes);
+    std::byte* to = out + (at - begin);
+    if (has == 0) {
+      std::fill_n(to, end - at, std::byte{0});
+    } else {
+      check(cudaMemcpyAsync(to, data_ + at, end - at, cudaMemcpyDefault, cudaStreamPerThread),
+            "copying from the card");
+    }
+    at = end;
+  }
   check(cudaStreamSynchronize(cudaStreamPerThread), "copying from the card");
 }
 

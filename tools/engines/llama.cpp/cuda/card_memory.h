@@ -30,8 +30,8 @@ class CardMemory {
   void let_go(size_t begin, size_t end);
   void let_go_all() { let_go(0, has_memory_.size() * page_); }
 
-  /// Copies bytes that have memory to the host's memory, or from there, and waits for that alone: what is enqueued elsewhere
-  /// has to be done. Throws std::runtime_error where the device fails.
+  /// Copies bytes to the host's memory, zeros where there is no memory, or from there to bytes that have memory, and waits for
+  /// that alone: what is enqueued elsewhere has to be done. Throws std::runtime_error where the device fails.
   void read(size_t begin, size_t bytes, std::byte* out) const;
   void write(size_t begin, size_t bytes, const std::byte* from);
 
