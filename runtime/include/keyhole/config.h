@@ -343,10 +343,11 @@ typedef struct keyhole_session_config {
   keyhole_mode mode;
   /* Spec of every head's index, e.g. "ivf:C=1024,probe=32"; keyhole_index_help() of keyhole/index.h lists the types.
    * NULL or "auto": codes of all tokens and the heaviest of them exactly, on a CUDA device with the most bits (4 or 2)
-   * that device_memory_limit, or half of the memory that is free, has room for, of as many layers as it has room for;
-   * on the host with 4 bits, in lists of which a step reads at least 12 % of the tokens and 8,192; up to 8,192 offloaded
-   * tokens are attended exactly there. "exact": mode KEYHOLE_MODE_EXACT, and the type flat, which builds nothing.
-   * keyhole_session_get_config() tells. Copied. */
+   * that device_memory_limit, or half of the memory that is free, has room for, of as many layers as it has room for,
+   * in lists where that is all layers, steps of max_tokens tokens are faster by these, and two and a half times the
+   * memory is there as well; on the host with 4 bits, in lists of which a step reads at least 12 % of the tokens and
+   * 8,192; up to 8,192 offloaded tokens are attended exactly there. "exact": mode KEYHOLE_MODE_EXACT, and the type flat,
+   * which builds nothing. keyhole_session_get_config() tells. Copied. */
   const char* index;
   /* Of every head that `budgets` does not name. */
   keyhole_budget budget;
