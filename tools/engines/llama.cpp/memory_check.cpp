@@ -1,7 +1,7 @@
 // Random operations on llama.cpp's memory, done twice: in a context whose cache lies in Keyhole, and in one of
 // llama.cpp alone. After each the answers are compared. GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings.
 //   llama-memory-check MODEL TEXT OPERATIONS SEED unified|streams [ALLOWED]
-//     OPERATIONS 0: none that are random; a restored sequence rests while the next prompt comes.
+//     OPERATIONS 0: a restored sequence rests while the next prompt comes, and one is shifted that has used few cells.
 //     ALLOWED: the largest divergence of an answer, 1e-4 where it is not said.
 //     TEXT is followed by random tokens where the model makes few of it.
 //   llama-memory-check --f32 MODEL    converts the model, and that is all
@@ -171,6 +171,14 @@ class Check {
     extend(0, kBatch / 2);
     note("a step of both");
     step(3);
+  }
+  /// A sequence is shifted before most of the cells have been used.
+  void begin_and_shift() {
+    clear();
+    extend(0, kBatch);
+    step(1);
+    shift(0);
+    extend(0, kBatch / 2);
   }
   /// All sequences go on, and what rested until then is compared.
   void end() {
@@ -400,6 +408,7 @@ int main(int argc, char** argv) {
   for (int i = 0; i <= operations; ++i) {
     if (operations == 0) {
       check.restore_and_begin();
+      check.begin_and_shift();
     } else if (i < operations) {
       check.operation();
       check.rest();

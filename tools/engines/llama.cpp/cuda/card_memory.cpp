@@ -149,12 +149,25 @@ void CardMemory::let_go(size_t begin, size_t end) {
     const size_t first = piece.first * page_;
     const size_t bytes = piece.pages * page_;
     if (first < begin || first + bytes > end) return false;
-    (void)driver().unmap(address(data_ + first), bytes);
-    (void)driver().release(piece.handle);
-    std::fill_n(has_memory_.begin() + static_cast<ptrdiff_t>(piece.first), piece.pages, 0);
-    held_ -= bytes;
+    unmap(piece);
     return true;
   });
+}
+
+void CardMemory::let_go_since(size_t pieces) {
+  (void)cudaSetDevice(ordinal_);
+  while (pieces_.size() > pieces) {
+    unmap(pieces_.back());
+    pieces_.pop_back();
+  }
+}
+
+void CardMemory::unmap(const Piece& piece) {
+  const size_t bytes = piece.pages * page_;
+  (void)driver().unmap(address(data_ + piece.first * page_), bytes);
+  (void)driver().release(piece.handle);
+  std::fill_n(has_memory_.begin() + static_cast<ptrdiff_t>(piece.first), piece.pages, 0);
+  held_ -= bytes;
 }
 
 void CardMemory::read(size_t begin, size_t bytes, std::byte* out) const {
