@@ -1,6 +1,7 @@
 // Random operations on llama.cpp's memory, done twice: in a context whose cache lies in Keyhole, and in one of
 // llama.cpp alone. After each the answers are compared. GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings.
 //   llama-memory-check MODEL TEXT OPERATIONS SEED unified|streams [ALLOWED]
+//     OPERATIONS 0: a restored sequence rests while the next prompt comes, and one is shifted that has used few cells.
 //     ALLOWED: the largest divergence of an answer, 1e-4 where it is not said.
 //     TEXT is followed by random tokens where the model makes few of it.
 //   llama-memory-check --f32 MODEL    converts the model, and that is all
@@ -161,6 +162,24 @@ class Check {
       if (!kept_[static_cast<size_t>(s)].empty() || below(3) == 0) keep(s);
     }
   }
+  /// A restored sequence rests while a prompt is filled into the cells of the one before it.
+  void restore_and_begin() {
+    for (int i = 0; i < 3; ++i) extend(0, kBatch);
+    step(1);
+    restore(0, 1);
+    remove(0, -1, -1);
+    extend(0, kBatch / 2);
+    note("a step of both");
+    step(3);
+  }
+  /// A sequence is shifted before most of the cells have been used.
+  void begin_and_shift() {
+    clear();
+    extend(0, kBatch);
+    step(1);
+    shift(0);
+    extend(0, kBatch / 2);
+  }
   /// All sequences go on, and what rested until then is compared.
   void end() {
     note("a last step of all");
@@ -299,6 +318,10 @@ class Check {
   }
   void save_and_restore(int from, int to) {
     if (next(from) == 0) return;
+    restore(from, to);
+    step_some();
+  }
+  void restore(int from, int to) {
     note("restore the saved " + std::to_string(from) + " as " + std::to_string(to));
     both([&](Side& side) {
       side.saved.resize(llama_state_seq_get_size(side.context, from));
@@ -310,7 +333,6 @@ class Check {
              saved(side, to) == side.saved;
     });
     kept_[static_cast<size_t>(to)].clear();
-    step_some();
   }
   [[nodiscard]] static std::vector<uint8_t> saved(const Side& side, int s) {
     std::vector<uint8_t> bytes(llama_state_seq_get_size(side.context, s));
@@ -384,7 +406,10 @@ int main(int argc, char** argv) {
   Check check(in_f32(argv[1]), text, seed, std::strcmp(argv[5], "unified") == 0);
   double before = 0;
   for (int i = 0; i <= operations; ++i) {
-    if (i < operations) {
+    if (operations == 0) {
+      check.restore_and_begin();
+      check.begin_and_shift();
+    } else if (i < operations) {
       check.operation();
       check.rest();
     } else {

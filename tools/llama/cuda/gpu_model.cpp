@@ -121,7 +121,7 @@ std::string gpu_refusal(const LlamaConfig& config) {
   if (major < 8) {
     return "the GPU is of compute capability " + std::to_string(major) + "; allowed: 8.0 or more";
   }
-  // What the library's attention has kernels for.
+  // What the decoder has kernels for: of the dimensions of a device, all that sessions have on every card.
   constexpr uint32_t kHeadDims[] = {64, 80, 96, 128, 256};
   if (std::ranges::find(kHeadDims, config.head_dim) == std::end(kHeadDims)) {
     return "head_dim is " + std::to_string(config.head_dim) +

@@ -232,9 +232,15 @@ void CardCache::meet_read(const ggml_tensor* touched, const CacheName& name) {
 bool CardCache::meet_change(const ggml_tensor* node, const ggml_tensor* touched,
                             const CacheName& name) {
   Layer& layer = layers_.at(name.layer);
+  changed_ = graph_;
   const bool in_sessions = std::any_of(layers_.begin(), layers_.end(), [](const auto& other) {
     return other.second.left.empty() && other.second.shape;
   });
+  // llama.cpp turns the keys of all cells, also of those that hold nothing yet. Of all layers, or of none.
+  if (on_card_ && !renewed_ && in_sessions && !copy_ && takeable() && !hold_keys()) {
+    end_following();
+    if (on_card_) make_room();
+  }
   if (!copy_ && !on_card_ && in_sessions) {
     const std::span<const int32_t> by = note_shifts(node);
     if (layer.left.empty() && layer.shape) {
@@ -254,6 +260,18 @@ bool CardCache::meet_change(const ggml_tensor* node, const ggml_tensor* touched,
   renewed_ = true;
   if (!on_card_) come_back();
   return true;
+}
+
+/// Memory for the keys of all cells. False: the card has too little, and holds what it held before.
+bool CardCache::hold_keys() {
+  const size_t before = memory_.pieces();
+  const bool all = std::all_of(layers_.begin(), layers_.end(), [&](auto& each) {
+    CardRows& rows = each.second.rows;
+    const ggml_tensor* keys = rows.tensor(false);
+    return keys == nullptr || rows.hold_bytes(memory_, false, 0, ggml_nbytes(keys));
+  });
+  if (!all) memory_.let_go_since(before);
+  return all;
 }
 
 std::span<const int32_t> CardCache::note_shifts(const ggml_tensor* node) {
@@ -290,6 +308,8 @@ bool CardCache::is_written(const CacheName& name) const {
 
 void CardCache::failed() {
   abandoned_ = true;
+  // llama.cpp goes on as if the keys had been turned.
+  if (on_card_ && changed_ == graph_) gone_ = cells_->last();
   if (on_card_) return;
   parts_.clear();
   if (!sequences_) return;

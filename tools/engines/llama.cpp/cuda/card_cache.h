@@ -135,13 +135,14 @@ class CardCache {
   void end_following();
   [[nodiscard]] bool in_order(const Part& part) const;
   void open();
-  void hand_over(uint64_t last);
-  void keep_loose(uint64_t last);
+  void hand_over(std::span<const int64_t> coming);
+  void keep_loose(std::span<const int64_t> coming);
   void forget_taken();
   void let_go();
   [[nodiscard]] bool bring_restored();
   void come_back();
   void make_room();
+  [[nodiscard]] bool hold_keys();
   [[noreturn]] static void no_memory();
   void build(Sequence& sequence, uint32_t tokens);
   void catch_up(Sequence& sequence, uint32_t tokens);
@@ -165,6 +166,7 @@ class CardCache {
   bool too_large_ = false;  // the card has no memory for the cells of the batch under way
   bool renewed_ = false;    // all cells have new numbers, and nothing has happened since
   uint64_t shifted_ = 0;    // the last graph whose shifts are noted
+  uint64_t changed_ = 0;    // the last graph that changes keys
   std::string stays_;       // why llama.cpp attends, whatever comes
   /// While tokens are in sessions, those that are in none: what cells were filled with from outside, and what lay in them when the
   /// others went to sessions.

@@ -95,7 +95,7 @@ void CardCache::choose_way() {
     come_back();
   }
   if (on_card_) check_not_gone();
-  if (on_card_ && too_large_) hand_over(before_batch_);
+  if (on_card_ && too_large_) hand_over(ids_);
   // New keys and values that the CUDA backend has computed in a graph before may lie in the cells alone.
   if (on_card_ && takeable() && past >= settings_.card && graph_ == batch_graph_) {
     try {

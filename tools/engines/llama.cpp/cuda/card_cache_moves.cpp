@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <future>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -42,7 +43,7 @@ void CardCache::no_memory() {
 /// A prompt's tokens come to sessions batch by batch, so that little is left to do when it ends (`ends`).
 void CardCache::follow_on_card(bool ends) {
   open();
-  if (ends) return hand_over(before_batch_);
+  if (ends) return hand_over(ids_);
   std::vector<std::pair<Sequence*, uint32_t>> work;
   for (const auto& parts : parts_) {
     for (const Part& part : parts) {
@@ -122,9 +123,9 @@ void CardCache::build(Sequence& sequence, uint32_t tokens) {
   sequence.unbuilt = false;
 }
 
-/// All tokens go from the card to sessions, and those that no session can have to the host's memory, up to the write with the number
-/// `last`: later ones are those of the batch under way.
-void CardCache::hand_over(uint64_t last) {
+/// All tokens go from the card to sessions, and those that no session can have to the host's memory, but for the cells `coming`: those of
+/// the batch under way.
+void CardCache::hand_over(std::span<const int64_t> coming) {
   if (!takeable()) no_memory();
   open();
   const auto begin = Clock::now();
@@ -155,7 +156,7 @@ void CardCache::hand_over(uint64_t last) {
   if (!copy_) {
     ggml_backend_synchronize(cuda_);
     stream_.wait();
-    keep_loose(last);
+    keep_loose(coming);
   }
   on_card_ = false;
   if (copy_) return;
@@ -170,14 +171,15 @@ void CardCache::hand_over(uint64_t last) {
 
 /// Tokens of which no sequence is known go to the host's memory, where a batch that goes on with them finds them: no batch has done so
 /// since they were restored or shifted, or tokens before them were removed and their cells filled again.
-void CardCache::keep_loose(uint64_t last) {
+void CardCache::keep_loose(std::span<const int64_t> coming) {
   const uint32_t cells = cells_->cells();
   std::vector<uint8_t> is_loose(size_t{cells_->streams()} * cells);
   for (size_t id = 0; id < is_loose.size(); ++id) {
     const uint64_t stamp =
         cells_->stamp(static_cast<uint32_t>(id / cells), static_cast<uint32_t>(id % cells));
-    is_loose[id] = stamp > gone_ && stamp <= last ? 1 : 0;
+    is_loose[id] = stamp > gone_ ? 1 : 0;
   }
+  for (const int64_t id : coming) is_loose[static_cast<size_t>(id)] = 0;
   uint32_t any_layer = 0;
   for (const auto& [number, layer] : layers_) {
     if (layer.left.empty()) any_layer = layer.number;
@@ -204,7 +206,6 @@ void CardCache::keep_loose(uint64_t last) {
               const ggml_tensor* tensor = layer.rows.tensor(values);
               const size_t row = tensor->nb[1];
               std::byte* to = restored_.write(tensor, first * row, count * row);
-              if (!layer.rows.hold_bytes(memory_, values, first * row, count * row)) no_memory();
               layer.rows.read(memory_, values, first, count, to);
             }
           }
@@ -279,7 +280,7 @@ void CardCache::come_back() {
 void CardCache::make_room() {
   if (copy_ || cuda_ == nullptr || !stays_.empty()) no_memory();
   parts_.clear();
-  hand_over(cells_->last());
+  hand_over({});
 }
 
 }  // namespace keyhole::llama_cpp

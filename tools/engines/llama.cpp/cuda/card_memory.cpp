@@ -149,18 +149,43 @@ void CardMemory::let_go(size_t begin, size_t end) {
     const size_t first = piece.first * page_;
     const size_t bytes = piece.pages * page_;
     if (first < begin || first + bytes > end) return false;
-    (void)driver().unmap(address(data_ + first), bytes);
-    (void)driver().release(piece.handle);
-    std::fill_n(has_memory_.begin() + static_cast<ptrdiff_t>(piece.first), piece.pages, 0);
-    held_ -= bytes;
+    unmap(piece);
     return true;
   });
 }
 
+void CardMemory::let_go_since(size_t pieces) {
+  (void)cudaSetDevice(ordinal_);
+  while (pieces_.size() > pieces) {
+    unmap(pieces_.back());
+    pieces_.pop_back();
+  }
+}
+
+void CardMemory::unmap(const Piece& piece) {
+  const size_t bytes = piece.pages * page_;
+  (void)driver().unmap(address(data_ + piece.first * page_), bytes);
+  (void)driver().release(piece.handle);
+  std::fill_n(has_memory_.begin() + static_cast<ptrdiff_t>(piece.first), piece.pages, 0);
+  held_ -= bytes;
+}
+
 void CardMemory::read(size_t begin, size_t bytes, std::byte* out) const {
   check(cudaSetDevice(ordinal_), "choosing the card");
-  check(cudaMemcpyAsync(out, data_ + begin, bytes, cudaMemcpyDefault, cudaStreamPerThread),
-        "copying from the card");
+  for (size_t at = begin; at < begin + bytes;) {
+    const char has = has_memory_[at / page_];
+    size_t end = at;
+    while (end < begin + bytes && has_memory_[end / page_] == has) end = (end / page_ + 1) * page_;
+    end = std::min(end, begin + bytes);
+    std::byte* to = out + (at - begin);
+    if (has == 0) {
+      std::fill_n(to, end - at, std::byte{0});
+    } else {
+      check(cudaMemcpyAsync(to, data_ + at, end - at, cudaMemcpyDefault, cudaStreamPerThread),
+            "copying from the card");
+    }
+    at = end;
+  }
   check(cudaStreamSynchronize(cudaStreamPerThread), "copying from the card");
 }
 

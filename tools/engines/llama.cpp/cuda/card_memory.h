@@ -29,9 +29,12 @@ class CardMemory {
   /// way.
   void let_go(size_t begin, size_t end);
   void let_go_all() { let_go(0, has_memory_.size() * page_); }
+  /// How many pieces hold() has given memory to, and: takes it back from those behind the first `pieces` of them.
+  [[nodiscard]] size_t pieces() const { return pieces_.size(); }
+  void let_go_since(size_t pieces);
 
-  /// Copies bytes that have memory to the host's memory, or from there, and waits for that alone: what is enqueued elsewhere
-  /// has to be done. Throws std::runtime_error where the device fails.
+  /// Copies bytes to the host's memory, zeros where there is no memory, or from there to bytes that have memory, and waits for
+  /// that alone: what is enqueued elsewhere has to be done. Throws std::runtime_error where the device fails.
   void read(size_t begin, size_t bytes, std::byte* out) const;
   void write(size_t begin, size_t bytes, const std::byte* from);
 
@@ -45,6 +48,7 @@ class CardMemory {
     unsigned long long handle = 0;
   };
   [[nodiscard]] bool map(size_t first, size_t pages);
+  void unmap(const Piece& piece);
 
   int ordinal_;
   size_t bytes_;

@@ -24,7 +24,7 @@ class CardRows {
   [[nodiscard]] bool hold_bytes(CardMemory& memory, bool values, size_t offset, size_t bytes);
   void let_go(CardMemory& memory);
   /// Copies rows of `count` cells from number `first` on, counted through all streams, to the host's memory, as
-  /// CardMemory::read() does; they have memory.
+  /// CardMemory::read() does.
   void read(const CardMemory& memory, bool values, size_t first, size_t count,
             std::byte* out) const;
   /// Gives memory to these cells, and copies their rows from the host's memory. False: the card has too little.
