@@ -92,8 +92,9 @@ std::string why_not_there(const CardQuestion& question, double bits) {
 std::string of_lists(const Card& card, const CardShares& shares, double components) {
   constexpr double kMicro = 1e6;
   if (!card.has_clusters()) {
-    return "all codes are read, as GPUs of compute capability " + card.capability() +
-           " have no lists (needed: 9.0)";
+    return "codes in lists are all read, as GPUs of compute capability " + card.capability() +
+           " have no lists (needed: 9.0); the memory of lists, which is counted, is not taken "
+           "there";
   }
   return "codes in lists at " + share_text(shares.lists) + " of copies, a KV head's mean keys at " +
          rate(shares.lists_scored) + ", a layer " +
