@@ -165,22 +165,29 @@ static int run(int argc, char** argv) {
   p.mean_tiles = device<uint32_t>(size_t{kv_heads} * sizes.lists * dim / 2);
   p.before = device<ListTotals>(kv_heads);
   p.after = device<ListTotals>(kv_heads);
-  // All KV heads, all stretches.
-  const double times = double(tokens) / stretch * kv_heads / work.heads;
-  const double copying = times * time([&] { launch_copy_rows(p, {}); });
+  // All KV heads, as many at a time as there is memory for; all stretches.
+  const auto time_of = [&](void (*launch)(const MakeLists&, cudaStream_t)) {
+    const double of_stretch = time([&] {
+      for (p.first_head = 0; p.first_head < kv_heads; p.first_head += work.heads) {
+        p.heads = std::min(work.heads, kv_heads - p.first_head);
+        launch(p, {});
+      }
+    });
+    return double(tokens) / stretch * of_stretch;
+  };
+  const double copying = time_of(launch_copy_rows);
   std::printf("%u x %u x %u, %u bits, lists of %u, one layer, ms\n", tokens, kv_heads, dim, bits,
               rows);
   std::printf("blocks encoded %.2f, with lists %.2f; bytes over the bus %.2f\n", encoding, making,
               bus);
   std::printf("copies %.2f\n", copying);
-  p.kept_rows = 32768 / (4 * dim);
   for (const uint32_t iterations : {0U, 1U, 2U, 3U, 4U, 5U, 6U, 8U, 12U, 20U}) {
     p.iterations = iterations;
-    const double clustering = times * time([&] { launch_cluster_rows(p, {}); });
+    const double clustering = time_of(launch_cluster_rows);
     p.kept_rows = 0;
-    const double coding_again = times * time([&] { launch_encode_lists(p, {}); });
-    p.kept_rows = 32768 / (4 * dim);
-    const double coding = times * time([&] { launch_encode_lists(p, {}); });
+    const double coding_again = time_of(launch_encode_lists);
+    p.kept_rows = kept_list_rows(dim);
+    const double coding = time_of(launch_encode_lists);
     std::vector<ListFigures> figures(p.stretch.lists);
     std::vector<ListPlace> places(p.stretch.lists);
     ListTotals totals;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cpu/types.h"
+
 namespace keyhole::runtime {
 namespace {
 
@@ -12,6 +14,7 @@ CodeShape code_of(const CodePlan& plan, const LayerShape& layer) {
 }  // namespace
 
 uint64_t rows_for_lists(const LayerShape& layer, const CodeShape& code) {
+  if (!is_device_index_dim(layer.head_dim)) return 0;
   // Microseconds of a layer, each the sum of what it has of its own, what a group's queries take, and what grows with the rows.
   constexpr double kAll = 9.4, kAllOfComponent = 1.0 / 64;
   constexpr double kLists = 28.4, kListsOfComponent = 0.3 / 64;
@@ -41,6 +44,7 @@ uint32_t lists_from(const CodePlan& plan, const ModelShape& model) {
   for (uint32_t l = 0; l < plan.layers.size(); ++l) {
     if (plan.layers[l] == 0) continue;
     const LayerShape layer = model.of(l);
+    if (!is_device_index_dim(layer.head_dim)) continue;  // its steps read all codes anyway
     const uint64_t rows = rows_for_lists(layer, code_of(plan, layer));
     if (rows == 0) return gpu::kListsFrom;
     most = std::max(most, rows);

@@ -19,11 +19,12 @@ namespace keyhole::runtime {
 /// everything read next to all lists, which takes longer than all codes: 135 us for 71 with 8 KV heads of 128 at 128k.
 inline constexpr bool kAutoTakesLists = false;
 
-/// Rows of a layer from which on its steps are faster by lists, with a margin: as if they read a quarter of the rows; 0: at no number.
+/// Rows of a layer from which on its steps are faster by lists, with a margin: as if they read a quarter of the rows; 0: at no number, or
+/// the device has no lists of heads so long (is_device_index_dim()).
 [[nodiscard]] uint64_t rows_for_lists(const LayerShape& layer, const CodeShape& code);
 
 /// Rows of a layer from which on steps of a plan that has lists choose among them: what the spec says (`from`), or what all
-/// its layers gain from; gpu::kListsFrom where some never do.
+/// its layers that can have lists gain from; gpu::kListsFrom where some of these never do.
 [[nodiscard]] uint32_t lists_from(const CodePlan& plan, const ModelShape& model);
 
 /// Whether all layers of a plan without lists would be faster with `lists` in sessions of `tokens` tokens, and there is room for them.

@@ -7,7 +7,6 @@
 
 #include "cpu/aligned.h"
 #include "gpu/pinned_memory.h"
-#include "runtime/plan/list_gain.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -18,6 +17,10 @@ namespace {
 constexpr size_t kPinnedTogether = 1024;
 // Most bytes of a call, 1.4 ms, for which launches wait.
 constexpr size_t kMostOfACall = size_t{64} << 20U;
+
+constexpr size_t whole_blocks(size_t rows) {
+  return (rows + kCodeBlock - 1) / kCodeBlock * kCodeBlock;
+}
 
 }  // namespace
 
@@ -172,6 +175,7 @@ void DeviceCodes::make(CodePlan plan) {
     of_plan.blocks_later = copied_ != nullptr;
     try {
       codes_ = make_(of_plan);
+      lists_from_ = of_plan.list_rows == 0 ? 0 : whole_blocks(of_plan.lists_from);
       break;
     } catch (const Error& e) {
       const bool is_full = e.status() == Status::out_of_device_memory;
@@ -289,6 +293,7 @@ void DeviceCodes::drop() {
   }
   reader_.reset();
   codes_.reset();
+  lists_from_ = 0;
   exchange_bytes_ = 0;
   pins_.reset();  // with all that it has pinned
   for (uint32_t layer = 0; layer < model_.layers; ++layer) {
@@ -327,14 +332,14 @@ void DeviceCodes::encode_pinned(gpu::Stream stream) {
   for (uint32_t l = 0; l < model_.layers; ++l) {
     if (!layer_has(l) || !layers_[l].has_balance) continue;
     if (!is_current(l)) encode(l, pinned_rows(l), stream);
-    list(l, gpu::kListStretch);
+    list(l, false);
   }
 }
 
 void DeviceCodes::update(uint32_t layer, gpu::Stream stream) {
   if (!is_current(layer)) make_current(layer, stream);
   codes_->use_lists(layer, stream);
-  list(layer, kRowsListed);
+  list(layer, true);
 }
 
 void DeviceCodes::make_current(uint32_t layer, gpu::Stream stream) {
@@ -351,18 +356,20 @@ void DeviceCodes::make_current(uint32_t layer, gpu::Stream stream) {
   pin(layer, rows + kCodeBlock);
 }
 
-void DeviceCodes::list(uint32_t layer, size_t least) {
-  const index::CodeListing& wanted = plan_.lists;
-  if (wanted.rows == 0 || plan_.rows_by_host) return;
+void DeviceCodes::list(uint32_t layer, bool is_before_step) {
   size_t rows = size_t{codes_->count(layer)} * kCodeBlock;
+  if (lists_from_ == 0 || rows < lists_from_) return;
   size_t begin = codes_->made_lists(layer);
-  if (rows - begin < least || rows < lists_from(plan_, model_)) return;
-  if (!codes_->takes_lists(layer)) return;
+  const auto least = [&] {
+    if (!is_before_step) return size_t{gpu::kListStretch};
+    return begin < lists_from_ ? std::min(kRowsListed, lists_from_ - begin) : kRowsListed;
+  };
+  if (rows - begin < least() || !codes_->takes_lists(layer)) return;
   // The codes of a copy are here before its rows are pinned.
   rows = std::min(rows, pinned_rows(layer) / kCodeBlock * kCodeBlock);
   if (rows < begin) return;
   try {
-    while (rows - begin >= least) {
+    while (rows - begin >= least()) {
       const size_t count = std::min<size_t>(rows - begin, gpu::kListStretch);
       if (!codes_->make_lists(layer, static_cast<uint32_t>(begin), static_cast<uint32_t>(count))) {
         return;

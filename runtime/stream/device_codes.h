@@ -29,7 +29,8 @@
 
 namespace keyhole::runtime {
 
-/// So many rows, and more, that have come since the last are put in lists before a step; while a prompt comes, gpu::kListStretch.
+/// So many rows, and more, that have come since the last are put in lists before a step, or fewer where these make a layer's rows in
+/// lists as many as steps choose among (CodesShape::lists_from); while a prompt comes, gpu::kListStretch.
 inline constexpr size_t kRowsListed = 4096;
 
 /// What codes are made of.
@@ -164,9 +165,9 @@ class DeviceCodes {
   [[nodiscard]] std::string too_much_to_pin(const CodePlan& plan) const;
   /// Waits until all rows of the layer are pinned, and enqueues the encoding of those that are not encoded.
   void make_current(uint32_t layer, gpu::Stream stream);
-  /// Begins to put the layer's rows in lists, where these are wanted and at least so many have come that are not: no step
+  /// Begins to put the layer's rows in lists, where these are wanted and enough have come that are not (kRowsListed): no step
   /// waits for it. What the device has no time for yet a later call begins.
-  void list(uint32_t layer, size_t least);
+  void list(uint32_t layer, bool is_before_step);
   void make(CodePlan plan);
   /// make(); where it fails there are none, which the log says, or, where they must be here, it throws.
   void try_to_make(const std::string& why_by_host = {});
@@ -221,6 +222,8 @@ class DeviceCodes {
   std::unique_ptr<PinQueue>
       pins_;  ///< with codes_, which read its memory until they end; null: rows_by_host()
   std::unique_ptr<gpu::Codes> codes_;  ///< null: no layer has any
+  size_t lists_from_ =
+      0;  ///< rows from which on steps of codes_ choose among lists, in whole blocks; 0: there are none
   std::unique_ptr<RowServer> reader_;  ///< with codes_, of rows_by_host()
   RowServer::Waits waits_;
   size_t exchange_bytes_ = 0;  ///< pinned, of codes_

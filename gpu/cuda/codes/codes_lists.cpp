@@ -26,9 +26,6 @@ bool has_passed(const Event& event) {
   return true;
 }
 
-/// Shared memory for rows of a list, of which there are 64 on average: four thread blocks of a multiprocessor have it.
-constexpr uint32_t kKeptBytes = 32768;
-
 bool is_capturing(Stream stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   (void)cudaStreamIsCapturing(stream_of(stream), &status);
@@ -60,7 +57,7 @@ MakeLists CudaCodes::Impl::listing(uint32_t layer, uint32_t begin, uint32_t rows
   p.heads = std::min(work.heads, shape.kv_heads - first_head);
   p.stretch = ListStretch(rows, shape.list_rows);
   p.iterations = kListIterations;
-  p.kept_rows = kKeptBytes / (shape.code.dim * static_cast<uint32_t>(sizeof(float)));
+  p.kept_rows = kept_list_rows(shape.code.dim);
   p.host_keys = l.rows.keys.data;
   p.host_values = l.rows.values.data;
   p.rows_stride = head_bytes(layer);

@@ -33,6 +33,13 @@ struct ListTotals {
   uint32_t lists = 0, pairs = 0;
 };
 
+/// MakeLists::kept_rows of rows of `dim` components: a list has 64 on average, and four thread blocks of a multiprocessor have
+/// the shared memory.
+[[nodiscard]] constexpr uint32_t kept_list_rows(uint32_t dim) {
+  constexpr uint32_t kBytes = 32768;
+  return kBytes / (dim * static_cast<uint32_t>(sizeof(float)));
+}
+
 /// A stretch of a layer's rows that is put in lists, of KV heads [first_head, first_head + heads). Pointers are the device's.
 struct MakeLists {
   CodeShape shape;

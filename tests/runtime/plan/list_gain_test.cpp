@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "gpu/device.h"
 #include "index/types/factory.h"
@@ -30,6 +31,7 @@ TEST(ListGain, GrowsWithTheBytesOfALayersCodes) {
   EXPECT_GT(rows_for_lists(heads_of(32, 4, 128), {128, 4, 4}), four);
   EXPECT_LE(rows_for_lists(heads_of(64, 16, 128), {128, 4, 4}), four);
   EXPECT_EQ(rows_for_lists(heads_of(16, 2, 256), {256, 4, 4}), 0U) << "2 KV heads take too long";
+  EXPECT_EQ(rows_for_lists(heads_of(32, 8, 512), {512, 4, 4}), 0U) << "a device has none there";
 }
 
 class ListGainOfAModel : public testing::Test {
@@ -92,6 +94,27 @@ TEST_F(ListGainOfAModel, SaysFromHowManyRowsOnStepsChoose) {
   EXPECT_EQ(codes_shape(shape, kTokens, params_, model_).lists_from, lists_from(shape, model_));
   EXPECT_EQ(codes_shape(shape, 32768, params_, model_).list_rows, 0U)
       << "and there is no memory for less";
+}
+
+/// Layers that can have no lists say nothing about when the others choose among theirs.
+TEST_F(ListGainOfAModel, LooksAtLayersThatCanHaveLists) {
+  keyhole_engine_config c = config();
+  std::vector<keyhole_layer_config> layers(c.layers);
+  for (keyhole_layer_config& layer : layers) keyhole_layer_config_init(&layer, &c);
+  layers[1].head_dim = 512;
+  c.layer_configs = layers.data();
+  c.layer_count = c.layers;
+  const Engine mixed(c);
+  ASSERT_EQ(mixed.model().of(1).head_dim, 512U);
+  const uint32_t usual = lists_from(listed(), model_);
+  ASSERT_GT(usual, gpu::kListsFrom);
+  EXPECT_EQ(lists_from(listed(), mixed.model()), usual);
+  EXPECT_FALSE(
+      gains_by_lists(plan(), lists_, {UINT64_MAX, UINT64_MAX}, kTokens, params_, mixed.model()))
+      << "not all layers do";
+  for (keyhole_layer_config& layer : layers) layer.head_dim = 512;
+  const Engine wide(c);
+  EXPECT_EQ(lists_from(listed(), wide.model()), gpu::kListsFrom);
 }
 
 TEST_F(ListGainOfAModel, AutoTakesThemWhereTheSwitchIsOn) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -132,10 +133,11 @@ struct CountedRows final : CodeSource {
   void learn_balances(uint32_t) override {}
   const index::Balance& balance(uint32_t, uint32_t) override { return balance_; }
   void set_pinned(uint32_t, size_t) override {}
-  bool is_shared(uint32_t, size_t) const override { return false; }
+  bool is_shared(uint32_t, size_t) const override { return has_copies; }
 
   const ModelShape& model;
   size_t count = 0;
+  bool has_copies = false;  ///< which read the pages that rows lie on
 
  private:
   index::Balance balance_;
@@ -156,7 +158,8 @@ struct CountedCodes final : gpu::Codes {
   }
   void truncate(uint32_t, uint32_t to, gpu::Stream) override {
     blocks = to;
-    while (!ends.empty() && ends.back() > to * kCodeBlock) ends.pop_back();
+    keep_lists(to * kCodeBlock);
+    used = std::min(used, made_lists(1));
   }
   uint32_t count(uint32_t) const override { return blocks; }
   [[nodiscard]] bool takes_lists(uint32_t) const override { return can; }
@@ -170,16 +173,30 @@ struct CountedCodes final : gpu::Codes {
     return true;
   }
   void use_lists(uint32_t, gpu::Stream) override { used = made_lists(1); }
-  void stop_lists(uint32_t) override { ++stopped; }
+  void stop_lists(uint32_t) override {
+    ++stopped;
+    keep_lists(used);
+  }
   uint32_t made_lists(uint32_t) const override { return ends.empty() ? 0 : ends.back(); }
   uint32_t listed(uint32_t) const override { return used; }
-  void copy_layer(uint32_t layer, Codes& from) override { blocks = from.count(layer); }
+  /// Of lists those that steps of the other use.
+  void copy_layer(uint32_t layer, Codes& from) override {
+    blocks = from.count(layer);
+    ends = static_cast<const CountedCodes&>(from).ends;
+    used = from.listed(layer);
+    keep_lists(used);
+  }
   void complete() override {}
   uint32_t serve_rows(uint32_t) override { return 0; }
   void give_up_rows(uint32_t) override {}
   uint32_t most_tokens(uint32_t) const override { return 1; }
   void read(uint32_t, uint32_t, uint32_t, std::byte*) const override {}
   size_t bytes() const override { return 0; }
+
+  /// Forgets lists of rows that reach beyond the first `rows`.
+  void keep_lists(uint32_t rows) {
+    while (!ends.empty() && ends.back() > rows) ends.pop_back();
+  }
 
   using Asked = std::vector<std::pair<uint32_t, uint32_t>>;
   uint32_t blocks = 0;
@@ -191,10 +208,10 @@ struct CountedCodes final : gpu::Codes {
 
 /// A session's codes that only count, of heads that all ask for lists.
 struct CountedSession {
-  CountedSession() {
+  explicit CountedSession(const std::string& index = "codes:k=4,v=4,lists=64") {
     params.max_tokens = 100000;
     HeadParams head;
-    head.index = "codes:k=4,v=4,lists=64";
+    head.index = index;
     head.budget.tail = KEYHOLE_TAIL_CODES;
     heads.assign(size_t{engine.model().layers} * engine.model().kv_heads, head);
   }
@@ -225,14 +242,15 @@ struct CountedSession {
   const Engine engine{test::small_engine(1)};
   CountedRows rows{engine.model()};
   CountedCodes* made = nullptr;
-  uint32_t list_rows = 0;  ///< of the newest codes that were asked for
-  bool lists_fit = true;   ///< otherwise a device takes no codes with lists
+  uint32_t list_rows = 0, lists_from = 0;  ///< of the newest codes that were asked for
+  bool lists_fit = true;                   ///< otherwise a device takes no codes with lists
   uint64_t room = UINT64_MAX;
   std::vector<HeadParams> heads;
   DeviceCodes codes{params,
                     engine.model(),
                     [this](const gpu::CodesShape& shape) {
                       list_rows = shape.list_rows;
+                      lists_from = shape.lists_from;
                       if (shape.list_rows != 0 && !lists_fit) {
                         throw Error(Status::out_of_device_memory, "planted: lists are too large");
                       }
@@ -277,6 +295,75 @@ TEST(DeviceCodesTest, PutsRowsInListsAsTheyCome) {
   EXPECT_EQ(s.made->stopped, 0U);
   s.codes.give_up_first("planted");
   EXPECT_EQ(s.made->stopped, 1U) << "rows of lists that are being made stay pinned until then";
+}
+
+/// Steps choose among lists once so many rows are in them as the device was told: rows that are there wait for no more to come.
+TEST(DeviceCodesTest, PutsAsManyRowsInListsAsStepsChooseAmong) {
+  using Asked = CountedCodes::Asked;
+  const Asked four = {{0, 16384}, {16384, 16384}, {32768, 16384}, {49152, 16384}};
+  const auto with = [&](std::pair<uint32_t, uint32_t> last) {
+    Asked all = four;
+    all.push_back(last);
+    return all;
+  };
+  for (const uint32_t from : {66048U, 65800U}) {  // the other one is not whole blocks
+    CountedSession s("codes:k=4,v=4,lists=64,from=" + std::to_string(from));
+    s.plan();
+    EXPECT_EQ(s.lists_from, from);
+    EXPECT_EQ(s.asks(65792), Asked{}) << from;
+    EXPECT_EQ(s.asks(66048), with({65536, 512})) << from;
+    EXPECT_GE(s.made->made_lists(1), from);
+    EXPECT_EQ(s.asks(69888), Asked{}) << "rows that come behind wait for more";
+    EXPECT_EQ(s.asks(70144), (Asked{{66048, 4096}}));
+    // What a truncation takes away comes again, once there are as many rows.
+    s.codes.truncate(1, 65792, {});
+    EXPECT_EQ(s.asks(65792), Asked{}) << from;
+    EXPECT_EQ(s.asks(66304), (Asked{{65536, 768}})) << from;
+  }
+  // A prompt's rows come in whole stretches, and the first step makes them as many as it needs.
+  CountedSession s("codes:k=4,v=4,lists=64,from=66048");
+  s.plan();
+  EXPECT_EQ(s.asks_beside(66048), four);
+  EXPECT_EQ(s.asks(66048), (Asked{{65536, 512}}));
+}
+
+/// The source's lists are the copy's, and from then on each has its own. That their memory is, too, these codes cannot show: they
+/// have none.
+TEST(DeviceCodesTest, GoesOnFromTheListsOfACopy) {
+  using Asked = CountedCodes::Asked;
+  CountedSession one, two;
+  one.plan();
+  EXPECT_EQ(one.asks(40192), (Asked{{0, 16384}, {16384, 16384}, {32768, 7424}}));
+  EXPECT_EQ(one.asks(44544), (Asked{{40192, 4352}})) << "which no step uses yet";
+  two.codes.expect_copy_of(one.codes);
+  two.plan();
+  two.rows.count = 44544;
+  two.codes.copy();
+  EXPECT_EQ(two.made->made_lists(1), 40192U);
+  two.codes.encode_pinned({});
+  EXPECT_EQ(two.made->asked, Asked{}) << "none of its rows is pinned";
+  EXPECT_EQ(two.asks(44544), (Asked{{40192, 4352}})) << "it makes those itself";
+  EXPECT_EQ(two.asks(48640), (Asked{{44544, 4096}}));
+  EXPECT_EQ(one.made->made_lists(1), 44544U);
+
+  // The source loses a part of what they have in common.
+  one.rows.has_copies = two.rows.has_copies = true;
+  one.rows.count = 36864;
+  one.codes.truncate(1, 36864, {});
+  EXPECT_EQ(one.made->stopped, 1U) << "its pages are exchanged";
+  EXPECT_EQ(one.made->made_lists(1), 32768U);
+  EXPECT_EQ(two.made->stopped, 0U);
+  EXPECT_EQ(two.made->made_lists(1), 48640U);
+  EXPECT_EQ(two.asks(52736), (Asked{{48640, 4096}}));
+  EXPECT_EQ(one.asks(41472), (Asked{{32768, 8704}}));
+  // And the copy in its turn, with lists that no step uses yet.
+  EXPECT_EQ(two.made->used, 48640U);
+  two.rows.count = 52736;
+  two.codes.truncate(1, 52736, {});
+  EXPECT_EQ(two.made->stopped, 1U);
+  EXPECT_EQ(two.made->made_lists(1), 48640U);
+  EXPECT_EQ(two.asks(52736), (Asked{{48640, 4096}})) << "begun anew, of rows that are pinned again";
+  EXPECT_EQ(one.made->made_lists(1), 41472U);
 }
 
 TEST(DeviceCodesTest, ReadsNoRowsOfACopyBeforeTheyArePinned) {

@@ -275,6 +275,12 @@ TEST(Plan, EstimatesCodesInLists) {
   const double lists = estimates[0].value("layer_s", 0.0), all = estimates[1].value("layer_s", 0.0);
   EXPECT_GT(lists, 0.3 * all);
   EXPECT_LT(lists, 0.8 * all);
+  EXPECT_EQ(card["compute_capability"], "9.0");
+
+  // GPUs before compute capability 9.0 have none.
+  const Outcome before = plan({"--context", "128k", "--card", "RTX 4090", "--index",
+                               "codes:k=4,v=4,lists=64", "--gpu-memory", "80GiB"});
+  EXPECT_NE(before.out.find("8.9 have no lists"), std::string::npos) << before.out;
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 #include "tools/commands/plan/card_report.h"
 
 #include <algorithm>
-#include <string_view>
+#include <charconv>
+#include <string>
 
 #include "tools/commands/plan/speed.h"
 #include "tools/terminal/table.h"
@@ -52,6 +53,56 @@ std::string rate(double bytes_a_second) {
   return format_number(bytes_a_second / kGb, 4) + " GB/s";
 }
 
+/// What the spec of an index, "codes:k=4,v=4", has as a parameter; `otherwise` where it does not name it.
+uint32_t parameter_of(const std::string& spec, const std::string& name, uint32_t otherwise) {
+  for (const char before : {':', ','}) {
+    const std::string key = before + name + '=';
+    const size_t at = spec.find(key);
+    if (at == std::string::npos) continue;
+    uint32_t value = otherwise;
+    (void)std::from_chars(spec.data() + at + key.size(), spec.data() + spec.size(), value);
+    return value;
+  }
+  return otherwise;
+}
+
+/// Bits of a component in codes of a spec, the mean of K's and V's.
+double bits_of(const std::string& spec) {
+  constexpr uint32_t kUsual = 2;
+  return (parameter_of(spec, "k", kUsual) + parameter_of(spec, "v", kUsual)) / 2.0;
+}
+
+/// Why steps over codes do not run on the card, which has less shared memory than those that this was measured on; empty: they do.
+std::string why_not_there(const CardQuestion& question, double bits) {
+  constexpr uint64_t kKib = 1024, kOf512 = 200 * kKib, kOfLargeGroups = 100 * kKib;
+  const uint32_t dim = question.engine.head_dim;
+  const uint32_t group = question.engine.q_heads / question.engine.kv_heads;
+  const uint64_t shared = question.card.shared_bytes();
+  const std::string there = std::to_string(shared / kKib) + " KiB of shared memory are too few";
+  if (dim > 256 && shared < kOf512) return there + " for heads of " + std::to_string(dim);
+  // docs/embedding.md, "Codes on the device".
+  const bool is_large = (dim == 256 && (group > 8 || (group > 4 && bits > 2.0))) ||
+                        (dim == 128 && group > 8 && bits > 2.0);
+  if (!is_large || shared >= kOfLargeGroups) return "";
+  return there + " for " + std::to_string(group) + " query heads of " + std::to_string(dim) +
+         " for a KV head";
+}
+
+/// What is taken for granted of lists.
+std::string of_lists(const Card& card, const CardShares& shares, double components) {
+  constexpr double kMicro = 1e6;
+  if (!card.has_clusters()) {
+    return "codes in lists are all read, as GPUs of compute capability " + card.capability() +
+           " have no lists (needed: 9.0); the memory of lists, which is counted, is not taken "
+           "there";
+  }
+  return "codes in lists at " + share_text(shares.lists) + " of copies, a KV head's mean keys at " +
+         rate(shares.lists_scored) + ", a layer " +
+         format_number((shares.lists_fixed + shares.lists_fixed_per_component * components) *
+                       kMicro) +
+         " us beside them, 12 % of the lists' rows being read";
+}
+
 std::string assumptions(const CardQuestion& question) {
   constexpr double kMicro = 1e6;
   const CardShares shares;
@@ -64,11 +115,8 @@ std::string assumptions(const CardQuestion& question) {
       "; a layer " +
       format_number((shares.fixed + shares.fixed_per_component * components) * kMicro) +
       " us beside them, and " + std::to_string(question.exact_rows) +
-      " rows of each KV head over the bus at " + rate(question.card.bus) + "; codes in lists at " +
-      share_text(shares.lists) + " of copies, a KV head's mean keys at " +
-      rate(shares.lists_scored) + ", a layer " +
-      format_number((shares.lists_fixed + shares.lists_fixed_per_component * components) * kMicro) +
-      " us beside them, 12 % of the lists' rows being read. ";
+      " rows of each KV head over the bus at " + rate(question.card.bus) + "; " +
+      of_lists(question.card, shares, components) + ". ";
   text += question.weights == 0
               ? "Without --weights there is no time of a whole token. "
               : "Weights, " + format_bytes(question.weights) + " a token, at " +
@@ -86,24 +134,34 @@ std::string assumptions(const CardQuestion& question) {
 
 CardEstimate estimate_codes(const CardQuestion& question, const std::string& index,
                             const keyhole_memory_plan& plan) {
-  const auto none = [&](const char* why) {
+  const auto none = [&](const std::string& why) {
     return CardEstimate{index, plan.fits != 0, why, 0.0, 0.0, 0.0};
   };
+  const std::string spec = plan.index;
+  if (plan.code_layers != 0) {
+    if (const std::string why = why_not_there(question, bits_of(spec)); !why.empty()) {
+      return none(why);
+    }
+  }
   if (plan.code_layers < question.full_layers || question.full_layers == 0) {
     return none("not all layers' codes are on the card");
   }
   if (plan.rows_by_host != 0) return none("rows that the host reads are not estimated");
   CardLayer layer = layer_of(question);
   layer.code_bytes = plan.code_bytes / plan.code_layers;
-  const std::string_view spec = plan.index;
-  if (spec.find("lists=") != std::string_view::npos) {
-    // The plan's bytes are those of codes and lists, and a step reads a part of the lists.
-    layer.code_bits = spec.find("k=2") != std::string_view::npos ? 2.0 : 4.0;
+  if (parameter_of(spec, "lists", 0) != 0) {
+    layer.code_bits = bits_of(spec);
     constexpr double kFactorBytes = 6.0;  // of a row, with its part of a block's means
     const double of_row = layer.code_bits * layer.head_dim / 4.0 + kFactorBytes;
-    layer.code_bytes =
-        static_cast<uint64_t>(static_cast<double>(question.context) * layer.kv_heads * of_row);
-    return sum_up(question, index, plan.fits != 0, seconds_of_lists(question.card, layer));
+    const double bytes = static_cast<double>(question.context) * layer.kv_heads * of_row;
+    // A plan without memory for them has no lists: heads are too long, or rows too few. A card without clusters has none, either.
+    constexpr double kLeastWithLists = 1.25;  // times the codes; lists take more
+    const bool has_lists = question.card.has_clusters() &&
+                           static_cast<double>(layer.code_bytes) > kLeastWithLists * bytes;
+    layer.code_bytes = static_cast<uint64_t>(bytes);
+    return sum_up(question, index, plan.fits != 0,
+                  has_lists ? seconds_of_lists(question.card, layer)
+                            : seconds_of_codes(question.card, layer));
   }
   constexpr double kBitsOfByte = 8.0;
   const double components = 2.0 * static_cast<double>(question.context) * question.engine.kv_heads *
@@ -157,6 +215,8 @@ ordered_json card_json(const CardQuestion& question, const std::vector<CardEstim
           {"memory", question.card.memory},
           {"bandwidth", question.card.bandwidth},
           {"bus", question.card.bus},
+          {"compute_capability", question.card.capability()},
+          {"shared_memory", question.card.shared_bytes()},
           {"weights_read", question.weights},
           {"exact_rows", question.exact_rows},
           {"shares",

@@ -1,6 +1,7 @@
 // Tokens a second that a card will reach at a context, for people and for machines.
 #pragma once
 
+#include <keyhole/inspect.h>
 #include <keyhole/keyhole.h>
 
 #include <cstdint>

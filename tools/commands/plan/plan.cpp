@@ -463,7 +463,8 @@ void add_plan(CLI::App& keyhole) {
       ->add_option("--card", options->card,
                    "Estimate tokens/s on this GPU, whose memory is the limit where --gpu-memory is "
                    "not given: a name (RTX 4090, 3090, H100, ...), or MEMORY,BANDWIDTH,BUS of "
-                   "another (24GiB,1008GB,25GB)")
+                   "another (24GiB,1008GB,25GB), and its compute capability where it is above 8.0 "
+                   "(24GiB,1008GB,25GB,8.9)")
       ->type_name("CARD");
   command
       ->add_option("--active-weights", options->active_weights,

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string>
 
 #include "tools/commands/plan/cards.h"
 #include "tools/terminal/errors.h"
@@ -135,6 +136,28 @@ TEST(Cards, OfOnesOwnAreRead) {
   EXPECT_EQ(card.memory, uint64_t{24} << 30U);
   EXPECT_EQ(card.bandwidth, 1008e9);
   EXPECT_EQ(card.bus, 25e9);
+  EXPECT_EQ(card.capability(), "8.0");
+  EXPECT_EQ(find_card("24GiB,1008GB,25GB,12.1").capability(), "12.1");
+}
+
+/// What the device says of itself: cudaDevAttrMaxSharedMemoryPerBlockOptin.
+TEST(Cards, KnowWhatThreadBlocksMayDo) {
+  struct Known {
+    const char* card;
+    const char* capability;
+    bool has_clusters;
+    uint64_t kib;
+  };
+  for (const Known& k : {Known{"3090", "8.6", false, 99}, Known{"4090", "8.9", false, 99},
+                         Known{"L4", "8.9", false, 99}, Known{"A30", "8.0", false, 163},
+                         Known{"A100 80GB", "8.0", false, 163}, Known{"H100", "9.0", true, 227},
+                         Known{"H20", "9.0", true, 227}, Known{"5090", "12.0", true, 99},
+                         Known{"180GiB,8000GB,55GB,10.0", "10.0", true, 227}}) {
+    const Card card = find_card(k.card);
+    EXPECT_EQ(card.capability(), k.capability) << k.card;
+    EXPECT_EQ(card.has_clusters(), k.has_clusters) << k.card;
+    EXPECT_EQ(card.shared_bytes(), k.kib * 1024) << k.card;
+  }
 }
 
 std::string refusal(const char* text) {
@@ -155,6 +178,10 @@ TEST(Cards, ThatAreNotKnownAreRefusedWithThoseThatAre) {
   EXPECT_EQ(several.find("RTX 3090"), std::string::npos);
   EXPECT_NE(refusal("24GiB,1008GB").find("2 parts"), std::string::npos);
   EXPECT_NE(refusal("24GiB,0,25GB").find("is 0"), std::string::npos);
+  for (const char* capability : {"7.5", "9", "9.", "8.x", "8.12", ""}) {
+    const std::string text = refusal(("24GiB,1008GB,25GB," + std::string(capability)).c_str());
+    EXPECT_NE(text.find("8.0 on"), std::string::npos) << capability << ": " << text;
+  }
   EXPECT_FALSE(refusal("24GiB,fast,25GB").empty());
 }
 
