@@ -31,8 +31,8 @@ bool Sequences::is_wanted(const Token& token, uint32_t stream) const {
   return false;
 }
 
-/// Whether another one has tokens in common with a sequence, as far as is known, which lie nowhere else: what a run does not see of it
-/// may be the other's.
+/// Whether another one has tokens in common with a sequence, as far as is known, which lie in no cell of llama.cpp's cache: what a run
+/// does not see of it may be the other's.
 bool Sequences::is_strict(const Sequence& sequence) const {
   return (rewrites_ || !refill_) && sequence.family != 0 &&
          std::any_of(sequences_.begin(), sequences_.end(), [&](const auto& other) {
@@ -48,12 +48,12 @@ bool Sequences::loses_nothing(const Sequence& sequence, uint32_t stream, const R
 }
 
 /// Whether a sequence whose keys are to be turned may be rewritten for a run: a context shift has removed what the run does not see,
-/// whose cells others may not have filled yet. `last_new`: the highest cell of the batch's new tokens. In a single stream a token is
-/// somebody else's for certain where its key was turned, as llama.cpp turns none of an empty cell; and where its cell is below
-/// `last_new`, as llama.cpp fills the lowest empty cells.
+/// and nobody may have filled these cells yet. But a copy may be there that has not gone on. In a single stream a token is somebody
+/// else's where its key was turned, as llama.cpp turns none of an empty cell; and where its cell is below `last_new`, the highest one of
+/// the batch's new tokens, as llama.cpp fills the lowest empty cells. In several streams copies of a shifted one have sessions of their
+/// own (keep_for_copies()).
 bool Sequences::may_turn(const Sequence& sequence, uint32_t stream, const Run& run,
                          uint32_t last_new) const {
-  if (is_strict(sequence)) return loses_nothing(sequence, stream, run);
   if (cells_.streams() > 1) return true;
   for (size_t i = 0; i < sequence.tokens.size(); ++i) {
     const Token& token = sequence.tokens[i];
