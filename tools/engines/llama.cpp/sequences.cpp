@@ -39,18 +39,17 @@ bool Sequences::lacks_beginning(const Sequence& sequence, uint32_t stream, const
 
 /// The sequence that shares most tokens with the run's past. It can go on as it is where nobody else may want what
 /// would be cut off: its next token was written over, or there is none. Of one that has been copied each token is asked.
-Sequences::Match Sequences::best(uint32_t stream, const Run& run) const {
+Sequences::Match Sequences::best(uint32_t stream, const Run& run, uint32_t last_new) const {
   Match found;
   for (const auto& sequence : sequences_) {
     const uint32_t length = common(*sequence, stream, run);
     if (length == 0 && !sequence->tokens.empty()) continue;
-    // Where keys were turned nobody wants the sequence as it was.
-    const bool in_place =
-        is_free(*sequence, stream) &&
-        (length == sequence->tokens.size() ||
-         (is_strict(*sequence)
-              ? loses_nothing(*sequence, stream, run)
-              : !sequence->turns.empty() || !is_wanted(sequence->tokens[length], stream)));
+    bool in_place = is_free(*sequence, stream);
+    if (in_place && length < sequence->tokens.size()) {
+      in_place = !sequence->turns.empty() ? may_turn(*sequence, stream, run, last_new)
+                 : is_strict(*sequence)   ? loses_nothing(*sequence, stream, run)
+                                          : !is_wanted(sequence->tokens[length], stream);
+    }
     if (found.sequence == nullptr ||
         std::tuple(length, in_place) > std::tuple(found.length, found.in_place)) {
       found = {sequence.get(), length, in_place};
@@ -62,7 +61,7 @@ Sequences::Match Sequences::best(uint32_t stream, const Run& run) const {
 
 /// Of the sequences that have all that the run sees, and more in between, the one that goes on with most tokens as they are. Where a
 /// first token alone is not seen any more, twice in a row, it has left a sliding window.
-Sequences::Match Sequences::with_gaps(uint32_t stream, const Run& run) const {
+Sequences::Match Sequences::with_gaps(uint32_t stream, const Run& run, uint32_t last_new) const {
   Match found;
   if (run.past_count == 0) return found;
   for (const auto& sequence : sequences_) {
@@ -74,9 +73,9 @@ Sequences::Match Sequences::with_gaps(uint32_t stream, const Run& run) const {
                         lacks_beginning(*sequence, stream, run);
     if (slides && sequence->slid) continue;
     const uint32_t length = common(*sequence, stream, run);
-    const bool in_place =
-        is_free(*sequence, stream) && ((!sequence->turns.empty() && !is_strict(*sequence)) ||
-                                       loses_nothing(*sequence, stream, run));
+    const bool in_place = is_free(*sequence, stream) &&
+                          (sequence->turns.empty() ? loses_nothing(*sequence, stream, run)
+                                                   : may_turn(*sequence, stream, run, last_new));
     if (found.sequence == nullptr ||
         std::tuple(length, in_place) > std::tuple(found.length, found.in_place)) {
       found = {sequence.get(), length, in_place, true, slides};
@@ -219,12 +218,14 @@ std::optional<std::vector<Part>> Sequences::place(uint32_t stream, const Batch& 
                                                   std::span<const uint32_t> new_cells,
                                                   SessionSource& source, Rewriter* rewriter) {
   rewrites_ = rewriter != nullptr;
+  const uint32_t last_new =
+      new_cells.empty() ? 0 : *std::max_element(new_cells.begin(), new_cells.end());
   std::vector<Match> matches;
   for (const Run& run : batch.runs) {
-    matches.push_back(best(stream, run));
+    matches.push_back(best(stream, run, last_new));
     if (matches.back().length == run.past_count) continue;
     if (rewriter != nullptr) {
-      const Match match = with_gaps(stream, run);
+      const Match match = with_gaps(stream, run, last_new);
       if (match.sequence != nullptr) {
         matches.back() = match;
         continue;

@@ -131,8 +131,8 @@ class Sequences {
   [[nodiscard]] uint32_t common(const Sequence& sequence, uint32_t stream, const Run& run) const;
   [[nodiscard]] bool lacks_beginning(const Sequence& sequence, uint32_t stream,
                                      const Run& run) const;
-  [[nodiscard]] Match best(uint32_t stream, const Run& run) const;
-  [[nodiscard]] Match with_gaps(uint32_t stream, const Run& run) const;
+  [[nodiscard]] Match best(uint32_t stream, const Run& run, uint32_t last_new) const;
+  [[nodiscard]] Match with_gaps(uint32_t stream, const Run& run, uint32_t last_new) const;
   Sequence& take(const Match& match, const Run& run, uint32_t stream, SessionSource& source,
                  Rewriter* rewriter);
   void rewrite(Sequence& sequence, const Run& run, uint32_t stream, Rewriter* rewriter) const;
@@ -142,6 +142,8 @@ class Sequences {
   [[nodiscard]] bool is_free(const Sequence& sequence, uint32_t stream) const;
   [[nodiscard]] bool is_strict(const Sequence& sequence) const;
   [[nodiscard]] bool loses_nothing(const Sequence& sequence, uint32_t stream, const Run& run) const;
+  [[nodiscard]] bool may_turn(const Sequence& sequence, uint32_t stream, const Run& run,
+                              uint32_t last_new) const;
   [[nodiscard]] bool is_dead_everywhere(const Sequence& sequence) const;
   [[nodiscard]] bool is_gone(const Sequence& sequence, uint32_t stream) const;
   [[nodiscard]] bool is_dead(const Sequence& sequence, uint32_t stream) const;

@@ -31,10 +31,10 @@ bool Sequences::is_wanted(const Token& token, uint32_t stream) const {
   return false;
 }
 
-/// Whether another one has tokens in common with a sequence, as far as is known, which lie nowhere else: what a run does not see of it
-/// may be the other's.
+/// Whether another one has tokens in common with a sequence, as far as is known, which lie in no cell of llama.cpp's cache: what a run
+/// does not see of it may be the other's.
 bool Sequences::is_strict(const Sequence& sequence) const {
-  return !refill_ && sequence.family != 0 &&
+  return (rewrites_ || !refill_) && sequence.family != 0 &&
          std::any_of(sequences_.begin(), sequences_.end(), [&](const auto& other) {
            return other.get() != &sequence && other->family == sequence.family;
          });
@@ -45,6 +45,23 @@ bool Sequences::loses_nothing(const Sequence& sequence, uint32_t stream, const R
   return std::all_of(sequence.tokens.begin(), sequence.tokens.end(), [&](const Token& token) {
     return sees(run, stream, token) || !is_wanted(token, stream);
   });
+}
+
+/// Whether a sequence whose keys are to be turned may be rewritten for a run: a context shift has removed what the run does not see,
+/// and nobody may have filled these cells yet. But a copy may be there that has not gone on. In a single stream a token is somebody
+/// else's where its key was turned, as llama.cpp turns none of an empty cell; and where its cell is below `last_new`, the highest one of
+/// the batch's new tokens, as llama.cpp fills the lowest empty cells. In several streams copies of a shifted one have sessions of their
+/// own (keep_for_copies()).
+bool Sequences::may_turn(const Sequence& sequence, uint32_t stream, const Run& run,
+                         uint32_t last_new) const {
+  if (cells_.streams() > 1) return true;
+  for (size_t i = 0; i < sequence.tokens.size(); ++i) {
+    const Token& token = sequence.tokens[i];
+    if (sees(run, stream, token) || !is_wanted(token, stream)) continue;
+    const bool is_turned = i < sequence.turns.size() && sequence.turns[i] != 0;
+    if (is_turned || token.cell < last_new) return false;
+  }
+  return true;
 }
 
 /// Whether the session is a stream's to go on with: its own, or one that its own stream has given up, of which this one has a copy.

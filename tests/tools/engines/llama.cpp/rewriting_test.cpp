@@ -87,12 +87,12 @@ class Lists final : public SessionSource, public Rewriter {
 
 class Memory {
  public:
-  /// Of one stream, or of one for each sequence.
-  explicit Memory(bool unified)
+  /// Of one stream, or of one for each sequence. `refill`: sessions were filled from cells, as on a card, and are alone now.
+  explicit Memory(bool unified, bool refill = false)
       : unified_(unified),
         rooms_(unified ? 1 : kTalks, std::vector<Cell>(kRoom)),
         cells_(static_cast<uint32_t>(rooms_.size()), kRoom),
-        sequences(cells_, 64, false, [this](uint32_t stream, uint32_t cell) {
+        sequences(cells_, 64, refill, [this](uint32_t stream, uint32_t cell) {
           return restored_.count(stream * kRoom + cell) != 0;
         }) {}
 
@@ -156,11 +156,15 @@ class Memory {
       if (cell.position >= from && cell.position < to) cell.owners.erase(s);
     }
   }
-  /// Removes `n` tokens behind the first `keep`, and lets those behind take their places. Not where others have these.
-  void shift(int s, int keep, int n) {
+  /// shift(), but not where others have these tokens.
+  void shift_own(int s, int keep, int n) {
     for (const Cell& cell : room(s)) {
       if (cell.owners.count(s) != 0 && cell.owners.size() > 1 && cell.position >= keep) return;
     }
+    shift(s, keep, n);
+  }
+  /// Removes `n` tokens behind the first `keep`, and lets those behind take their places: of others that have these, too.
+  void shift(int s, int keep, int n) {
     remove(s, keep, keep + n);
     std::vector<int32_t> by(rooms_.size() * kRoom, 0);
     for (uint32_t j = 0; j < kRoom; ++j) {
@@ -289,6 +293,59 @@ TEST(LlamaCppRewriting, TwoShiftsAddUp) {
   memory.shift(0, 2, 5);
   memory.extend(0, 2);
   EXPECT_EQ(memory.lists.rewritten, 10);
+}
+
+// Cells that two sequences share have one position, and what one of them removes is the other's still. Nothing tells of a copy that has
+// not gone on, but that its cells were passed over.
+TEST(LlamaCppRewriting, AShiftedCopyThatNeverWentOnLeavesTheOtherItsTokens) {
+  for (const bool refill : {false, true}) {
+    for (const int keep : {0, 3}) {
+      Memory memory(true, refill);
+      memory.extend(0, 20);
+      memory.copy(0, 1);
+      memory.shift(1, keep, 8);
+      memory.extend(1, 1);
+      memory.save(0);
+      memory.extend(0, 1);
+      memory.save(1);
+      memory.extend(1, 1);
+    }
+  }
+}
+
+// Of a copy's own tokens, which its shift has turned, none is the other's, whose next token lies below them.
+TEST(LlamaCppRewriting, WhatAShiftHasTurnedIsSomebodys) {
+  for (const bool refill : {false, true}) {
+    Memory memory(true, refill);
+    memory.extend(0, 4);
+    memory.extend(1, 10);
+    memory.copy(1, 2);
+    memory.extend(2, 5);
+    memory.remove(0, 0, 1 << 20);
+    memory.shift(2, 1, 3);
+    memory.extend(1, 1);
+    memory.save(2);
+    memory.extend(2, 1);
+    memory.save(1);
+    memory.extend(1, 1);
+  }
+}
+
+TEST(LlamaCppRewriting, WhatACopyCutsOffIsTheOthersBehindACellThatWasFilledAgain) {
+  for (const bool refill : {false, true}) {
+    Memory memory(true, refill);
+    memory.extend(0, 10);
+    memory.copy(0, 1);
+    memory.extend(0, 5);
+    memory.extend(1, 1);
+    memory.copy(0, 2);
+    memory.remove(0, 10, 1 << 20);
+    memory.remove(2, 10, 11);
+    memory.extend(1, 1);
+    memory.extend(0, 1);
+    memory.save(2);
+    memory.extend(2, 1);
+  }
 }
 
 // Between a shift and its next batch others may take the cells that it gave up, its first one among them.
@@ -514,7 +571,7 @@ TEST(LlamaCppRewriting, RandomOperationsLeaveEachSessionWithWhatItsMaskShows) {
           break;
         case 2:
         case 3:
-          if (n > 8) memory.shift(s, below(4), 1 + below(n / 2));
+          if (n > 8) memory.shift_own(s, below(4), 1 + below(n / 2));
           break;
         case 4:
           if (n > 0) memory.copy(s, (s + 1 + below(kTalks - 1)) % kTalks);
