@@ -31,9 +31,13 @@ class Shared {
     if (body_ != nullptr) number_ = body_->join();
   }
   Shared(Shared&& o) noexcept : body_(std::move(o.body_)), number_(o.number_) {}
-  Shared& operator=(Shared o) noexcept {
-    std::swap(body_, o.body_);
-    std::swap(number_, o.number_);
+  // Two operators: of one that takes its argument by value clang says that it throws nothing, and with it classes that
+  // hold a Shared, though the copy of the argument may.
+  Shared& operator=(const Shared& o) { return *this = Shared(o); }
+  Shared& operator=(Shared&& o) noexcept {
+    Shared taken(std::move(o));
+    std::swap(body_, taken.body_);
+    std::swap(number_, taken.number_);
     return *this;
   }
   ~Shared() {

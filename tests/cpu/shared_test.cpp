@@ -7,6 +7,7 @@
 #include <atomic>
 #include <random>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "tests/sanitized.h"
@@ -34,6 +35,13 @@ struct Numbers {
   static inline std::atomic<int> copies{0}, alive{0};
   static inline bool fails = false;
 };
+
+// A copy may find no memory, also where it is a member's: what says that it throws nothing would end the program.
+struct HoldsOne {
+  Shared<Numbers> held;
+};
+static_assert(!std::is_nothrow_copy_assignable_v<HoldsOne>);
+static_assert(std::is_nothrow_move_assignable_v<HoldsOne>);
 
 TEST(Shared, FamiliesReadWhatEachHasWrittenAndCountItOnce) {
   for (uint32_t seed = 1; seed <= 200; ++seed) {
