@@ -145,15 +145,7 @@ static int run(int argc, char** argv) {
                    size_t{kv_heads} * dim * 4, cudaMemcpyHostToDevice),
         "copy");
   p.key_scale = p.value_scale = scales;
-  p.keys = at + work.keys;
-  p.values = at + work.values;
-  p.labels = reinterpret_cast<uint16_t*>(at + work.labels);
-  p.order = reinterpret_cast<uint16_t*>(at + work.order);
-  p.counts = reinterpret_cast<uint16_t*>(at + work.counts);
-  p.starts = reinterpret_cast<uint32_t*>(at + work.starts);
-  p.centroids = reinterpret_cast<uint16_t*>(at + work.centroids);
-  p.offsets = reinterpret_cast<float*>(at + work.offsets);
-  p.begins = reinterpret_cast<uint32_t*>(at + work.begins);
+  find_work(p, work, at);
   p.list_capacity = sizes.lists;
   p.pair_capacity = sizes.pairs;
   p.pairs = device<std::byte>(size_t{kv_heads} * sizes.pairs * p.pair_bytes);

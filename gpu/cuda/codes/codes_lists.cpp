@@ -39,6 +39,18 @@ bool CudaCodes::takes_lists(uint32_t layer) const {
   return impl_->variants.of(1).lists.list_capacity != 0;
 }
 
+void find_work(MakeLists& p, const ListWorkLayout& work, std::byte* at) {
+  p.keys = at + work.keys;
+  p.values = at + work.values;
+  p.labels = reinterpret_cast<uint16_t*>(at + work.labels);
+  p.order = reinterpret_cast<uint16_t*>(at + work.order);
+  p.counts = reinterpret_cast<uint16_t*>(at + work.counts);
+  p.starts = reinterpret_cast<uint32_t*>(at + work.starts);
+  p.centroids = reinterpret_cast<uint16_t*>(at + work.centroids);
+  p.offsets = reinterpret_cast<float*>(at + work.offsets);
+  p.begins = reinterpret_cast<uint32_t*>(at + work.begins);
+}
+
 MakeLists CudaCodes::Impl::listing(uint32_t layer, uint32_t begin, uint32_t rows,
                                    uint32_t first_head) const {
   const Layer& l = layers[layer];
@@ -64,15 +76,7 @@ MakeLists CudaCodes::Impl::listing(uint32_t layer, uint32_t begin, uint32_t rows
   p.row_scales = row_scales(layer);
   p.key_scale = key_scales(layer);
   p.value_scale = value_scales(layer);
-  p.keys = at + work.keys;
-  p.values = at + work.values;
-  p.labels = reinterpret_cast<uint16_t*>(at + work.labels);
-  p.order = reinterpret_cast<uint16_t*>(at + work.order);
-  p.counts = reinterpret_cast<uint16_t*>(at + work.counts);
-  p.starts = reinterpret_cast<uint32_t*>(at + work.starts);
-  p.centroids = reinterpret_cast<uint16_t*>(at + work.centroids);
-  p.offsets = reinterpret_cast<float*>(at + work.offsets);
-  p.begins = reinterpret_cast<uint32_t*>(at + work.begins);
+  find_work(p, work, at);
   p.list_capacity = layout.lists.lists;
   p.pair_capacity = layout.lists.pairs;
   p.pairs = lists + layout.list_pairs;

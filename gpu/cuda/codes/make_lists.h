@@ -85,6 +85,10 @@ struct MakeLists {
   ListTotals* after = nullptr;         ///< `[kv_heads]` which are written
 };
 
+struct ListWorkLayout;
+/// Sets the pointers to the work, which lies at `at`.
+void find_work(MakeLists& p, const ListWorkLayout& work, std::byte* at);
+
 /// Enqueues the copies of rows: `keys` and `values`. Throws Error(device_error).
 void launch_copy_rows(const MakeLists& p, cudaStream_t stream);
 /// Enqueues the clustering of these keys: `order` and `starts`. Throws Error(device_error).
