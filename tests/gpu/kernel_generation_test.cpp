@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <string>
 
 #include "tests/gpu/cuda_fixture.h"
@@ -38,6 +40,29 @@ TEST(KernelGeneration, CanBeLoweredAndNotRaised) {
   }
   const Forced forced("99.0");
   EXPECT_EQ(kernels_major(0), own);
+}
+
+TEST(KernelGeneration, HasNoMoreSharedMemoryThanItsDevices) {
+  KEYHOLE_NEEDS_GPU();
+  SharedMemory own;
+  {
+    const Forced none(nullptr);
+    own = shared_memory_of(0);
+  }
+  EXPECT_GE(own.of_block, size_t{99} << 10U);
+  struct Known {
+    const char* capability;
+    size_t kib;
+  };
+  for (const Known& k : {Known{"8.0", 163}, Known{"8.6", 99}, Known{"8.9", 99}, Known{"9.0", 227},
+                         Known{"12.0", 99}, Known{"99.0", size_t{1} << 20U}}) {
+    const Forced forced(k.capability);
+    const SharedMemory seen = shared_memory_of(0);
+    EXPECT_EQ(seen.of_block, std::min(own.of_block, k.kib << 10U)) << k.capability;
+    EXPECT_EQ(seen.of_multiprocessor,
+              std::min(own.of_multiprocessor, (k.kib << 10U) + kReservedOfBlock))
+        << k.capability;
+  }
 }
 
 TEST(KernelGeneration, RefusesWhatIsNoCapability) {

@@ -20,6 +20,7 @@
 #include "gpu/cuda/codes/int8_rows.cuh"
 #include "gpu/cuda/common/async_copy.cuh"
 #include "gpu/cuda/common/check.h"
+#include "gpu/cuda/common/kernel_generation.h"
 #include "gpu/cuda/common/warp.cuh"
 
 namespace keyhole::gpu {
@@ -242,20 +243,20 @@ const void* encoder_of(uint32_t dim) {
 EncodeLauncher::EncodeLauncher(const CodeShape& shape, DType dtype)
     : kernel_(encoder_of(shape.dim)),
       row_bytes_(shape.dim * static_cast<uint32_t>(dtype_size(dtype))) {
-  int device = 0, most = 0;
+  int device = 0;
   check(cudaGetDevice(&device), "the current CUDA device");
-  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-        "the device's limits");
+  const size_t most = shared_memory_of(device).of_block;
   const size_t fixed =
       shape.dim <= kFewDim ? sizeof(EncodeShared<kFewDim>) : sizeof(EncodeShared<kMostDim>);
   const auto with = [&](size_t rows) { return fixed + rows; };
-  const auto fits = [&](size_t bytes) { return bytes <= static_cast<size_t>(most); };
+  const auto fits = [&](size_t bytes) { return bytes <= most; };
   staged_ = fits(with(size_t{kCodeBlock} * row_bytes_));
   part_rows_ = staged_ || fits(with(size_t{kCodeBlock} * shape.dim)) ? kCodeBlock : kPartRows;
   shared_bytes_ = with(size_t{part_rows_} * (staged_ ? row_bytes_ : shape.dim));
   // Allows all shared memory that there is, not what this shape needs: the limit belongs to the function, and
   // sessions of other shapes share it.
-  check(cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+  check(cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(most)),
         "shared memory of the kernel that encodes");
 }
 

@@ -323,6 +323,7 @@ void launch_encode_lists(const MakeLists& p, cudaStream_t stream) {
   divide_clusters<<<p.heads, kDivideThreads, 0, stream>>>(p);
   check_launch("dividing clusters into lists");
   const size_t bytes = sizeof(ListShared) + size_t{p.kept_rows} * p.shape.dim * sizeof(float);
+  static_assert(sizeof(ListShared) + kept_list_rows(1) * sizeof(float) <= size_t{99} << 10U);
   check(cudaFuncSetAttribute(encode_lists, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(bytes)),
         "shared memory of the kernel that encodes lists");

@@ -37,8 +37,8 @@ std::vector<DeviceInfo> cuda_devices() {
       (void)cudaGetLastError();
       continue;  // visible but unusable (for instance exclusive to another process)
     }
-    devices.push_back({properties.name, properties.totalGlobalMem, properties.major,
-                       properties.minor, properties.sharedMemPerBlockOptin});
+    devices.push_back(
+        {properties.name, properties.totalGlobalMem, properties.major, properties.minor});
   }
   return devices;
 }

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "gpu/cuda/common/check.h"
@@ -18,18 +19,40 @@ constexpr const char* kVariable = "KEYHOLE_CUDA_CAPABILITY";
 
 __global__ void compiled_with_instances_kernel() {}
 
-// The major number in text such as "8.0"; the minor one is checked and makes no difference to the kernels here.
-int major_in(const char* text) {
+struct Capability {
+  int major = 0, minor = 0;
+};
+
+// The numbers in text such as "8.0".
+Capability capability_in(const char* text) {
   const char* const end = text + std::strlen(text);
   int major = 0, minor = 0;
   const auto [point, failed] = std::from_chars(text, end, major);
   if (failed == std::errc() && major >= 8 && major <= 99 && point != end && *point == '.') {
     const auto [rest, broken] = std::from_chars(point + 1, end, minor);
-    if (broken == std::errc() && rest == end && minor >= 0 && minor <= 9) return major;
+    if (broken == std::errc() && rest == end && minor >= 0 && minor <= 9) {
+      return {major, minor};
+    }
   }
   throw Error(Status::invalid_argument,
               std::string(kVariable) + " is '" + text +
                   "'; allowed: a compute capability from 8.0 on, such as 8.6");
+}
+
+// The capability that the environment asks for; 0.0: none.
+Capability forced_capability() {
+  const char* const forced = std::getenv(kVariable);
+  return forced == nullptr || *forced == '\0' ? Capability{} : capability_in(forced);
+}
+
+// Shared memory of a thread block, as NVIDIA's table of compute capabilities has it; of those that it does not know, all that
+// there is.
+size_t shared_of_block(const Capability& of) {
+  constexpr size_t kKiB = 1024;
+  if (of.major > 12) return std::numeric_limits<size_t>::max() / 2;
+  if (of.major == 12) return 99 * kKiB;
+  if (of.major >= 9) return 227 * kKiB;
+  return (of.minor == 6 || of.minor == 9 ? 99 : 163) * kKiB;
 }
 
 }  // namespace
@@ -45,8 +68,24 @@ int kernels_major(int ordinal) {
     check(cudaFuncGetAttributes(&compiled, kernel), "the kernels for this GPU");
     major = std::min(major, compiled.ptxVersion / 10);
   }
-  const char* const forced = std::getenv(kVariable);
-  return forced == nullptr || *forced == '\0' ? major : std::min(major, major_in(forced));
+  const Capability forced = forced_capability();
+  return forced.major == 0 ? major : std::min(major, forced.major);
+}
+
+SharedMemory shared_memory_of(int ordinal) {
+  int of_block = 0, of_multiprocessor = 0;
+  check(cudaDeviceGetAttribute(&of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal),
+        "the device's limits");
+  check(cudaDeviceGetAttribute(&of_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+                               ordinal),
+        "the device's limits");
+  SharedMemory memory{static_cast<size_t>(of_block), static_cast<size_t>(of_multiprocessor)};
+  if (const Capability forced = forced_capability(); forced.major != 0) {
+    const size_t most = shared_of_block(forced);
+    memory.of_block = std::min(memory.of_block, most);
+    memory.of_multiprocessor = std::min(memory.of_multiprocessor, most + kReservedOfBlock);
+  }
+  return memory;
 }
 
 bool kernels_have_clusters(int ordinal) { return kernels_major(ordinal) >= 9; }

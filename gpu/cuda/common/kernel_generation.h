@@ -3,11 +3,23 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+
 namespace keyhole::gpu {
 
 /// Whether kernels on CUDA device `ordinal` run as compute capability 9.0 has them: in clusters of thread blocks, and
 /// launched ahead of the end of the kernel before (see kernels_major()). Throws as kernels_major() does.
 [[nodiscard]] bool kernels_have_clusters(int ordinal);
+
+/// Bytes of shared memory that a thread block of a device may have, and that a multiprocessor has for all of its own, of which
+/// the runtime takes kReservedOfBlock for each.
+struct SharedMemory {
+  size_t of_block = 0, of_multiprocessor = 0;
+};
+inline constexpr size_t kReservedOfBlock = 1024;
+/// Those of CUDA device `ordinal`, or those of the compute capability in KEYHOLE_CUDA_CAPABILITY where that has less: "8.6"
+/// gives every kernel of a larger device the 99 KiB that GPUs for desktops have. Throws as kernels_major() does.
+[[nodiscard]] SharedMemory shared_memory_of(int ordinal);
 
 /// An empty kernel that is compiled with those outside of KEYHOLE_CUDA_INSTANCE_ARCHITECTURES, whose code for a device may be
 /// older than that of the instances.

@@ -9,6 +9,7 @@ namespace {
 
 constexpr uint32_t kThreads = 256;
 constexpr size_t kBytes = PlanePipeline::kBytes + 2 * kTileKeys * sizeof(float);
+static_assert(kBytes <= size_t{99} << 10U);
 
 __global__ void __launch_bounds__(kTileQueries, 1)
     assign_points(const uint16_t* points, uint32_t count, uint32_t dim, const uint16_t* centroids,

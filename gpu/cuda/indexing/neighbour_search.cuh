@@ -132,6 +132,7 @@ __global__ void __launch_bounds__(kTileQueries, 1) search_tiles(const TileArgs a
 template <class T, int Steps>
 cudaError_t launch_steps(const TileArgs& args, cudaStream_t stream) {
   using P = Pipeline<Steps>;
+  static_assert(P::kBytes <= size_t{99} << 10U);
   const cudaError_t error =
       cudaFuncSetAttribute(search_tiles<T, Steps>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(P::kBytes));

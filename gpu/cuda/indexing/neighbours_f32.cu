@@ -5,6 +5,7 @@ namespace keyhole::gpu {
 namespace {
 
 constexpr size_t kBytes = PlanePipeline::kBytes + 2 * kTileKeys * sizeof(float) + sizeof(QueryTile);
+static_assert(kBytes <= size_t{99} << 10U);
 
 __global__ void __launch_bounds__(kTileQueries, 1) search_planes(const TileArgs args) {
   extern __shared__ __align__(16) unsigned char shared[];

@@ -167,6 +167,7 @@ template <class T, int wide>
 void launch_product(const BlockedParams& a, const SampledWeights& w, const Means& means,
                     uint32_t dim, cudaStream_t stream) {
   constexpr size_t kBytes = sizeof(T) * 2 * (kQueryGroups + kBlocks) * kPitch<wide>;
+  static_assert(kBytes <= size_t{99} << 10U);
   check(cudaFuncSetAttribute(mean_product_kernel<T, wide>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
         "shared memory of groups of queries");

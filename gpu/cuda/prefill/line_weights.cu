@@ -183,6 +183,7 @@ void launch(const BlockedParams& a, const LineWeights& w, cudaStream_t stream) {
   const uint32_t runs = LineWeights::runs_of(a.rows);
   const dim3 grid(runs, w.heads);
   constexpr size_t kBytes = kRowBytes<T, d>, kSumBytes = kBytes + sizeof(Cells);
+  static_assert(kSumBytes <= size_t{99} << 10U);
   check(cudaFuncSetAttribute(line_kernel<T, d, false>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(kBytes)),
         "shared memory of columns and diagonals");

@@ -149,6 +149,7 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1)
 template <class T, int d>
 void sample(const BlockedParams& a, const SampledWeights& w, cudaStream_t stream) {
   constexpr size_t kBytes = sizeof(T) * kPitch<d> * (kPairs<d> + 2 * kListRows);
+  static_assert(kBytes <= size_t{99} << 10U);
   check(cudaFuncSetAttribute(sample_kernel<T, d>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(kBytes)),
         "shared memory of sampled queries");
