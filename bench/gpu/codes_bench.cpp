@@ -19,6 +19,7 @@
 #include "cpu/half.h"
 #include "gpu/cuda/codes/codes_kernels.h"
 #include "gpu/cuda/common/check.h"
+#include "gpu/cuda/common/kernel_generation.h"
 
 namespace {
 
@@ -141,7 +142,9 @@ static int run(int argc, char** argv) {
   const uint32_t group = heads * step_tokens;
   cudaDeviceProp prop;
   check(cudaGetDeviceProperties(&prop, 0), "device");
-  std::printf("%s, %d multiprocessors\n", prop.name, prop.multiProcessorCount);
+  const SharedMemory memory = shared_memory_of(0);
+  std::printf("%s, %d multiprocessors, %zu KiB of shared memory a thread block\n", prop.name,
+              prop.multiProcessorCount, memory.of_block >> 10U);
   cudaStream_t stream;
   check(cudaStreamCreate(&stream), "stream");
   std::printf("%8s %6s %10s %10s %11s %10s %10s   N=%2u us %8s\n", "tokens", "bits", "MB/layer",
@@ -173,11 +176,11 @@ static int run(int argc, char** argv) {
       s.kv_heads = kv_heads;
       s.group = group;
       s.tokens = step_tokens;
-      s.wide = codes_are_wide(shape, group);
+      s.wide = codes_are_wide(shape, group, memory.of_block);
       s.block_capacity = blocks;
       s.splits = code_splits(shape, kv_heads, group, blocks,
                              static_cast<uint32_t>(prop.multiProcessorCount),
-                             prop.sharedMemPerMultiprocessor, resident ? kResident : 0, s.wide);
+                             memory.of_multiprocessor, resident ? kResident : 0, s.wide);
       s.logits.scale = 1.0F / std::sqrt(static_cast<float>(dim));
       s.head_stride = shape.block_bytes();
       s.block_stride = kv_heads * s.head_stride;

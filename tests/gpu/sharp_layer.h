@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gpu/cuda/codes/encode.h"
+#include "gpu/cuda/common/kernel_generation.h"
 #include "tests/gpu/codes_layer.h"
 #include "tests/index/sharp_heads.h"
 
@@ -18,9 +19,10 @@ using index::test::SharpShape;
 using index::test::SharpTruth;
 
 /// The errors that are allowed where exact attention has 0.9 of its weight on 16 rows or fewer, and elsewhere
-/// (tests/index/sharp_heads_test.cpp).
+/// (tests/index/sharp_heads_test.cpp). Elsewhere it is more than for the groups of two there, as more heads share the rows that are
+/// read exactly: with keys of uneven norms and 6 heads of 512 components 4 bits leave one head 0.314, and the host's kernels 0.312.
 inline double allowed_error(uint32_t bits) { return bits == 4 ? 0.02 : 0.1; }
-inline double allowed_elsewhere(uint32_t bits) { return bits == 4 ? 0.3 : 0.9; }
+inline double allowed_elsewhere(uint32_t bits) { return bits == 4 ? 0.4 : 0.9; }
 
 struct SharpSetting {
   uint32_t bits = 2, group = 4;
@@ -59,7 +61,7 @@ class SharpLayer {
     step_.group = set.group;
     step_.tokens = set.tokens;
     step_.block_capacity = blocks;
-    step_.wide = codes_are_wide(shape, set.group);
+    step_.wide = codes_are_wide(shape, set.group, shared_memory_of(0).of_block);
     step_.splits = code_splits(shape, kv_heads, set.group, blocks, 132, SIZE_MAX, 0, step_.wide);
     step_.fill = 33;
     step_.logits = {1.0F / std::sqrt(static_cast<float>(dim)), set.softcap};

@@ -157,11 +157,21 @@ constexpr int attend_occupancy() {
   return kHeadTiles <= 2 ? 2 : 1;
 }
 
+/// Whether a pass is a second look alone, at rows of more components than a warp has registers for. It is part of kernels that need
+/// all shared memory for other things before, and 99 KiB have to be enough for it: so AttendShared lies behind the rings, these have
+/// one stage, and half as many resident rows are at hand.
+template <int kDim>
+constexpr bool kLooksAlone = kDim > 256;
+template <int kDim>
+constexpr int kFewestStages = kLooksAlone<kDim> ? 1 : kLeastStages;
+template <int kDim>
+constexpr uint32_t kResidentAtHand = kResidentBytes<kDim> / (kLooksAlone<kDim> ? 2 : 1);
+
 /// Shared memory of attend() beside the rings.
 template <int kDim, int kBits, int kHeadTiles>
 struct AttendShared {
   SharedQueries<kDim, kBits, kHeadTiles> queries;
-  ResidentShared<kDim, 4 * kHeadTiles> resident;
+  ResidentShared<kDim, 4 * kHeadTiles, kResidentAtHand<kDim>> resident;
   float max[kAttendWarps<kDim>][4 * kHeadTiles], sum[kAttendWarps<kDim>][4 * kHeadTiles];
 };
 /// Bytes of shared memory that attend_kernel() declares.
@@ -170,19 +180,15 @@ constexpr size_t attend_fixed() {
   return sizeof(AttendShared<kDim, kBits, kHeadTiles>);
 }
 
-/// Whether AttendShared lies behind the rings instead: a second look at rows of more than 256 components, the only pass of this
-/// kind over them, is part of a kernel that needs all shared memory for other things before.
-template <int kDim>
-constexpr bool kSharedBehindRings = kDim > 256;
 /// Bytes of the rings of a thread block with the fewest stages.
 template <int kDim, int kBits>
 constexpr size_t kLeastRings =
-    kLeastStages* size_t{kAttendWarps<kDim>} * TilePair<kDim, kBits>::kBytes;
+    kFewestStages<kDim>* size_t{kAttendWarps<kDim>} * TilePair<kDim, kBits>::kBytes;
 
 template <int kDim, int kBits, int kHeadTiles>
 __device__ inline AttendShared<kDim, kBits, kHeadTiles>& attend_shared(unsigned char* memory) {
   using Shared = AttendShared<kDim, kBits, kHeadTiles>;
-  if constexpr (kSharedBehindRings<kDim>) {
+  if constexpr (kLooksAlone<kDim>) {
     static_assert(sizeof(WarpStates<kDim>) <= kLeastRings<kDim, kBits>);
     return *reinterpret_cast<Shared*>(memory + kLeastRings<kDim, kBits>);
   } else {
@@ -300,8 +306,12 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     end = first + each + (number < more ? 1 : 0);
     ahead = first;
     if constexpr (Split::kLists) entries.start(first, end, s.stages - 1);
+    if constexpr (kLooksAlone<kDim>) {
+      take_in();
+    } else {
 #pragma unroll 1
-    for (int i = 1; i < s.stages; ++i) take_in();
+      for (int i = 1; i < s.stages; ++i) take_in();
+    }
     if (!Split::kLists && first < end) {
       prefetch_means<kShape.key_mean_at(), kShape.noise_at() + 4>(
           base + pair_of(first) / kBlockMaxima * s.block_stride, lane);
@@ -429,11 +439,15 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     for (float& x : block_sum) x = 0.0F;
     for (; at < block_end; ++at) {
       const std::byte* const pair = ring.wait();
-      take_in();
+      if constexpr (!kLooksAlone<kDim>) take_in();
       if constexpr (Split::kLists) entries.prefetch(at + ListedEntries<kDim, kBits>::kAhead, true);
       CodeTile<kDim, kBits> tiles[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) Ring::read(pair, i, lane, tiles[i]);
+      if constexpr (kLooksAlone<kDim>) {
+        __syncwarp();  // all lanes have read the pair, whose place is the next one's
+        take_in();
+      }
       float2 logits[2][kHeadTiles];
       if constexpr (Split::kFinds) {
         static_assert(kHeadTiles == 1);

@@ -148,24 +148,21 @@ size_t attend_bytes(const CodesStep& step, const Kernels& kernels) {
 }
 
 /// Lets attend_codes() have all shared memory of a multiprocessor, and chooses the stages. needs: bytes that it takes at least.
-cudaError_t prepare_attend(CodesStep& step, const Kernels& kernels, int device, size_t& needs) {
-  int per_block = 0, per_processor = 0;
-  cudaError_t status =
-      cudaDeviceGetAttribute(&per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  if (status != cudaSuccess) return status;
-  status =
-      cudaDeviceGetAttribute(&per_processor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
-  if (status != cudaSuccess) return status;
+cudaError_t prepare_attend(CodesStep& step, const Kernels& kernels, const SharedMemory& memory,
+                           size_t& needs) {
   cudaFuncAttributes attributes{};
-  status = cudaFuncGetAttributes(&attributes, kernels.attend);
+  cudaError_t status = cudaFuncGetAttributes(&attributes, kernels.attend);
   if (status != cudaSuccess) return status;
+  const int per_block = static_cast<int>(memory.of_block);
   const int fixed = static_cast<int>(attributes.sharedSizeBytes);
-  const int share = std::min(per_block, per_processor / kernels.attend_occupancy - kReservedShared);
+  const int share =
+      std::min(per_block, static_cast<int>(memory.of_multiprocessor) / kernels.attend_occupancy -
+                              kReservedShared);
   step.stages = std::clamp((share - fixed) / static_cast<int>(kernels.attend_stage), kLeastStages,
                            kMostStages);
   // 4 bits take more than the 99 KiB of 8.6, 8.9 and 12.0 for groups above 8 with d = 128, above 4 with d = 256.
   needs = attributes.sharedSizeBytes + attend_bytes(step, kernels);
-  if (needs > static_cast<size_t>(per_block)) return cudaErrorNotSupported;
+  if (needs > memory.of_block) return cudaErrorNotSupported;
   const BatchKernels batch = batch_kernels_of(step.shape, step.group);
   for (const void* kernel : {kernels.attend, kernels.attend_lists, batch.attend}) {
     if (kernel == nullptr || status != cudaSuccess) continue;
@@ -188,19 +185,15 @@ cudaError_t prepare_attend(CodesStep& step, const Kernels& kernels, int device, 
 }
 
 /// Lets the kernel that takes up heads in doubt have all shared memory of a thread block. needs: as prepare_attend().
-cudaError_t prepare_settle(const CodesStep& step, int device, size_t& needs) {
+cudaError_t prepare_settle(const CodesStep& step, const SharedMemory& memory, size_t& needs) {
   const SettleKernel kernel = settle_kernel_of(step.shape);
-  int per_block = 0;
-  cudaError_t status =
-      cudaDeviceGetAttribute(&per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  if (status != cudaSuccess) return status;
   cudaFuncAttributes attributes{};
-  status = cudaFuncGetAttributes(&attributes, kernel.settle);
+  const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel.settle);
   if (status != cudaSuccess) return status;
   needs = std::max(needs, attributes.sharedSizeBytes + kernel.shared);
-  if (needs > static_cast<size_t>(per_block)) return cudaErrorNotSupported;
+  if (needs > memory.of_block) return cudaErrorNotSupported;
   return cudaFuncSetAttribute(kernel.settle, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              per_block - static_cast<int>(attributes.sharedSizeBytes));
+                              static_cast<int>(memory.of_block - attributes.sharedSizeBytes));
 }
 
 }  // namespace
@@ -244,6 +237,11 @@ uint32_t count_clusters(const void* kernel, size_t bytes, uint32_t blocks) {
   return 0;
 }
 
+size_t least_attend_bytes(const Kernels& kernels) {
+  return kernels.attend_fixed +
+         std::max(kernels.attend_shared, kLeastStages * kernels.attend_stage);
+}
+
 size_t shared_bytes(const CodesStep& step, const Kernels& kernels) {
   if (!step.cluster) return kernels.single_shared;
   const size_t turns = (size_t{most_groups(step)} + kClusterThreads - 1) / kClusterThreads;
@@ -262,6 +260,40 @@ cudaError_t all_shared_bytes(const CodesStep& step, const Kernels& kernels, size
 }
 
 }  // namespace
+
+cudaError_t prepare_finish(CodesStep& step, int device, size_t& needs) {
+  const Kernels kernels = kernels_of(step.shape, step.group);
+  if (kernels.finish == nullptr) return cudaErrorInvalidValue;
+  const SharedMemory memory = shared_memory_of(device);
+  int processors = 1;
+  cudaError_t status = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (status != cudaSuccess) return status;
+  step.processors = static_cast<uint32_t>(processors);
+  step.cluster = step.cluster && kernels_have_clusters(device);
+  status = all_shared_bytes(step, kernels, needs);
+  if (status == cudaSuccess && step.cluster && needs > memory.of_block) {
+    step.cluster = false;
+    status = all_shared_bytes(step, kernels, needs);
+  }
+  if (status != cudaSuccess) return status;
+  if (needs > memory.of_block) return cudaErrorNotSupported;
+  // Clusters settle their heads themselves: the kernel is not even loaded.
+  if (!step.cluster) status = prepare_settle(step, memory, needs);
+  if (status != cudaSuccess) return status;
+  // Allows all shared memory that there is, not what this step needs: the limit belongs to the function, and steps of
+  // other capacities share it.
+  const auto allow = [&](const void* kernel) {
+    cudaFuncAttributes attributes{};
+    const cudaError_t failed = cudaFuncGetAttributes(&attributes, kernel);
+    if (failed != cudaSuccess) return failed;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                static_cast<int>(memory.of_block - attributes.sharedSizeBytes));
+  };
+  const void* const of_batches = batch_kernels_of(step.shape, step.group).finish;
+  if (step.cluster && of_batches != nullptr) status = allow(of_batches);
+  if (status != cudaSuccess) return status;
+  return allow(step.cluster ? kernels.finish : kernels.finish_single);
+}
 
 void find_families(BatchParams& batch, uint32_t most) {
   for (uint32_t i = 0; i < batch.count; ++i) {
@@ -335,50 +367,16 @@ size_t codes_work_bytes(const CodesStep& step) {
 cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   if (step.wide) return codes::prepare_wide(step, device, needs);
   const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
-  if (kernels.finish == nullptr) return cudaErrorInvalidValue;
-  int most = 0;
-  cudaError_t status =
-      cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  if (status != cudaSuccess) return status;
-  int processors = 1;
-  status = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  if (status != cudaSuccess) return status;
-  step.processors = static_cast<uint32_t>(processors);
-  size_t least = 0;
-  if (kernels.attend != nullptr) status = codes::prepare_attend(step, kernels, device, least);
-  step.cluster = step.cluster && kernels_have_clusters(device);
-  size_t finish = 0;
-  cudaError_t known = codes::all_shared_bytes(step, kernels, finish);
-  if (known == cudaSuccess && step.cluster && finish > static_cast<size_t>(most)) {
-    step.cluster = false;
-    known = codes::all_shared_bytes(step, kernels, finish);
-  }
-  // Clusters settle their heads themselves: the kernel is not even loaded.
-  if (status == cudaSuccess && !step.cluster) {
-    status = codes::prepare_settle(step, device, least);
-  }
-  if (step.lists.list_capacity != 0 && step.cluster && status == cudaSuccess) {
-    status = codes::prepare_choice(step, static_cast<size_t>(most));
-  }
-  least = std::max(least, finish);
-  if (needs != nullptr) *needs = least;
+  if (kernels.attend == nullptr) return cudaErrorInvalidValue;
+  const SharedMemory memory = shared_memory_of(device);
+  step.block_shared = memory.of_block;
+  size_t least = 0, finish = 0;
+  cudaError_t status = codes::prepare_attend(step, kernels, memory, least);
+  const cudaError_t known = codes::prepare_finish(step, device, finish);
+  if (needs != nullptr) *needs = std::max(least, finish);
   if (status == cudaSuccess) status = known;
-  if (status != cudaSuccess) return status;
-  // One thread block has more than 99 KiB for groups above 8 with d = 256.
-  if (least > static_cast<size_t>(most)) return cudaErrorNotSupported;
-  // Allows all shared memory that there is, not what this step needs: the limit belongs to the function, and steps of
-  // other capacities share it.
-  const auto allow = [&](const void* kernel) {
-    cudaFuncAttributes attributes{};
-    const cudaError_t failed = cudaFuncGetAttributes(&attributes, kernel);
-    if (failed != cudaSuccess) return failed;
-    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                most - static_cast<int>(attributes.sharedSizeBytes));
-  };
-  const void* const of_batches = codes::batch_kernels_of(step.shape, step.group).finish;
-  if (step.cluster && of_batches != nullptr) status = allow(of_batches);
-  if (status != cudaSuccess) return status;
-  return allow(step.cluster ? kernels.finish : kernels.finish_single);
+  if (status != cudaSuccess || step.lists.list_capacity == 0 || !step.cluster) return status;
+  return codes::prepare_choice(step, memory.of_block);
 }
 
 cudaError_t choose_lists(const CodesStep& step, cudaStream_t stream, bool ahead) {

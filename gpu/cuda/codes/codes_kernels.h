@@ -73,6 +73,8 @@ struct CodesStep {
   /// Whether families of steps have kernels for this shape; set by prepare_codes().
   bool shares = false;
   uint32_t processors = 1;  ///< of the device; set by prepare_codes()
+  size_t block_shared =
+      SIZE_MAX;  ///< bytes of shared memory that a thread block may have; set by prepare_codes()
   /// Clusters of what follows the pass for many query rows that the device runs at once; set by prepare_codes().
   uint32_t clusters_at_once = 0;
 
@@ -135,8 +137,9 @@ struct CodesStep {
 };
 
 /// Whether steps of so many query rows have the pass for many rows. It alone takes more than 16, and heads of 512; otherwise
-/// the other one is faster.
-[[nodiscard]] bool codes_are_wide(const CodeShape& shape, uint32_t group);
+/// the other one is faster, where a thread block may have the shared memory that it takes.
+[[nodiscard]] bool codes_are_wide(const CodeShape& shape, uint32_t group,
+                                  size_t shared_of_block = SIZE_MAX);
 
 /// Whether kernels exist for the shape, of one token.
 [[nodiscard]] bool codes_have_kernels(const CodeShape& shape, uint32_t group);
@@ -158,11 +161,10 @@ struct CodesStep {
 
 /// Call before the first step on device `device`, the current one, of steps of this shape, group, block_capacity and
 /// `cluster`. Chooses the kernel (step.cluster) and the number of stages, and lets both kernels have all of the
-/// device's shared memory, once for all steps of all sessions. Where a cluster needs more than there is (compute
-/// capability 12.0 gives 99 KiB) it takes one thread block, which needs more than that only for groups above 8 with d
-/// = 256. needs: gets the bytes of shared memory of the largest thread block. Returns cudaErrorInvalidValue where
-/// there are no kernels for the shape, and cudaErrorNotSupported where the device has too little shared memory for
-/// it.
+/// device's shared memory (shared_memory_of()), once for all steps of all sessions. Where a cluster needs more than there is
+/// (compute capability 12.0 gives 99 KiB) it takes one thread block. needs: gets the bytes of shared memory of the largest thread
+/// block. Returns cudaErrorInvalidValue where there are no kernels for the shape, and cudaErrorNotSupported where the device has too
+/// little shared memory for it: 99 KiB are enough for every shape, with CodesStep::wide as codes_are_wide() says.
 [[nodiscard]] cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs = nullptr);
 
 /// Enqueues the choice among the lists of a step that has some; attend_codes() does so itself. `ahead`: as there.

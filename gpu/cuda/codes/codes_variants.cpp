@@ -6,6 +6,7 @@
 #include "gpu/codes_layout.h"
 #include "gpu/cuda/codes/params.h"
 #include "gpu/cuda/common/check.h"
+#include "gpu/cuda/common/kernel_generation.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -19,15 +20,15 @@ int attribute(cudaDeviceAttr name, int ordinal) {
 CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordinal,
                    uint32_t resident_tokens, uint32_t tokens) {
   const auto processors = static_cast<uint32_t>(attribute(cudaDevAttrMultiProcessorCount, ordinal));
-  const auto shared =
-      static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, ordinal));
+  const SharedMemory memory = shared_memory_of(ordinal);
+  const size_t shared = memory.of_multiprocessor;
   CodesStep s;
   s.shape = shape.code;
   s.kv_heads = shape.kv_heads;
   s.group = shape.q_heads / shape.kv_heads * tokens;
   s.tokens = tokens;
   s.block_capacity = std::max(shape.blocks, 1U);
-  s.wide = codes_are_wide(shape.code, s.group);
+  s.wide = codes_are_wide(shape.code, s.group, memory.of_block);
   s.fill = code_fill(shape.code, shape.kv_heads, s.group, processors, shared, s.wide);
   s.splits = std::min(code_splits(shape.code, shape.kv_heads, s.group, s.block_capacity, processors,
                                   shared, resident_tokens, s.wide),
@@ -40,7 +41,7 @@ CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordin
                                     : std::min(shape.exact_rows * choosing, kMostDeviceRows);
   s.dtype = shape.dtype;
   s.row_stride = shape.code.dim * dtype_size(shape.dtype);
-  if (has_lists(shape) && tokens == 1 && !shape.rows_by_host) {
+  if (has_lists(shape) && tokens == 1 && !shape.rows_by_host && !s.wide) {
     s.lists.list_capacity = layout.lists.lists;
     s.lists.pair_capacity = layout.lists.pairs;
     s.lists.share = shape.list_share;
@@ -71,7 +72,7 @@ CodesVariants::CodesVariants(const CodesShape& shape, const CodesLayout& layout,
                       ", " + std::to_string(shape.code.key_bits) + " bits and " +
                       std::to_string(group) + " query heads for a KV head take " +
                       std::to_string(needs) + " bytes of shared memory; the device has " +
-                      std::to_string(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal)));
+                      std::to_string(shared_memory_of(ordinal).of_block));
     }
     if (tokens > 1 && (status == cudaErrorNotSupported || status == cudaErrorInvalidValue)) break;
     check(status, "the kernels of codes");

@@ -7,7 +7,9 @@
 //   merge    splits - N rows by their codes + N rows exactly + resident tokens, one head a warp
 //
 // MEMORY. Nothing here grows with the number of blocks: the largest shape takes 92 of the 99 KiB that the least of
-// these GPUs gives to a thread block (8.6 and 8.9), so there is no capacity that does not fit.
+// these GPUs gives to a thread block (8.6 and 8.9), so there is no capacity that does not fit. Where all that the phases need would be
+// more, they use the same memory in turn: the choice that of the splits' weights, the queries as they came, which are read again,
+// that of the rotated ones; and the splits' sums replace the first split's state.
 #pragma once
 
 #include "gpu/cuda/codes/choose_single.cuh"
@@ -22,33 +24,78 @@ namespace keyhole::gpu::codes {
 
 constexpr size_t kLeastOptIn = size_t{99} << 10U;  ///< bytes of shared memory, of 8.6 and 8.9
 
-/// How many exact rows are in shared memory at once: one for each warp, or for every other.
+/// How many exact rows are in shared memory at once: one for each warp, for every other, or for every fourth.
 template <int kDim>
-constexpr uint32_t kRowsAtOnce = kDim <= 128 ? kSingleWarps : kSingleWarps / 2;
+constexpr uint32_t kRowsAtOnce = kDim <= 128   ? kSingleWarps
+                                 : kDim <= 256 ? kSingleWarps / 2
+                                               : kSingleWarps / 4;
 
 template <int kDim, int kBits, int kHeadTiles>
 struct SingleShared {
   static constexpr int kHeads = 4 * kHeadTiles;
+  /// Whether the phases use the same memory in turn.
+  static constexpr bool kInTurn = kDim * kHeadTiles > 512;
+  using Splits = SplitShared<kHeads, kSingleThreads>;
+  using Choice = SingleChoice<kHeads>;
 
   SharedQueries<kDim, kBits, kHeadTiles> queries;
-  alignas(16) float q[kHeads][kDim];  ///< as they came, times scale log2(e)
-  SplitShared<kHeads, kSingleThreads> splits;
-  SingleChoice<kHeads> choice;
+  alignas(16) float own_q[kInTurn ? 1 : kHeads][kInTurn ? 4 : kDim];
+  alignas(16) std::byte phases[!kInTurn                          ? sizeof(Splits) + sizeof(Choice)
+                               : sizeof(Splits) > sizeof(Choice) ? sizeof(Splits)
+                                                                 : sizeof(Choice)];
   RowShared<kDim, kHeads, kRowsAtOnce<kDim>> rows;
-  alignas(16) float split_o[kHeads][kDim];
+  alignas(16) float own_split_o[kInTurn ? 1 : kHeads][kInTurn ? 4 : kDim];
   float top[kHeads], total[kHeads], lse[kHeads];  ///< of the codes, base 2
   CodeFigures figures;
+
+  /// Queries as they came, times scale log2(e): in turn from load_queries() on, which comes after the choice.
+  __device__ auto& q() {
+    if constexpr (kInTurn)
+      return queries.rows;
+    else
+      return own_q;
+  }
+  __device__ Splits& splits() { return *reinterpret_cast<Splits*>(phases); }
+  __device__ Choice& choice() {
+    static_assert(alignof(Choice) <= 16 && sizeof(Splits) % 16 == 0);
+    return *reinterpret_cast<Choice*>(phases + (kInTurn ? 0 : sizeof(Splits)));
+  }
+  /// The row for the sum of the splits of a head.
+  __device__ float* split_o(const CodesParams& s, uint32_t kv_head, uint32_t h) {
+    if constexpr (kInTurn)
+      return s.part_o + (size_t{kv_head} * s.splits * s.group + h) * kDim;
+    else
+      return own_split_o[h];
+  }
 };
+
+/// Leaves queries as they came, times scale log2(e), in q, by the warps of a thread block, each a head.
+template <int kDim, int kHeads>
+__device__ inline void load_queries(const CodesParams& s, uint32_t kv_head,
+                                    float (&q)[kHeads][kDim]) {
+  const uint32_t h = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (h >= kHeads) return;
+  const float unit = s.logits.scale * kLog2E;
+  float x[kLaneParts<kDim>] = {};
+#pragma unroll
+  for (uint32_t u = 0; u < kLaneQuads<kDim>; ++u) {
+    if (4 * lane >= kDim || h >= s.group) continue;
+    const size_t at = row_at(s.q, query_head(s, kv_head, h)) + size_t(4) * lane + 128 * u;
+    convert_quad(load_raw(s.q.data, s.q.dtype, at), s.q.dtype, &x[4 * u]);
+  }
+  if (4 * lane < kDim) store_quads<kDim>(q[h], static_cast<int>(lane), x, unit);
+}
 
 template <int kDim, int kBits, int kHeadTiles>
 __global__ void __launch_bounds__(kSingleThreads, 1)
     finish_single_kernel(const __grid_constant__ CodesParams s) {
   using Shared = SingleShared<kDim, kBits, kHeadTiles>;
-  static_assert(sizeof(Shared) <= kLeastOptIn || kDim * kHeadTiles > 512);
+  static_assert(sizeof(Shared) <= kLeastOptIn);
   static_assert(Shared::kHeads <= static_cast<int>(kSingleWarps), "a warp merges a head");
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  auto& choice = shared.choice;
+  auto& choice = shared.choice();
+  auto& q = shared.q();
 
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t kv_head = blockIdx.x;
@@ -66,7 +113,7 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   const StepHeads heads{s};
   raw_queries.load(heads, kv_head);
   const CodeFigures figures = figures_of(s, kv_head);
-  shared.queries.prepare(heads, raw_queries, shared.q);
+  shared.queries.prepare(heads, raw_queries, q);
   if (threadIdx.x == 0) shared.figures = figures;
   const float value_scale = value_scale_of(s, kv_head);
   wait_for_kernels_before();
@@ -83,7 +130,7 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
     if (s.resident_o != nullptr && merges) resident.load(s, size_t{kv_head} * s.group + warp);
   };
   if (kDim <= 128) load_resident();
-  weigh_splits(s, kv_head, AllSplits{}, 0, shared.splits, shared);
+  weigh_splits(s, kv_head, AllSplits{}, 0, shared.splits(), shared);
   __syncthreads();
 #pragma unroll
   for (uint32_t part = 0; part < kParts; ++part) {
@@ -91,14 +138,15 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
       __syncthreads();
       sums.template load<kDim>(s, kv_head, AllSplits{}, part);
     }
-    sums.template add<kDim>(s, kv_head, AllSplits{}, 0, shared.splits);
+    sums.template add<kDim>(s, kv_head, AllSplits{}, 0, shared.splits());
     __syncthreads();
-    sums.template send<kDim>(shared.splits, [&](uint32_t h, uint32_t at, float4 sum) {
-      *reinterpret_cast<float4*>(&shared.split_o[h][at]) = sum;
+    sums.template send<kDim>(shared.splits(), [&](uint32_t h, uint32_t at, float4 sum) {
+      *reinterpret_cast<float4*>(shared.split_o(s, kv_head, h) + at) = sum;
     });
   }
 
   // ---- choose
+  if (Shared::kInTurn) __syncthreads();
   if (wanted != 0) {
     const float* const maxima =
         s.maxima + size_t{kv_head} * s.block_capacity * kBlockMaxima * Shared::kHeads;
@@ -106,6 +154,10 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
                                          shared.lse, choice);
     wanted = choice.found;
     if (s.doubt.board != nullptr) note_chosen(s, kv_head, choice.chosen, wanted);
+    if constexpr (Shared::kInTurn) {
+      load_queries(s, kv_head, q);
+      __syncthreads();
+    }
   }
 
   // ---- read
@@ -113,6 +165,8 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   // How many rounds have their rows under way at once, as far as there are registers.
   constexpr uint32_t kAhead = kDim <= 128 ? kRounds : 1;
   constexpr uint32_t kAtOnce = kRowsAtOnce<kDim>;
+  // Instructions that run once come from memory: loops are not unrolled where there is one round at a time.
+  constexpr int kUnrolled = kAhead == 1 ? 1 : static_cast<int>(kRounds);
   if (s.host_rows.requests != nullptr) {
     ask_host(s, kv_head, choice.chosen, wanted, 0, shared.top);
     count_host_step(s, kv_head);
@@ -126,18 +180,18 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
 #pragma unroll
   for (uint32_t i = 0; i < kAhead; ++i) ask(i);
   RowSums of_rows[kLaneQuads<kDim>];
-#pragma unroll
+#pragma unroll kUnrolled
   for (uint32_t i = 0; i < kRounds; ++i) {
     if (i * kSingleWarps >= wanted) break;
     const uint32_t number = i * kSingleWarps + warp;
-#pragma unroll
+#pragma unroll kUnrolled
     for (uint32_t some = 0; some < kSingleWarps; some += kAtOnce) {
       const bool here = kAtOnce == kSingleWarps || warp / kAtOnce == some / kAtOnce;
       const uint32_t slot = kAtOnce == kSingleWarps ? warp : warp % kAtOnce;
       if (here && number < wanted) {
         attend_row<kDim, kBits, kHeadTiles>(
             s, kv_head, number, row_of(choice.chosen[number]), row_of(choice.chosen[number]),
-            raw[i % kAhead], shared.q, choice.logits[choice.places[number]], shared.rows, slot);
+            raw[i % kAhead], q, choice.logits[choice.places[number]], shared.rows, slot);
       }
       __syncthreads();
       const uint32_t begin = i * kSingleWarps + some;
@@ -159,11 +213,12 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   if (kDim > 128) load_resident();
   // Lanes beyond the head dimension add no row: their sums of weights are not used.
   const bool inside = 4 * lane < kDim;
+  float* const split_o = shared.split_o(s, kv_head, warp);
   PartOfHead<kDim> codes{shared.top[warp], shared.total[warp] - of_rows[0].coded_sum, {}};
   PartOfHead<kDim> exact{of_rows[0].exact_max, of_rows[0].exact_sum, {}};
 #pragma unroll
   for (int u = 0; u < kLaneQuads<kDim>; ++u) {
-    const auto* row = &shared.split_o[warp][128 * u + 4 * lane];
+    const float* const row = split_o + 128 * u + 4 * lane;
     const float4 all =
         inside ? *reinterpret_cast<const float4*>(row) : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
     const float4 coded = of_rows[u].coded, exactly = of_rows[u].exact;
@@ -172,14 +227,14 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
     o = exact.o + 4 * u;
     o[0] = exactly.x, o[1] = exactly.y, o[2] = exactly.z, o[3] = exactly.w;
   }
-  merge_head<kDim>(s, kv_head, warp, codes, exact, value_scale, resident, shared.split_o[warp]);
+  merge_head<kDim>(s, kv_head, warp, codes, exact, value_scale, resident, split_o);
   if (s.doubt.board == nullptr || wanted == 0) return;
   const HeadSums of_head{codes.top,   codes.total,      of_rows[0].coded_sum, exact.top,
                          exact.total, shared.lse[warp], resident.lse};
   const HeadAsked asked =
       ask_doubt<kDim, kBits>(s, of_head, weight_of(choice.chosen[wanted - 1]),
                              shared.queries.constants[warp].noise, wanted, shared.figures);
-  put_on_board<kDim>(s, kv_head, warp, asked, shared.q[0]);
+  put_on_board<kDim>(s, kv_head, warp, asked, q[0]);
 }
 
 }  // namespace keyhole::gpu::codes

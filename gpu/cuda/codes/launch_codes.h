@@ -4,12 +4,13 @@
 #include <cuda_runtime_api.h>
 
 #include "gpu/cuda/codes/params.h"
+#include "gpu/cuda/common/kernel_generation.h"
 
 namespace keyhole::gpu::codes {
 
 /// Thread blocks of the clusters that choose a step's rows and merge its states: kFinishBlocks of gpu/cuda/codes/choose.cuh.
 inline constexpr uint32_t kClusterBlocks = 8;
-inline constexpr int kReservedShared = 1024;  ///< bytes of every thread block, by CUDA
+inline constexpr int kReservedShared = kReservedOfBlock;  ///< bytes of every thread block, by CUDA
 
 /// The kernels of one shape and up to 16 query heads of a KV head; null kernels: there are none.
 [[nodiscard]] Kernels kernels_of(const CodeShape& shape, uint32_t group);
@@ -17,6 +18,12 @@ inline constexpr int kReservedShared = 1024;  ///< bytes of every thread block, 
 
 /// Lays the parts of the work space out one after the other, from step.work on; returns their bytes.
 size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& params);
+
+/// Shared memory of the pass over codes with the fewest stages, with what it declares.
+[[nodiscard]] size_t least_attend_bytes(const Kernels& kernels);
+/// prepare_codes() for what follows the pass alone: chooses CodesStep::cluster, of `step.group` <= 16 heads. needs: gets the bytes of
+/// shared memory of the largest thread block.
+[[nodiscard]] cudaError_t prepare_finish(CodesStep& step, int device, size_t& needs);
 
 /// The clusters of finish_codes(): one beside those of the KV heads publishes the step.
 [[nodiscard]] uint32_t clusters(const CodesStep& step);

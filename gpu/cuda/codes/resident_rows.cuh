@@ -27,16 +27,17 @@ constexpr uint32_t kResidentBytes = kDim <= 128   ? 64
                                     : kDim <= 256 ? 32
                                                   : 16;
 
-template <int kDim, int kHeads>
+/// kBytes: as kResidentBytes.
+template <int kDim, int kHeads, uint32_t kBytes = kResidentBytes<kDim>>
 struct ResidentShared {
   /// First the queries as they came, times scale log2(e); then the share's sums, rotated and divided by the value
   /// scale.
   alignas(16) float rows[kHeads][kDim];
-  alignas(16) std::byte keys[kResidentBytes<kDim> * kDim];
-  alignas(16) std::byte values[kResidentBytes<kDim> * kDim];
-  float logits[kResidentBytes<kDim> / 2][kHeads];  ///< then weights
-  float top[kHeads], sum[kHeads];                  ///< of the share, base 2
-  float keep[kHeads];  ///< what the rows at hand multiply sums before them with
+  alignas(16) std::byte keys[kBytes * kDim];
+  alignas(16) std::byte values[kBytes * kDim];
+  float logits[kBytes / 2][kHeads];  ///< then weights
+  float top[kHeads], sum[kHeads];    ///< of the share, base 2
+  float keep[kHeads];                ///< what the rows at hand multiply sums before them with
 };
 
 /// Reads four components of a row in shared memory, `[kDim]` of the session's dtype.
@@ -51,12 +52,13 @@ __device__ inline float4 quad_of(const std::byte* rows, DType dtype, uint32_t ro
 
 /// The share of a thread block of attend_codes(). Code that runs once is slow, because each of its instructions comes
 /// from memory: so loops are not unrolled here, and rows go to shared memory as they are.
-template <int kDim, int kHeadTiles, uint32_t kWarps = kAttendWarps<kDim>>
+template <int kDim, int kHeadTiles, uint32_t kWarps = kAttendWarps<kDim>,
+          uint32_t kBytes = kResidentBytes<kDim>>
 class ResidentShare {
  public:
   static constexpr uint32_t kHeads = 4 * kHeadTiles;
   static constexpr uint32_t kQuads = kLaneQuads<kDim>;
-  using Shared = ResidentShared<kDim, kHeads>;
+  using Shared = ResidentShared<kDim, kHeads, kBytes>;
 
   /// Asks for the first rows. first_head: the group's head that is number 0 here. split: whose share it is.
   template <class Split>
@@ -140,7 +142,7 @@ class ResidentShare {
     const uint32_t row_bytes = kDim * element, pieces = row_bytes / 16;
     const size_t plane = (size_t{p.ring.sink} + p.ring.capacity) * row_bytes;
     const std::byte* const keys = p.kv + size_t{kv_head_} * 2 * plane;
-    count_ = min(end_ - next_, kResidentBytes<kDim> / element);
+    count_ = min(end_ - next_, kBytes / element);
 #pragma unroll 1
     for (uint32_t row = warp; row < count_; row += kWarps) {
       if (next_ + row >= stored_) {

@@ -130,7 +130,7 @@ class RowFinder {
 /// The split of a thread block in a second look.
 struct DoubtSplit {
   template <int kDim, int kHeadTiles>
-  using Resident = ResidentShare<kDim, kHeadTiles>;
+  using Resident = ResidentShare<kDim, kHeadTiles, kAttendWarps<kDim>, kResidentAtHand<kDim>>;
   static constexpr bool kFinds = true, kLists = false;
 
   const CodesParams& step;
@@ -171,7 +171,7 @@ __device__ inline void look_again(const CodesParams& s, uint32_t kv_head, RingSt
   __syncthreads();
   if (threadIdx.x == 0) {
     step.splits = 0;
-    step.stages = kLeastStages;
+    step.stages = kFewestStages<kDim>;
     // The rows of a KV head lie in the order of the numbers in its group, as query_head() counts them.
     const uint32_t heads = s.group / s.tokens;
     float* const rows = s.doubt.queries + size_t{kv_head} * (s.group - heads) * s.shape.dim;

@@ -11,8 +11,7 @@ template <int kDim, int kBits>
 constexpr size_t settle_shared() {
   const size_t sizes[] = {
       sizeof(WarpStates<kDim>), sizeof(FoundShared<kDim>), sizeof(MergeShared<kDim>),
-      kLeastRings<kDim, kBits> +
-          (kSharedBehindRings<kDim> ? sizeof(AttendShared<kDim, kBits, 1>) : 0)};
+      kLeastRings<kDim, kBits> + (kLooksAlone<kDim> ? sizeof(AttendShared<kDim, kBits, 1>) : 0)};
   size_t most = 0;
   for (const size_t size : sizes) most = size > most ? size : most;
   return most;

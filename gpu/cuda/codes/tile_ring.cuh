@@ -59,13 +59,14 @@ __device__ inline void read_words(const std::byte* from, int tile, int lane,
 /// Number of 16-byte pieces that a lane reads of a tile; 0: its words do not make such pieces.
 constexpr uint32_t pieces_of(uint32_t words) { return words % 4 == 0 ? words / 4 : 0; }
 
-/// A warp's ring. Between wait() and the next take_in(), all lanes may read the pair that wait() was for.
+/// A warp's ring. Between wait() and the next take_in(), all lanes may read the pair that wait() was for; with one stage the next
+/// take_in() overwrites it.
 template <int kDim, int kBits>
 class TileRing {
  public:
   using Pair = TilePair<kDim, kBits>;
 
-  /// memory: the warp's, Pair::kBytes * stages, aligned to 16; stages: 2 or 3; blocks: those of the KV head.
+  /// memory: the warp's, Pair::kBytes * stages, aligned to 16; stages: 1 to 3; blocks: those of the KV head.
   __device__ TileRing(std::byte* memory, int stages, const std::byte* blocks, size_t block_stride)
       : memory_(memory),
         end_(static_cast<uint32_t>(stages) * Pair::kBytes),
@@ -108,9 +109,9 @@ class TileRing {
     commit_copies();
     in_ = next(in_);
   }
-  /// Waits for the oldest pair that wait() has not returned yet; stages - 1 pairs are under way.
+  /// Waits for the oldest pair that wait() has not returned yet; stages - 1 pairs are under way, or one.
   __device__ const std::byte* wait() {
-    if (end_ == 2 * Pair::kBytes)
+    if (end_ <= 2 * Pair::kBytes)
       wait_for_copies<0>();
     else
       wait_for_copies<1>();

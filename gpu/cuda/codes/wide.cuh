@@ -17,7 +17,11 @@
 // Sums stay small that way: tensor cores cut sums off, and over thousands of rows the ones would cost what values leave of them.
 //
 // HALVES. Of rows with more than 256 components a thread block has no room for two chunks of 4 bits. There keys and values of a
-// chunk come one after the other, each to one of three or four places: while it works on one, two are on their way.
+// chunk come one after the other, each to one of three or four places: while it works on one, two are on their way. With two
+// places one is on its way, and 8 query rows of 512 components take the 99 KiB of shared memory that GPUs for desktops have.
+//
+// PASSES. Where shared memory is too little for all query rows, thread blocks have some of them (blockIdx.z), and each reads all
+// codes.
 //
 // BANDWIDTH. Shared memory limits it: at 24 query rows of 256 components, a tile of 16 rows takes 48 cycles for the queries, 32
 // for keys, 32 for values, and 24 for weights.
@@ -35,7 +39,8 @@ struct OnesUnits {
   static constexpr float kOdd = 16.0F, kEven = kBits == 2 ? 4.0F : kOdd;
 };
 
-template <int kDim, int kBits, int kColumns>
+/// kHasHalves: whether keys, with factors, and values of a chunk lie in places of their own.
+template <int kDim, int kBits, int kColumns, bool kHasHalves = (kDim > 256)>
 struct WideShape {
   static constexpr CodeShape kShape{kDim, kBits, kBits};
   static constexpr int kHeads = 8 * kColumns,
@@ -47,8 +52,7 @@ struct WideShape {
   static constexpr int kOwn = (kProducts + kSlices - 1) / kSlices;  ///< products of a warp
   static constexpr uint32_t kKeyBytes = kShape.key_bytes() / 2;
   static constexpr uint32_t kValueBytes = kShape.value_bytes() / 2;
-  /// Whether keys, with factors, and values of a chunk lie in places of their own.
-  static constexpr bool kHalves = kDim > 256;
+  static constexpr bool kHalves = kHasHalves;
   static constexpr uint32_t kFactorBytes = kWideRows * 4;
   static constexpr uint32_t kValuesAt = kHalves ? 0 : kKeyBytes;
   static constexpr uint32_t kFactorsAt = kHalves ? kKeyBytes : kKeyBytes + kValueBytes;
@@ -126,10 +130,10 @@ __device__ inline int combined_row(int lane) {
   return lane / 4 % kLanes == 0 && slot < kCount ? 4 * slot + lane % 4 : 4 * kCount;
 }
 
-template <int kDim, int kBits, int kColumns>
+template <int kDim, int kBits, int kColumns, bool kHalves>
 class WidePass {
  public:
-  using Shape = WideShape<kDim, kBits, kColumns>;
+  using Shape = WideShape<kDim, kBits, kColumns, kHalves>;
   using Shared = WideShared<kDim, kBits, kColumns>;
   using Units = OnesUnits<kBits>;
 
@@ -202,6 +206,9 @@ class WidePass {
     }
   }
 
+  /// The first query row of the step that the thread block has.
+  __device__ static uint32_t first_row() { return blockIdx.z * kHeads; }
+
   /// The chunks of this thread block: halves of blocks.
   __device__ void divide() {
     const uint64_t chunks = uint64_t{__ldcv(s_.block_count)} * 2;
@@ -231,7 +238,7 @@ class WidePass {
   __device__ void prepare() {
     using Share = ResidentShare<kDim, Shape::kTiles, kWideWarps>;
     auto& resident = *reinterpret_cast<ResidentShared<kDim, kHeads>*>(ring_);
-    const StepHeads heads{s_};
+    const StepHeads heads{s_, first_row()};
     RawQueries<kDim, kHeads, Shape::kWarps, 1> raw;  // one at a time, as in finish()
     raw.load(heads, kv_head_);
     const auto take_queries = [&] {
@@ -251,14 +258,14 @@ class WidePass {
       __syncthreads();
       return;
     }
-    Share share(s_, kv_head_, 0, GridSplit{}, resident);
+    Share share(s_, kv_head_, first_row(), GridSplit{}, resident);
     take_queries();
     share.attend(value_scale_);
     __syncthreads();
 #pragma unroll 2
     for (int i = row; i < kQuads; i += static_cast<int>(kThreads)) {
       const auto h = static_cast<uint32_t>(i / (kDim / 4));
-      if (h >= s_.group) break;
+      if (first_row() + h >= s_.group) break;
       const int at = i % (kDim / 4) * 4;
       *reinterpret_cast<float4*>(state_of(h) + at) =
           *reinterpret_cast<const float4*>(&resident.rows[h][at]);
@@ -275,8 +282,9 @@ class WidePass {
     const CodesParams& part = p_.parts[at.part];
     return (size_t{kv_head_} * part.splits + blockIdx.x) * part.group + at.row;
   }
+  /// row: the thread block's.
   __device__ float* state_of(uint32_t row) const {
-    const WideParams::Place at = p_.place(row);
+    const WideParams::Place at = p_.place(first_row() + row);
     return p_.parts[at.part].part_o + slot_of(at) * kDim;
   }
 
@@ -300,10 +308,13 @@ class WidePass {
   }
   /// Waits until the oldest piece is there; one less than there are places for is under way.
   __device__ void wait() const {
-    if (s_.stages == 2)
-      wait_for_copies<Shape::kHalves ? 1 : 0>();
+    const uint32_t count = places();
+    if (count == 2)
+      wait_for_copies<0>();
+    else if (count == 3)
+      wait_for_copies<1>();
     else
-      wait_for_copies<Shape::kHalves ? 2 : 1>();
+      wait_for_copies<2>();
   }
   /// Asks for piece number `number`, and with keys for the means of the chunk behind theirs; for none behind the end. Every call
   /// is one group of copies.
@@ -330,8 +341,8 @@ class WidePass {
     commit_copies();
   }
   __device__ std::byte* means_of(uint32_t chunk) const {
-    const auto stages = static_cast<uint32_t>(s_.stages);
-    return ring_ + places() * Shape::kStage + (chunk - first_) % (stages + 1) * Shape::kMeanBytes;
+    return ring_ + places() * Shape::kStage +
+           (chunk - first_) % mean_places(static_cast<uint32_t>(s_.stages)) * Shape::kMeanBytes;
   }
   __device__ void take_means(uint32_t chunk) const {
     copy<Shape::kMeanBytes, 0>(means_of(chunk), block_of(chunk) + Shape::kShape.key_mean_at());
@@ -430,12 +441,13 @@ class WidePass {
       shared_.largest[pair][row] = most;
       split(shared_.sums[row], pair, sum);
       split(shared_.scaled[row], pair, scaled_sum);
-      if (static_cast<uint32_t>(row) < s_.group && s_.exact_rows != 0) {
-        const WideParams::Place at = p_.place(static_cast<uint32_t>(row));
+      const uint32_t of_step = first_row() + static_cast<uint32_t>(row);
+      if (of_step < s_.group && s_.exact_rows != 0) {
+        const WideParams::Place at = p_.place(of_step);
         const CodesParams& part = p_.parts[at.part];
         const size_t pairs =
             size_t{kv_head_} * part.block_capacity * kBlockMaxima + chunk * Shape::kPairs + pair;
-        const uint32_t padded = kDim <= 256 ? kPartHeads : part.padded_heads;
+        const uint32_t padded = kDim <= 128 ? kPartHeads : part.padded_heads;
         part.maxima[pairs * padded + at.row] = most;
       }
     }
@@ -614,7 +626,7 @@ class WidePass {
     for (int e = 0; e < kEach; ++e) {
       const int i = thread + e * static_cast<int>(kThreads);
       const auto row = static_cast<uint32_t>(i / (kDim / 4));
-      if (!s_.has_resident || i >= kQuads || row >= s_.group) break;
+      if (!s_.has_resident || i >= kQuads || first_row() + row >= s_.group) break;
       residents[e] = __ldcg(reinterpret_cast<const float4*>(state_of(row)) + i % (kDim / 4));
     }
 #pragma unroll 1
@@ -641,8 +653,9 @@ class WidePass {
     for (int e = 0; e < kEach; ++e) {
       const int i = thread + e * static_cast<int>(kThreads);
       const int row = i / (kDim / 4), j = i % (kDim / 4) * 4;
-      if (i >= kQuads || static_cast<uint32_t>(row) >= s_.group) break;
-      const WideParams::Place at = p_.place(static_cast<uint32_t>(row));
+      const uint32_t of_step = first_row() + static_cast<uint32_t>(row);
+      if (i >= kQuads || of_step >= s_.group) break;
+      const WideParams::Place at = p_.place(of_step);
       const CodesParams& part = p_.parts[at.part];
       const size_t slot = slot_of(at);
       const float unit = j % 16 < 8 ? Units::kEven : Units::kOdd;
@@ -679,11 +692,11 @@ class WidePass {
   float total_ = 0.0F;  ///< of the row whose number the thread has
 };
 
-template <int kDim, int kBits, int kColumns>
+template <int kDim, int kBits, int kColumns, bool kHalves = (kDim > 256)>
 __global__ void __launch_bounds__(kWideWarps * 32, wide_occupancy<kDim, kBits, kColumns>())
     attend_wide_kernel(const __grid_constant__ WideParams p) {
   extern __shared__ __align__(16) unsigned char memory[];
-  WidePass<kDim, kBits, kColumns>(p, reinterpret_cast<std::byte*>(memory)).run();
+  WidePass<kDim, kBits, kColumns, kHalves>(p, reinterpret_cast<std::byte*>(memory)).run();
 }
 
 }  // namespace keyhole::gpu::codes

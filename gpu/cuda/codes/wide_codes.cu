@@ -5,6 +5,7 @@
 #include "gpu/cuda/codes/choose_single.cuh"
 #include "gpu/cuda/codes/launch_codes.h"
 #include "gpu/cuda/codes/wide_params.h"
+#include "gpu/cuda/common/kernel_generation.h"
 #include "gpu/cuda/common/launch.h"
 #include "gpu/step.h"
 
@@ -12,30 +13,55 @@ namespace keyhole::gpu {
 namespace codes {
 namespace {
 
-/// Query heads of the kernels that follow the pass, for parts of any size: 16, or of rows of 512 components, which take more
-/// shared memory, for steps of no more query rows 8.
+/// Query heads of the kernels that follow the pass, for parts of any size: 16, or of rows of 256 components and more, which take
+/// more shared memory, for steps of no more query rows 8.
 uint32_t part_heads(const CodeShape& shape, uint32_t rows) {
   constexpr uint32_t kFew = kPartHeads / 2;
-  return shape.dim > 256 && rows <= kFew ? kFew : kPartHeads;
+  return shape.dim > 128 && rows <= kFew ? kFew : kPartHeads;
 }
 Kernels part_kernels(const CodesStep& step) {
   return kernels_of(step.shape, part_heads(step.shape, step.group));
 }
 
-WideKernels wide_kernels_of(const CodeShape& shape, uint32_t rows) {
-  if (rows == 0 || shape.key_bits != shape.value_bits) return {};
-  WideKernels kernels;
+/// The kernel whose thread blocks have all of so many query rows.
+WideKernels kernels_of_rows(const CodeShape& shape, uint32_t rows) {
   switch (shape.dim) {
     case 64: return wide_kernels_of_64(shape.key_bits, rows);
     case 80: return wide_kernels_of_80(shape.key_bits, rows);
     case 96: return wide_kernels_of_96(shape.key_bits, rows);
     case 128: return wide_kernels_of_128(shape.key_bits, rows);
     case 256: return wide_kernels_of_256(shape.key_bits, rows);
-    case 512: kernels = wide_kernels_of_512(shape.key_bits, rows); break;
+    case 512: return wide_kernels_of_512(shape.key_bits, rows);
     default: return {};
   }
-  kernels.finish = kernels_of(shape, part_heads(shape, rows)).finish;
+}
+
+/// The kernel that takes the fewest passes for so many query rows in thread blocks of at most `most` bytes of shared memory; where
+/// none has so few bytes, that with the fewest.
+WideKernels wide_kernels_of(const CodeShape& shape, uint32_t rows, size_t most) {
+  if (rows == 0 || shape.key_bits != shape.value_bits) return {};
+  WideKernels kernels = kernels_of_rows(shape, rows);
+  if (kernels.attend == nullptr) return {};
+  for (uint32_t fewer = kernels.rows - 8; fewer >= 8 && !kernels.fits(most); fewer -= 8) {
+    kernels = kernels_of_rows(shape, fewer);
+  }
+  if (!kernels.fits(most) && shape.dim == 256 && shape.key_bits == 4) {
+    kernels = small_wide_kernels_of_256(rows);
+  }
+  if (shape.dim > 256) {
+    kernels.finish = kernels_of(shape, part_heads(shape, rows)).finish;
+  } else if (part_heads(shape, rows) != kPartHeads) {
+    kernels.finish = nullptr;  // there is none for parts of so few heads
+  }
   return kernels;
+}
+WideKernels wide_kernels_of(const CodesStep& step) {
+  return wide_kernels_of(step.shape, step.group, step.block_shared);
+}
+
+/// Thread blocks that share the query rows of a part of the codes.
+uint32_t passes_of(const WideKernels& kernels, uint32_t rows) {
+  return (rows + kernels.rows - 1) / kernels.rows;
 }
 
 /// Part `number` of a step, but for its work space.
@@ -84,7 +110,8 @@ bool is_valid(const CodesStep& step, const WideKernels& kernels) {
   return kernels.attend != nullptr && step.tokens >= 1 && step.group % step.tokens == 0 &&
          step.group / step.tokens <= kMaxDeviceGroup && step.group <= kMostStepRows &&
          step.exact_rows <= kMostDeviceRows && step.splits >= 1 && step.splits <= kMostSplits &&
-         step.kv_heads != 0 && step.stages >= kLeastStages && step.stages <= kMostStages &&
+         step.kv_heads != 0 && step.stages >= kernels.least_stages() &&
+         step.stages <= kMostStages &&
          (step.group <= kMaxDeviceGroup ||
           (step.host_rows.requests == nullptr && step.resident_o == nullptr));
 }
@@ -93,12 +120,14 @@ bool is_valid(const CodesStep& step, const WideKernels& kernels) {
 
 uint32_t wide_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t rows,
                    uint32_t multiprocessors, size_t shared_of_multiprocessor) {
-  const WideKernels kernels = wide_kernels_of(shape, rows);
+  const size_t of_block = shared_of_multiprocessor - kReservedShared;
+  const WideKernels kernels = wide_kernels_of(shape, rows, of_block);
   if (kernels.attend == nullptr) return 1;
-  const size_t shared = kernels.bytes(kLeastStages) + kReservedShared;
+  const size_t shared = kernels.bytes(kernels.first_stages(of_block)) + kReservedShared;
   const size_t resident = std::clamp<size_t>(shared_of_multiprocessor / shared, 1,
                                              static_cast<size_t>(kernels.occupancy));
-  return std::clamp(multiprocessors * static_cast<uint32_t>(resident) / kv_heads, 1U, kMostSplits);
+  const uint32_t blocks = multiprocessors * static_cast<uint32_t>(resident);
+  return std::clamp(blocks / (kv_heads * passes_of(kernels, rows)), 1U, kMostSplits);
 }
 
 size_t wide_work_bytes(const CodesStep& step) {
@@ -107,59 +136,57 @@ size_t wide_work_bytes(const CodesStep& step) {
 }
 
 cudaError_t prepare_wide(CodesStep& step, int device, size_t* needs) {
-  const WideKernels kernels = wide_kernels_of(step.shape, step.group);
+  const SharedMemory memory = shared_memory_of(device);
+  step.block_shared = memory.of_block;
+  const WideKernels kernels = wide_kernels_of(step);
   if (kernels.attend == nullptr) return cudaErrorInvalidValue;
   CodesStep part = step;
   part.wide = false;
   part.tokens = 1;
   part.group = part_heads(step.shape, step.group);
+  part.cluster = step.cluster && kernels.finish != nullptr;
   size_t of_part = 0;
-  cudaError_t status = prepare_codes(part, device, &of_part);
+  cudaError_t status = prepare_finish(part, device, of_part);
   if (needs != nullptr) *needs = of_part;
   if (status != cudaSuccess) return status;
   step.cluster = part.cluster;
   step.processors = part.processors;
   step.shares = false;
-  int per_block = 0, per_processor = 0;
-  status = cudaDeviceGetAttribute(&per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  if (status != cudaSuccess) return status;
-  status =
-      cudaDeviceGetAttribute(&per_processor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
-  if (status != cudaSuccess) return status;
-  const size_t least = kernels.bytes(kLeastStages);
+  step.stages = kernels.first_stages(memory.of_block);
+  const size_t least = kernels.bytes(step.stages);
   if (needs != nullptr) *needs = std::max(of_part, least);
-  if (least > static_cast<size_t>(per_block)) return cudaErrorNotSupported;
+  if (least > memory.of_block) return cudaErrorNotSupported;
   // As many thread blocks as code_fill() counts with, and for these as many stages as there is space for.
-  const int resident =
-      std::clamp(per_processor / static_cast<int>(least + kReservedShared), 1, kernels.occupancy);
-  const auto share =
-      static_cast<size_t>(std::min(per_block, per_processor / resident - kReservedShared));
-  step.stages = kLeastStages;
+  const size_t resident = std::clamp<size_t>(memory.of_multiprocessor / (least + kReservedShared),
+                                             1, static_cast<size_t>(kernels.occupancy));
+  const size_t share =
+      std::min(memory.of_block, memory.of_multiprocessor / resident - kReservedShared);
   while (step.stages < kMostStages && kernels.bytes(step.stages + 1) <= share) ++step.stages;
-  status =
-      cudaFuncSetAttribute(kernels.attend, cudaFuncAttributeMaxDynamicSharedMemorySize, per_block);
+  status = cudaFuncSetAttribute(kernels.attend, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                static_cast<int>(memory.of_block));
   if (status != cudaSuccess || !step.cluster) return status;
   cudaFuncAttributes attributes{};
   status = cudaFuncGetAttributes(&attributes, kernels.finish);
   if (status != cudaSuccess) return status;
   status = cudaFuncSetAttribute(kernels.finish, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                per_block - static_cast<int>(attributes.sharedSizeBytes));
+                                static_cast<int>(memory.of_block - attributes.sharedSizeBytes));
   step.clusters_at_once = count_clusters(kernels.finish, shared_bytes(step, part_kernels(step)));
   return status;
 }
 
 cudaError_t attend_wide(const CodesStep& step, cudaStream_t stream, bool ahead) {
-  const WideKernels kernels = wide_kernels_of(step.shape, step.group);
+  const WideKernels kernels = wide_kernels_of(step);
   if (!is_valid(step, kernels)) return cudaErrorInvalidValue;
   WideParams params;
   lay_out_parts(step, params);
   void* arguments[] = {&params};
-  return launch_ahead(kernels.attend, dim3(step.splits, step.kv_heads), dim3(kWideWarps * 32),
-                      kernels.bytes(step.stages), stream, arguments, ahead);
+  return launch_ahead(kernels.attend,
+                      dim3(step.splits, step.kv_heads, passes_of(kernels, step.group)),
+                      dim3(kWideWarps * 32), kernels.bytes(step.stages), stream, arguments, ahead);
 }
 
 cudaError_t finish_wide(const CodesStep& step, cudaStream_t stream, bool ahead) {
-  const WideKernels kernels = wide_kernels_of(step.shape, step.group);
+  const WideKernels kernels = wide_kernels_of(step);
   if (!is_valid(step, kernels)) return cudaErrorInvalidValue;
   WideParams params;
   lay_out_parts(step, params);
@@ -200,8 +227,10 @@ cudaError_t finish_wide(const CodesStep& step, cudaStream_t stream, bool ahead) 
 
 }  // namespace codes
 
-bool codes_are_wide(const CodeShape& shape, uint32_t group) {
-  return group > kMaxDeviceGroup || shape.dim > 256;
+bool codes_are_wide(const CodeShape& shape, uint32_t group, size_t shared_of_block) {
+  if (group > kMaxDeviceGroup || shape.dim > 256) return true;
+  const codes::Kernels kernels = codes::kernels_of(shape, group);
+  return kernels.attend != nullptr && codes::least_attend_bytes(kernels) > shared_of_block;
 }
 
 }  // namespace keyhole::gpu

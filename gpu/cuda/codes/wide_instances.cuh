@@ -6,9 +6,9 @@
 
 namespace keyhole::gpu::codes {
 
-template <int kDim, int kBits, int kColumns>
+template <int kDim, int kBits, int kColumns, bool kHalves = false>
 WideKernels wide_kernels() {
-  WideKernels k = wide_pass<kDim, kBits, kColumns>();
+  WideKernels k = wide_pass<kDim, kBits, kColumns, kHalves>();
   k.finish = reinterpret_cast<const void*>(
       &finish_parts_kernel<kDim, kBits, static_cast<int>(kPartHeads / 4)>);
   return k;

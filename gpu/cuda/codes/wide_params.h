@@ -31,9 +31,16 @@ inline constexpr uint32_t kWideRows = 128;  ///< rows of codes that it takes at 
 inline constexpr uint32_t kPartHeads =
     16;  ///< a part's query heads, with those that are there to fill tiles
 
+/// Number of places for means of a pass with so many stages: those of two chunks are in use while those of a third are on
+/// their way.
+KEYHOLE_HOST_DEVICE constexpr uint32_t mean_places(uint32_t stages) {
+  return stages < 2 ? 3 : stages + 1;
+}
+
 /// The kernels of one shape, for so many query rows.
 struct WideKernels {
   const void* attend = nullptr;  ///< null: there is none
+  uint32_t rows = 0;  ///< query rows of a thread block; more take several passes (blockIdx.z)
   const void* finish = nullptr;  ///< of all parts, by clusters; null: Kernels::finish
   int occupancy = 1;             ///< thread blocks that a multiprocessor has registers for
   size_t fixed = 0;              ///< bytes of shared memory that the pass takes beside its stages,
@@ -42,11 +49,18 @@ struct WideKernels {
   size_t mean = 0;               ///< and of a block's means
   bool has_halves = false;       ///< WideShape::kHalves
 
-  /// Bytes of the pass's shared memory: as many pieces as CodesStep::stages, of halves one more, and one more of means.
+  /// Bytes of the pass's shared memory: as many pieces as CodesStep::stages, of halves one more, and means.
   [[nodiscard]] size_t bytes(int stages) const {
-    const auto n = static_cast<size_t>(stages);
-    return fixed + std::max(shared, (has_halves ? n + 1 : n) * stage + (n + 1) * mean);
+    const auto n = static_cast<uint32_t>(stages);
+    return fixed + std::max(shared, (has_halves ? n + 1 : n) * stage + mean_places(n) * mean);
   }
+  /// The fewest stages that the pass works with.
+  [[nodiscard]] int least_stages() const { return has_halves ? 1 : kLeastStages; }
+  /// The number of stages to begin with where a thread block may have `most` bytes: kLeastStages, or where these do not fit fewer.
+  [[nodiscard]] int first_stages(size_t most) const {
+    return bytes(kLeastStages) <= most ? kLeastStages : least_stages();
+  }
+  [[nodiscard]] bool fits(size_t most) const { return bytes(least_stages()) <= most; }
 };
 
 /// Each function has its file, so that compilers run side by side.
@@ -56,5 +70,7 @@ struct WideKernels {
 [[nodiscard]] WideKernels wide_kernels_of_128(uint32_t bits, uint32_t rows);
 [[nodiscard]] WideKernels wide_kernels_of_256(uint32_t bits, uint32_t rows);
 [[nodiscard]] WideKernels wide_kernels_of_512(uint32_t bits, uint32_t rows);  ///< up to 32 rows
+/// Up to 24 rows of 256 components in 4 bits, keys and values of a chunk one after the other, for 99 KiB of shared memory.
+[[nodiscard]] WideKernels small_wide_kernels_of_256(uint32_t rows);
 
 }  // namespace keyhole::gpu::codes
