@@ -3,7 +3,7 @@
 // up to 128 components has 128 queries a block and 32 a warp: what is loaded of keys and values then serves two
 // products, and the tensor cores are the limit. With 512 components two warps have the same queries, and each makes the sums
 // of half of the components, for which one has registers; where queries are one number, each makes the logits of half of the
-// rows and tells the other.
+// rows and tells the other. That takes 200 KB of shared memory; where a thread block may have 99 KB it has fewer queries.
 //
 // ACCURACY. Queries are one number of T or two, so that logits are those of fp32 queries: the second part is added up
 // where it is not 0 for some query of the block. Weights are one fp16 (2^-11 of each), or two bf16. Where keys and values are two
@@ -16,6 +16,7 @@
 #include "gpu/cuda/common/async_copy.cuh"
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/element.cuh"
+#include "gpu/cuda/common/kernel_generation.h"
 #include "gpu/cuda/common/state.cuh"
 #include "gpu/cuda/common/tensor_core.cuh"
 #include "gpu/cuda/prefill/blocked_kernels.h"
@@ -30,42 +31,47 @@ template <int d>
 constexpr int kParts = d <= 256 ? 1 : d / 256;
 template <int d>
 constexpr int kOwn = d / kParts<d>;
-/// Number of queries of a thread block; tiles: of 16 queries of a warp.
-template <int tiles>
-constexpr int kQueries = kWarps * 16 * tiles;
+/// Number of queries of a thread block; tiles: of 16 queries of a warp; warps: that have queries of their own.
+template <int tiles, int warps = kWarps>
+constexpr int kQueries = warps * 16 * tiles;
 /// Elements from row to row in shared memory, so that the 8 rows of an ldmatrix lie in 8 different groups of banks.
 template <int d>
 constexpr int kPitch = d + 8;
 /// Which numbers are sums of two numbers of T.
 enum class Sums { none, queries, all };
 /// The rows of a tile: with sums of two, as many as fit into 99 KB, which GPUs for desktops have, and as are copied by all
-/// threads alike. Of 512 components, for which these have too little memory, as many as fit into 200 KB.
-template <int d, Sums sums>
-constexpr int kKeys = sums == Sums::all ? (d == 80   ? 64
-                                           : d > 128 ? 16
-                                                     : 32)
-                      : d <= 128        ? 64
-                                        : 32;
+/// threads alike. Of 512 components as many as fit into 200 KB with all warps, and into 99 KB with fewer.
+template <int d, Sums sums, int warps = kWarps>
+constexpr int kKeys = sums == Sums::all                         ? (d == 80   ? 64
+                                                                   : d > 128 ? 16
+                                                                             : 32)
+                      : d <= 128                                ? 64
+                      : sums == Sums::queries&& warps != kWarps ? 16
+                                                                : 32;
+/// Number of warps with queries of their own that leaves 99 KB enough for 512 components.
+template <Sums sums>
+constexpr int kFewWarps = sums == Sums::all ? 1 : 2;
 /// Whether two warps with the same queries divide the rows of a tile for the logits.
-template <int d, Sums sums>
-constexpr bool kDividesLogits = kParts<d> == 2 && sums == Sums::none;
+template <int d, Sums sums, int warps = kWarps>
+constexpr bool kDividesLogits = kParts<d> == 2 && sums == Sums::none&& warps == kWarps;
 /// Bytes of shared memory for rows. Numbers that are no sums have no second part there.
-template <int d, int tiles, Sums sums>
+template <int d, int tiles, Sums sums, int warps = kWarps>
 constexpr size_t kRowBytes =
-    sizeof(uint16_t) * kPitch<d>*((sums == Sums::none ? 1 : 2) * kQueries<tiles> +
-                                  (sums == Sums::all ? 4 : 2) * kKeys<d, sums>);
+    sizeof(uint16_t) * kPitch<d>*((sums == Sums::none ? 1 : 2) * kQueries<tiles, warps> +
+                                  (sums == Sums::all ? 4 : 2) * kKeys<d, sums, warps>);
 /// Bytes of all of it: behind the rows, logits that warps tell each other.
-template <int d, int tiles, Sums sums>
-constexpr size_t kSharedBytes = kRowBytes<d, tiles, sums> +
-                                (kDividesLogits<d, sums>
-                                     ? sizeof(float) * kQueries<tiles> * kKeys<d, sums>
+template <int d, int tiles, Sums sums, int warps = kWarps>
+constexpr size_t kSharedBytes = kRowBytes<d, tiles, sums, warps> +
+                                (kDividesLogits<d, sums, warps>
+                                     ? sizeof(float) * kQueries<tiles, warps> *
+                                           kKeys<d, sums, warps>
                                      : 0);
 
 /// Copies rows [first, first + rows) of `[.., stride]` to shared memory; rows from `end` on become zeros.
-template <int d, int rows, class T>
+template <int d, int rows, class T, int warps = kWarps>
 __device__ inline void fetch_rows(T* shared, const T* global, size_t stride, uint32_t first,
                                   uint32_t end) {
-  constexpr int kPieces = d / 8, kThreads = blocked::kThreads * kParts<d>;
+  constexpr int kPieces = d / 8, kThreads = 32 * warps * kParts<d>;
   static_assert(rows * kPieces % kThreads == 0);
 #pragma unroll
   for (int i = 0; i < rows * kPieces / kThreads; ++i) {
@@ -77,14 +83,14 @@ __device__ inline void fetch_rows(T* shared, const T* global, size_t stride, uin
   }
 }
 
-template <class T, int d, int tiles, Sums sums>
-__global__ void __launch_bounds__(kThreads* kParts<d>, d <= 128 ? 2 : 1)
+template <class T, int d, int tiles, Sums sums, int warps = kWarps>
+__global__ void __launch_bounds__(32 * warps * kParts<d>, d <= 128 ? 2 : 1)
     attend_kernel(const BlockedParams a) {
-  constexpr int kThreads = blocked::kThreads * kParts<d>, kOwn = blocked::kOwn<d>;
-  constexpr int kKeys = blocked::kKeys<d, sums>;
-  constexpr int kQueries = blocked::kQueries<tiles>;
+  constexpr int kThreads = 32 * warps * kParts<d>, kOwn = blocked::kOwn<d>;
+  constexpr int kKeys = blocked::kKeys<d, sums, warps>;
+  constexpr int kQueries = blocked::kQueries<tiles, warps>;
   constexpr bool kTwoQueries = sums != Sums::none, kTwoRows = sums == Sums::all;
-  constexpr bool kDivides = kDividesLogits<d, sums>;
+  constexpr bool kDivides = kDividesLogits<d, sums, warps>;
   constexpr bool kTwoWeights = kTwoRows || std::is_same_v<T, __nv_bfloat16>;
   constexpr int kRowsSize = kKeys * kPitch<d>;  // of keys or values, of one part
   extern __shared__ __align__(16) unsigned char memory[];
@@ -94,8 +100,8 @@ __global__ void __launch_bounds__(kThreads* kParts<d>, d <= 128 ? 2 : 1)
   T* const v_rows = k_rows + (kTwoRows ? 2 : 1) * kRowsSize;
 
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32 % kWarps;
-  const int part = static_cast<int>(threadIdx.x) / blocked::kThreads;
+  const int warp = static_cast<int>(threadIdx.x) / 32 % warps;
+  const int part = static_cast<int>(threadIdx.x) / (32 * warps);
   const int own = part * kOwn;  // the first component of the warp's sums
   const uint32_t head = blockIdx.x, kv_head = head / (a.q_heads / a.kv_heads);
   // The last queries of a causal piece have the most rows before them: beginning with them evens out the blocks' ends.
@@ -117,20 +123,20 @@ __global__ void __launch_bounds__(kThreads* kParts<d>, d <= 128 ? 2 : 1)
   };
   const size_t kv_at = kv_head * a.head_stride;
   const auto fetch_tile = [&](T* shared, const void* from, const void* low, uint32_t tile) {
-    fetch_rows<d, kKeys>(shared, static_cast<const T*>(from) + kv_at, a.row_stride, row_of(tile),
-                         end);
+    fetch_rows<d, kKeys, T, warps>(shared, static_cast<const T*>(from) + kv_at, a.row_stride,
+                                   row_of(tile), end);
     if constexpr (kTwoRows) {
-      fetch_rows<d, kKeys>(shared + kRowsSize, static_cast<const T*>(low) + kv_at, a.row_stride,
-                           row_of(tile), end);
+      fetch_rows<d, kKeys, T, warps>(shared + kRowsSize, static_cast<const T*>(low) + kv_at,
+                                     a.row_stride, row_of(tile), end);
     }
   };
 
   const size_t q_head = head * a.q_head_stride;
-  fetch_rows<d, kQueries>(q_rows, static_cast<const T*>(a.q) + q_head, a.q_token_stride, first,
-                          a.n);
+  fetch_rows<d, kQueries, T, warps>(q_rows, static_cast<const T*>(a.q) + q_head, a.q_token_stride,
+                                    first, a.n);
   if constexpr (kTwoQueries) {
-    fetch_rows<d, kQueries>(low_rows, static_cast<const T*>(a.q_low) + q_head, a.q_token_stride,
-                            first, a.n);
+    fetch_rows<d, kQueries, T, warps>(low_rows, static_cast<const T*>(a.q_low) + q_head,
+                                      a.q_token_stride, first, a.n);
   }
   if (count != 0) fetch_tile(k_rows, a.keys, a.keys_low, 0);
   commit_copies();
@@ -228,7 +234,7 @@ __global__ void __launch_bounds__(kThreads* kParts<d>, d <= 128 ? 2 : 1)
 
     // What a lane makes or needs of the tile's logits, each in a place of its own: calls move(logit, place).
     const auto exchange = [&](int of_part, const auto& move) {
-      auto* const places = reinterpret_cast<float*>(memory + kRowBytes<d, tiles, sums>);
+      auto* const places = reinterpret_cast<float*>(memory + kRowBytes<d, tiles, sums, warps>);
 #pragma unroll
       for (int t = 0; t < tiles; ++t) {
 #pragma unroll
@@ -423,15 +429,33 @@ __global__ void __launch_bounds__(kThreads* kParts<d>, d <= 128 ? 2 : 1)
   }
 }
 
-template <class T, int d, int tiles, Sums sums>
+template <class T, int d, int tiles, Sums sums, int warps = kWarps>
 void launch_kernel(const BlockedParams& params, cudaStream_t stream) {
-  constexpr size_t kBytes = kSharedBytes<d, tiles, sums>;
-  check(cudaFuncSetAttribute(attend_kernel<T, d, tiles, sums>,
+  constexpr size_t kBytes = kSharedBytes<d, tiles, sums, warps>;
+  constexpr uint32_t kQueries = blocked::kQueries<tiles, warps>;
+  check(cudaFuncSetAttribute(attend_kernel<T, d, tiles, sums, warps>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
         "shared memory of blocked attention");
-  const dim3 grid(params.q_heads, (params.n + kQueries<tiles> - 1) / kQueries<tiles>);
-  attend_kernel<T, d, tiles, sums><<<grid, kThreads * kParts<d>, kBytes, stream>>>(params);
+  const dim3 grid(params.q_heads, (params.n + kQueries - 1) / kQueries);
+  attend_kernel<T, d, tiles, sums, warps><<<grid, 32 * warps * kParts<d>, kBytes, stream>>>(params);
   check(cudaGetLastError(), "blocked attention");
+}
+
+/// Launches the kernel of all warps, or where a thread block of 512 components may have too little shared memory that of few.
+template <class T, int d, int tiles, Sums sums>
+void launch_that_fits(const BlockedParams& params, cudaStream_t stream) {
+  static_assert(d > 256 || kSharedBytes<d, tiles, sums> <= size_t{99} << 10U);
+  if constexpr (d > 256) {
+    constexpr int kFew = kFewWarps<sums>;
+    constexpr size_t kBytes = kSharedBytes<d, tiles, sums>;
+    static_assert(kSharedBytes<d, tiles, sums, kFew> <= size_t{99} << 10U);
+    int device = 0;
+    check(cudaGetDevice(&device), "the current CUDA device");
+    if (shared_memory_of(device).of_block < kBytes) {
+      return launch_kernel<T, d, tiles, sums, kFew>(params, stream);
+    }
+  }
+  launch_kernel<T, d, tiles, sums>(params, stream);
 }
 
 template <class T, int d>
@@ -439,10 +463,10 @@ void launch_of(const BlockedParams& params, cudaStream_t stream) {
   // Weights of two numbers, and sums of 256 components, leave no registers for a second tile.
   constexpr int kExactTiles = d <= 128 && std::is_same_v<T, __half> ? 2 : 1;
   if constexpr (std::is_same_v<T, __half>) {
-    if (params.keys_low != nullptr) return launch_kernel<T, d, 1, Sums::all>(params, stream);
+    if (params.keys_low != nullptr) return launch_that_fits<T, d, 1, Sums::all>(params, stream);
   }
-  if (params.q_low != nullptr) return launch_kernel<T, d, 1, Sums::queries>(params, stream);
-  launch_kernel<T, d, kExactTiles, Sums::none>(params, stream);
+  if (params.q_low != nullptr) return launch_that_fits<T, d, 1, Sums::queries>(params, stream);
+  launch_that_fits<T, d, kExactTiles, Sums::none>(params, stream);
 }
 
 template <class T>

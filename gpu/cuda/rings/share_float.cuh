@@ -6,13 +6,13 @@
 
 namespace keyhole::gpu {
 
-/// Heads: the group, padded. A row lies across 32 lanes (16 for D = 64), 4 or 8 components in each.
-template <int D, int Heads>
+/// Heads: the group, padded. A row lies across 32 lanes (16 for D = 64), 4 or 8 components in each. Own: as in HalfShare.
+template <int D, int Heads, uint32_t Own = kWarps>
 struct FloatShare {
   static constexpr int kLanes = D == 64 ? 16 : 32;      ///< of a row
   static constexpr int kQuads = D > 128 ? D / 128 : 1;  ///< of 4 components, in a lane
   static constexpr int kRows = 32 / kLanes;             ///< rows that a warp has at once
-  static constexpr int kStreams = static_cast<int>(kWarps) * kRows;
+  static constexpr int kStreams = static_cast<int>(Own) * kRows;
   static constexpr int kBatch = D > 256 ? 1 : D > 128 ? 2 : 4;  ///< rows that a lane has under way
 
   static constexpr size_t kFixedBytes = (Heads * D + 2 * D) * sizeof(float);
@@ -52,7 +52,9 @@ struct FloatShare {
       for (int i = 0; i < kQuads * 4; ++i) (&o[g][0][0])[i] = 0.0F;
     }
 
-    for (uint32_t tile = w.first + threadIdx.x / 32; tile < w.end; tile += kWarps) {
+    const bool has_tiles = Own == kWarps || threadIdx.x / 32 < Own;
+    const uint32_t first = has_tiles ? w.first + threadIdx.x / 32 : w.end;
+    for (uint32_t tile = first; tile < w.end; tile += Own) {
       for (uint32_t row = lane / kLanes; row < kTile; row += kRows * kBatch) {
         float4 k[kBatch][kQuads], v[kBatch][kQuads];
         bool there[kBatch];
@@ -125,6 +127,7 @@ struct FloatShare {
 
 #pragma unroll
     for (int g = 0; g < Heads; ++g) {
+      if (!has_tiles) break;
       if (part == 0) states[stream * Heads + g] = state[g];
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {

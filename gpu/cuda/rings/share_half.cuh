@@ -16,8 +16,9 @@
 
 namespace keyhole::gpu {
 
-/// T: __half or __nv_bfloat16. Columns: 1 for groups up to 8, 2 up to 16.
-template <class T, int D, int Columns>
+/// T: __half or __nv_bfloat16. Columns: 1 for groups up to 8, 2 up to 16. Own: warps that go through tiles, fewer than a thread block
+/// has where shared memory is too little for all of them.
+template <class T, int D, int Columns, uint32_t Own = kWarps>
 struct HalfShare {
   static constexpr int kHeads = 8 * Columns;
   static constexpr int kRow =
@@ -28,8 +29,8 @@ struct HalfShare {
   static constexpr uint32_t kWarpStageBytes = 2 * kTileBytes;
 
   static constexpr size_t kFixedBytes = (2 * kHeads * kRow + 2 * D) * sizeof(T);
-  static constexpr size_t kStageBytes = kWarps * kWarpStageBytes;
-  static constexpr size_t kResultBytes = kWarps * kHeads * (D + 4) * sizeof(float);
+  static constexpr size_t kStageBytes = Own * kWarpStageBytes;
+  static constexpr size_t kResultBytes = Own * kHeads * (D + 4) * sizeof(float);
   static_assert(kResultBytes <= kStageBytes, "the result takes the place of the copies");
 
   /// Copies the warp's tile to `to`, K then V. Tokens that are not stored become zeros (0 * NaN would be NaN).
@@ -151,7 +152,7 @@ struct HalfShare {
 
   __device__ static void run(const StepParams& p, std::byte* shared, int stages, const Work& w) {
     __shared__ float factors[kHeads];
-    __shared__ AttentionState states[kWarps * kHeads];
+    __shared__ AttentionState states[Own * kHeads];
     const uint32_t warp = threadIdx.x / 32;
     const uint32_t lane = threadIdx.x % 32;
     T* const high = reinterpret_cast<T*>(shared);
@@ -162,8 +163,9 @@ struct HalfShare {
 
     OwnQ q;
     load_q(p, w.head, q);
-    uint32_t ahead = w.first + warp;
-    for (int s = 0; s < stages; ++s, ahead += kWarps) {
+    const bool has_tiles = Own == kWarps || warp < Own;
+    uint32_t ahead = has_tiles ? w.first + warp : w.end;
+    for (int s = 0; s < stages; ++s, ahead += Own) {
       if (ahead < w.end) copy_tile(p, w, ahead, stage_0 + s * kStageBytes);
       commit_copies();
     }
@@ -200,7 +202,8 @@ struct HalfShare {
     for (int i = 0; i < kSteps * Columns * 4; ++i) (&o[0][0][0])[i] = 0.0F;
 
     int stage = 0;
-    for (uint32_t tile = w.first + warp; tile < w.end; tile += kWarps, ahead += kWarps) {
+    const uint32_t first = has_tiles ? w.first + warp : w.end;
+    for (uint32_t tile = first; tile < w.end; tile += Own, ahead += Own) {
       wait_for_copies(stages - 1);
       __syncwarp();
       const uint32_t k_tile = stage_0 + stage * kStageBytes;
@@ -320,6 +323,7 @@ struct HalfShare {
           state[c][j].d += __shfl_xor_sync(kWholeWarp, state[c][j].d, offset);
         }
         const uint32_t head = c * 8 + 2 * (lane % 4) + j;
+        if (!has_tiles) continue;
         if (lane < 4) states[warp * kHeads + head] = state[c][j];
         float* row = result + (warp * kHeads + head) * (D + 4) + lane / 4;
 #pragma unroll
@@ -330,7 +334,7 @@ struct HalfShare {
       }
     }
     __syncthreads();
-    write_partial<D, kWarps, kHeads>(p, w, result, states);
+    write_partial<D, Own, kHeads>(p, w, result, states);
   }
 };
 

@@ -4,6 +4,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <cstddef>
+
 #include "gpu/cuda/exchange/step_params.h"
 
 namespace keyhole::gpu {
@@ -15,12 +18,19 @@ struct StepKernel {
   size_t fixed_bytes = 0;
   size_t stage_bytes = 0;
   size_t least_bytes = 0;
+
+  /// Whether one stage fits into `most` bytes, with what the kernel declares and the runtime takes.
+  [[nodiscard]] bool fits(size_t most) const {
+    constexpr size_t kBeside = 2048;
+    return std::max(least_bytes, fixed_bytes + stage_bytes) + kBeside <= most;
+  }
 };
 
-/// The kernel for 16-bit and for fp32 K and V; head_dim is one of the supported ones, group at most 16.
-[[nodiscard]] StepKernel step_kernel_f16(uint32_t head_dim, uint32_t group);
-[[nodiscard]] StepKernel step_kernel_bf16(uint32_t head_dim, uint32_t group);
-[[nodiscard]] StepKernel step_kernel_f32(uint32_t head_dim, uint32_t group);
+/// The kernel for 16-bit and for fp32 K and V, in thread blocks of at most `most` bytes of shared memory: 99 KiB are enough for each;
+/// head_dim is one of the supported ones, group at most 16.
+[[nodiscard]] StepKernel step_kernel_f16(uint32_t head_dim, uint32_t group, size_t most);
+[[nodiscard]] StepKernel step_kernel_bf16(uint32_t head_dim, uint32_t group, size_t most);
+[[nodiscard]] StepKernel step_kernel_f32(uint32_t head_dim, uint32_t group, size_t most);
 
 /// How a session launches its kernel on its device.
 class StepLauncher {

@@ -10,8 +10,6 @@ namespace {
 
 constexpr int kMostStages =
     4;  // kMostPendingCopies of gpu/cuda/common/async_copy.cuh, and the one that is waited for
-// Of shared memory, per block: the runtime's own.
-constexpr size_t kReserved = 1024;
 
 int attribute(cudaDeviceAttr name, int device) {
   int value = 0;
@@ -22,25 +20,22 @@ int attribute(cudaDeviceAttr name, int device) {
 }  // namespace
 
 StepLauncher::StepLauncher(const ResidentShape& shape) : kv_heads_(shape.kv_heads) {
-  const uint32_t group = shape.q_heads / shape.kv_heads;
-  switch (shape.dtype) {
-    case DType::f16: kernel_ = step_kernel_f16(shape.head_dim, group); break;
-    case DType::bf16: kernel_ = step_kernel_bf16(shape.head_dim, group); break;
-    default: kernel_ = step_kernel_f32(shape.head_dim, group);
-  }
   int device = 0;
   check(cudaGetDevice(&device), "the current CUDA device");
+  const auto [per_block, per_sm] = shared_memory_of(device);
+  const uint32_t group = shape.q_heads / shape.kv_heads;
+  switch (shape.dtype) {
+    case DType::f16: kernel_ = step_kernel_f16(shape.head_dim, group, per_block); break;
+    case DType::bf16: kernel_ = step_kernel_bf16(shape.head_dim, group, per_block); break;
+    default: kernel_ = step_kernel_f32(shape.head_dim, group, per_block);
+  }
   ahead_ = kernels_have_clusters(device);
-  const auto per_block =
-      static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  const auto per_sm =
-      static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
   cudaFuncAttributes attributes{};
   check(cudaFuncGetAttributes(&attributes, kernel_.function), "the attention kernel for this GPU");
 
   // Two blocks on a multiprocessor if each then still has two tiles under way, else one with as many as fit.
   const auto stages_within = [&](size_t bytes) {
-    const size_t taken = kernel_.fixed_bytes + attributes.sharedSizeBytes + kReserved;
+    const size_t taken = kernel_.fixed_bytes + attributes.sharedSizeBytes + kReservedOfBlock;
     if (bytes < taken) return 0;
     return static_cast<int>(
         std::min<size_t>((bytes - taken) / kernel_.stage_bytes, size_t{kMostStages}));
