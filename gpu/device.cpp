@@ -56,15 +56,4 @@ std::string unsupported_shape(uint32_t q_heads, uint32_t kv_heads, uint32_t head
   return {};
 }
 
-std::string unsupported_shape(uint32_t q_heads, uint32_t kv_heads, uint32_t head_dim,
-                              const DeviceInfo& device) {
-  std::string why = unsupported_shape(q_heads, kv_heads, head_dim);
-  constexpr uint32_t kNarrow = 256;
-  const bool is_small = device.shared_bytes != 0 && device.shared_bytes < kWideHeadShared;
-  if (!why.empty() || head_dim <= kNarrow || !is_small) return why;
-  return "GPU kernels for head_dim " + std::to_string(head_dim) + " take up to " +
-         std::to_string(kWideHeadShared) + " bytes of shared memory, " + device.name + " has " +
-         std::to_string(device.shared_bytes);
-}
-
 }  // namespace keyhole::gpu

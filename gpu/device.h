@@ -113,12 +113,12 @@ struct DeviceInfo {
   std::string name;  ///< e.g. "NVIDIA H200"
   size_t memory_bytes = 0;
   int compute_major = 0, compute_minor = 0;
-  size_t shared_bytes = 0;  ///< of shared memory that a thread block may have; 0: not known
 };
 
 /// The major compute capability whose kernels run on CUDA device `ordinal`: its own; or an older one, where this build
 /// has no newer code for it (PTX of 8.0 runs on every later device, without what came later); or at most the one in the
-/// environment variable KEYHOLE_CUDA_CAPABILITY ("8.0"), with which a newer device takes the ways of an older one.
+/// environment variable KEYHOLE_CUDA_CAPABILITY ("8.0"), with which a newer device takes the ways of an older one, in no more shared
+/// memory than that has.
 /// Throws Error(invalid_argument) for another text there, Error(device_error) where the device has no kernels;
 /// Error(unsupported) in a build without CUDA.
 [[nodiscard]] int kernels_major(int ordinal);
@@ -127,12 +127,9 @@ struct DeviceInfo {
 /// shared memory, bf16 on tensor cores).
 [[nodiscard]] std::string unsupported_reason(const DeviceInfo& device);
 
-/// Why sessions of models of this shape do not run on a device; empty: they do, on devices with enough shared memory.
+/// Why sessions of models of this shape do not run on a device; empty: they do. 99 KiB of shared memory, which all devices of
+/// compute capability 8.0 or newer have, are enough for every shape.
 [[nodiscard]] std::string unsupported_shape(uint32_t q_heads, uint32_t kv_heads, uint32_t head_dim);
-/// Why they do not run on this one. Heads of 512 take kWideHeadShared of shared memory.
-[[nodiscard]] std::string unsupported_shape(uint32_t q_heads, uint32_t kv_heads, uint32_t head_dim,
-                                            const DeviceInfo& device);
-inline constexpr size_t kWideHeadShared = size_t{200} << 10U;
 
 /// The GPUs that this build and machine can see; empty without CUDA. Never throws.
 [[nodiscard]] std::vector<DeviceInfo> cuda_devices();

@@ -76,9 +76,8 @@ Engine::Engine(const keyhole_engine_config& config, std::shared_ptr<const gpu::D
   if (!has_streams()) {
     const std::vector<gpu::DeviceInfo> gpus = gpu::cuda_devices();
     const uint32_t ordinal = config.device_ordinal;
-    const gpu::DeviceInfo* const wanted = ordinal < gpus.size() ? &gpus[ordinal] : nullptr;
     DeviceChoice choice = choose_device(config.device, ordinal, gpus, gpu::cuda_status(),
-                                        unsupported_on_device(model_, wanted));
+                                        unsupported_on_device(model_));
     why_host = std::move(choice.reason);
     if (choice.cuda) {
       device_ = gpu::make_cuda_device(cuda_config(config.device_ordinal, signal, timeout_ms));

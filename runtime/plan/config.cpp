@@ -239,12 +239,10 @@ ModelShape check_model(const keyhole_engine_config& c) {
   return m;
 }
 
-std::string unsupported_on_device(const ModelShape& model, const gpu::DeviceInfo* device) {
+std::string unsupported_on_device(const ModelShape& model) {
   for (uint32_t layer = 0; layer < (model.layers_differ() ? model.layers : 1); ++layer) {
     const LayerShape s = model.of(layer);
-    std::string why = device == nullptr
-                          ? gpu::unsupported_shape(s.q_heads, s.kv_heads, s.head_dim)
-                          : gpu::unsupported_shape(s.q_heads, s.kv_heads, s.head_dim, *device);
+    std::string why = gpu::unsupported_shape(s.q_heads, s.kv_heads, s.head_dim);
     if (why.empty() && s.value_dim != s.head_dim) {
       why = "there are no GPU kernels for values narrower than keys: value_dim " +
             std::to_string(s.value_dim) + ", head_dim " + std::to_string(s.head_dim);

@@ -163,9 +163,8 @@ void write_struct(T* to, T value, const char* name);
 
 /// Returns the checked shape. Throws Error(invalid_argument) that names the field, the value and what is allowed.
 [[nodiscard]] ModelShape check_model(const keyhole_engine_config& config);
-/// Why a CUDA device does not take the model, as gpu::unsupported_shape() says it; empty: it does. device: null for any.
-[[nodiscard]] std::string unsupported_on_device(const ModelShape& model,
-                                                const gpu::DeviceInfo* device = nullptr);
+/// Why a CUDA device does not take the model, as gpu::unsupported_shape() says it; empty: it does.
+[[nodiscard]] std::string unsupported_on_device(const ModelShape& model);
 /// Returns the RoPE parameters: one for all layers, or `[layers]`.
 [[nodiscard]] std::vector<index::RopeParams> check_ropes(const keyhole_engine_config& config);
 /// Returns layer_configs in this version's form, with AUTO values chosen; empty: all layers are alike.

@@ -24,11 +24,6 @@ namespace keyhole::gpu::test {
 
 #define KEYHOLE_NEEDS_GPU() \
   if (cuda_devices().empty()) GTEST_SKIP() << "no CUDA device: " << cuda_status()
-/// Heads of 512 take more shared memory than some devices have.
-#define KEYHOLE_NEEDS_GPU_FOR(head_dim)                                                           \
-  KEYHOLE_NEEDS_GPU();                                                                            \
-  if (const std::string why = unsupported_shape(1, 1, head_dim, cuda_devices()[0]); !why.empty()) \
-  GTEST_SKIP() << why
 
 inline float rounded(float x, DType dtype) {
   switch (dtype) {

@@ -124,7 +124,7 @@ class Encode : public testing::TestWithParam<EncodeCase> {};
 
 TEST_P(Encode, MakesTheBitsOfTheHost) {
   const EncodeCase c = GetParam();
-  KEYHOLE_NEEDS_GPU_FOR(c.dim);
+  KEYHOLE_NEEDS_GPU();
   constexpr uint32_t kBlocks = 10, kLearned = 7;
   const CodesShape shape = shape_of(c.dim, c.bits, c.dtype, kBlocks);
   const uint32_t seed = std::random_device{}();

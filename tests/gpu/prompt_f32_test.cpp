@@ -22,7 +22,7 @@ struct Shape {
 /// The parameter is the head dimension.
 class PromptF32Test : public testing::TestWithParam<uint32_t> {
  protected:
-  void SetUp() override { KEYHOLE_NEEDS_GPU_FOR(GetParam()); }
+  void SetUp() override { KEYHOLE_NEEDS_GPU(); }
   [[nodiscard]] uint32_t dim() const { return GetParam(); }
 
   void fill(const Shape& s) {

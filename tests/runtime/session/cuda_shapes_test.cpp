@@ -51,15 +51,10 @@ class CudaWorld {
   EnginePtr engine_;
 };
 
-bool takes_wide_heads() {
-  return gpu::unsupported_shape(8, 1, 512, gpu::cuda_devices()[0]).empty();
-}
-
 class CudaShapes : public ::testing::TestWithParam<ShapedCase> {
  protected:
   void SetUp() override {
     if (gpu::cuda_devices().empty()) GTEST_SKIP() << gpu::cuda_status();
-    if (GetParam().wide && !takes_wide_heads()) GTEST_SKIP() << "too little shared memory";
   }
 };
 
@@ -82,7 +77,6 @@ TEST(CudaShape, CodesAreThereWhereTheLastLayersSlide) {
   if (gpu::cuda_devices().empty()) GTEST_SKIP() << gpu::cuda_status();
   for (const auto& [dim, alike] : {std::pair{256U, true}, {256U, false}, {512U, false}}) {
     SCOPED_TRACE(std::to_string(dim) + (alike ? ", alike" : ""));
-    if (dim == 512 && !takes_wide_heads()) continue;
     const Heads full{8, 1, dim}, narrow = alike ? full : Heads{8, 4, dim / 2};
     ShapedConfig c({narrow, full, narrow, full, narrow});
     for (const uint32_t l : {0U, 2U, 4U}) c.layers[l].window = 100;

@@ -167,7 +167,8 @@ class ShapedSequences {
     sc.append_mode = numbers_.below(2) == 0 ? KEYHOLE_APPEND_IN_STEP : KEYHOLE_APPEND_BACKGROUND;
     if (numbers_.below(2) == 0) sc.audit_share = 0.5;
     if (has_codes()) {
-      sc.index = "codes:k=4,v=4";
+      // Heads of 512 have no lists: all of their codes are read, whatever the spec says.
+      sc.index = case_.wide ? "codes:k=4,v=4,lists=64" : "codes:k=4,v=4";
       sc.flush_block = sc.append_block = 256;
       sc.budget.top_k = 16;
       sc.budget.tail = KEYHOLE_TAIL_CODES;
@@ -267,7 +268,9 @@ class ShapedSequences {
     }
   }
   void extend_some(Sequence& s) {
-    const uint32_t n = 1 + numbers_.below(9);
+    // Heads of 512 have no kernels for turns over codes: what is a turn elsewhere is attended exactly.
+    const bool is_turn = case_.wide && numbers_.below(2) == 0;
+    const uint32_t n = is_turn ? 20 + numbers_.below(10) : 1 + numbers_.below(9);
     std::vector<uint64_t> mask(n);
     for (uint32_t i = 0; i < n; ++i) {
       mask[i] = (uint64_t{1} << i) | (numbers_.below(1U << i) & ((uint64_t{1} << i) - 1));
