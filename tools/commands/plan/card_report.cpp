@@ -72,20 +72,26 @@ double bits_of(const std::string& spec) {
   return (parameter_of(spec, "k", kUsual) + parameter_of(spec, "v", kUsual)) / 2.0;
 }
 
-/// Why steps over codes do not run on the card, which has less shared memory than those that this was measured on; empty: they do.
-std::string why_not_there(const CardQuestion& question, double bits) {
-  constexpr uint64_t kKib = 1024, kOf512 = 200 * kKib, kOfLargeGroups = 100 * kKib;
+/// Less than this of shared memory takes other ways of some shapes; GPUs for desktops have 99 KiB.
+constexpr uint64_t kUsualShared = uint64_t{100} << 10U;
+
+/// How often a step of one token reads the codes: in 99 KiB a thread block has 8 query heads of 512 components at most.
+uint64_t passes_of(const CardQuestion& question) {
+  constexpr uint32_t kHeadsOfPass = 8;
+  const uint32_t group = question.engine.q_heads / question.engine.kv_heads;
+  const bool divides =
+      question.engine.head_dim > 256 && question.card.shared_bytes() < kUsualShared;
+  return divides ? (group + kHeadsOfPass - 1) / kHeadsOfPass : 1;
+}
+
+/// Whether steps choose among lists on the card: by clusters of thread blocks, whose shapes fit into its shared memory.
+bool has_lists_on_card(const CardQuestion& question, double bits) {
   const uint32_t dim = question.engine.head_dim;
   const uint32_t group = question.engine.q_heads / question.engine.kv_heads;
-  const uint64_t shared = question.card.shared_bytes();
-  const std::string there = std::to_string(shared / kKib) + " KiB of shared memory are too few";
-  if (dim > 256 && shared < kOf512) return there + " for heads of " + std::to_string(dim);
-  // docs/embedding.md, "Codes on the device".
   const bool is_large = (dim == 256 && (group > 8 || (group > 4 && bits > 2.0))) ||
                         (dim == 128 && group > 8 && bits > 2.0);
-  if (!is_large || shared >= kOfLargeGroups) return "";
-  return there + " for " + std::to_string(group) + " query heads of " + std::to_string(dim) +
-         " for a KV head";
+  return question.card.has_clusters() &&
+         (!is_large || question.card.shared_bytes() >= kUsualShared);
 }
 
 /// What is taken for granted of lists.
@@ -123,6 +129,11 @@ std::string assumptions(const CardQuestion& question) {
                     share_text(shares.weights) +
                     " of copies, as products in 16 bits reach; 4-bit weights of other engines "
                     "reach less. ";
+  if (passes_of(question) > 1) {
+    text += "In " + std::to_string(question.card.shared_bytes() >> 10U) +
+            " KiB of shared memory codes are read " + std::to_string(passes_of(question)) +
+            " times, for 8 query heads of a KV head each. ";
+  }
   if (question.engine.layers != question.full_layers) {
     text += std::to_string(question.engine.layers - question.full_layers) +
             " layers with a sliding window are not counted. ";
@@ -138,11 +149,6 @@ CardEstimate estimate_codes(const CardQuestion& question, const std::string& ind
     return CardEstimate{index, plan.fits != 0, why, 0.0, 0.0, 0.0};
   };
   const std::string spec = plan.index;
-  if (plan.code_layers != 0) {
-    if (const std::string why = why_not_there(question, bits_of(spec)); !why.empty()) {
-      return none(why);
-    }
-  }
   if (plan.code_layers < question.full_layers || question.full_layers == 0) {
     return none("not all layers' codes are on the card");
   }
@@ -154,11 +160,11 @@ CardEstimate estimate_codes(const CardQuestion& question, const std::string& ind
     constexpr double kFactorBytes = 6.0;  // of a row, with its part of a block's means
     const double of_row = layer.code_bits * layer.head_dim / 4.0 + kFactorBytes;
     const double bytes = static_cast<double>(question.context) * layer.kv_heads * of_row;
-    // A plan without memory for them has no lists: heads are too long, or rows too few. A card without clusters has none, either.
+    // A plan without memory for them has no lists: heads are too long, or rows too few.
     constexpr double kLeastWithLists = 1.25;  // times the codes; lists take more
-    const bool has_lists = question.card.has_clusters() &&
+    const bool has_lists = has_lists_on_card(question, layer.code_bits) &&
                            static_cast<double>(layer.code_bytes) > kLeastWithLists * bytes;
-    layer.code_bytes = static_cast<uint64_t>(bytes);
+    layer.code_bytes = passes_of(question) * static_cast<uint64_t>(bytes);
     return sum_up(question, index, plan.fits != 0,
                   has_lists ? seconds_of_lists(question.card, layer)
                             : seconds_of_codes(question.card, layer));
@@ -167,6 +173,7 @@ CardEstimate estimate_codes(const CardQuestion& question, const std::string& ind
   const double components = 2.0 * static_cast<double>(question.context) * question.engine.kv_heads *
                             question.engine.head_dim;
   layer.code_bits = kBitsOfByte * static_cast<double>(layer.code_bytes) / components;
+  layer.code_bytes *= passes_of(question);
   return sum_up(question, index, plan.fits != 0, seconds_of_codes(question.card, layer));
 }
 
