@@ -64,8 +64,9 @@ struct CodesStep {
   /// Whether finish_codes() runs a cluster of thread blocks per KV head (compute capability 9.0 or newer) or one
   /// thread block. prepare_codes() clears it where the device cannot run clusters.
   bool cluster = true;
-  /// Pairs of tiles, 32 rows each, that a warp of attend_codes() has under way or at hand, 2 or 3; prepare_codes()
-  /// sets the number for which the device has shared memory.
+  /// Pairs of tiles, 32 rows each, that a warp of attend_codes() has under way or at hand, 2 or 3; chunks with `wide`, where halves
+  /// of them come one after the other (WideKernels::has_halves) also 1. prepare_codes() sets the number for which the device has
+  /// shared memory.
   int stages = 2;
   /// Whether the pass is the one for many query rows (gpu/cuda/codes/wide.cuh); see codes_are_wide(). What follows it takes
   /// the tokens in parts (StepParts), each with `exact_rows` rows of its own.
