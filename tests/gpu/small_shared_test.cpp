@@ -1,0 +1,75 @@
+// Codes in the 99 KiB of shared memory that GPUs for desktops give a thread block, on any device: the shapes whose usual kernels take
+// more, by the ways that these have, against double precision.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "gpu/cuda/common/kernel_generation.h"
+#include "tests/gpu/codes_layer.h"
+#include "tests/scoped_variable.h"
+
+namespace keyhole::gpu::test {
+namespace {
+
+constexpr size_t kSmall = size_t{99} << 10U;
+
+Case of_tokens(uint32_t dim, uint32_t bits, uint32_t heads, uint32_t tokens) {
+  Case c{dim, bits, heads * tokens, 5};
+  c.tokens = tokens;
+  return c;
+}
+
+TEST(CodesInSmallShared, EveryShapeHasItsAnswers) {
+  if (cuda_devices().empty()) GTEST_SKIP() << cuda_status();
+  const keyhole::test::ScopedVariable forced("KEYHOLE_CUDA_CAPABILITY", "8.6");
+  ASSERT_LE(shared_memory_of(0).of_block, kSmall);
+  for (Case c : {Case{512, 4, 1, 9}, Case{512, 4, 8, 9}, Case{512, 2, 12, 5}, Case{512, 4, 16, 5},
+                 Case{256, 4, 6, 9}, Case{256, 4, 12, 5}, Case{256, 2, 16, 5}, Case{128, 4, 13, 9},
+                 of_tokens(512, 4, 8, 4), of_tokens(256, 4, 6, 4), of_tokens(256, 2, 8, 5),
+                 of_tokens(128, 4, 6, 8)}) {
+    SCOPED_TRACE("dim " + std::to_string(c.dim) + ", " + std::to_string(c.bits) + " bits, " +
+                 std::to_string(c.group) + " query rows of " + std::to_string(c.tokens) +
+                 " tokens");
+    c.cluster = false;
+    Layer layer(c);
+    EXPECT_TRUE(layer.step().wide || c.dim * c.group == 256 * 16);
+    EXPECT_LE(layer.step().block_shared, kSmall);
+    for (const uint32_t exact_rows : {0U, 16U}) {
+      layer.run(exact_rows);
+      layer.check(c.blocks);
+    }
+  }
+}
+
+/// Every shape is prepared, and takes no more than there is.
+TEST(CodesInSmallShared, EveryShapeFits) {
+  if (cuda_devices().empty()) GTEST_SKIP() << cuda_status();
+  for (const char* capability : {"8.6", "8.0", "12.0"}) {
+    const keyhole::test::ScopedVariable forced("KEYHOLE_CUDA_CAPABILITY", capability);
+    const size_t most = shared_memory_of(0).of_block;
+    for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U, 512U}) {
+      for (const uint32_t bits : {2U, 4U}) {
+        for (uint32_t rows = 1; rows <= (dim == 512 ? 32U : 48U); ++rows) {
+          CodesStep step;
+          step.shape = {dim, bits, bits};
+          step.kv_heads = 2;
+          // Of several tokens as many as divide the rows, each of 16 heads at most.
+          step.tokens = 1;
+          while (step.tokens < rows && (rows % step.tokens != 0 || rows / step.tokens > 16)) {
+            ++step.tokens;
+          }
+          step.group = rows;
+          step.block_capacity = 64;
+          step.wide = codes_are_wide(step.shape, rows, most);
+          size_t needs = 0;
+          EXPECT_EQ(prepare_codes(step, 0, &needs), cudaSuccess)
+              << capability << ", dim " << dim << ", " << bits << " bits, " << rows << " rows";
+          EXPECT_LE(needs, most);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace keyhole::gpu::test
