@@ -188,6 +188,11 @@ TEST(LongSplits, KeepTheErrorOfShortOnes) {
                             {256, 4, 1},
                             {128, 4, 5},
                             {256, 2, 5},
+                            {256, 4, 6},
+                            {256, 4, 8},
+                            {256, 4, 12},
+                            {128, 2, 12},
+                            {64, 4, 8},
                             {512, 4, 1},
                             {512, 2, 4}}) {
     if (unsupported_shape(1, 1, c.dim, cuda_devices()[0]).empty()) check_long(c);

@@ -4,6 +4,7 @@
 #include "gpu/cuda/codes/choose.cuh"
 #include "gpu/cuda/codes/choose_single.cuh"
 #include "gpu/cuda/codes/launch_codes.h"
+#include "gpu/cuda/codes/warpgroup_kernels.h"
 #include "gpu/cuda/codes/wide_params.h"
 #include "gpu/cuda/common/launch.h"
 #include "gpu/step.h"
@@ -22,7 +23,7 @@ Kernels part_kernels(const CodesStep& step) {
   return kernels_of(step.shape, part_heads(step.shape, step.group));
 }
 
-WideKernels wide_kernels_of(const CodeShape& shape, uint32_t rows) {
+WideKernels general_kernels_of(const CodeShape& shape, uint32_t rows) {
   if (rows == 0 || shape.key_bits != shape.value_bits) return {};
   WideKernels kernels;
   switch (shape.dim) {
@@ -35,6 +36,15 @@ WideKernels wide_kernels_of(const CodeShape& shape, uint32_t rows) {
     default: return {};
   }
   kernels.finish = kernels_of(shape, part_heads(shape, rows)).finish;
+  return kernels;
+}
+/// warpgroups: CodesStep::warpgroups.
+WideKernels wide_kernels_of(const CodeShape& shape, uint32_t rows, bool warpgroups) {
+  const WideKernels general = general_kernels_of(shape, rows);
+  if (!warpgroups) return general;
+  WideKernels kernels = group_kernels_of(shape, rows);
+  if (kernels.attend == nullptr) return general;
+  kernels.finish = general.finish;
   return kernels;
 }
 
@@ -93,7 +103,7 @@ bool is_valid(const CodesStep& step, const WideKernels& kernels) {
 
 uint32_t wide_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t rows,
                    uint32_t multiprocessors, size_t shared_of_multiprocessor) {
-  const WideKernels kernels = wide_kernels_of(shape, rows);
+  const WideKernels kernels = wide_kernels_of(shape, rows, warpgroups_run_here());
   if (kernels.attend == nullptr) return 1;
   const size_t shared = kernels.bytes(kLeastStages) + kReservedShared;
   const size_t resident = std::clamp<size_t>(shared_of_multiprocessor / shared, 1,
@@ -107,7 +117,8 @@ size_t wide_work_bytes(const CodesStep& step) {
 }
 
 cudaError_t prepare_wide(CodesStep& step, int device, size_t* needs) {
-  const WideKernels kernels = wide_kernels_of(step.shape, step.group);
+  step.warpgroups = warpgroups_run_here();
+  const WideKernels kernels = wide_kernels_of(step.shape, step.group, step.warpgroups);
   if (kernels.attend == nullptr) return cudaErrorInvalidValue;
   CodesStep part = step;
   part.wide = false;
@@ -149,17 +160,17 @@ cudaError_t prepare_wide(CodesStep& step, int device, size_t* needs) {
 }
 
 cudaError_t attend_wide(const CodesStep& step, cudaStream_t stream, bool ahead) {
-  const WideKernels kernels = wide_kernels_of(step.shape, step.group);
+  const WideKernels kernels = wide_kernels_of(step.shape, step.group, step.warpgroups);
   if (!is_valid(step, kernels)) return cudaErrorInvalidValue;
   WideParams params;
   lay_out_parts(step, params);
   void* arguments[] = {&params};
-  return launch_ahead(kernels.attend, dim3(step.splits, step.kv_heads), dim3(kWideWarps * 32),
+  return launch_ahead(kernels.attend, dim3(step.splits, step.kv_heads), dim3(kernels.threads),
                       kernels.bytes(step.stages), stream, arguments, ahead);
 }
 
 cudaError_t finish_wide(const CodesStep& step, cudaStream_t stream, bool ahead) {
-  const WideKernels kernels = wide_kernels_of(step.shape, step.group);
+  const WideKernels kernels = wide_kernels_of(step.shape, step.group, step.warpgroups);
   if (!is_valid(step, kernels)) return cudaErrorInvalidValue;
   WideParams params;
   lay_out_parts(step, params);
