@@ -377,6 +377,8 @@ INSTANTIATE_TEST_SUITE_P(
                                      of_tokens(128, 2, 3, 7, 9),
                                      of_tokens(64, 2, 4, 6, 17, 2.0F, DType::i8),
                                      of_tokens(96, 2, 8, 3, 5), of_tokens(256, 4, 6, 4, 9),
+                                     of_tokens(256, 4, 6, 8, 9), of_tokens(256, 2, 6, 5, 17),
+                                     of_tokens(64, 4, 8, 6, 9), of_tokens(128, 4, 6, 8, 9, 2.0F),
                                      of_tokens(256, 2, 8, 4, 5, 1.0F, DType::bf16),
                                      of_tokens(512, 4, 8, 4, 9), of_tokens(512, 4, 8, 3, 5, 2.0F),
                                      of_tokens(512, 2, 4, 8, 9, 1.0F, DType::i8),

@@ -257,6 +257,7 @@ TEST(StepsOfTokens, AnswerAsEachTokenAlone) {
   run({256, 2, 8, DType::f16, DType::f16}, 5, 30);
   run({256, 4, 6, DType::f16, DType::f16}, 5, 30);
   run({256, 2, 12, DType::f16, DType::f16}, 5, 30);
+  run({64, 4, 8, DType::f16, DType::f32, 15.0F}, 5, 30);
   run({64, 2, 16, DType::f16, DType::f16}, 5, 30);
   run({80, 2, 5, DType::f16, DType::f16}, 5, 30);
   run({96, 2, 6, DType::f16, DType::f16, 15.0F}, 5, 30);

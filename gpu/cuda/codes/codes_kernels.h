@@ -71,6 +71,8 @@ struct CodesStep {
   /// Whether the pass is the one for many query rows (gpu/cuda/codes/wide.cuh); see codes_are_wide(). What follows it takes
   /// the tokens in parts (StepParts), each with `exact_rows` rows of its own.
   bool wide = false;
+  /// Whether that pass may be the one by Hopper's warpgroup products (gpu/cuda/codes/warpgroup.cuh); set by prepare_codes().
+  bool warpgroups = false;
   /// Whether families of steps have kernels for this shape; set by prepare_codes().
   bool shares = false;
   uint32_t processors = 1;  ///< of the device; set by prepare_codes()

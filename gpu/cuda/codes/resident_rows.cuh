@@ -104,7 +104,7 @@ class ResidentShare {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
         const uint32_t h = warp + static_cast<uint32_t>(i) * kWarps;
-        if (4 * lane < kDim) {
+        if (4 * lane < kDim && is_head(h)) {
           store_quads<kDim>(shared_.rows[h], static_cast<int>(lane), sums_[i], 1.0F);
         }
       }
@@ -124,7 +124,10 @@ class ResidentShare {
 
  private:
   static constexpr int kOwn = (kHeads + kWarps - 1) / kWarps;  ///< heads of a warp
-  static_assert(kOwn == 1 || kHeads % kWarps == 0);
+  /// Whether there is head h, one of a warp's kOwn.
+  [[nodiscard]] __device__ static constexpr bool is_head(uint32_t h) {
+    return kOwn == 1 || kHeads % kWarps == 0 || h < kHeads;
+  }
 
   /// Leaves the sums of head h in its row, by a warp: x, rotated, times `unit`.
   __device__ void rotate(uint32_t h, float (&x)[kLaneParts<kDim>], float unit) {
@@ -258,7 +261,11 @@ class ResidentShare {
       }
     }
     __syncwarp();
-    const auto head = [&](int i) { return warp + static_cast<uint32_t>(i) * kWarps; };
+    // A head that is not there is the warp's first once more.
+    const auto head = [&](int i) {
+      const uint32_t h = warp + static_cast<uint32_t>(i) * kWarps;
+      return is_head(h) ? h : warp;
+    };
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const float keep = shared_.keep[head(i)];

@@ -4,6 +4,7 @@
 #include "gpu/cuda/codes/choose.cuh"
 #include "gpu/cuda/codes/choose_single.cuh"
 #include "gpu/cuda/codes/launch_codes.h"
+#include "gpu/cuda/codes/warpgroup_kernels.h"
 #include "gpu/cuda/codes/wide_params.h"
 #include "gpu/cuda/common/kernel_generation.h"
 #include "gpu/cuda/common/launch.h"
@@ -38,7 +39,7 @@ WideKernels kernels_of_rows(const CodeShape& shape, uint32_t rows) {
 
 /// The kernel that takes the fewest passes for so many query rows in thread blocks of at most `most` bytes of shared memory; where
 /// none has so few bytes, that with the fewest.
-WideKernels wide_kernels_of(const CodeShape& shape, uint32_t rows, size_t most) {
+WideKernels general_kernels_of(const CodeShape& shape, uint32_t rows, size_t most) {
   if (rows == 0 || shape.key_bits != shape.value_bits) return {};
   WideKernels kernels = kernels_of_rows(shape, rows);
   if (kernels.attend == nullptr) return {};
@@ -55,8 +56,18 @@ WideKernels wide_kernels_of(const CodeShape& shape, uint32_t rows, size_t most) 
   }
   return kernels;
 }
+/// warpgroups: CodesStep::warpgroups.
+WideKernels wide_kernels_of(const CodeShape& shape, uint32_t rows, size_t most, bool warpgroups) {
+  const WideKernels general = general_kernels_of(shape, rows, most);
+  if (!warpgroups || general.attend == nullptr) return general;
+  WideKernels kernels = group_kernels_of(shape, rows);
+  if (kernels.attend == nullptr || !kernels.fits(most)) return general;
+  kernels.rows = rows;
+  kernels.finish = general.finish;
+  return kernels;
+}
 WideKernels wide_kernels_of(const CodesStep& step) {
-  return wide_kernels_of(step.shape, step.group, step.block_shared);
+  return wide_kernels_of(step.shape, step.group, step.block_shared, step.warpgroups);
 }
 
 /// Thread blocks that share the query rows of a part of the codes.
@@ -121,7 +132,7 @@ bool is_valid(const CodesStep& step, const WideKernels& kernels) {
 uint32_t wide_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t rows,
                    uint32_t multiprocessors, size_t shared_of_multiprocessor) {
   const size_t of_block = shared_of_multiprocessor - kReservedShared;
-  const WideKernels kernels = wide_kernels_of(shape, rows, of_block);
+  const WideKernels kernels = wide_kernels_of(shape, rows, of_block, warpgroups_run_here());
   if (kernels.attend == nullptr) return 1;
   const size_t shared = kernels.bytes(kernels.first_stages(of_block)) + kReservedShared;
   const size_t resident = std::clamp<size_t>(shared_of_multiprocessor / shared, 1,
@@ -138,6 +149,7 @@ size_t wide_work_bytes(const CodesStep& step) {
 cudaError_t prepare_wide(CodesStep& step, int device, size_t* needs) {
   const SharedMemory memory = shared_memory_of(device);
   step.block_shared = memory.of_block;
+  step.warpgroups = warpgroups_run_here();
   const WideKernels kernels = wide_kernels_of(step);
   if (kernels.attend == nullptr) return cudaErrorInvalidValue;
   CodesStep part = step;
@@ -182,7 +194,7 @@ cudaError_t attend_wide(const CodesStep& step, cudaStream_t stream, bool ahead) 
   void* arguments[] = {&params};
   return launch_ahead(kernels.attend,
                       dim3(step.splits, step.kv_heads, passes_of(kernels, step.group)),
-                      dim3(kWideWarps * 32), kernels.bytes(step.stages), stream, arguments, ahead);
+                      dim3(kernels.threads), kernels.bytes(step.stages), stream, arguments, ahead);
 }
 
 cudaError_t finish_wide(const CodesStep& step, cudaStream_t stream, bool ahead) {

@@ -48,10 +48,14 @@ struct WideKernels {
   size_t stage = 0;              ///< bytes of a piece of codes: a chunk, or the larger half of one
   size_t mean = 0;               ///< and of a block's means
   bool has_halves = false;       ///< WideShape::kHalves
+  uint32_t threads = kWideWarps * 32;  ///< of a thread block of the pass
+  /// Of the pass by warpgroups bytes of the last stage, which has the resident tokens first; `fixed` has the means.
+  size_t last = 0;
 
   /// Bytes of the pass's shared memory: as many pieces as CodesStep::stages, of halves one more, and means.
   [[nodiscard]] size_t bytes(int stages) const {
     const auto n = static_cast<uint32_t>(stages);
+    if (last != 0) return fixed + std::max(shared, (n - 1) * stage + last);
     return fixed + std::max(shared, (has_halves ? n + 1 : n) * stage + mean_places(n) * mean);
   }
   /// The fewest stages that the pass works with.
@@ -72,5 +76,10 @@ struct WideKernels {
 [[nodiscard]] WideKernels wide_kernels_of_512(uint32_t bits, uint32_t rows);  ///< up to 32 rows
 /// Up to 24 rows of 256 components in 4 bits, keys and values of a chunk one after the other, for 99 KiB of shared memory.
 [[nodiscard]] WideKernels small_wide_kernels_of_256(uint32_t rows);
+
+/// Of the pass by warpgroups (gpu/cuda/codes/warpgroup.cuh): what belongs to its kernel alone; null: there is none.
+[[nodiscard]] WideKernels group_kernels_of_64(uint32_t bits, uint32_t rows);
+[[nodiscard]] WideKernels group_kernels_of_128(uint32_t bits, uint32_t rows);
+[[nodiscard]] WideKernels group_kernels_of_256(uint32_t bits, uint32_t rows);
 
 }  // namespace keyhole::gpu::codes

@@ -1,0 +1,9 @@
+#include "gpu/cuda/codes/warpgroup_instances.cuh"
+
+namespace keyhole::gpu::codes {
+
+WideKernels group_kernels_of_64(uint32_t bits, uint32_t rows) {
+  return group_kernels_for<64>(bits, rows);
+}
+
+}  // namespace keyhole::gpu::codes

@@ -1,0 +1,38 @@
+#include "gpu/cuda/codes/warpgroup_kernels.h"
+
+#include "gpu/cuda/common/check.h"
+#include "gpu/cuda/common/kernel_generation.h"
+
+namespace keyhole::gpu::codes {
+
+bool warpgroups_run_here() {
+#ifdef KEYHOLE_HOPPER
+  int ordinal = 0, major = 0, minor = 0;
+  check(cudaGetDevice(&ordinal), "the current device");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
+        "the device's capability");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal),
+        "the device's capability");
+  return major == 9 && minor == 0 && kernels_have_clusters(ordinal);
+#else
+  return false;
+#endif
+}
+
+WideKernels group_kernels_of([[maybe_unused]] const CodeShape& shape,
+                             [[maybe_unused]] uint32_t rows) {
+#ifdef KEYHOLE_HOPPER
+  // Parts of steps with fewer rows may have fewer heads than the kernels count with.
+  if (rows <= kPartHeads || shape.key_bits != shape.value_bits) return {};
+  switch (shape.dim) {
+    case 64: return group_kernels_of_64(shape.key_bits, rows);
+    case 128: return group_kernels_of_128(shape.key_bits, rows);
+    case 256: return group_kernels_of_256(shape.key_bits, rows);
+    default: return {};
+  }
+#else
+  return {};
+#endif
+}
+
+}  // namespace keyhole::gpu::codes
