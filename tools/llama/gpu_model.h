@@ -96,7 +96,8 @@ class GpuModel {
 /// The receiver of q, K and V of a prompt in device memory.
 struct DeviceSink {
   ElementType type = ElementType::f32;  ///< that k and v are wanted in: f32, f16 or bf16
-  /// Called like a LayerSink. The chunk is complete, and may change as soon as the call returns.
+  /// Called like a LayerSink. The chunk is complete, and may change as soon as the call returns. k and v of layers that attend
+  /// to all tokens have been copied to the host while the GPU went on, as a cache keeps them there.
   std::function<void(const DeviceLayerChunk&)> take;
 };
 
