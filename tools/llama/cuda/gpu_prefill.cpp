@@ -279,8 +279,12 @@ class GpuPrefill {
   /// All queries of the item but the first `skipped`.
   void attend(const Item& item, size_t skipped) {
     const size_t n = item.count - skipped;
-    attention_.attend(item.layer, n, item.first + item.count, queries(skipped), k_.get(), v_.get(),
-                      rows_.spare(), stream_.get());
+    const auto attend_to = [&](auto* out) {
+      attention_.attend(item.layer, n, item.first + item.count, queries(skipped), k_.get(),
+                        v_.get(), out, stream_.get());
+    };
+    if (rows_.is_rounded() && !check_) return attend_to(rows_.attended().high);
+    attend_to(rows_.spare());
     if (check_) check_attention(item, skipped, n);
     cuda::split_numbers(rows_.spare(), n * config_.q_width(), rows_.attended(), stream_.get());
   }
