@@ -4,13 +4,14 @@
     bench/tools/random_model.py DIR [--shape llama-3-8b] [--tokens N]
 
 DIR gets config.json, four safetensors files with an index, and tokens.txt: N random token ids for `keyhole decode --tokens`.
-Weights are one block of normal numbers over and over, each matrix from another place on, so that 16 GB take no longer than
-writing them. Needs nothing but Python.
+Weights are one block of normal numbers over and over, each matrix from another place on, and the files are written side by
+side, so that 16 GB take no longer than writing them. Needs nothing but Python.
 """
 import argparse
 import array
 import json
 import math
+import multiprocessing
 import os
 import random
 import struct
@@ -57,7 +58,8 @@ def tensors_of(shape):
     yield "lm_head.weight", [shape["vocab"], hidden]
 
 
-def write_shard(path, tensors, block, source):
+def write_shard(path, tensors, block, seed):
+    source = random.Random(seed)
     header, at = {}, 0
     for name, dims in tensors:
         size = 2 * math.prod(dims)
@@ -77,7 +79,6 @@ def write_shard(path, tensors, block, source):
                 piece = min(left, 2 * BLOCK)
                 file.write(memoryview(block)[begin : begin + piece])
                 left -= piece
-    return at
 
 
 def main():
@@ -118,11 +119,17 @@ def main():
             filled = 0
         shards[-1].append(tensor)
         filled += size
-    index = {}
+    index, writers = {}, []
     for i, shard in enumerate(shards):
         name = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
-        write_shard(os.path.join(args.folder, name), shard, block, source)
+        path = os.path.join(args.folder, name)
+        writers.append(multiprocessing.Process(target=write_shard, args=(path, shard, block, i)))
+        writers[-1].start()
         index.update({tensor: name for tensor, _ in shard})
+    for writer in writers:
+        writer.join()
+        if writer.exitcode != 0:
+            raise SystemExit(f"{args.folder}: not all files are written")
     with open(os.path.join(args.folder, "model.safetensors.index.json"), "w") as file:
         json.dump({"metadata": {"total_size": total}, "weight_map": index}, file)
     with open(os.path.join(args.folder, "tokens.txt"), "w") as file:

@@ -15,6 +15,9 @@ namespace {
 // 256 KiB and 70 us for 2 MiB. Rows before are pinned in multiples of it, 256 KiB an array at d = 128 in 16 bits: what is
 // pinned takes memory, whether rows come or not.
 constexpr size_t kPinnedTogether = 1024;
+// Rows of a layer that a prompt pins together while it goes on: a launch that comes meanwhile waits for the call, so that many
+// short calls cost a prompt more than a few long ones.
+constexpr size_t kPinnedBeside = 32768;
 // Most bytes of a call, 1.4 ms, for which launches wait.
 constexpr size_t kMostOfACall = size_t{64} << 20U;
 
@@ -315,8 +318,11 @@ bool DeviceCodes::is_current(uint32_t layer) const {
 
 void DeviceCodes::pin_beside(uint32_t layer) {
   const size_t rows = source_->rows(layer).keys.tokens;
+  if (const uint32_t former = std::exchange(filling_, layer); former != layer) {
+    if (layer_has(former)) pin(former, source_->rows(former).keys.tokens);
+  }
   if (!layer_has(layer) || rows == 0) return;
-  pin(layer, rows);
+  if (rows >= layers_[layer].end() + kPinnedBeside) pin(layer, rows);
   // From the rows that are there now, however soon they are pinned.
   if (!layers_[layer].has_balance) set_balance(layer);
 }

@@ -95,7 +95,8 @@ class DeviceCodes {
   void expect_step() {
     if (reader_ != nullptr) reader_->expect();
   }
-  /// Begins to pin the layer's rows that have come, and waits for nothing. Throws Error(out_of_memory | device_error).
+  /// Begins to pin the layer's rows that have come, when they are many, or when rows of another layer come, and waits for
+  /// nothing. Throws Error(out_of_memory | device_error).
   void pin_beside(uint32_t layer);
   /// Enqueues the encoding of all rows, of any layer, that are pinned by now. Throws Error(device_error), and what has kept
   /// rows from being pinned, until a layer is given up.
@@ -228,6 +229,7 @@ class DeviceCodes {
   RowServer::Waits waits_;
   size_t exchange_bytes_ = 0;  ///< pinned, of codes_
   std::vector<Layer> layers_;
+  uint32_t filling_ = 0;  ///< the layer that was named to pin_beside() last
   bool tries_again_ = false;
   const DeviceCodes* copied_ = nullptr;  ///< until copy()
   uint64_t version_ = 1;

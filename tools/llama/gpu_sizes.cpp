@@ -15,6 +15,8 @@ namespace fs = std::filesystem;
 /// 2 blocks. Wider models have smaller ones, so that a chunk's activations stay below 1 GiB.
 constexpr size_t kLongestChunk = 8192;
 constexpr size_t kChunkBytes = size_t{1} << 30;
+// Bytes of all exports of a number: two of f32, four of 16 bits.
+constexpr size_t kExportedAtOnce = 8;
 
 size_t chunk_tokens(const LlamaConfig& config, size_t n) {
   const size_t qkv = config.q_width() + 2 * config.kv_width();
@@ -80,6 +82,7 @@ GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, size
   sizes.q = chunk * config.q_width();
   sizes.exported = export_bytes == 0 ? 0 : chunk * (config.q_width() + 2 * config.kv_width());
   sizes.export_bytes = export_bytes;
+  sizes.exports = export_bytes == 0 ? 0 : kExportedAtOnce / export_bytes;
   sizes.logits = config.vocab_size;
   return sizes;
 }
@@ -90,7 +93,7 @@ uint64_t GpuPrefillSizes::device_bytes() const {
   // The library's copy of numbers in f32 as sums of two fp16.
   const uint64_t copies = fine ? on_card(size * (2 * kv + q)) : 0;
   return rows.device_bytes() + attended + copies + on_card(4 * hidden) + on_card(4 * logits) +
-         on_card(lists) + 2 * on_card(export_bytes * exported) + on_card(4 * tokens) +
+         on_card(lists) + exports * on_card(export_bytes * exported) + on_card(4 * tokens) +
          2 * on_card(4 * table);  // one or two tables
 }
 

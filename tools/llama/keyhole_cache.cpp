@@ -282,12 +282,13 @@ void KeyholeCache::prefill(const LayerChunk& chunk) {
 
 void KeyholeCache::prefill(const DeviceLayerChunk& chunk) {
   const keyhole_dtype dtype = dtype_of(chunk.type);
-  const auto own = [&](const void* data, uint32_t all, uint32_t count, keyhole_dtype numbers) {
-    return own_rows(data, all, count, chunk.tokens, KEYHOLE_DEVICE, numbers);
+  const auto rows = [&](const void* data) {
+    return own_rows(data, kv_heads_, own_kv_heads_, chunk.tokens,
+                    chunk.kv_on_host ? KEYHOLE_PINNED : KEYHOLE_DEVICE, dtype);
   };
-  append(places_[chunk.layer], own(chunk.k, kv_heads_, own_kv_heads_, dtype),
-         own(chunk.v, kv_heads_, own_kv_heads_, dtype),
-         own(chunk.q, q_heads_, own_q_heads_, dtype == KEYHOLE_F32 ? KEYHOLE_F32 : KEYHOLE_F16));
+  append(places_[chunk.layer], rows(chunk.k), rows(chunk.v),
+         own_rows(chunk.q, q_heads_, own_q_heads_, chunk.tokens, KEYHOLE_DEVICE,
+                  dtype == KEYHOLE_F32 ? KEYHOLE_F32 : KEYHOLE_F16));
 }
 
 void KeyholeCache::append(uint32_t layer, const keyhole_tensor& k, const keyhole_tensor& v,

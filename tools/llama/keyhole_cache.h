@@ -110,7 +110,7 @@ class KeyholeCache {
 
   /// Appends a chunk of the prompt to one layer. Its queries guide index types that learn from them.
   void prefill(const LayerChunk& chunk);
-  /// Appends a chunk from device memory, where on_device(). The chunk is complete, and its type is kv_type().
+  /// Appends a chunk from a GPU, where on_device(). The chunk is complete, and its type is kv_type().
   void prefill(const DeviceLayerChunk& chunk);
   /// Seconds of wall time of the calls of prefill().
   [[nodiscard]] double prefill_seconds() const { return prefill_seconds_; }

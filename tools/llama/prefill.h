@@ -31,6 +31,8 @@ struct DeviceLayerChunk {
   const void* q = nullptr;              ///< f16, or f32 where k and v are
   const void* k = nullptr;
   const void* v = nullptr;
+  /// k and v lie in pinned memory of the host, q on the GPU: of a layer whose tokens a cache offloads.
+  bool kv_on_host = false;
 };
 
 /// Receives every chunk of every layer once, layers and tokens in rising order, on the calling thread.

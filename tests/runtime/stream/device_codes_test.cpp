@@ -121,9 +121,10 @@ struct CountedRows final : CodeSource {
   explicit CountedRows(const ModelShape& of) : model(of) {
     balance_.key_scale.assign(of.head_dim, 1.0F);
   }
-  KvView rows(uint32_t) const override {
-    RowsView view = dense_rows(reinterpret_cast<const void*>(uintptr_t{1} << 40U), count,
-                               model.head_dim, DType::f16);
+  /// Of layer 1 alone.
+  KvView rows(uint32_t layer) const override {
+    RowsView view = dense_rows(reinterpret_cast<const void*>(uintptr_t{1} << 40U),
+                               layer == 1 ? count : 0, model.head_dim, DType::f16);
     view.heads = model.kv_heads;
     view.head_stride = ptrdiff_t{1} << 30;
     return {view, view};
@@ -234,6 +235,7 @@ struct CountedSession {
     made->asked.clear();
     rows.count = count;
     codes.pin_beside(1);
+    codes.pin_beside(0);  // rows of another layer come: what is left of this one is pinned, too
     while (!codes.is_current(1)) codes.encode_pinned({});
     return made->asked;
   }

@@ -53,6 +53,40 @@ TEST_F(CodePins, AreEncodedWhenOtherLayersGoOn) {
   EXPECT_EQ(device.codes->count(0), 3U);
 }
 
+/// Waits until so many bytes are pinned, or for five seconds.
+bool are_pinned(const FakePinned& pinned, size_t bytes) {
+  for (int i = 0; pinned.bytes() < bytes && i < 1000; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return pinned.bytes() >= bytes;
+}
+
+TEST_F(CodePins, OfALayerThatGoesOnArePinnedTogether) {
+  constexpr uint32_t kTogether = 32768, kChunk = 8192;
+  StreamEngine device(engine_config_);
+  keyhole_session_config c = mixed();
+  c.max_tokens = 2 * kTogether;
+  SessionPtr s = make_session(device.handle.get(), c);
+  const auto k = numbers_.many(size_t{kChunk} * 2 * 64), v = numbers_.many(k.size());
+  const auto append = [&](uint32_t layer, uint32_t n) {
+    const keyhole_tensor tk = tensor(k, {n, 2, 64}), tv = tensor(v, {n, 2, 64});
+    ASSERT_OK(keyhole_session_append(s.get(), layer, &tk, &tv, nullptr));
+  };
+  const auto rows = [&](uint32_t layer) {
+    const keyhole_layer_tokens t = layer_tokens(s.get(), layer);
+    return t.indexed + t.pending;
+  };
+  append(0, 3000);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(device.pinned->bytes(), 0U);
+  // What there is of a layer, when rows of another one come.
+  append(1, kChunk);
+  EXPECT_TRUE(are_pinned(*device.pinned, pinned_bytes(rows(0))));
+  const size_t others = device.pinned->bytes();
+  while (rows(1) < kTogether) append(1, kChunk);
+  EXPECT_TRUE(are_pinned(*device.pinned, others + pinned_bytes(kTogether)));
+}
+
 TEST_F(CodePins, OfASessionThatEndsMeanwhileAreUnpinned) {
   StreamEngine device(engine_config_);
   for (const uint32_t pause : {0U, 500U, 2000U}) {

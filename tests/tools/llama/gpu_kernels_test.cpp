@@ -72,6 +72,30 @@ TEST(GpuProducts, OfLargeMatricesToo) {
   }
 }
 
+/// One rounding beside the same product in fp32, whose kernels another call may have loaded before.
+TEST(GpuProducts, MayBeRounded) {
+  KEYHOLE_NEEDS_GPU();
+  std::mt19937 random(3);
+  cuda::Products products;
+  for (const auto& [m, n, k] :
+       {std::array<uint32_t, 3>{1, 8, 8}, {300, 264, 96}, {512, 1024, 512}}) {
+    SCOPED_TRACE(std::to_string(m) + " x " + std::to_string(n) + " x " + std::to_string(k));
+    const SplitArray x(random_floats(size_t{m} * k, 1.0F, random), false);
+    const SplitArray w(random_floats(size_t{n} * k, 0.1F, random), false);
+    const GpuArray<__nv_bfloat16> rounded(size_t{m} * n);
+    products.load(m, n, k, false, true);
+    products.multiply({x.in(), w.in(), nullptr, m, n, k, false, rounded.get()}, nullptr);
+    std::vector<float> got;
+    for (const __nv_bfloat16 number : rounded.read()) got.push_back(__bfloat162float(number));
+    const double error = relative_error(got, product(x.read(), w.read(), m, n, k));
+    EXPECT_LT(error, 1.0 / 512);
+    EXPECT_GT(error, 1.0 / 4096);
+    EXPECT_THROW(
+        products.multiply({x.in(), w.in(), nullptr, m, n, k, true, rounded.get()}, nullptr),
+        std::runtime_error);
+  }
+}
+
 TEST(GpuProducts, RefuseOddWidthsAndPlaces) {
   KEYHOLE_NEEDS_GPU();
   cuda::Products products;
@@ -135,6 +159,21 @@ TEST(GpuPrefillKernels, EmbedNormaliseAndActivate) {
           expected[i] = (gelu ? gelu_tanh(gate) : silu(gate)) * number(width + i % width);
         }
         EXPECT_LT(relative_error(inner.read(), expected), kTolerance) << gelu << biased;
+        // Numbers that have been rounded are what they were rounded to.
+        std::vector<float> values;
+        std::vector<__nv_bfloat16> numbers;
+        for (const float x : gate_up) {
+          numbers.push_back(__float2bfloat16_rn(x));
+          values.push_back(__bfloat162float(numbers.back()));
+        }
+        const GpuArray<float> same(values);
+        const GpuArray<__nv_bfloat16> rounded(numbers);
+        const SplitArray of_floats(size_t{n} * width), of_rounded(size_t{n} * width);
+        const float* const own_bias = biased ? device_bias.get() : nullptr;
+        cuda::activate_tokens({same.get(), own_bias, n, width, gelu}, of_floats.out(), nullptr);
+        cuda::activate_tokens({nullptr, own_bias, n, width, gelu, rounded.get()}, of_rounded.out(),
+                              nullptr);
+        EXPECT_TRUE(of_rounded.read() == of_floats.read()) << gelu << biased;
       }
     }
   }

@@ -47,6 +47,7 @@ void expect_device_rows(const GpuModel& gpu, const std::vector<uint32_t>& tokens
     Rows& rows = layers[chunk.layer];
     EXPECT_EQ(chunk.first_token * config.kv_width(), rows.k.size());
     EXPECT_EQ(chunk.type, type);
+    EXPECT_EQ(chunk.kv_on_host, !config.slides(chunk.layer));
     append<Query>(rows.q, chunk.q, chunk.tokens * config.q_width());
     append<Kv>(rows.k, chunk.k, chunk.tokens * config.kv_width());
     append<Kv>(rows.v, chunk.v, chunk.tokens * config.kv_width());

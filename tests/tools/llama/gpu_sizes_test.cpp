@@ -48,7 +48,8 @@ TEST(GpuPrefillSizes, AddUpToWhatAPromptTakes) {
   EXPECT_EQ(sizes.device_bytes() - alone.device_bytes(), 2 * on_card(sizes.rows.chunk * 6144 * 4));
   const GpuPrefillSizes halves = gpu_prefill_sizes(llama_8b(), n, 2, "dense");
   EXPECT_EQ(halves.rows.chunk, sizes.rows.chunk);
-  EXPECT_EQ(halves.device_bytes() - alone.device_bytes(), 2 * on_card(sizes.rows.chunk * 6144 * 2));
+  EXPECT_EQ(halves.device_bytes() - alone.device_bytes(), 4 * on_card(sizes.rows.chunk * 6144 * 2))
+      << "twice as many chunks of half the bytes";
 }
 
 TEST(GpuPrefillSizes, AShortPromptIsOneChunk) {

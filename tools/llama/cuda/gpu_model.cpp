@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <exception>
+#include <future>
 #include <iterator>
 
 #include "tools/llama/cuda/blas_lt.h"
 #include "tools/llama/cuda/device_model.h"
+#include "tools/llama/cuda/products.h"
 #include "tools/llama/gpu_sizes.h"
 
 namespace keyhole::tools {
@@ -37,6 +40,25 @@ uint64_t bytes_of(const LlamaModel& model) {
   uint64_t total = 0;
   model.for_each_matrix([&](const Matrix& matrix) { total += matrix.bytes(); });
   return total;
+}
+
+/// Has the kernels of long prompts' products loaded. What cannot be loaded now is left to the prompt that needs it.
+void load_products(const LlamaConfig& config) noexcept {
+  try {
+    constexpr size_t kLongPrompt = size_t{1} << 20U;
+    const auto chunk =
+        static_cast<uint32_t>(gpu_prefill_sizes(config, kLongPrompt, 0, "dense").rows.chunk);
+    const uint32_t hidden = config.hidden_size, inner = config.intermediate_size;
+    const auto q = static_cast<uint32_t>(config.q_width());
+    const auto qkv = static_cast<uint32_t>(config.q_width() + 2 * config.kv_width());
+    cuda::Products products;
+    products.load(chunk, qkv, hidden, false, false);
+    products.load(chunk, hidden, q, true, false);
+    products.load(chunk, 2 * inner, hidden, false, config.dtype == "bfloat16");
+    products.load(chunk, hidden, inner, true, false);
+  } catch (const std::exception&) {
+    return;
+  }
 }
 
 }  // namespace
@@ -151,6 +173,7 @@ GpuModel::GpuModel(const LlamaModel& model, const LoadProgress& progress) : mode
   cudaDeviceProp properties{};
   cuda::check(cudaGetDeviceProperties(&properties, 0), "its properties");
   device_name_ = properties.name;
+  const auto loading = std::async(std::launch::async, [&] { load_products(model.config); });
   device_ = std::make_unique<Device>(model, cuda::Upload(bytes_of(model), progress));
   note_memory();
 }

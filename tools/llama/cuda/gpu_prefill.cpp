@@ -1,8 +1,8 @@
-// A prompt through the model, layer by layer, each in chunks of tokens. The GPU is told of the next chunk before the
+// A prompt through the model, layer by layer, each in chunks of tokens. The GPU is told of the next chunks before the
 // host takes this one's keys and values, so that neither waits for the other longer than it must.
 #include <algorithm>
-#include <array>
 #include <chrono>
+#include <deque>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -132,10 +132,10 @@ class GpuPrefill {
         v_(sizes_.kv * sizes_.attended_bytes()),
         q_(sizes_.q * sizes_.attended_bytes()),
         attention_(config_, sizes_.fine ? "dense" : model.prefill_pattern(), attended()),
-        exports_{make_export(), make_export()},
         clock_(times, stream_.get()),
         rows_(model, sizes_.rows, model.rounds_activations(n_), stream_.get()) {
     cuda::copy_now(tokens_.get(), tokens.data(), n_);
+    for (size_t i = 0; i < slots(); ++i) make_export();
     if (!sizes_.fine && model.checks_prefill()) check_.emplace(config_, sizes_);
   }
   /// A callback that throws must not leave kernels behind that work on freed memory.
@@ -153,17 +153,20 @@ class GpuPrefill {
     ropes_.fill(0, n_, stream_.get());
     clock_.end(&PrefillTimes::projections);
 
-    Item former;
+    std::deque<Item> enqueued;  // and not handed over
+    const auto finish_first = [&] {
+      finish(enqueued.front());
+      enqueued.pop_front();
+    };
     size_t number = 0;
     for (uint32_t layer = 0; layer < config_.layers; ++layer) {
       for (size_t first = 0; first < n_; first += chunk_, ++number) {
-        const Item item{layer, first, std::min(chunk_, n_ - first), number % 2};
-        enqueue(item);
-        if (number > 0) finish(former);
-        former = item;
+        if (enqueued.size() == slots()) finish_first();
+        enqueued.push_back({layer, first, std::min(chunk_, n_ - first), number % slots()});
+        enqueue(enqueued.back());
       }
     }
-    finish(former);
+    while (!enqueued.empty()) finish_first();
 
     std::vector<float> logits(config_.vocab_size);
     clock_.begin();
@@ -205,9 +208,14 @@ class GpuPrefill {
     return kv.get() + token * config_.kv_width() * sizes_.attended_bytes();
   }
 
-  [[nodiscard]] Export make_export() const {
+  /// Chunks that are enqueued before the first of them is handed over. Two where nobody takes them, for their progress.
+  [[nodiscard]] size_t slots() const { return std::max<size_t>(sizes_.exports, 2); }
+  void make_export() {
     const size_t bytes = sizes_.exported * sizes_.export_bytes;
-    return {bytes, sink_.host != nullptr ? bytes : 0};
+    const size_t kv_bytes = 2 * sizes_.rows.chunk * config_.kv_width() * sizes_.export_bytes;
+    exports_.emplace_back(bytes, sink_.host != nullptr     ? bytes
+                                 : sink_.device != nullptr ? kv_bytes
+                                                           : 0);
   }
 
   /// Where a chunk's q, k and v lie in an export of it.
@@ -248,14 +256,21 @@ class GpuPrefill {
     clock_.end(&PrefillTimes::mlp);
   }
 
-  /// Marks that the sink's numbers are ready; for a sink on the host, enqueues their copy.
+  /// Whether the sink, which is on the GPU, gets the item's keys and values on the host.
+  [[nodiscard]] bool brings_kv(const Item& item) const {
+    return sink_.device != nullptr && !config_.slides(item.layer);
+  }
+
+  /// Marks that the sink's numbers are ready, and enqueues the copy of those that it gets on the host.
   void hand_on(const Item& item) {
     const Export& out = exports_[item.slot];
     out.ready.record(stream_.get());
-    if (sink_.host == nullptr) return;
+    if (sink_.host == nullptr && !brings_kv(item)) return;
+    const size_t width = sink_.host != nullptr ? qkv_width_ : size_t{2} * config_.kv_width();
+    const std::byte* const from =
+        sink_.host != nullptr ? out.device.get() : parts(out.device.get(), item.count).k;
     cuda::check(cudaStreamWaitEvent(copies_.get(), out.ready.get(), 0), "an event");
-    cuda::check(cudaMemcpyAsync(out.host.get(), out.device.get(),
-                                item.count * qkv_width_ * sizes_.export_bytes,
+    cuda::check(cudaMemcpyAsync(out.host.get(), from, item.count * width * sizes_.export_bytes,
                                 cudaMemcpyDeviceToHost, copies_.get()),
                 "keys and values to the host");
     out.copied.record(copies_.get());
@@ -264,8 +279,12 @@ class GpuPrefill {
   /// All queries of the item but the first `skipped`.
   void attend(const Item& item, size_t skipped) {
     const size_t n = item.count - skipped;
-    attention_.attend(item.layer, n, item.first + item.count, queries(skipped), k_.get(), v_.get(),
-                      rows_.spare(), stream_.get());
+    const auto attend_to = [&](auto* out) {
+      attention_.attend(item.layer, n, item.first + item.count, queries(skipped), k_.get(),
+                        v_.get(), out, stream_.get());
+    };
+    if (rows_.is_rounded() && !check_) return attend_to(rows_.attended().high);
+    attend_to(rows_.spare());
     if (check_) check_attention(item, skipped, n);
     cuda::split_numbers(rows_.spare(), n * config_.q_width(), rows_.attended(), stream_.get());
   }
@@ -292,8 +311,15 @@ class GpuPrefill {
     } else {
       out.ready.wait();
       if (sink_.device != nullptr) {
-        const Parts p = parts(out.device.get(), item.count);
-        sink_.device->take({item.layer, item.first, item.count, sink_.type(), p.q, p.k, p.v});
+        Parts p = parts(out.device.get(), item.count);
+        const bool on_host = brings_kv(item);
+        if (on_host) {
+          out.copied.wait();
+          p.k = out.host.get();
+          p.v = p.k + item.count * config_.kv_width() * sizes_.export_bytes;
+        }
+        sink_.device->take(
+            {item.layer, item.first, item.count, sink_.type(), p.q, p.k, p.v, on_host});
       }
     }
     if (clock_.times() != nullptr && sink_.any()) {
@@ -338,7 +364,7 @@ class GpuPrefill {
       v_;                      // [n, kv_heads, d] of the current layer, in f16 or, where fine, f32
   cuda::Buffer<std::byte> q_;  // [chunk, q_heads, d], likewise
   cuda::PromptAttention attention_;
-  std::array<Export, 2> exports_;
+  std::deque<Export> exports_;  // slots() of them
   StageClock clock_;
   cuda::TokenRows rows_;
   std::optional<PrefillCheck> check_;

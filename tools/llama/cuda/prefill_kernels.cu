@@ -34,6 +34,12 @@ __device__ inline float4 four(const float* x, size_t i) {
   return *reinterpret_cast<const float4*>(x + i);
 }
 
+__device__ inline float4 four(const __nv_bfloat16* x, size_t i) {
+  const Bf16x4 both = *reinterpret_cast<const Bf16x4*>(x + i);
+  const float2 first = __bfloat1622float2(both.first), second = __bfloat1622float2(both.second);
+  return make_float4(first.x, first.y, second.x, second.y);
+}
+
 __device__ inline float within_half(float x) { return fminf(fmaxf(x, -65504.0F), 65504.0F); }
 
 __global__ void embed_kernel(const uint32_t* tokens, Split table, uint32_t width, float scale,
@@ -158,12 +164,14 @@ __global__ void __launch_bounds__(kThreads)
   atomicAdd(bins + static_cast<uint32_t>(bin), 1U);
 }
 
-__global__ void __launch_bounds__(kThreads) activate_kernel(const GateUp a, SplitOut out) {
+template <class Number>
+__global__ void __launch_bounds__(kThreads)
+    activate_kernel(const Number* gate_up, const GateUp a, SplitOut out) {
   const uint32_t i = (blockIdx.y * kThreads + threadIdx.x) * 4;
   if (i >= a.inner) return;
   const size_t row = size_t{blockIdx.x} * 2 * a.inner;
-  float4 gate = four(a.gate_up, row + i);
-  float4 up = four(a.gate_up, row + a.inner + i);
+  float4 gate = four(gate_up, row + i);
+  float4 up = four(gate_up, row + a.inner + i);
   if (a.bias != nullptr) {
     const float4 g = four(a.bias, i);
     const float4 u = four(a.bias, a.inner + i);
@@ -220,7 +228,11 @@ double error_of_bin(uint32_t bin) {
 
 void activate_tokens(const GateUp& from, const SplitOut& out, cudaStream_t stream) {
   const dim3 grid(from.n, (from.inner + 4 * kThreads - 1) / (4 * kThreads));
-  activate_kernel<<<grid, kThreads, 0, stream>>>(from, out);
+  if (from.rounded != nullptr) {
+    activate_kernel<<<grid, kThreads, 0, stream>>>(from.rounded, from, out);
+  } else {
+    activate_kernel<<<grid, kThreads, 0, stream>>>(from.gate_up, from, out);
+  }
   check_launch("activation");
 }
 

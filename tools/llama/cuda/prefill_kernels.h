@@ -72,7 +72,8 @@ struct GateUp {
   const float* gate_up = nullptr;
   const float* bias = nullptr;  ///< `[2 inner]`; null: none
   uint32_t n = 0, inner = 0;
-  bool gelu = false;  ///< GELU by tanh; else SiLU
+  bool gelu = false;                       ///< GELU by tanh; else SiLU
+  const __nv_bfloat16* rounded = nullptr;  ///< gate_up, where it has been rounded
 };
 void activate_tokens(const GateUp& from, const SplitOut& out, cudaStream_t stream);
 

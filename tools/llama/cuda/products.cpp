@@ -77,9 +77,9 @@ Preference preference() {
   return result;
 }
 
-std::string shape(const Product& p) {
-  return "the product of " + std::to_string(p.m) + " x " + std::to_string(p.k) + " and " +
-         std::to_string(p.k) + " x " + std::to_string(p.n);
+std::string shape(uint32_t m, uint32_t n, uint32_t k) {
+  return "the product of " + std::to_string(m) + " x " + std::to_string(k) + " and " +
+         std::to_string(k) + " x " + std::to_string(n);
 }
 
 void check_shape(const Product& p) {
@@ -89,10 +89,13 @@ void check_shape(const Product& p) {
   }
   for (const void* array : {static_cast<const void*>(p.x.high), static_cast<const void*>(p.x.low),
                             static_cast<const void*>(p.w.high), static_cast<const void*>(p.w.low),
-                            static_cast<const void*>(p.c)}) {
+                            static_cast<const void*>(p.c), static_cast<const void*>(p.rounded)}) {
     if (reinterpret_cast<uintptr_t>(array) % kAlignment != 0) {
       throw std::runtime_error("GPU product: an array is not aligned to 16 bytes");
     }
+  }
+  if (p.rounded != nullptr && (p.add || p.x.low != nullptr || p.w.low != nullptr)) {
+    throw std::runtime_error("GPU product: a sum of products is to be rounded");
   }
 }
 
@@ -105,45 +108,77 @@ class Products::Library {
   void multiply(const Product& p, cudaStream_t stream) {
     check_shape(p);
     const Plan& plan = this->plan(p);
+    void* const c = p.rounded != nullptr ? static_cast<void*>(p.rounded) : p.c;
     const auto term = [&](const __nv_bfloat16* x, const __nv_bfloat16* w, bool add) {
       const float one = 1.0F;
       const float former = add ? 1.0F : 0.0F;
       check(blas_lt().matmul(handle(), desc_.get(), &one, w, plan.w.get(), x, plan.x.get(), &former,
-                             p.c, plan.c.get(), p.c, plan.c.get(), &plan.algorithm,
-                             workspace_.get(), kProductWorkspace, stream),
-            shape(p));
+                             c, plan.c.get(), c, plan.c.get(), &plan.algorithm, workspace_.get(),
+                             kProductWorkspace, stream),
+            shape(p.m, p.n, p.k));
     };
     term(p.x.high, p.w.high, p.add);
     if (p.x.low != nullptr) term(p.x.low, p.w.high, true);
     if (p.w.low != nullptr) term(p.x.high, p.w.low, true);
   }
 
+  /// Multiplies small matrices by the kernel for large ones: kernels are loaded when they are first launched.
+  void load(uint32_t m, uint32_t n, uint32_t k, bool add, bool rounds) {
+    constexpr uint32_t kSide = 256;
+    constexpr size_t kNumbers = size_t{kSide} * kSide;
+    const Plan large = chosen(m, n, k, rounds), small = laid_out(kSide, kSide, kSide, rounds);
+    const Buffer<std::byte> memory(kNumbers * (2 * sizeof(__nv_bfloat16) + sizeof(float)));
+    const OwnStream stream;
+    cuda::check(cudaMemsetAsync(memory.get(), 0, memory.size(), stream.get()), "a product");
+    std::byte* const c = memory.get();
+    const std::byte *const w = c + kNumbers * sizeof(float), *const x =
+                                                                 w +
+                                                                 kNumbers * sizeof(__nv_bfloat16);
+    const float one = 1.0F, former = add ? 1.0F : 0.0F;
+    check(blas_lt().matmul(handle(), desc_.get(), &one, w, small.w.get(), x, small.x.get(), &former,
+                           c, small.c.get(), c, small.c.get(), &large.algorithm, workspace_.get(),
+                           kProductWorkspace, stream.get()),
+          "a product");
+    cuda::check(cudaStreamSynchronize(stream.get()), "a product");
+  }
+
  private:
   /// Row-major c `[m, n]` = x w^T is column-major c^T `(n, m)` = w^T-as-it-lies, transposed, times x-as-it-lies.
   struct Plan {
     uint32_t m, n, k;
+    bool rounds;
     Layout w, x, c;
     cublasLtMatmulAlgo_t algorithm{};
   };
 
-  const Plan& plan(const Product& p) {
-    for (const Plan& plan : plans_) {
-      if (plan.m == p.m && plan.n == p.n && plan.k == p.k) return plan;
-    }
-    Plan plan{p.m,
-              p.n,
-              p.k,
-              layout(CUDA_R_16BF, p.k, p.n),
-              layout(CUDA_R_16BF, p.k, p.m),
-              layout(CUDA_R_32F, p.n, p.m)};
+  static Plan laid_out(uint32_t m, uint32_t n, uint32_t k, bool rounds) {
+    return {m,
+            n,
+            k,
+            rounds,
+            layout(CUDA_R_16BF, k, n),
+            layout(CUDA_R_16BF, k, m),
+            layout(rounds ? CUDA_R_16BF : CUDA_R_32F, n, m)};
+  }
+  /// With the algorithm that the library chooses. Throws std::runtime_error where it has none.
+  Plan chosen(uint32_t m, uint32_t n, uint32_t k, bool rounds) {
+    Plan plan = laid_out(m, n, k, rounds);
     cublasLtMatmulHeuristicResult_t best{};
     int found = 0;
+    const std::string what = shape(m, n, k);
     check(blas_lt().get_heuristic(handle(), desc_.get(), plan.w.get(), plan.x.get(), plan.c.get(),
                                   plan.c.get(), preference_.get(), 1, &best, &found),
-          shape(p));
-    if (found == 0) throw std::runtime_error("GPU: cuBLASLt has no algorithm for " + shape(p));
+          what);
+    if (found == 0) throw std::runtime_error("GPU: cuBLASLt has no algorithm for " + what);
     plan.algorithm = best.algo;
-    return plans_.emplace_back(std::move(plan));
+    return plan;
+  }
+  const Plan& plan(const Product& p) {
+    const bool rounds = p.rounded != nullptr;
+    for (const Plan& plan : plans_) {
+      if (plan.m == p.m && plan.n == p.n && plan.k == p.k && plan.rounds == rounds) return plan;
+    }
+    return plans_.emplace_back(chosen(p.m, p.n, p.k, rounds));
   }
 
   Desc desc_;
@@ -157,6 +192,9 @@ Products::~Products() = default;
 
 void Products::multiply(const Product& product, cudaStream_t stream) {
   library_->multiply(product, stream);
+}
+void Products::load(uint32_t m, uint32_t n, uint32_t k, bool add, bool rounds) {
+  library_->load(m, n, k, add, rounds);
 }
 
 }  // namespace keyhole::tools::cuda

@@ -40,11 +40,12 @@ PromptAttention::PromptAttention(const LlamaConfig& model, const std::string& pa
 }
 
 void PromptAttention::attend(uint32_t layer, size_t n, size_t m, const void* q, const void* k,
-                             const void* v, float* out, cudaStream_t stream) {
+                             const void* v, void* out, keyhole_dtype out_dtype,
+                             cudaStream_t stream) {
   const keyhole_tensor tq = tensor_of(q, dtype_, n, q_heads_, head_dim_),
                        tk = tensor_of(k, dtype_, m, kv_heads_, head_dim_),
                        tv = tensor_of(v, dtype_, m, kv_heads_, head_dim_),
-                       to = tensor_of(out, KEYHOLE_F32, n, q_heads_, head_dim_);
+                       to = tensor_of(out, out_dtype, n, q_heads_, head_dim_);
   check(keyhole_prompt_attend(prompt_.get(), places_[layer], &tq, &tk, &tv, &to, nullptr, stream));
 }
 

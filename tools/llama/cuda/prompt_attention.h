@@ -1,6 +1,7 @@
 // Attention of a prompt by the library, exact or over the blocks of tokens that matter.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 #include <keyhole/prefill.h>
 
@@ -23,13 +24,21 @@ class PromptAttention {
                   KvNumbers numbers = KvNumbers::f16);
 
   /// Enqueues attention of queries `[n, q_heads, d]` of the last n of m tokens, whose k and v are `[m, kv_heads, d]`;
-  /// out `[n, q_heads, d]`.
+  /// out `[n, q_heads, d]`, in f32 or rounded.
   void attend(uint32_t layer, size_t n, size_t m, const void* q, const void* k, const void* v,
-              float* out, cudaStream_t stream);
+              float* out, cudaStream_t stream) {
+    attend(layer, n, m, q, k, v, out, KEYHOLE_F32, stream);
+  }
+  void attend(uint32_t layer, size_t n, size_t m, const void* q, const void* k, const void* v,
+              __nv_bfloat16* out, cudaStream_t stream) {
+    attend(layer, n, m, q, k, v, out, KEYHOLE_BF16, stream);
+  }
   /// The share of the blocks seen by queries that they attended, where that was chosen; otherwise 1. Waits.
   [[nodiscard]] double share() const;
 
  private:
+  void attend(uint32_t layer, size_t n, size_t m, const void* q, const void* k, const void* v,
+              void* out, keyhole_dtype out_dtype, cudaStream_t stream);
   struct Destroy {
     void operator()(keyhole_prompt* prompt) const { keyhole_prompt_destroy(prompt); }
   };

@@ -32,6 +32,8 @@ class TokenRows {
                               const RopeTables& ropes, size_t first_turn);
   /// Where attention leaves its result, `[count, q_heads, d]`.
   [[nodiscard]] SplitOut attended() const { return attended_.out(); }
+  /// Whether that is one bf16 a number.
+  [[nodiscard]] bool is_rounded() const { return is_rounded_; }
   /// Memory for this many numbers, free between the end of finish_heads() and output_and_mlp().
   [[nodiscard]] float* spare() const { return wide_.get(); }
   /// Computes hidden += W_o * attended, then hidden += MLP(hidden).
@@ -48,6 +50,7 @@ class TokenRows {
   const LlamaConfig& config_;
   const GpuModel::Device& device_;
   cudaStream_t stream_;
+  bool is_rounded_;
   Products products_;
   Buffer<float> wide_;  // [chunk, qkv] or [chunk, gate and up]
   SplitBuffer normed_, attended_, inner_;
