@@ -9,7 +9,7 @@
 // device that is not Keyhole's); behind the steps the time of two batches of BATCH tokens is told, as a prompt would have them there.
 // On a card the settings have to say card=0, so that the cache is in sessions from its second step on; on the CPU copy=off.
 // GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings. LLAMA_ARG_CACHE_TYPE_K and _V, as of llama.cpp's programs, name the
-// types of llama.cpp's own cache (default: f16).
+// types of llama.cpp's own cache (default: f16), LLAMA_ARG_CTX_SIZE a context that is longer than it has to be.
 #include <ggml-backend.h>
 #include <ggml.h>
 #include <llama.h>
@@ -278,8 +278,10 @@ int main(int argc, char** argv) try {
   ggml_backend_load_all();
   llama_backend_init();
   const uint32_t most = *std::max_element(a.tokens.begin(), a.tokens.end());
-  const uint32_t room = most + 16 + (a.steps + 4) * a.of_all + (a.fills ? 2 * a.batch : 0);
-  Bench bench(argv[1], argv[2], room, a.batch);
+  const uint32_t needed = most + 16 + (a.steps + 4) * a.of_all + (a.fills ? 2 * a.batch : 0);
+  const char* wanted = std::getenv("LLAMA_ARG_CTX_SIZE");
+  Bench bench(argv[1], argv[2], wanted != nullptr ? std::max(needed, number(wanted)) : needed,
+              a.batch);
   if (!a.fills) {
     run_prompt(bench, argv[2], a);
     run_steps(bench, a);
