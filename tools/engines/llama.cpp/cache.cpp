@@ -84,11 +84,14 @@ void Cache::add(const ggml_tensor* tensor, const CacheName& name) {
   layers_[name.layer].tensors[name.values ? 1 : 0] = tensor;
   if (!cells_) {
     cells_ = std::make_unique<Cells>(streams, cells);
-    sequences_ =
-        std::make_unique<Sequences>(*cells_, copy_ ? kMostSessions : kMostSequences, copy_,
-                                    [this](uint32_t stream, uint32_t cell) {
-                                      return restored_.has(size_t{stream} * cells_->cells() + cell);
-                                    });
+    sequences_ = std::make_unique<Sequences>(
+        *cells_, copy_ ? kMostSessions : kMostSequences, copy_,
+        [this](uint32_t stream, uint32_t cell) {
+          return restored_.has(size_t{stream} * cells_->cells() + cell);
+        },
+        [this](uint32_t stream, uint32_t first, uint32_t count) {
+          read_out(stream, first, count);
+        });
   } else if (cells_->streams() != streams || cells_->cells() != cells) {
     broken_ = std::string("tensor '") + tensor->name + "' has another number of cells than others";
   }
@@ -214,6 +217,18 @@ void Cache::forget_taken() {
     if (layer.left.empty()) own.push_back(layer.number);
   }
   keyhole::llama_cpp::forget_taken(*sequences_, *cells_, own, restored_);
+}
+
+/// Tokens come out of sessions that may lose them, to be taken by another.
+void Cache::read_out(uint32_t stream, uint32_t first, uint32_t count) {
+  for (auto& [number, layer] : layers_) {
+    if (!layer.left.empty()) continue;
+    for (const bool values : {false, true}) {
+      keyhole::llama_cpp::read_out(*sequences_, rewriter_.get(), rows_of(layer, values),
+                                   layer.tensors[values ? 1 : 0], cells_->cells(), stream, first,
+                                   count, restored_);
+    }
+  }
 }
 
 void Cache::begin_batch(std::vector<int64_t> ids) {

@@ -108,6 +108,7 @@ class Cache {
   [[nodiscard]] static CellRows rows_of(const Layer& layer, bool values);
   void begin_batch(std::vector<int64_t> ids);
   void forget_taken();
+  void read_out(uint32_t stream, uint32_t first, uint32_t count);
   [[nodiscard]] bool plan(const ggml_tensor* node);
   void build(const std::vector<Part>& parts);
   void attend_part(const Part& part, uint32_t stream_row, const ggml_tensor* node, Layer& layer);

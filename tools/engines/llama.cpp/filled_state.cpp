@@ -3,6 +3,7 @@
 #include <ggml.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -33,7 +34,11 @@ class Parsed {
     for (uint32_t i = 0; i < 2 * layers; ++i) {
       const auto type = number<int32_t>();
       const auto row = number<uint64_t>();
-      if ((type != GGML_TYPE_F16 && type != GGML_TYPE_BF16) || row == 0 || row > 1U << 20U) return;
+      constexpr std::array kTypes{GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0};
+      if (std::find(kTypes.begin(), kTypes.end(), type) == kTypes.end() || row == 0 ||
+          row > 1U << 20U) {
+        return;
+      }
       parts.push_back({at, type, row});
       skip(row * tokens);
     }

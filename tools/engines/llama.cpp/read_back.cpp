@@ -101,4 +101,18 @@ void read_tensor(const Sequences& sequences, Rewriter* rewriter, const RestoredR
   }
 }
 
+void read_out(const Sequences& sequences, Rewriter* rewriter, const CellRows& rows,
+              const ggml_tensor* tensor, uint32_t cells, uint32_t stream, uint32_t first,
+              uint32_t count, RestoredRows& restored) {
+  const size_t row = tensor->nb[1];
+  const size_t id = size_t{stream} * cells + first;
+  std::byte* const to = restored.write(tensor, id * row, count * row);
+  try {
+    read_back(sequences, rewriter, rows, stream, first, count, to);
+  } catch (...) {
+    for (size_t i = id; i < id + count; ++i) restored.forget(i);
+    throw;
+  }
+}
+
 }  // namespace keyhole::llama_cpp

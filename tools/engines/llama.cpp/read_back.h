@@ -31,6 +31,12 @@ void read_tensor(const Sequences& sequences, Rewriter* rewriter, const RestoredR
                  const CellRows& rows, const ggml_tensor* tensor, uint32_t cells, size_t offset,
                  size_t bytes, std::byte* out);
 
+/// read_back() into `restored`, where sessions find the cells' tokens. tensor: of the cache, whose rows they are; cells: of each stream.
+/// Throws as read_back() does; nothing of the cells is in `restored` then.
+void read_out(const Sequences& sequences, Rewriter* rewriter, const CellRows& rows,
+              const ggml_tensor* tensor, uint32_t cells, uint32_t stream, uint32_t first,
+              uint32_t count, RestoredRows& restored);
+
 /// Forgets what was restored and sequences have taken into their sessions, in all of the engine's layers `layers`.
 void forget_taken(const Sequences& sequences, const Cells& cells, std::span<const uint32_t> layers,
                   RestoredRows& restored);

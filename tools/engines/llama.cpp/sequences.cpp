@@ -145,13 +145,42 @@ Sequence& Sequences::take(const Match& match, const Run& run, uint32_t stream,
   return *sequence;
 }
 
-/// Whether each token that the run sees and the match has not can be brought.
-bool Sequences::can_refill(const Match& match, uint32_t stream, const Run& run) const {
+/// Whether all of a sequence but its first token is seen, for the second time in a row.
+bool Sequences::is_window(uint32_t stream, const Run& run) const {
+  return std::any_of(sequences_.begin(), sequences_.end(), [&](const auto& sequence) {
+    return sequence->slid && sequence->tokens.size() == run.past_count + 1 &&
+           lacks_beginning(*sequence, stream, run);
+  });
+}
+
+/// Whether each token that the run sees and the match has not can be brought; not where a window would have all of them brought with each
+/// step. Of those that are in sessions, which may lose them when
+/// the batch is placed, each is read out.
+bool Sequences::can_refill(const Match& match, uint32_t stream, const Run& run) {
   if (!brings_) return false;
   std::vector<uint8_t> missing = run.past;
-  for (uint32_t i = 0; i < match.length; ++i) missing[match.sequence->tokens[i].cell] = 0;
+  if (match.sequence != nullptr) {
+    // What is rewritten keeps what the run sees behind a gap, too.
+    const std::vector<Token>& tokens = match.sequence->tokens;
+    const size_t kept = match.sequence->turns.empty() ? match.length : tokens.size();
+    for (size_t i = 0; i < kept; ++i) {
+      if (sees(run, stream, tokens[i])) missing[tokens[i].cell] = 0;
+    }
+  }
+  std::vector<uint32_t> in_sessions;
   for (uint32_t cell = 0; cell < missing.size(); ++cell) {
-    if (missing[cell] != 0 && !brings_(stream, cell)) return false;
+    if (missing[cell] == 0 || brings_(stream, cell)) continue;
+    if (!reads_out_ || find(stream, cell).sequence == nullptr) return false;
+    in_sessions.push_back(cell);
+  }
+  if (!in_sessions.empty() && is_window(stream, run)) return false;
+  for (size_t i = 0; i < in_sessions.size();) {
+    uint32_t count = 1;
+    while (i + count < in_sessions.size() && in_sessions[i + count] == in_sessions[i] + count) {
+      ++count;
+    }
+    reads_out_(stream, in_sessions[i], count);
+    i += count;
   }
   return true;
 }
@@ -239,13 +268,16 @@ std::optional<std::vector<Part>> Sequences::place(uint32_t stream, const Batch& 
       if (sequence->slid) return std::nullopt;
       matches.back().slides = true;
     }
-    if (!refill_ && !can_refill(matches.back(), stream, run)) {
+    // With a rewriter nothing is in the cells.
+    const bool is_in_cells = refill_ && rewriter == nullptr;
+    if (!is_in_cells && !can_refill(matches.back(), stream, run)) {
       throw std::runtime_error(
           "tokens were restored, left a window, or come from several sequences (llama.cpp shows " +
           std::to_string(run.past_count) + " earlier tokens, of which a session holds the first " +
           std::to_string(matches.back().length) + "), which copy=off cannot follow");
     }
   }
+  places_.clear();  // lists change
   // What is rewritten for one run another may want as it is.
   for (Match& match : matches) {
     if (match.sequence == nullptr || (!match.gaps && match.sequence->turns.empty())) continue;

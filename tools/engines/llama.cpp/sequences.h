@@ -62,11 +62,18 @@ class Sequences {
  public:
   /// Whether the caller can bring the token of a cell of a stream.
   using Brings = std::function<bool(uint32_t stream, uint32_t cell)>;
+  /// Has the tokens of `count` cells of a stream from `first` on read out of the sessions where find() has them, so that the caller can
+  /// bring them.
+  using ReadsOut = std::function<void(uint32_t stream, uint32_t first, uint32_t count)>;
   /// `cells` outlives this. Of sessions without use the oldest go where there are more than `most`. `refill`: tokens
   /// that no session holds can be had from llama.cpp's cache; else a batch that needs them is an error, but where `brings` says of
-  /// each that it can be had.
-  Sequences(Cells& cells, size_t most, bool refill, Brings brings = {})
-      : cells_(cells), most_(most), refill_(refill), brings_(std::move(brings)) {}
+  /// each that it can be had. `reads_out`: of tokens that are in other sessions than the one that goes on, or behind a gap in it.
+  Sequences(Cells& cells, size_t most, bool refill, Brings brings = {}, ReadsOut reads_out = {})
+      : cells_(cells),
+        most_(most),
+        refill_(refill),
+        brings_(std::move(brings)),
+        reads_out_(std::move(reads_out)) {}
 
   /// A new batch begins: sequences may be changed again.
   void begin_batch() {
@@ -131,6 +138,7 @@ class Sequences {
   [[nodiscard]] uint32_t common(const Sequence& sequence, uint32_t stream, const Run& run) const;
   [[nodiscard]] bool lacks_beginning(const Sequence& sequence, uint32_t stream,
                                      const Run& run) const;
+  [[nodiscard]] bool is_window(uint32_t stream, const Run& run) const;
   [[nodiscard]] Match best(uint32_t stream, const Run& run, uint32_t last_new) const;
   [[nodiscard]] Match with_gaps(uint32_t stream, const Run& run, uint32_t last_new) const;
   Sequence& take(const Match& match, const Run& run, uint32_t stream, SessionSource& source,
@@ -148,7 +156,7 @@ class Sequences {
   [[nodiscard]] bool is_gone(const Sequence& sequence, uint32_t stream) const;
   [[nodiscard]] bool is_dead(const Sequence& sequence, uint32_t stream) const;
   [[nodiscard]] bool is_of_no_use(Sequence& sequence) const;
-  [[nodiscard]] bool can_refill(const Match& match, uint32_t stream, const Run& run) const;
+  [[nodiscard]] bool can_refill(const Match& match, uint32_t stream, const Run& run);
   void refill(Sequence& sequence, const Run& run);
   void drop_useless(uint32_t stream, std::span<const uint32_t> new_cells);
   [[nodiscard]] bool was_passed_over(const Sequence& sequence, uint32_t stream,
@@ -159,6 +167,7 @@ class Sequences {
   size_t most_;
   bool refill_;
   Brings brings_;
+  ReadsOut reads_out_;
   bool rewrites_ = false;  // the last place() had a rewriter
   uint64_t batch_ = 0;
   uint64_t last_family_ = 0;

@@ -8,8 +8,10 @@
 // fill: there is no prompt. K and V of so many tokens are random numbers, as large as those of a few real tokens (zeros with a
 // device that is not Keyhole's); behind the steps the time of two batches of BATCH tokens is told, as a prompt would have them there.
 // On a card the settings have to say card=0, so that the cache is in sessions from its second step on; on the CPU copy=off.
-// GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings.
+// GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings. LLAMA_ARG_CACHE_TYPE_K and _V, as of llama.cpp's programs, name the
+// types of llama.cpp's own cache (default: f16), LLAMA_ARG_CTX_SIZE a context that is longer than it has to be.
 #include <ggml-backend.h>
+#include <ggml.h>
 #include <llama.h>
 
 #include <algorithm>
@@ -31,6 +33,17 @@ namespace {
 [[noreturn]] void fail(const std::string& what) {
   std::fprintf(stderr, "%s\n", what.c_str());
   std::exit(1);
+}
+
+/// The type of ggml's that an environment variable names.
+ggml_type cache_type(const char* variable) {
+  const char* name = std::getenv(variable);
+  if (name == nullptr) return GGML_TYPE_F16;
+  for (int type = 0; type < GGML_TYPE_COUNT; ++type) {
+    const char* known = ggml_type_name(static_cast<ggml_type>(type));
+    if (known != nullptr && std::string(known) == name) return static_cast<ggml_type>(type);
+  }
+  fail(std::string(variable) + ": there is no type " + name);
 }
 
 class Bench {
@@ -55,6 +68,8 @@ class Bench {
     wanted.n_ubatch = batch;
     wanted.n_seq_max = 1;
     wanted.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    wanted.type_k = cache_type("LLAMA_ARG_CACHE_TYPE_K");
+    wanted.type_v = cache_type("LLAMA_ARG_CACHE_TYPE_V");
     context_ = llama_init_from_model(model_, wanted);
     if (context_ == nullptr) fail("no context");
     words_ = static_cast<uint32_t>(llama_vocab_n_tokens(llama_model_get_vocab(model_)));
@@ -263,8 +278,10 @@ int main(int argc, char** argv) try {
   ggml_backend_load_all();
   llama_backend_init();
   const uint32_t most = *std::max_element(a.tokens.begin(), a.tokens.end());
-  const uint32_t room = most + 16 + (a.steps + 4) * a.of_all + (a.fills ? 2 * a.batch : 0);
-  Bench bench(argv[1], argv[2], room, a.batch);
+  const uint32_t needed = most + 16 + (a.steps + 4) * a.of_all + (a.fills ? 2 * a.batch : 0);
+  const char* wanted = std::getenv("LLAMA_ARG_CTX_SIZE");
+  Bench bench(argv[1], argv[2], wanted != nullptr ? std::max(needed, number(wanted)) : needed,
+              a.batch);
   if (!a.fills) {
     run_prompt(bench, argv[2], a);
     run_steps(bench, a);

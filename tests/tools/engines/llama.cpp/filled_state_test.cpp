@@ -28,8 +28,9 @@ class Bytes {
 constexpr uint32_t kLayers = 2, kKeys = 3, kValues = 2;  // components of a row
 
 /// What llama.cpp writes for `tokens` tokens. places: with positions in a picture, as some models have them; behind: of a
-/// recurrent layer's state.
-std::vector<uint8_t> state(uint32_t tokens, float key, float value, bool places, bool recurrent) {
+/// recurrent layer's state. type: of 16 bits, or said to be.
+std::vector<uint8_t> state(uint32_t tokens, float key, float value, bool places, bool recurrent,
+                           ggml_type type = GGML_TYPE_F16) {
   Bytes b;
   b.put(uint32_t{0xABCD}).put(int32_t{0}).put(uint32_t{1}).put(tokens);
   for (uint32_t i = 0; i < tokens; ++i) {
@@ -41,7 +42,7 @@ std::vector<uint8_t> state(uint32_t tokens, float key, float value, bool places,
   for (const bool values : {false, true}) {
     const uint32_t components = values ? kValues : kKeys;
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
-      b.put(int32_t{GGML_TYPE_F16}).put(uint64_t{components * 2});
+      b.put(static_cast<int32_t>(type)).put(uint64_t{components * 2});
       for (uint32_t i = 0; i < tokens * components; ++i) {
         b.put(ggml_fp32_to_fp16(values ? value : i % 2 == 0 ? key : 0 - key));
       }
@@ -65,12 +66,22 @@ TEST(LlamaCppFilledState, IsWhatLlamaCppWritesOfSoManyTokensButForKAndV) {
   }
 }
 
+TEST(LlamaCppFilledState, QuantisedRowsAreZeros) {
+  for (const ggml_type type : {GGML_TYPE_Q8_0, GGML_TYPE_Q4_0}) {
+    const FilledState filled(state(3, 1, 1, false, false, type), 1000);
+    const std::vector<uint8_t> found(filled.data(), filled.data() + filled.size());
+    EXPECT_TRUE(found == state(1000, 0, 0, false, false, type)) << ggml_type_name(type);
+  }
+}
+
 TEST(LlamaCppFilledState, RefusesWhatItDoesNotUnderstand) {
   std::vector<uint8_t> few = state(3, 1, 1, false, false);
   for (size_t bytes = 0; bytes < few.size(); ++bytes) {
     EXPECT_THROW(FilledState({few.data(), bytes}, 10), std::runtime_error) << bytes;
   }
   few[8] = 2;  // streams
+  EXPECT_THROW(FilledState(few, 10), std::runtime_error);
+  few = state(3, 1, 1, false, false, GGML_TYPE_F64);
   EXPECT_THROW(FilledState(few, 10), std::runtime_error);
 }
 

@@ -92,9 +92,17 @@ class Memory {
       : unified_(unified),
         rooms_(unified ? 1 : kTalks, std::vector<Cell>(kRoom)),
         cells_(static_cast<uint32_t>(rooms_.size()), kRoom),
-        sequences(cells_, 64, refill, [this](uint32_t stream, uint32_t cell) {
-          return restored_.count(stream * kRoom + cell) != 0;
-        }) {}
+        sequences(
+            cells_, 64, refill,
+            [this](uint32_t stream, uint32_t cell) {
+              return restored_.count(stream * kRoom + cell) != 0;
+            },
+            [this](uint32_t stream, uint32_t first, uint32_t count) {
+              for (uint32_t j = first; j < first + count; ++j) {
+                restored_[stream * kRoom + j] = in_session(stream, j);
+                read_out_.insert(stream * kRoom + j);
+              }
+            }) {}
 
   [[nodiscard]] int next(int s) const {
     int last = -1;
@@ -150,6 +158,9 @@ class Memory {
     std::sort(past.begin(), past.end());
     ASSERT_EQ(sorted, past) << "sequence " << s;
     for (const uint32_t j : fresh) held.emplace_back(room(s)[j].token, room(s)[j].position);
+    for (const uint32_t id : read_out_) restored_.erase(id);
+    read_outs += static_cast<int>(read_out_.size());
+    read_out_.clear();
   }
   void remove(int s, int from, int to) {
     for (Cell& cell : room(s)) {
@@ -182,17 +193,10 @@ class Memory {
     for (uint32_t j = 0; j < kRoom; ++j) {
       const Cell& cell = room(s)[j];
       if (cell.owners.count(s) == 0 || restored_.count(stream(s) * kRoom + j) != 0) continue;
-      for (const bool values : {false, true}) {
-        int16_t row[2] = {};
-        read_back(sequences, &lists, {0, values, Number::kF16, 1, 2}, stream(s), j, 1,
-                  reinterpret_cast<std::byte*>(row));
-        if (values) {
-          ASSERT_EQ(-row[0], cell.token) << "cell " << j << " of sequence " << s;
-        } else {
-          ASSERT_EQ(Placed(row[0], row[1]), Placed(cell.token, cell.position))
-              << "cell " << j << " of sequence " << s;
-        }
-      }
+      ASSERT_EQ(-in_session(stream(s), j, true).first, cell.token)
+          << "cell " << j << " of sequence " << s;
+      ASSERT_EQ(in_session(stream(s), j), Placed(cell.token, cell.position))
+          << "cell " << j << " of sequence " << s;
     }
   }
   /// save(), and the other sequence becomes what was saved.
@@ -211,6 +215,27 @@ class Memory {
       cells_.write(stream(to), j);
       restored_[stream(to) * kRoom + j] = {cell.token, cell.position};
     }
+  }
+  /// The sequence's tokens from a position on lie in its cells as if these had been filled from outside.
+  void replace_by_restored(int s, int from) {
+    for (uint32_t j = 0; j < kRoom; ++j) {
+      const Cell& cell = room(s)[j];
+      if (cell.owners.count(s) == 0 || cell.position < from) continue;
+      cells_.write(stream(s), j);
+      restored_[stream(s) * kRoom + j] = {cell.token, cell.position};
+    }
+  }
+  /// All tokens of a sequence become another's, behind its `at` tokens.
+  void give(int from, int to, int at) {
+    std::vector<int32_t> by(rooms_.size() * kRoom, 0);
+    for (uint32_t j = 0; j < kRoom; ++j) {
+      Cell& cell = room(from)[j];
+      if (cell.owners.count(from) == 0) continue;
+      cell.owners = {to};
+      cell.position += at;
+      by[size_t{stream(from)} * kRoom + j] = at;
+    }
+    sequences.shift(by);
   }
   void copy(int from, int to) {
     remove(to, 0, 1 << 20);
@@ -238,6 +263,12 @@ class Memory {
     int position = 0;
     int token = 0;
   };
+  [[nodiscard]] Placed in_session(uint32_t stream, uint32_t cell, bool values = false) {
+    int16_t row[2] = {};
+    read_back(sequences, &lists, {0, values, Number::kF16, 1, 2}, stream, cell, 1,
+              reinterpret_cast<std::byte*>(row));
+    return {row[0], row[1]};
+  }
   [[nodiscard]] uint32_t stream(int s) const { return unified_ ? 0 : static_cast<uint32_t>(s); }
   std::vector<Cell>& room(int s) { return rooms_[stream(s)]; }
   [[nodiscard]] const std::vector<Cell>& room(int s) const { return rooms_[stream(s)]; }
@@ -245,12 +276,15 @@ class Memory {
   bool unified_;
   std::vector<std::vector<Cell>> rooms_;
   Cells cells_;
-  std::map<uint32_t, Placed> restored_;  // of cells that were filled from outside, for good
+  // Of cells that were filled from outside, for good, and of those that a batch had read out, which its session has then.
+  std::map<uint32_t, Placed> restored_;
+  std::set<uint32_t> read_out_;
   int last_ = 0;
 
  public:
   Sequences sequences;
   Lists lists;
+  int read_outs = 0;  // cells
 };
 
 TEST(LlamaCppRewriting, WhatLeftTheMiddleIsTakenOutOfTheSession) {
@@ -531,6 +565,33 @@ TEST(LlamaCppRewriting, RestoredTokensAreBroughtWhereTheSessionLacksThem) {
   }
 }
 
+/// Nobody has gone on with the end of a sequence since it was restored, and of its beginning a token is gone.
+TEST(LlamaCppRewriting, WhatAGapHidesOfASessionComesAlongWithWhatWasRestored) {
+  for (const bool unified : {true, false}) {
+    for (const bool refill : {true, false}) {
+      Memory memory(unified, refill);
+      memory.extend(0, 12);
+      memory.replace_by_restored(0, 8);
+      memory.remove(0, 3, 5);
+      memory.extend(0, 1);
+      EXPECT_EQ(memory.read_outs, 3) << "tokens 5 to 7";
+      memory.save(0);
+      memory.extend(0, 2);
+      EXPECT_EQ(memory.read_outs, 3);
+    }
+  }
+}
+
+TEST(LlamaCppRewriting, TokensOfTwoSessionsBecomeOne) {
+  Memory memory(true);
+  memory.extend(0, 6);
+  memory.extend(1, 4);
+  memory.give(1, 0, 6);
+  memory.extend(0, 1);
+  EXPECT_EQ(memory.read_outs, 4);
+  memory.save(0);
+}
+
 TEST(LlamaCppRewriting, WithoutARewriterItIsAnError) {
   Cells cells(1, kRoom);
   Sequences sequences(cells, 8, false);
@@ -609,7 +670,7 @@ TEST(LlamaCppRewriting, RandomOperationsLeaveEachSessionWithWhatItsMaskShows) {
   }
   // Of two sequences with tokens in common one has lost some that lay behind those that the other has given up.
   std::printf("%d of %d batches refused\n", refused, all);
-  EXPECT_LE(refused * 100, all);
+  EXPECT_LE(refused * 1000, all);
 }
 
 }  // namespace

@@ -49,7 +49,14 @@ void CardCache::add(const ggml_tensor* tensor, const CacheName& name) {
   layers_[name.layer].rows.set(tensor, name.values);
   if (!cells_) {
     cells_ = std::make_unique<Cells>(streams, cells);
-    sequences_ = std::make_unique<Sequences>(*cells_, kMostSequences, true);
+    sequences_ = std::make_unique<Sequences>(
+        *cells_, kMostSequences, true,
+        [this](uint32_t stream, uint32_t cell) {
+          return restored_.has(size_t{stream} * cells_->cells() + cell);
+        },
+        [this](uint32_t stream, uint32_t first, uint32_t count) {
+          read_out(stream, first, count);
+        });
   } else if (cells_->streams() != streams || cells_->cells() != cells) {
     stay(std::string("tensor '") + tensor->name + "' has another number of cells than others");
   }

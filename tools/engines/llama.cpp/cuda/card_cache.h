@@ -138,6 +138,7 @@ class CardCache {
   void hand_over(std::span<const int64_t> coming);
   void keep_loose(std::span<const int64_t> coming);
   void forget_taken();
+  void read_out(uint32_t stream, uint32_t first, uint32_t count);
   void let_go();
   [[nodiscard]] bool bring_restored();
   void come_back();

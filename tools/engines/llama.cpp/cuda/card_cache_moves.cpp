@@ -116,6 +116,18 @@ void CardCache::forget_taken() {
   keyhole::llama_cpp::forget_taken(*sequences_, *cells_, own, restored_);
 }
 
+/// Tokens come out of sessions that may lose them, to be taken by another.
+void CardCache::read_out(uint32_t stream, uint32_t first, uint32_t count) {
+  for (auto& [number, layer] : layers_) {
+    if (!layer.left.empty()) continue;
+    for (const bool values : {false, true}) {
+      keyhole::llama_cpp::read_out(*sequences_, rewriter_.get(), rows_of(layer, values),
+                                   layer.rows.tensor(values), cells_->cells(), stream, first, count,
+                                   restored_);
+    }
+  }
+}
+
 /// Indexes what a prompt has left, before the first small batch after it.
 void CardCache::build(Sequence& sequence, uint32_t tokens) {
   if (!sequence.unbuilt || tokens == 0) return;
