@@ -96,6 +96,16 @@ TEST_F(ListGainOfAModel, SaysFromHowManyRowsOnStepsChoose) {
       << "and there is no memory for less";
 }
 
+TEST_F(ListGainOfAModel, TakesNoMemoryWhereTheDeviceDoesNotChoose) {
+  ModelShape older = model_;
+  older.device_lists = false;
+  EXPECT_EQ(codes_shape(listed(), kTokens, params_, older).list_rows, 0U);
+  EXPECT_NE(codes_shape(listed(), kTokens, params_, model_).list_rows, 0U);
+  EXPECT_EQ(code_bytes(listed(), kTokens, params_, older).device,
+            code_bytes(plan(), kTokens, params_, model_).device);
+  EXPECT_FALSE(gains_by_lists(plan(), lists_, {UINT64_MAX, UINT64_MAX}, kTokens, params_, older));
+}
+
 /// Layers that can have no lists say nothing about when the others choose among theirs.
 TEST_F(ListGainOfAModel, LooksAtLayersThatCanHaveLists) {
   keyhole_engine_config c = config();
