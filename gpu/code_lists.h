@@ -1,8 +1,8 @@
 // Lists of near rows on the device (index/scan/code_lists.h says what they are, index/scan/list_choice.h how a step chooses
 // among them): a step scores the lists' mean keys, reads the lists that weigh by their codes, and takes the others by
 // their mean values with the second-order weight of their spread. Rows that no list has yet, the newest ones, are read
-// as blocks. The blocks of listed rows stay: a second look at codes in doubt and steps of several tokens read these. Steps of
-// sessions with lists are no part of a joint launch.
+// as blocks. The blocks of listed rows stay: a second look at codes in doubt, steps of several tokens and those of several
+// sessions in one launch read these, and steps whose heads look at everything.
 #pragma once
 
 #include <algorithm>
@@ -15,10 +15,17 @@ namespace keyhole::gpu {
 
 /// Up to how many rows of lists a step reads: a share of the listed rows, `least` at least, and more for heads whose unread lists
 /// would hold more than `miss` of their output, by the upper estimate of index/scan/list_choice.h (0: no more).
+///
+/// Where heads look at everything, all blocks are faster than lists. A KV head that would read more than the share `most` of the
+/// listed rows reads them in this step. Where lists have taken a layer's step longer than all blocks would, its next `keeps`
+/// steps read these without choosing, and then one chooses again. So a step's result depends on those before it; the steps of a
+/// copy, of a loaded session, and those behind a change of lists begin with one that chooses.
 struct ListShare {
   float share = 0.12F;
   uint32_t least = 8192;
   float miss = 0.0F;
+  float most = 0.9F;
+  uint32_t keeps = 31;
 };
 
 /// Listed rows from which on a step may choose among lists. Whether that is faster than reading all blocks depends on their bytes

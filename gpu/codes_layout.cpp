@@ -153,6 +153,7 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
     list_value_means = take_of_lists({kv_heads, lists.lists, dim, sizeof(uint16_t)});
     list_mean_tiles = take_of_lists({kv_heads, lists.lists, dim, sizeof(uint16_t)});
     list_counts = take_of_lists({1 + kv_heads, sizeof(uint32_t)});
+    list_memory = take_of_lists({kMemoryOfLists});
     list_totals = take_of_lists({1 + capacity, kv_heads, 2, sizeof(uint32_t)});
     list_bytes = aligned_product({layers, list_stride});
     list_work = ListWorkLayout(shape);

@@ -33,6 +33,8 @@ namespace keyhole::gpu {
 
 /// Bytes that the choice among a KV head's lists comes to: ChosenLists of gpu/cuda/codes/params.h.
 inline constexpr size_t kEndsOfLists = 1280;
+/// Bytes of what steps of a layer tell those behind them: ListMemory of gpu/cuda/codes/list_params.h.
+inline constexpr size_t kMemoryOfLists = 16;
 
 /// What making the lists of a stretch of rows takes for a time (gpu/cuda/codes/make_lists.h): offsets of its parts.
 struct ListWorkLayout {
@@ -74,6 +76,7 @@ struct CodesLayout {
   size_t list_pairs = 0, list_ids = 0, list_places = 0, list_figures = 0, list_key_means = 0,
          list_value_means = 0, list_mean_tiles = 0,
          list_counts = 0;  ///< as CodesLists; counts `[1 + kv_heads]`: listed blocks, lists
+  size_t list_memory = 0;  ///< ListMemory of gpu/cuda/codes/list_params.h
   size_t list_totals =
       0;  ///< `[1 + capacity, kv_heads]` ListTotals: of no stretch, of the first, ..
   size_t list_stride = 0;  ///< bytes of a layer

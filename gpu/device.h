@@ -123,6 +123,13 @@ struct DeviceInfo {
 /// Error(unsupported) in a build without CUDA.
 [[nodiscard]] int kernels_major(int ordinal);
 
+/// Whether steps on the device choose among lists of codes (gpu/code_lists.h), for which kernels of compute capability 9.0 run on
+/// it. Throws as kernels_major().
+[[nodiscard]] inline bool chooses_among_lists(int ordinal) {
+  constexpr int kClusters = 9;
+  return kernels_major(ordinal) >= kClusters;
+}
+
 /// Why no session can run on the device; empty: it can. Kernels need compute capability 8.0 (asynchronous copies to
 /// shared memory, bf16 on tensor cores).
 [[nodiscard]] std::string unsupported_reason(const DeviceInfo& device);

@@ -3,7 +3,10 @@
 // `t=131072` tokens, `rows=64` rows of a list on average, `layers=8`, `share=12` percent of the rows that a step reads,
 // `miss=0` percent of a head's output that unread lists may hold (ListShare::miss), `middle=0` the mean of values, in percent of what they
 // deviate from it: with 0 outputs are short, and heads with `miss` read next to all lists, from some 200 on they read no more,
-// `spread=60` percent of a nat by which lists' logits deviate, `blocks=0` thread blocks of a KV head that choose (CodesLists::blocks).
+// `wide=0` KV heads whose values have no mean, `spread=60` percent of a nat by which lists' logits deviate, several with commas,
+// `blocks=0` thread blocks of a KV head that choose (CodesLists::blocks), `most=90` percent of the rows from which on a KV head reads
+// all blocks (ListShare::most). With `miss` there are three times: of lists however many, of steps that choose and read what is
+// faster then, and of those that remember what that was (ListShare::keeps).
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -61,7 +64,27 @@ void fill(Random& draw, std::byte* to, size_t bytes) {
   }
 }
 
+/// Reads "spread=A,B,..".
+bool read_spreads(const char* text, std::vector<uint32_t>& to) {
+  constexpr const char* kName = "spread=";
+  if (std::strncmp(text, kName, std::strlen(kName)) != 0) return false;
+  to.clear();
+  for (const char* at = text + std::strlen(kName) - 1; at != nullptr; at = std::strchr(at, ',')) {
+    char* end = nullptr;
+    to.push_back(static_cast<uint32_t>(std::strtoul(++at, &end, 10)));
+    if (end == at) return false;
+  }
+  return true;
+}
+
 enum class Part { choice, pass, all };
+
+/// Whether the next steps read all blocks.
+bool is_kept(const ListMemory* memory) {
+  ListMemory now;
+  check(cudaMemcpy(&now, memory, sizeof(now), cudaMemcpyDeviceToHost), "copy");
+  return now.left != 0;
+}
 
 double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, Part part) {
   const cudaGraphExec_t graph = captured(stream, [&] {
@@ -83,7 +106,8 @@ double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, Part
 
 static int run(int argc, char** argv) {
   uint32_t dim = 128, group = 4, kv_heads = 8, bits = 4, tokens = 131072, rows = 64, layers = 8,
-           percent = 12, miss = 0, middle = 0, spread = 60, choosers = 0;
+           percent = 12, miss = 0, middle = 0, wide = 0, choosers = 0, most = 90;
+  std::vector<uint32_t> spreads{60};
   for (int i = 1; i < argc; ++i) {
     const bool known =
         std::sscanf(argv[i], "d=%u", &dim) == 1 || std::sscanf(argv[i], "g=%u", &group) == 1 ||
@@ -92,13 +116,14 @@ static int run(int argc, char** argv) {
         std::sscanf(argv[i], "layers=%u", &layers) == 1 ||
         std::sscanf(argv[i], "share=%u", &percent) == 1 ||
         std::sscanf(argv[i], "miss=%u", &miss) == 1 ||
-        std::sscanf(argv[i], "middle=%u", &middle) == 1 ||
-        std::sscanf(argv[i], "spread=%u", &spread) == 1 ||
-        std::sscanf(argv[i], "blocks=%u", &choosers) == 1;
+        std::sscanf(argv[i], "middle=%u", &middle) == 1 || read_spreads(argv[i], spreads) ||
+        std::sscanf(argv[i], "blocks=%u", &choosers) == 1 ||
+        std::sscanf(argv[i], "wide=%u", &wide) == 1 || std::sscanf(argv[i], "most=%u", &most) == 1;
     if (!known) {
       std::fprintf(
           stderr,
-          "%s: allowed are d, g, kv, b, t, rows, layers, share, miss, middle, spread, blocks\n",
+          "%s: allowed are d, g, kv, b, t, rows, layers, share, miss, middle, wide, spread, "
+          "blocks, most\n",
           argv[i]);
       return 1;
     }
@@ -159,17 +184,23 @@ static int run(int argc, char** argv) {
     counts[h] = list;
   }
   for (uint16_t& x : key_means) x = draw.half(1.0F, 0.0F);
-  for (uint16_t& x : value_means) x = draw.half(1.0F, 0.01F * static_cast<float>(middle));
+  for (size_t i = 0; i < value_means.size(); ++i) {
+    const bool has_middle = i >= size_t{wide} * sizes.lists * dim;
+    value_means[i] = draw.half(1.0F, has_middle ? 0.01F * static_cast<float>(middle) : 0.0F);
+  }
 
   const size_t kept_bytes = size_t{4} << 30U;
   std::byte* pinned = nullptr;
   check(cudaHostAlloc(reinterpret_cast<void**>(&pinned), kept_bytes, cudaHostAllocDefault),
         "cudaHostAlloc");
-  std::vector<float> q(size_t{kv_heads} * group * dim);
-  std::mt19937 rng(2);
-  std::normal_distribution<float> normal;
   // Products with mean keys, whose components deviate by 0.29, deviate by as much of a query's.
-  for (float& x : q) x = 0.01F * static_cast<float>(spread) / 0.29F * normal(rng);
+  const auto queries = [&](uint32_t spread) {
+    std::vector<float> q(size_t{kv_heads} * group * dim);
+    std::mt19937 rng(2);
+    std::normal_distribution<float> normal;
+    for (float& x : q) x = 0.01F * static_cast<float>(spread) / 0.29F * normal(rng);
+    return q;
+  };
   CodesStep s;
   s.shape = shape;
   s.kv_heads = kv_heads;
@@ -187,8 +218,9 @@ static int run(int argc, char** argv) {
     return dense_tensor(reinterpret_cast<std::byte*>(x), 1, kv_heads * group, dim, DType::f32,
                         Memory::device);
   };
-  s.q = heads_of(device(q));
-  s.out = heads_of(device<float>(q.size()));
+  float* const q = device(queries(spreads[0]));
+  s.q = heads_of(q);
+  s.out = heads_of(device<float>(size_t{kv_heads} * group * dim));
   s.row_stride = dim * 2;
   s.kv_head_stride = size_t{tokens} * s.row_stride;
   CodesStep with = s;
@@ -220,6 +252,7 @@ static int run(int argc, char** argv) {
             "means");
     }
     with.lists.mean_tiles = tiles;
+    with.lists.memory = device(std::vector<ListMemory>(1));
     const size_t layer_rows = kv_heads * s.kv_head_stride;
     const size_t at =
         layer_rows >= kept_bytes / 2 ? 0 : l * 2 * layer_rows % (kept_bytes - 2 * layer_rows);
@@ -231,7 +264,11 @@ static int run(int argc, char** argv) {
     chosen.push_back(with);
   }
   const auto time = [&](std::vector<CodesStep> steps, uint32_t exact, Part part) {
-    for (CodesStep& step : steps) step.exact_rows = exact;
+    for (CodesStep& step : steps) {
+      step.exact_rows = exact;
+      // What is remembered is for whole steps.
+      if (part == Part::choice) step.lists.memory = nullptr;
+    }
     return time_graph(stream, steps, part);
   };
   // Copies move every byte twice.
@@ -281,24 +318,37 @@ static int run(int argc, char** argv) {
   codes::CodesParams params;
   (void)codes::lay_out(more[0], codes::kernels_of(shape, group), params);
   std::vector<codes::ChosenLists> ends(kv_heads);
-  const auto read = [&](const std::vector<CodesStep>& steps) {
-    (void)time(steps, 16, Part::choice);
+  const auto ways = [&](float most_rows, bool remembers) {
+    for (CodesStep& step : more) {
+      step.lists.share.most = most_rows;
+      step.lists.share.keeps = remembers ? UINT32_MAX : 0;
+      check(cudaMemset(step.lists.memory, 0, sizeof(ListMemory)), "memory");
+    }
+  };
+  for (const uint32_t spread : spreads) {
+    const std::vector<float> x = queries(spread);
+    check(cudaMemcpy(q, x.data(), x.size() * sizeof(x[0]), cudaMemcpyHostToDevice), "copy");
+    ways(1e9F, false);
+    std::printf(
+        "  by %u blocks: miss=%u, middle=%u, wide=%u, spread=%u: choice %.1f pass %.1f N=16 %.1f |",
+        with.lists.blocks, miss, middle, wide, spread, time(more, 16, Part::choice),
+        time(more, 16, Part::pass), time(more, 16, Part::all));
+    (void)time(more, 16, Part::choice);
     check(cudaMemcpy(ends.data(), params.list_ends, ends.size() * sizeof(ends[0]),
                      cudaMemcpyDeviceToHost),
           "copy");
-    double most = 0.0, sum = 0.0;
-    for (const auto& e : ends) sum += e.pairs, most = std::max<double>(most, e.pairs);
-    std::printf(" %.1f %% of the pairs, of one KV head %.1f",
-                100.0 * sum / kv_heads * kPairRows / tokens, 100.0 * most * kPairRows / tokens);
-  };
-  std::printf(
-      "  by %u blocks: miss=%u, middle=%u, spread=%u: choice %.1f pass %.1f N=16 %.1f N=64 %.1f |",
-      with.lists.blocks, miss, middle, spread, time(more, 16, Part::choice),
-      time(more, 16, Part::pass), time(more, 16, Part::all), time(more, 64, Part::all));
-  read(more);
-  std::printf("; without:");
-  read(chosen);
-  std::printf("\n");
+    double largest = 0.0, sum = 0.0;
+    for (const auto& e : ends) sum += e.pairs, largest = std::max<double>(largest, e.pairs);
+    std::printf(" %.1f %% of the pairs, of one KV head %.1f |",
+                100.0 * sum / kv_heads * kPairRows / tokens, 100.0 * largest * kPairRows / tokens);
+    ways(0.01F * static_cast<float>(most), false);
+    std::printf(" most=%u: pass %.1f N=16 %.1f |", most, time(more, 16, Part::pass),
+                time(more, 16, Part::all));
+    ways(0.01F * static_cast<float>(most), true);
+    std::printf(" remembered: pass %.1f N=16 %.1f N=64 %.1f, %s\n", time(more, 16, Part::pass),
+                time(more, 16, Part::all), time(more, 64, Part::all),
+                is_kept(more[0].lists.memory) ? "blocks" : "lists");
+  }
   return 0;
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "gpu/device.h"
 #include "keyhole/inspect.h"
 #include "runtime/api/api_guard.h"
 #include "runtime/engine/device_choice.h"
@@ -132,7 +133,10 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
     auto s =
         session == nullptr ? session_defaults : read_struct(session, session_defaults, "session");
     // The plan is about `context`, not about the longest that the session allows.
-    const ModelShape model = check_model(e);
+    ModelShape model = check_model(e);
+    if (e.device != KEYHOLE_DEVICE_HOST && e.device_ordinal < gpu::cuda_devices().size()) {
+      model.device_lists = gpu::chooses_among_lists(static_cast<int>(e.device_ordinal));
+    }
     const std::string why_host = unsupported_on_device(model);
     if (e.device == KEYHOLE_DEVICE_CUDA && !why_host.empty()) refuse_cuda(why_host);
     const bool host_device = e.device == KEYHOLE_DEVICE_HOST || !why_host.empty();

@@ -4,9 +4,9 @@
 //
 // "auto": on a CUDA device it is codes of all offloaded rows in the device's memory, of 4 bits or, where more layers then
 // have room there, of 2 (code_plan.h says which layers). Of 64 kv questions at 128k these answered 59 and 58, exact
-// attention 59; 1 bit answered 22, so it is no default (bench/RESULTS.md). They are in no lists of near rows there, which
-// heads that look at everything read slowly (kAutoTakesLists of list_gain.h). On the host it is codes of 4 bits as well, from
-// 8,192 offloaded tokens on; their steps read a quarter of the bytes of K and V.
+// attention 59; 1 bit answered 22, so it is no default (bench/RESULTS.md). They are in no lists of near rows there
+// (kAutoTakesLists of list_gain.h). On the host it is codes of 4 bits in lists, from 8,192 offloaded tokens on; their steps read
+// a quarter of the bytes of K and V.
 #pragma once
 
 #include <cstdint>

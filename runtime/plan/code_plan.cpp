@@ -110,7 +110,8 @@ gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens, const Session
   shape.rows_by_host = plan.rows_by_host;
   // The device chooses among lists of rows that it reads, where there may be enough of them.
   shape.lists_from = lists_from(plan, model);
-  if (!plan.rows_by_host && shape.blocks * kCodeBlock >= shape.lists_from) {
+  const bool chooses = model.device_lists && !plan.rows_by_host;
+  if (chooses && shape.blocks * kCodeBlock >= shape.lists_from) {
     shape.list_rows = plan.lists.rows;
     shape.list_share.share = plan.lists.share;
     shape.list_share.miss = plan.lists.miss;

@@ -38,6 +38,8 @@ struct ListCase {
   float share = 0.3F;
   uint32_t least = 1, exact_rows = 16;
   float miss = 0.0F;    ///< ListShare::miss
+  float most = 1e9F;    ///< ListShare::most
+  uint32_t keeps = 0;   ///< ListShare::keeps
   float spread = 1.5F;  ///< about the standard deviation of the logits, nats
   float softcap = 0.0F;
   DType rows = DType::f16;
@@ -63,7 +65,7 @@ class ListLayer {
     shape_.exact_rows = c.exact_rows;
     shape_.asks_doubt = c.asks_doubt;
     shape_.list_rows = c.list_rows;
-    shape_.list_share = {c.share, c.least, c.miss};
+    shape_.list_share = {c.share, c.least, c.miss, c.most, c.keeps};
     shape_.lists_from = 1;
     // Products of queries and centres vary by apart |q|, those of queries and rows about them by |q|.
     const float size = std::sqrt(static_cast<float>(c.dim) * (1.0F + c.apart * c.apart));
@@ -99,6 +101,8 @@ class ListLayer {
   }
   [[nodiscard]] uint32_t blocks() const { return rows_->rows() / kCodeBlock; }
   [[nodiscard]] std::vector<float>& q() { return q_; }
+  /// Of the last step.
+  [[nodiscard]] std::vector<float> out() const { return out_->read(); }
   [[nodiscard]] std::mt19937& rng() { return rng_; }
 
   /// Has the device make lists of blocks [begin, begin + count), and waits until they are in use.
@@ -156,6 +160,8 @@ class ListLayer {
     codes_->truncate(0, blocks, {});
     for (index::CodeLists& lists : lists_) lists.truncate(size_t{blocks} * kCodeBlock);
   }
+  /// ListShare::miss of the steps from now on; one without it chooses by the share alone.
+  void set_miss(float miss) { case_.miss = miss; }
   void draw_queries() {
     q_ = random_floats(rng_, q_.size());
     device_q_->write(q_);
@@ -180,6 +186,7 @@ class ListLayer {
       EXPECT_EQ(prepare_codes(s, 0), cudaSuccess);
     }
     s.lists.kept = std::min(s.lists.kept, case_.kept);
+    s.lists.share.miss = case_.miss;
     return s;
   }
   void enqueue(cudaStream_t stream = nullptr) const {
@@ -212,9 +219,11 @@ class ListLayer {
         std::sort(exact.begin(), exact.end());
         ASSERT_EQ(std::adjacent_find(exact.begin(), exact.end()), exact.end()) << "a row twice";
       }
-      const std::vector<bool> read = lists_read(h);
-      check_lists(h, choice, read);
-      const Truth truth = truth_of(h, choice, read);
+      const bool in_blocks = reads_blocks(h);
+      const std::vector<bool> read =
+          in_blocks ? std::vector<bool>(lists_[h].lists()) : lists_read(h);
+      if (!in_blocks) check_lists(h, choice, read);
+      const Truth truth = truth_of(h, choice, read, in_blocks);
       check_rows(truth, exact);
       for (uint32_t g = 0; g < group; ++g) {
         std::vector<double> o;
@@ -255,21 +264,27 @@ class ListLayer {
     choice.choose({.share = case_.share, .least = case_.least});
   }
   [[nodiscard]] const index::CodeLists& lists(uint32_t h) const { return lists_[h]; }
+  /// What the steps so far have left for those to come.
+  [[nodiscard]] ListMemory memory() const {
+    ListMemory memory;
+    EXPECT_EQ(cudaMemcpy(&memory, step().lists.memory, sizeof(memory), cudaMemcpyDeviceToHost),
+              cudaSuccess);
+    EXPECT_EQ(memory.sums, 0U) << "a step has not come to its end";
+    return memory;
+  }
+  /// Whether the last step has read all blocks of a KV head in place of lists (ListShare::most).
+  [[nodiscard]] bool reads_blocks(uint32_t h) const {
+    const codes::ChosenLists ends = chosen_lists(h).first;
+    if (ends.reads_all != 0) {
+      EXPECT_EQ(ends.pairs, blocks() * (kCodeBlock / kPairRows));
+    }
+    return ends.reads_all != 0;
+  }
   /// The lists of a KV head that the last step has read, by its table, which must have each of their pairs once.
   [[nodiscard]] std::vector<bool> lists_read(uint32_t h) const {
-    const CodesStep s = step();
-    codes::CodesParams params;
-    (void)codes::lay_out(s, codes::kernels_of(s.shape, s.group), params);
-    codes::ChosenLists ends;
-    EXPECT_EQ(cudaMemcpy(&ends, params.list_ends + h, sizeof(ends), cudaMemcpyDeviceToHost),
-              cudaSuccess);
-    std::vector<ListedPair> table(ends.pairs);
-    EXPECT_EQ(cudaMemcpy(table.data(), params.list_pairs + size_t{h} * codes::most_groups(s),
-                         table.size() * sizeof(ListedPair), cudaMemcpyDeviceToHost),
-              cudaSuccess);
     std::vector<size_t> rows(lists_[h].lists()), pairs(rows.size());
     std::vector<uint32_t> places;
-    for (const ListedPair& entry : table) {
+    for (const ListedPair& entry : table(h)) {
       if ((entry.owner & ListedPair::kOfBlock) != 0) continue;
       const uint32_t list = entry.owner & ((1U << ListedPair::kRowsAt) - 1);
       EXPECT_LT(list, rows.size());
@@ -290,6 +305,26 @@ class ListLayer {
 
  private:
   static constexpr uint32_t kCentres = 40;
+
+  /// What the choice of the last step has come to for a KV head, and where its table lies.
+  [[nodiscard]] std::pair<codes::ChosenLists, const ListedPair*> chosen_lists(uint32_t h) const {
+    const CodesStep s = step();
+    codes::CodesParams params;
+    (void)codes::lay_out(s, codes::kernels_of(s.shape, s.group), params);
+    codes::ChosenLists ends;
+    EXPECT_EQ(cudaMemcpy(&ends, params.list_ends + h, sizeof(ends), cudaMemcpyDeviceToHost),
+              cudaSuccess);
+    return {ends, params.list_pairs + size_t{h} * codes::most_groups(s)};
+  }
+  /// The table that the last step has read a KV head's pairs by.
+  [[nodiscard]] std::vector<ListedPair> table(uint32_t h) const {
+    const auto [ends, from] = chosen_lists(h);
+    std::vector<ListedPair> pairs(ends.pairs);
+    EXPECT_EQ(
+        cudaMemcpy(pairs.data(), from, pairs.size() * sizeof(ListedPair), cudaMemcpyDeviceToHost),
+        cudaSuccess);
+    return pairs;
+  }
 
   /// Log weights of rows, and of means, by code; values rotated.
   struct Part {
@@ -424,8 +459,9 @@ class ListLayer {
       EXPECT_TRUE(!read[l] || most[l]) << "list " << l << " is read, KV head " << h;
     }
   }
+  /// in_blocks: the step has read all blocks in place of lists.
   [[nodiscard]] Truth truth_of(uint32_t h, const index::ListChoice& choice,
-                               const std::vector<bool>& read) const {
+                               const std::vector<bool>& read, bool in_blocks) const {
     const uint32_t dim = case_.dim, group = case_.group;
     const index::CodeLists& lists = lists_[h];
     Truth truth;
@@ -457,11 +493,11 @@ class ListLayer {
     for (uint32_t l = 0; l < lists.lists(); ++l) {
       if (read[l]) add_run(lists.run(l), [&](uint32_t i) { return lists.ids(l)[i]; });
     }
-    for (uint32_t b = codes_->listed(0) / kCodeBlock; b < blocks(); ++b) {
+    for (uint32_t b = in_blocks ? 0 : codes_->listed(0) / kCodeBlock; b < blocks(); ++b) {
       add_run(rows_->codes(h).run(b), [&](uint32_t i) { return b * kCodeBlock + i; });
     }
     for (uint32_t l = 0; l < lists.lists(); ++l) {
-      if (read[l]) continue;
+      if (read[l] || in_blocks) continue;
       const index::CodeRunReader reader(shape_.code, lists.run(l));
       Part part{~0U, {}, std::vector<float>(dim)};
       for (uint32_t j = 0; j < dim; ++j) part.value[j] = reader.value_mean(j);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -161,6 +162,157 @@ TEST(ListSteps, ReadNextToAllListsOfAHeadThatLooksAtEverything) {
       }
     }
   }
+}
+
+/// Of ListShare::miss: heads that look at everything have next to all lists read.
+constexpr float kLittleMiss = 1e-4F;
+
+/// A query of zeros looks at everything.
+void look_at_everything(ListLayer& layer, const ListCase& c) {
+  for (uint32_t h = 0; h < layer.shape().q_heads; ++h) {
+    layer.set_query(h, std::vector<float>(c.dim));
+  }
+}
+
+TEST(ListSteps, ReadAllBlocksWhereListsWouldTakeLonger) {
+  KEYHOLE_NEEDS_LISTS();
+  for (const uint32_t bits : {2U, 4U}) {
+    ListCase c;
+    c.bits = bits;
+    c.share = 0.1F;
+    c.miss = kLittleMiss;
+    c.most = 0.4F;
+    const uint32_t seed = std::random_device{}();
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", bits " + std::to_string(bits));
+    ListLayer layer(c, seed);
+    look_at_everything(layer, c);
+    for (uint32_t i = 0; i < 2; ++i) {
+      layer.run();
+      EXPECT_TRUE(layer.reads_blocks(0) && layer.reads_blocks(1));
+      layer.check();
+      layer.append(1);
+    }
+    layer.set_miss(0.0F);
+    layer.draw_queries();
+    layer.run();
+    EXPECT_FALSE(layer.reads_blocks(0) || layer.reads_blocks(1));
+    layer.check();
+  }
+  // Every row counts once.
+  ListCase c;
+  c.spread = 0.0F;
+  c.share = 0.1F;
+  c.miss = kLittleMiss;
+  c.most = 0.3F;
+  c.keeps = 2;
+  c.asks_doubt = true;
+  ListLayer layer(c, 5);
+  for (const uint32_t blocks : {14U, 13U, 12U}) {
+    layer.truncate(blocks);
+    layer.run();
+    EXPECT_TRUE(layer.reads_blocks(0) && layer.reads_blocks(1));
+    const CodesStep s = layer.step();
+    std::vector<float> lse(layer.shape().q_heads);
+    ASSERT_EQ(cudaMemcpy(lse.data(), s.lse, lse.size() * 4, cudaMemcpyDeviceToHost), cudaSuccess);
+    for (const float x : lse) EXPECT_NEAR(std::exp(x), 256.0 * blocks, 0.1);
+    for (const double error : layer.errors()) EXPECT_LT(error, 0.02);
+  }
+}
+
+TEST(ListSteps, RememberThatAllBlocksAreFaster) {
+  KEYHOLE_NEEDS_LISTS();
+  for (const uint32_t bits : {2U, 4U}) {
+    ListCase c;
+    c.bits = bits;
+    c.share = 0.3F;
+    c.miss = kLittleMiss;
+    c.most = bits == 2 ? 0.6F : 1e9F;
+    c.keeps = 3;
+    c.choosers = bits == 2 ? 16 : 8;
+    c.spare = 6;
+    const uint32_t seed = std::random_device{}();
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", bits " + std::to_string(bits));
+    ListLayer layer(c, seed);
+    const OwnStream stream;
+    const auto captured = [&](float miss) {
+      layer.set_miss(miss);
+      return std::make_unique<CapturedGraph>(stream.get(), cudaStreamCaptureModeThreadLocal,
+                                             [&] { layer.enqueue(stream.get()); });
+    };
+    const auto wide = captured(kLittleMiss), narrow = captured(0.0F);
+    // left: steps that are still to read all blocks. in_blocks: whether this one has.
+    const auto run = [&](const CapturedGraph& graph, uint32_t left, bool in_blocks) {
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      graph.run();
+      EXPECT_EQ(layer.memory().left, left);
+      for (uint32_t h = 0; h < ListLayer::kHeads; ++h) {
+        EXPECT_EQ(layer.reads_blocks(h), in_blocks) << "KV head " << h;
+      }
+    };
+    run(*narrow, 0, false);
+    layer.check();
+    look_at_everything(layer, c);
+    run(*wide, 3, bits == 2);  // without a bound a step reads its lists, however many
+    layer.draw_queries();
+    run(*narrow, 2, true);
+    layer.check();
+    layer.append(1);
+    run(*wide, 1, true);
+    layer.check();
+    run(*narrow, 0, true);
+    layer.check();
+    run(*narrow, 0, false);
+    layer.check();
+    look_at_everything(layer, c);
+    run(*wide, 3, bits == 2);
+    // Other lists are chosen among at once, and so are those of a copy.
+    layer.append(3);
+    layer.list(12, 6);
+    EXPECT_EQ(layer.memory().left, 0U);
+    run(*wide, 3, bits == 2);
+    CudaCodes copy(layer.shape());
+    layer.rows().tell(copy, 0);
+    copy.copy_layer(0, layer.codes());
+    ListMemory memory{1, 1};
+    ASSERT_EQ(cudaMemcpy(&memory, copy.describe(0, layer.step().q).lists.memory, sizeof(memory),
+                         cudaMemcpyDeviceToHost),
+              cudaSuccess);
+    EXPECT_EQ(memory.left, 0U);
+    EXPECT_EQ(memory.sums, 0U);
+    EXPECT_EQ(layer.memory().left, 3U);
+    layer.truncate(12);
+    EXPECT_EQ(layer.memory().left, 0U);
+  }
+}
+
+TEST(ListSteps, ReadAllCodesInOneLaunchWithOthers) {
+  KEYHOLE_NEEDS_LISTS();
+  ListCase c;
+  c.share = 0.1F;
+  ListLayer a(c, 11), b(c, 12);
+  const auto without = [](CodesStep s) {
+    s.lists = {};
+    return s;
+  };
+  ASSERT_NE(a.step().lists.list_capacity, 0U);
+  EXPECT_EQ(codes_kind(a.step()), codes_kind(without(a.step())));
+  EXPECT_NE(codes_kind(a.step()).attend, nullptr);
+  const auto run = [&](const std::vector<CodesStep>& steps) {
+    EXPECT_EQ(step_codes(steps, nullptr, true), cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    return std::vector<std::vector<float>>{a.out(), b.out()};
+  };
+  const auto together = run({a.step(), b.step()});
+  EXPECT_EQ(together, run({without(a.step()), without(b.step())}));
+  EXPECT_NE(together, run({a.step()})) << "lists are as good as all codes";
+  a.check();
+  // Long ones go alone, but for copies of one session, which read the same codes.
+  CodesStep large = a.step();
+  large.block_capacity = 16384;
+  EXPECT_EQ(codes_kind(large).attend, nullptr);
+  const char family = 0;
+  large.family = &family;
+  EXPECT_NE(codes_kind(large).attend, nullptr);
 }
 
 TEST(ListSteps, ChooseAmongListsThatAreNotKept) {

@@ -26,6 +26,7 @@
 #include <type_traits>
 
 #include "gpu/cuda/codes/list_means.cuh"
+#include "gpu/cuda/codes/list_memory.cuh"
 #include "gpu/cuda/codes/listed_entries.cuh"
 #include "gpu/cuda/codes/pair_places.cuh"
 #include "gpu/cuda/codes/queries.cuh"
@@ -276,6 +277,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
       return i;
   };
   ListedEntries<kDim, kBits> entries(s, kv_head);  // of no use without lists
+  bool reads_all = false;                          // with lists: it takes in all blocks
   const auto take_in = [&] {
     if constexpr (Split::kLists) {
       const ListedPair next = entries.of(ahead);
@@ -293,7 +295,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   const auto start = [&] {
     uint32_t begin = 0, pairs = 0;
     if constexpr (Split::kLists) {
-      pairs = pairs_of(s, kv_head);
+      pairs = reads_all ? end_block * kBlockMaxima : pairs_of(s, kv_head);
     } else {
       begin = split.first_block() * kBlockMaxima;
       pairs = end_block * kBlockMaxima - begin;
@@ -305,7 +307,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     first = begin + number * each + min(number, more);
     end = first + each + (number < more ? 1 : 0);
     ahead = first;
-    if constexpr (Split::kLists) entries.start(first, end, s.stages - 1);
+    if constexpr (Split::kLists) entries.start(first, end, s.stages - 1, reads_all);
     if constexpr (kLooksAlone<kDim>) {
       take_in();
     } else {
@@ -320,10 +322,15 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   if constexpr (!Split::kLists) {
     end_block = split.end_block(s);
     start();
+  } else if (may_read_all(s)) {
+    reads_all = true;
+    end_block = __ldcv(s.block_count);
+    start();
   }
   const float value_scale = value_scale_of(s, kv_head);
-  // The choice among lists has waited for all before it: queries and resident tokens are older than this kernel.
-  if constexpr (!Split::kLists) {
+  // A choice among lists has waited for all before it: queries and resident tokens are older than this kernel. One that may read all
+  // blocks may not have waited yet.
+  if (!Split::kLists || reads_all) {
     wait_for_kernels_before();
     let_next_kernel_start();
   }
@@ -352,12 +359,19 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   using Means =
       std::conditional_t<Split::kLists, ListMeans<kDim, kHeadTiles, Sums, Heads>, NoMeans>;
   const uint32_t all_warps = split.count() * kWarps;
-  Means means(s, heads, kv_head, all_warps - 1 - (split.number() * kWarps + warp), all_warps);
+  Means means(s, heads, kv_head, all_warps - 1 - (split.number() * kWarps + warp), all_warps,
+              !reads_all);
   if constexpr (Split::kLists) {
     wait_for_kernels_before();
     let_next_kernel_start();
     means.start();
-    start();
+    const uint32_t now = __ldcv(s.block_count);
+    if (!reads_all || !means.reads_all() || now != end_block) {
+      if (reads_all) ring.restart();
+      reads_all = means.reads_all();
+      end_block = now;
+      start();
+    }
   }
   // The lane works out the weight of head lane % 4 of tile lane / 4.
   const int own_tile = min(lane / 4, kHeadTiles - 1);
@@ -440,7 +454,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     for (; at < block_end; ++at) {
       const std::byte* const pair = ring.wait();
       if constexpr (!kLooksAlone<kDim>) take_in();
-      if constexpr (Split::kLists) entries.prefetch(at + ListedEntries<kDim, kBits>::kAhead, true);
+      if constexpr (Split::kLists) entries.prefetch(at + ListedEntries<kDim, kBits>::kAhead, false);
       CodeTile<kDim, kBits> tiles[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) Ring::read(pair, i, lane, tiles[i]);

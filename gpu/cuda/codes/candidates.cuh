@@ -61,15 +61,16 @@ __device__ inline void find_least(Choice& c, uint32_t wanted) {
 }
 
 /// Lists the rows of a group that reach c.least, and their logits, by a warp. Lists as many as there is space for,
-/// but counts all.
+/// but counts all. by_table: reads_by_table().
 template <int kDim, int kBits, int kHeadTiles, class Choice>
 __device__ inline void list_rows(const CodesParams& s, uint32_t kv_head, uint32_t group,
+                                 bool by_table,
                                  const SharedQueries<kDim, kBits, kHeadTiles>& queries,
                                  const float* lse, Choice& c) {
   constexpr CodeShape kShape{kDim, kBits, kBits};
   constexpr int kSteps = static_cast<int>(kShape.key_steps()) / 2;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const PairPlace<kDim, kBits> place(s, kv_head, group, 4 * kHeadTiles);
+  const PairPlace<kDim, kBits> place(s, kv_head, group, 4 * kHeadTiles, by_table);
   CodeTile<kDim, kBits> tiles[2];  // keys and factors alone
   tiles[0].load_keys(place.keys, place.factors, 0, lane);
   tiles[1].load_keys(place.keys, place.factors, 1, lane);

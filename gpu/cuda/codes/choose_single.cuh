@@ -107,7 +107,7 @@ __device__ inline void choose_rows(const CodesParams& s, uint32_t kv_head, const
     __syncthreads();
     const uint32_t groups = min(c.group_count, kMostSingleGroups);
     for (uint32_t g = threadIdx.x / 32; g < groups; g += kSingleWarps) {
-      list_rows<kDim, kBits, kHeadTiles>(s, kv_head, c.groups[g], queries, lse, c);
+      list_rows<kDim, kBits, kHeadTiles>(s, kv_head, c.groups[g], false, queries, lse, c);
     }
     __syncthreads();
     const bool over = c.group_count > kMostSingleGroups || c.row_count > Choice::kListed;

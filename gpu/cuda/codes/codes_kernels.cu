@@ -142,6 +142,16 @@ bool valid(const CodesStep& step, const Kernels& kernels) {
          step.stages <= kMostStages;
 }
 
+/// Whether a step with lists takes less time alone than its part of a launch of several, in which all its codes are read: from where
+/// lists take some two thirds of what is added to such a launch, by the times of an H100 (bench/RESULTS.md, "Lists of codes on a
+/// device"). A copy of another session may share the codes that it reads with it.
+bool gains_alone(const CodesStep& step) {
+  constexpr size_t kLongBytes =
+      200'000'000;  // of a layer, 190,000 tokens of 8 KV heads of 128 at 4 bits
+  if (step.lists.list_capacity == 0 || step.family != nullptr) return false;
+  return step.block_capacity * step.block_stride >= kLongBytes;
+}
+
 /// Shared memory of attend_codes(), beside what the kernel declares.
 size_t attend_bytes(const CodesStep& step, const Kernels& kernels) {
   return std::max(kernels.attend_shared, static_cast<size_t>(step.stages) * kernels.attend_stage);
@@ -446,7 +456,7 @@ cudaError_t settle_codes(const CodesStep& step, cudaStream_t stream) {
 }
 
 CodesKind codes_kind(const CodesStep& step) {
-  const bool joins = step.cluster && !step.wide && step.lists.list_capacity == 0 &&
+  const bool joins = step.cluster && !step.wide && !codes::gains_alone(step) &&
                      step.host_rows.requests == nullptr && step.resident_o == nullptr;
   if (!joins) return {};
   const codes::BatchKernels kernels = codes::batch_kernels_of(step.shape, step.group);
@@ -465,9 +475,10 @@ cudaError_t step_codes(std::span<const CodesStep> steps, cudaStream_t stream, bo
   const codes::BatchKernels batch = codes::batch_kernels_of(first.shape, first.group);
   codes::BatchParams params;
   size_t bytes = 0;
-  for (const CodesStep& step : steps) {
+  for (CodesStep step : steps) {
     const bool is_alike = batch.attend != nullptr && codes_kind(step) == codes_kind(first);
     if (!is_alike || !codes::valid(step, kernels)) return cudaErrorInvalidValue;
+    step.lists = {};
     codes::lay_out(step, kernels, params.steps[params.count]);
     const RingShape& ring = step.resident.ring;
     const uint32_t resident = step.has_resident ? ring.sink + ring.capacity : 0;

@@ -225,20 +225,25 @@ struct CudaCodes::Impl {
     l.key_means = reinterpret_cast<const uint16_t*>(data + layout.list_key_means);
     l.value_means = reinterpret_cast<const uint16_t*>(data + layout.list_value_means);
     l.mean_tiles = reinterpret_cast<const uint32_t*>(data + layout.list_mean_tiles);
+    l.memory = step_memory(layer);
   }
   [[nodiscard]] std::byte* list_memory(uint32_t layer) const {
     return in_lists.data() + layers[layer].slot * layout.list_stride;
+  }
+  [[nodiscard]] ListMemory* step_memory(uint32_t layer) const {
+    return reinterpret_cast<ListMemory*>(list_memory(layer) + layout.list_memory);
   }
   /// What KV heads have in the first `stretches` stretches of the layer.
   [[nodiscard]] ListTotals* list_totals(uint32_t layer, size_t stretches) const {
     return reinterpret_cast<ListTotals*>(list_memory(layer) + layout.list_totals) +
            stretches * shape.kv_heads;
   }
-  /// Enqueues that steps find the lists of the layer's stretches.
+  /// Enqueues that steps find the lists of the layer's stretches, and know of no step before them.
   void count_lists(uint32_t layer, Stream stream) const {
-    launch_use_lists(
-        list_totals(layer, layers[layer].stretches.size()), shape.kv_heads, layers[layer].listed(),
-        reinterpret_cast<uint32_t*>(list_memory(layer) + layout.list_counts), stream_of(stream));
+    launch_use_lists(list_totals(layer, layers[layer].stretches.size()), shape.kv_heads,
+                     layers[layer].listed(),
+                     reinterpret_cast<uint32_t*>(list_memory(layer) + layout.list_counts),
+                     step_memory(layer), stream_of(stream));
   }
   /// Takes the lists of rows in blocks from `first` on out of use, and of all rows that were listed with them. Waits until
   /// none of these rows is read for lists.

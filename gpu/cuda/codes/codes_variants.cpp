@@ -52,6 +52,7 @@ CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordin
 }  // namespace
 
 static_assert(sizeof(codes::ChosenLists) <= kEndsOfLists);
+static_assert(sizeof(ListMemory) <= kMemoryOfLists);
 
 CodesVariants::CodesVariants(const CodesShape& shape, const CodesLayout& layout, int ordinal,
                              uint32_t resident_tokens) {

@@ -188,6 +188,9 @@ void CudaCodes::copy_layer(uint32_t layer, Codes& from) {
   if (!source.stretches.empty() && m.shape.list_rows == f.shape.list_rows &&
       m.in_lists.bytes() != 0) {
     copy(m.list_memory(layer), f.list_memory(layer), m.layout.list_stride);
+    // A step of the source may be under way.
+    check(cudaMemsetAsync(m.step_memory(layer), 0, sizeof(ListMemory), m.own->get()),
+          "clearing what steps remember");
     m.layers[layer].stretches = source.stretches;
   }
   // Joins a family that has most of the blocks in common; otherwise the two become a new one.

@@ -33,7 +33,8 @@ __device__ inline void note_chosen(const CodesParams& s, uint32_t kv_head, const
                                    uint32_t count) {
   DoubtRecord& record = s.doubt.records[kv_head];
   if (threadIdx.x < count) {
-    record.chosen[threadIdx.x] = row_in(s, kv_head, row_of(chosen[threadIdx.x]));
+    record.chosen[threadIdx.x] =
+        row_in(s, kv_head, row_of(chosen[threadIdx.x]), reads_by_table(s, kv_head));
   }
   if (threadIdx.x == 0) record.chosen_count = count;
 }

@@ -312,9 +312,11 @@ __global__ void __launch_bounds__(kListThreads) encode_lists(const __grid_consta
 }
 
 __global__ void use_lists(const ListTotals* totals, uint32_t kv_heads, uint32_t listed,
-                          uint32_t* counts) {
+                          uint32_t* counts, ListMemory* memory) {
   for (uint32_t h = threadIdx.x; h < kv_heads; h += blockDim.x) counts[1 + h] = totals[h].lists;
-  if (threadIdx.x == 0) counts[0] = listed;
+  if (threadIdx.x != 0) return;
+  counts[0] = listed;
+  *memory = {};
 }
 
 }  // namespace
@@ -332,8 +334,8 @@ void launch_encode_lists(const MakeLists& p, cudaStream_t stream) {
 }
 
 void launch_use_lists(const ListTotals* totals, uint32_t kv_heads, uint32_t listed,
-                      uint32_t* counts, cudaStream_t stream) {
-  use_lists<<<1, 128, 0, stream>>>(totals, kv_heads, listed, counts);
+                      uint32_t* counts, ListMemory* memory, cudaStream_t stream) {
+  use_lists<<<1, 128, 0, stream>>>(totals, kv_heads, listed, counts, memory);
   check_launch("counting lists of codes");
 }
 

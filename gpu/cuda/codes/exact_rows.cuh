@@ -72,20 +72,21 @@ struct RawRow {
 };
 
 /// Leaves a row in place `slot` of `rows`, by a warp: its values and the heads' logits, both exact and by code.
-/// number: its number among the chosen; place, row: its place (gpu/cuda/codes/pair_places.cuh) and number among all; q: queries as
-/// they came; coded: its logits by its code, perhaps in another
+/// number: its number among the chosen; place, row: its place (gpu/cuda/codes/pair_places.cuh) and number among all; by_table:
+/// reads_by_table(); q: queries as they came; coded: its logits by its code, perhaps in another
 /// block's memory.
 template <int kDim, int kBits, int kHeadTiles, uint32_t kRows>
 __device__ inline void attend_row(const CodesParams& s, uint32_t kv_head, uint32_t number,
-                                  uint32_t place, uint32_t row, const RawRow<kDim>& raw,
-                                  const float (&q)[4 * kHeadTiles][kDim], const float* coded,
-                                  RowShared<kDim, 4 * kHeadTiles, kRows>& rows, uint32_t slot) {
+                                  uint32_t place, uint32_t row, bool by_table,
+                                  const RawRow<kDim>& raw, const float (&q)[4 * kHeadTiles][kDim],
+                                  const float* coded, RowShared<kDim, 4 * kHeadTiles, kRows>& rows,
+                                  uint32_t slot) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool inside = 4 * lane < kDim;
   // Does everything else that the row needs while its bytes are on their way.
   if (lane == 0 && s.chosen != nullptr) s.chosen[kv_head * s.exact_rows + number] = row;
   if (inside) {
-    const PairPlace<kDim, kBits> pair(s, kv_head, place / kPairRows, 4 * kHeadTiles);
+    const PairPlace<kDim, kBits> pair(s, kv_head, place / kPairRows, 4 * kHeadTiles, by_table);
 #pragma unroll
     for (int u = 0; u < kLaneQuads<kDim>; ++u) {
       *reinterpret_cast<float4*>(&rows.coded_values[slot][128 * u + 4 * lane]) =

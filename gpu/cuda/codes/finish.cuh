@@ -214,6 +214,7 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
   // Queries, the number of blocks and the codes are older than the pass over them, so reading them may overlap with
   // it.
   const uint32_t group_count = pairs_of(s, kv_head);
+  const bool by_table = reads_by_table(s, kv_head);
   const uint32_t turns = (group_count + kClusterThreads - 1) / kClusterThreads;
   uint32_t wanted = group_count == 0 ? 0 : s.exact_rows;  // a block has more rows than that
   // One query at a time: instructions that run once come from memory, some 4 ns each.
@@ -238,9 +239,8 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
   SplitSums<kFinishBlocks, kFinishThreads> sums;
   sums.load<kDim>(s, kv_head, splits, deal.rank);
   const uint32_t own_head = deal.rank + warp * kFinishBlocks;  // that this warp merges
-  const bool has_lists = s.lists.list_capacity != 0;
   const float reach =
-      has_lists && own_head < s.group ? reach_of_lists(s, kv_head, own_head) : kMinusInf;
+      by_table && own_head < s.group ? reach_of_lists(s, kv_head, own_head) : kMinusInf;
   ResidentHead<kDim> resident;
   if (s.resident_o != nullptr && own_head < s.group) {
     resident.load(s, size_t{kv_head} * s.group + own_head);
@@ -305,8 +305,8 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
       const uint32_t groups = min(choice.group_count, kMostGroups);
 #pragma unroll 1
       for (uint32_t g = warp; g < groups; g += kFinishWarps) {
-        list_rows<kDim, kBits, kHeadTiles>(s, kv_head, choice.groups[g], shared.queries, shared.lse,
-                                           choice);
+        list_rows<kDim, kBits, kHeadTiles>(s, kv_head, choice.groups[g], by_table, shared.queries,
+                                           shared.lse, choice);
       }
       __syncthreads();
       if (threadIdx.x == 0 && choice.group_count > kMostGroups) choice.row_count = kMostListed + 1;
@@ -330,13 +330,14 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
         wanted > deal.rank ? (wanted - deal.rank + kFinishBlocks - 1) / kFinishBlocks : 0;
     if (warp < rows) {
       const uint32_t number = deal.rank + warp * kFinishBlocks;
-      const uint32_t place = row_of(choice.chosen[number]), row = row_in(s, kv_head, place);
+      const uint32_t place = row_of(choice.chosen[number]),
+                     row = row_in(s, kv_head, place, by_table);
       const uint32_t entry = choice.places[number];
       RawRow<kDim> raw;
       raw.load(s, kv_head, row, number);
       const float* coded = in_block(choice.logits[entry % kMostListed], entry / kMostListed);
-      attend_row<kDim, kBits, kHeadTiles>(s, kv_head, number, place, row, raw, shared.q, coded,
-                                          shared.rows, warp);
+      attend_row<kDim, kBits, kHeadTiles>(s, kv_head, number, place, row, by_table, raw, shared.q,
+                                          coded, shared.rows, warp);
     }
     __syncthreads();
     if (rows != 0) send_rows(s, deal.rank, rows, shared);
@@ -355,7 +356,7 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
       HeadAsked asked =
           ask_doubt<kDim, kBits>(s, of_head, weight_of(choice.chosen[wanted - 1]),
                                  shared.queries.constants[own_head].noise, wanted, shared.figures);
-      if (has_lists && may_hide(s, kv_head, reach, asked.lse)) {
+      if (by_table && may_hide(s, kv_head, reach, asked.lse)) {
         asked.reasons |= DoubtRecord::kDoubted;
       }
       const uint32_t lane = threadIdx.x % 32;

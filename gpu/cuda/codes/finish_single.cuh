@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
       const uint32_t slot = kAtOnce == kSingleWarps ? warp : warp % kAtOnce;
       if (here && number < wanted) {
         attend_row<kDim, kBits, kHeadTiles>(
-            s, kv_head, number, row_of(choice.chosen[number]), row_of(choice.chosen[number]),
+            s, kv_head, number, row_of(choice.chosen[number]), row_of(choice.chosen[number]), false,
             raw[i % kAhead], q, choice.logits[choice.places[number]], shared.rows, slot);
       }
       __syncthreads();

@@ -1,6 +1,7 @@
 // The choice of the lists that a step reads, by the rule of index/scan/list_choice.h: lists in the order of ln n + s + t, each
 // by the head for which it stands out most above that head's lightest list, until a share of the rows is read, and then more of
-// them for heads that look at everything (gpu/cuda/codes/more_lists.cuh), if ListShare::miss says so.
+// them for heads that look at everything (gpu/cuda/codes/more_lists.cuh), if ListShare::miss says so. Where that makes lists slower than
+// all blocks, these are read, and in the next steps at once (gpu/cuda/codes/list_memory.cuh).
 //
 // A cluster of 8 or 16 thread blocks has a KV head, each block an eighth or a sixteenth of its lists in their order:
 //
@@ -14,14 +15,16 @@
 //   weights  of the lists that are not read, which the pass attends by their means
 //
 // The kernel is a chain of latencies, which two barriers of the cluster divide: behind extremes and bins. `miss` takes one more,
-// and two where a head has more lists read.
+// and three where a head has more lists read.
 #pragma once
 
 #include "cpu/code_doubt.h"
 #include "gpu/cuda/codes/cluster.cuh"
 #include "gpu/cuda/codes/doubt.cuh"
+#include "gpu/cuda/codes/list_memory.cuh"
 #include "gpu/cuda/codes/more_lists.cuh"
 #include "gpu/cuda/codes/own_lists.cuh"
+#include "gpu/cuda/codes/pair_places.cuh"
 #include "gpu/cuda/common/grid_dependency.cuh"
 
 namespace keyhole::gpu::codes {
@@ -44,7 +47,13 @@ class ListChooser {
         own_(s, shared_, memory + sizeof(Shared) + (asks_ ? sizeof(typename More::Shared) : 0)) {}
 
   __device__ void run() {
-    cluster_arrive_relaxed();  // waited for before the first write to another block
+    StepMemory memory(s_);
+    const uint32_t left = threadIdx.x < 2 ? memory.left() : 0;
+    if (const int votes = __syncthreads_count(left > threadIdx.x ? 1 : 0); votes != 0) {
+      // All thread blocks go here or none: what they read changes when all of them have.
+      read_blocks(memory, left, votes > 1);
+      return;
+    }
     const CodesLists& l = s_.lists;
     const uint32_t warp = threadIdx.x / 32;
     const int lane = static_cast<int>(threadIdx.x % 32);
@@ -55,6 +64,7 @@ class ListChooser {
       for (int m = 0; m < kDim / 16; ++m)
         rows.load(means, warp * kListTile + lane / 4, own_.count, m, lane);
     }
+    cluster_arrive_relaxed();  // waited for before the first write to another block
     prefetch_means(means);
 #pragma unroll 4
     for (uint32_t i = threadIdx.x; i < min(own_.count, own_.kept.count); i += kListThreads) {
@@ -88,6 +98,8 @@ class ListChooser {
     cluster_wait();
     uint32_t written = 0, pairs = 0;
     const uint32_t last = find_last_bin(written, pairs);
+    const uint32_t by_share = pairs;
+    bool reads_all = false;
     prefetch_codes(last);
     if (asks_) more().add_left(last);
     cluster_arrive();
@@ -96,14 +108,23 @@ class ListChooser {
       cluster_wait();
       uint32_t before = 0;
       const uint32_t added = more().read_more(last, before);
-      if (added != 0) {
+      const float most = s_.lists.share.most * static_cast<float>(listed_ / kPairRows);
+      reads_all = added != 0 && static_cast<float>(pairs + added) > most;
+      if (added != 0 && !reads_all) {
         write_lists(pairs + before, [&](uint32_t i) { return own_.bin_of(i) == kMoreBin; });
       }
       pairs += added;
       cluster_arrive();
     }
-    write_blocks(pairs);
-    weigh_others(last);
+    const bool tells = own_.rank == 0;
+    if (threadIdx.x == 0) memory.arrive(tells ? by_share : 0, tells ? pairs : 0);
+    if (reads_all) {
+      if (own_.rank == 0 && threadIdx.x == 0) take_all_blocks(own_.kv_head);
+    } else {
+      write_blocks(pairs);
+      weigh_others(last);
+    }
+    if (threadIdx.x == 0) memory.conclude_choice(blocks_);
     cluster_wait();  // no block reads what is another's any more
   }
 
@@ -297,6 +318,25 @@ class ListChooser {
       }
     }
   }
+  /// A step that does not choose. left: StepMemory::left(); is_expected: the next one does not, either, so that the pass, which may be
+  /// told of the one or the other, takes it for one that reads all blocks in any case and waits for this kernel. One block does it,
+  /// and waits for the kernels before: the others make room for those of the pass.
+  __device__ void read_blocks(StepMemory& memory, uint32_t left, bool is_expected) {
+    if (threadIdx.x == 0) memory.arrive(0, 0);
+    if (blockIdx.x == 0) {
+      if (is_expected) let_next_kernel_start();
+      wait_for_kernels_before();
+      let_next_kernel_start();
+      blocks_ = __ldcg(s_.block_count);
+      for (uint32_t h = threadIdx.x; h < s_.kv_heads; h += kListThreads) take_all_blocks(h);
+    }
+    if (threadIdx.x == 0) memory.conclude(left);
+  }
+  __device__ void take_all_blocks(uint32_t kv_head) const {
+    ChosenLists& ends = s_.list_ends[kv_head];
+    ends.reads_all = 1;
+    ends.pairs = blocks_ * kBlockMaxima;
+  }
   /// Writes the rest of the table, behind the pairs of all lists, and what the cluster has come to.
   __device__ void write_blocks(uint32_t pairs) {
     ListedPair* const table = table_of();
@@ -307,9 +347,7 @@ class ListChooser {
 #pragma unroll 1
     for (uint32_t i = own_.rank * kListThreads + threadIdx.x; i < newer;
          i += kBlocks * kListThreads) {
-      const uint32_t pair = in_lists * kBlockMaxima + i;
-      table[pairs + i] = {pair, ListedPair::kOfBlock | (kPairRows - 1) << ListedPair::kRowsAt |
-                                    pair / kBlockMaxima};
+      table[pairs + i] = pair_of_block(in_lists * kBlockMaxima + i);
     }
     if (own_.rank != 0) return;
     if (threadIdx.x < s_.group) ends.tops[threadIdx.x] = shared_.ends[Ends::kLogit + threadIdx.x];
@@ -317,6 +355,7 @@ class ListChooser {
     if (threadIdx.x != 0) return;
     const float widest = fmaxf(shared_.ends[Ends::kWidest], 0.0F);
     ends.is_wide = 2.0F * kLn2 * largest * widest > kWideList ? 1 : 0;
+    ends.reads_all = 0;
     ends.pairs = pairs + newer;
   }
 

@@ -16,18 +16,20 @@ constexpr float kMeanWeight = 0.125F;
 template <int kDim, int kHeadTiles, class Sums, class Heads>
 class ListMeans {
  public:
-  /// Asks for the mean values of the first tile, which are older than the choice.
+  /// Asks for the mean values of the first tile, which are older than the choice, if they are likely to be wanted.
   __device__ ListMeans(const CodesParams& s, const Heads& heads, uint32_t kv_head, uint32_t number,
-                       uint32_t step)
+                       uint32_t step, bool are_likely)
       : s_(s), heads_(heads), kv_head_(kv_head), tile_(number), step_(step) {
     lists_ = __ldcg(&s.lists.counts[kv_head]);
     first_ = size_t{kv_head} * s.lists.list_capacity;
-    if (has_more()) load_means();
+    has_means_ = are_likely && has_more();
+    if (has_means_) load_means();
   }
 
   /// Asks for the weights of the first tile, once the choice has ended.
   __device__ void start() {
     const int lane = static_cast<int>(threadIdx.x % 32);
+    reads_all_ = __ldcg(&s_.list_ends[kv_head_].reads_all) != 0;
 #pragma unroll
     for (int t = 0; t < kHeadTiles; ++t) {
       const uint32_t h = heads_.head(t) + lane % 4;
@@ -36,11 +38,15 @@ class ListMeans {
     if (has_more()) load_weights();
   }
 
+  /// Whether the choice has left no list out, once it has ended.
+  [[nodiscard]] __device__ bool reads_all() const { return reads_all_; }
+
   /// Adds the tiles to the warp's sums: acc, `sum` of weights, and `top`, the logarithm that these are relative to. unit: what
   /// weights are multiplied by.
   __device__ void add(float unit, typename Sums::Products& acc, float (&top)[kHeadTiles],
                       float (&sum)[kHeadTiles]) {
-    if (!has_more()) return;
+    if (reads_all_ || !has_more()) return;
+    if (!has_means_) load_means();
 #pragma unroll
     for (int t = 0; t < kHeadTiles; ++t) top[t] = top_[t];
     while (true) {
@@ -99,6 +105,8 @@ class ListMeans {
   uint4 means_[Sums::kProducts];
   float weights_[2][kHeadTiles];  ///< of lists lane / 4 and lane / 4 + 8
   float top_[kHeadTiles];
+  bool has_means_ = false;  ///< those of the first tile were asked for
+  bool reads_all_ = false;  ///< no list is left out
 };
 
 }  // namespace keyhole::gpu::codes

@@ -18,6 +18,13 @@ struct ListedPair {
   uint32_t owner = 0;  ///< kOfBlock or 0, rows - 1, and the number of the list or the block
 };
 
+/// What the steps of a layer that choose among lists tell those behind them (gpu/cuda/codes/list_memory.cuh). Zero at first.
+struct ListMemory {
+  uint32_t left = 0;  ///< steps that read all blocks before one chooses again
+  /// Thread blocks of the choice under way that have arrived, in the highest bits, and what these have come to; 0 between steps.
+  alignas(8) unsigned long long sums = 0;
+};
+
 /// The lists of a layer as a step finds them, in device memory.
 struct CodesLists {
   uint32_t list_capacity = 0;  ///< of a KV head; 0: the step reads all blocks, and has no lists
@@ -37,6 +44,7 @@ struct CodesLists {
   const uint16_t* value_means = nullptr;  ///< likewise
   /// The same as tensor cores take them, in tiles of 16 lists: `[kv_heads, tiles, dim / 16, 32 lanes, 4]`, see MeanTiles.
   const uint32_t* mean_tiles = nullptr;
+  ListMemory* memory = nullptr;  ///< null: each step chooses
 };
 
 /// Mean values of a KV head's lists that are to be laid out as tensor cores take them: register 4 m + a of lane l holds, for j =

@@ -21,14 +21,17 @@ class ListedEntries {
 
   __device__ ListedEntries(const CodesParams& s, uint32_t kv_head) : s_(s), kv_head_(kv_head) {}
 
-  /// Once the choice has ended: the warp has entries [first, end). taken: so many of the first pairs are not prefetched,
-  /// because they are asked for at once.
-  __device__ void start(uint32_t first, uint32_t end, int taken) {
+  /// Once the choice has ended, or at any time if entries are the pairs of all blocks (reads_all): the warp has entries [first, end).
+  /// taken: so many of the first pairs are not prefetched, because they are asked for at once.
+  __device__ void start(uint32_t first, uint32_t end, int taken, bool reads_all) {
+    reads_all_ = reads_all;
     end_ = end;
     from_ = first;
     load();
 #pragma unroll
-    for (uint32_t i = 0; i < kAhead; ++i) prefetch(first + i, static_cast<int>(i) >= taken);
+    for (uint32_t i = 0; i < kAhead; ++i) {
+      prefetch(first + i, static_cast<int>(i) >= taken, i == 0);
+    }
   }
   /// An entry that is at most 31 - kMoves behind the place of the last move_to(); of no meaning beyond the end.
   [[nodiscard]] __device__ ListedPair of(uint32_t i) const {
@@ -41,16 +44,26 @@ class ListedEntries {
     from_ = i;
     load();
   }
-  /// Prefetches the mean value of an entry's list, and its codes; blocks are prefetched by nobody, as they are few.
-  __device__ void prefetch(uint32_t i, bool with_codes) const {
+  /// Prefetches the mean value of an entry's list, and its codes, or what the pairs of a block have in common, with its first one
+  /// or where is_first says so: codes of blocks are asked for soon enough.
+  __device__ void prefetch(uint32_t i, bool with_codes, bool is_first = false) const {
     if (i >= end_) return;
     const ListedPair p = of(i);
-    if (is_of_block(p)) return;
     const uint32_t lane = threadIdx.x % 32;
     const auto line = [](const std::byte* at) {
       asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
     };
     constexpr uint32_t kLine = 128, kMean = 2 * kDim;
+    if (is_of_block(p)) {
+      if (!is_first && p.pair % kBlockMaxima != 0) return;
+      constexpr CodeShape kShape{kDim, kBits, kBits};
+      constexpr uint32_t kBegin = kShape.key_mean_at() / kLine * kLine;
+      const uint32_t at = kBegin + lane * kLine;
+      const std::byte* const block =
+          s_.blocks + kv_head_ * s_.head_stride + p.pair / kBlockMaxima * s_.block_stride;
+      if (at < kShape.noise_at() + sizeof(float)) line(block + at);
+      return;
+    }
     const std::byte* const mean = reinterpret_cast<const std::byte*>(s_.lists.value_means) +
                                   (size_t{kv_head_} * s_.lists.list_capacity + owner_of(p)) * kMean;
     if (lane * kLine < kMean) line(mean + lane * kLine);
@@ -71,11 +84,12 @@ class ListedEntries {
 
   __device__ void load() {
     const uint32_t i = from_ + threadIdx.x % 32;
-    own_ = i < end_ ? listed_pairs(s_, kv_head_)[i] : ListedPair{};
+    own_ = i >= end_ ? ListedPair{} : reads_all_ ? pair_of_block(i) : listed_pairs(s_, kv_head_)[i];
   }
 
   const CodesParams& s_;
   uint32_t kv_head_;
+  bool reads_all_ = false;
   uint32_t from_ = 0, end_ = 0;
   ListedPair own_;  ///< entry from_ + lane
 };

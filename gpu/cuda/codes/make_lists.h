@@ -22,6 +22,7 @@
 #include "cpu/code_layout.h"
 #include "cpu/types.h"
 #include "gpu/code_lists.h"
+#include "gpu/cuda/codes/list_params.h"
 
 namespace keyhole::gpu {
 
@@ -97,8 +98,8 @@ void launch_cluster_rows(const MakeLists& p, cudaStream_t stream);
 void launch_encode_lists(const MakeLists& p, cudaStream_t stream);
 
 /// Enqueues that steps find the lists of all stretches up to one: counts `[1 + kv_heads]` becomes `listed` and the lists of
-/// each KV head.
+/// each KV head, and `memory` that of no step.
 void launch_use_lists(const ListTotals* totals, uint32_t kv_heads, uint32_t listed,
-                      uint32_t* counts, cudaStream_t stream);
+                      uint32_t* counts, ListMemory* memory, cudaStream_t stream);
 
 }  // namespace keyhole::gpu

@@ -32,7 +32,7 @@ struct MoreShared {
   float values[kHeads][kSampled];
   float all[kHeads], left[kHeads], unit[kHeads];
   alignas(16) uint32_t bins[kHeads][kListBins];
-  // From here on the block's own, but for more_pairs, which all blocks write.
+  // From here on the block's own, but for `wanted` and more_pairs, which all blocks write.
   float most_left[kHeads];  ///< what a head that lacks may leave; below 0: it does not lack
   uint32_t wanted[kHeads];  ///< so many first bins of a head are read
   alignas(16) uint32_t more_pairs[kBlocks];
@@ -171,7 +171,7 @@ class MoreLists {
     // All blocks of the cluster go on or none: they have the same sums.
     if (__syncthreads_or(lacks ? 1 : 0) == 0) return 0;
     find_bins();
-    __syncthreads();
+    cluster_barrier();
     const uint32_t wanted = shared_.wanted[own_.head];
     uint32_t own = 0;
     own_.for_each([&](uint32_t i, bool is_one) {
@@ -229,15 +229,20 @@ class MoreLists {
       if (lane == 0) shared_.most_left[h] = left > most ? most : -1.0F;
     }
   }
-  /// Of each head that lacks the bins from which the rest is within its limit, a warp each: a lane has 16 bins.
+  /// Tells all blocks of each head that lacks the bins from which the rest is within its limit. Blocks divide the heads, whose bins in
+  /// all blocks are much to read, and a warp has one: a lane has 16 bins.
   __device__ void find_bins() const {
     constexpr int kOfLane = kListBins / 32;
     const uint32_t lane = threadIdx.x % 32;
+    const auto tell = [&](uint32_t h, uint32_t wanted) {
+      if (lane < kBlocks) *in_block(&shared_.wanted[h], lane) = wanted;
+    };
 #pragma unroll 1
-    for (uint32_t h = threadIdx.x / 32; h < kHeads; h += kListWarps) {
+    for (uint32_t h = own_.rank + threadIdx.x / 32 * kBlocks; h < kHeads;
+         h += kListWarps * kBlocks) {
       const float most = h < own_.s.group ? shared_.most_left[h] : -1.0F;
       if (most < 0.0F) {
-        if (lane == 0) shared_.wanted[h] = 0;
+        tell(h, 0);
         continue;
       }
       float weights[kOfLane] = {};
@@ -272,7 +277,7 @@ class MoreLists {
         if (behind > most) found = max(found, lane * kOfLane + k);
       }
       found = __reduce_max_sync(kWholeWarp, found);
-      if (lane == 0) shared_.wanted[h] = found + 1;
+      tell(h, found + 1);
     }
   }
 

@@ -1,6 +1,7 @@
 // Where the codes of 32 rows lie that a step reads together, and which rows these are. Without lists pair `i` of a KV head is
-// pair i of its blocks; with lists it is entry i of the table that the choice has written (gpu/cuda/codes/list_choice.cuh). So
-// a row's place, 32 times its pair's number and its own among the 32, is its number in the first case alone.
+// pair i of its blocks; with lists it is entry i of the table that the choice has written (gpu/cuda/codes/list_choice.cuh), if
+// that has not come to all blocks. So a row's place, 32 times its pair's number and its own among the 32, is its number where there is
+// no table.
 #pragma once
 
 #include "gpu/cuda/codes/tile_ring.cuh"
@@ -22,15 +23,27 @@ __device__ inline uint32_t rows_of(const ListedPair& p) {
   return (p.owner >> ListedPair::kRowsAt & (kPairRows - 1)) + 1;
 }
 
+/// The entry of a whole pair of a KV head's blocks.
+__device__ inline ListedPair pair_of_block(uint32_t pair) {
+  return {pair,
+          ListedPair::kOfBlock | (kPairRows - 1) << ListedPair::kRowsAt | pair / kBlockMaxima};
+}
+
 /// How many pairs of tiles of a KV head the step has read. Valid once the choice among lists has ended.
 __device__ inline uint32_t pairs_of(const CodesParams& s, uint32_t kv_head) {
   return s.lists.list_capacity == 0 ? *s.block_count * kBlockMaxima
                                     : __ldcg(&s.list_ends[kv_head].pairs);
 }
 
-/// The number of the row in a place.
-__device__ inline uint32_t row_in(const CodesParams& s, uint32_t kv_head, uint32_t place) {
-  if (s.lists.list_capacity == 0) return place;
+/// Whether pairs are those of the table, and not of the blocks. Valid once the choice among lists has ended.
+__device__ inline bool reads_by_table(const CodesParams& s, uint32_t kv_head) {
+  return s.lists.list_capacity != 0 && __ldcg(&s.list_ends[kv_head].reads_all) == 0;
+}
+
+/// The number of the row in a place. by_table: reads_by_table().
+__device__ inline uint32_t row_in(const CodesParams& s, uint32_t kv_head, uint32_t place,
+                                  bool by_table) {
+  if (!by_table) return place;
   const ListedPair p = listed_pairs(s, kv_head)[place / kPairRows];
   const uint32_t at = p.pair * kPairRows + place % kPairRows;
   return is_of_block(p) ? at
@@ -51,9 +64,10 @@ struct PairPlace {
   const float* scores =
       nullptr;  ///< `[padded heads]` products with the mean key, base 2, of a list; else null
 
-  /// heads: padded heads of the group.
-  __device__ PairPlace(const CodesParams& s, uint32_t kv_head, uint32_t number, uint32_t heads) {
-    if (s.lists.list_capacity == 0) {
+  /// heads: padded heads of the group; by_table: reads_by_table().
+  __device__ PairPlace(const CodesParams& s, uint32_t kv_head, uint32_t number, uint32_t heads,
+                       bool by_table) {
+    if (!by_table) {
       find_in_block(s, kv_head, number);
     } else {
       find(s, kv_head, listed_pairs(s, kv_head)[number], heads);

@@ -28,6 +28,9 @@ struct ChosenLists {
   uint32_t pairs = 0;  ///< of tiles that the step reads
   uint32_t is_wide =
       0;  ///< whether a list's logits may spread so far that a row of an unread one may be anything
+  /// Whether all blocks are read in place of lists, and no mean stands for any row: then there is no table, and only `pairs` counts of
+  /// the others.
+  uint32_t reads_all = 0;
   float tops[kMaxDeviceGroup] = {};  ///< largest logit of a mean, base 2
   /// The largest logit that a row of an unread list of each block's may have, base 2, before a soft-cap.
   float reach[kMostListBlocks][kMaxDeviceGroup] = {};

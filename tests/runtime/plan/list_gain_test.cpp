@@ -30,7 +30,9 @@ TEST(ListGain, GrowsWithTheBytesOfALayersCodes) {
   EXPECT_GT(two, four) << "all codes of 2 bits are read sooner";
   EXPECT_GT(rows_for_lists(heads_of(32, 4, 128), {128, 4, 4}), four);
   EXPECT_LE(rows_for_lists(heads_of(64, 16, 128), {128, 4, 4}), four);
-  EXPECT_EQ(rows_for_lists(heads_of(16, 2, 256), {256, 4, 4}), 0U) << "2 KV heads take too long";
+  EXPECT_GT(rows_for_lists(heads_of(16, 2, 256), {256, 4, 4}), 2 * kTokens)
+      << "few KV heads choose for long";
+  EXPECT_EQ(rows_for_lists(heads_of(32, 1, 64), {64, 2, 2}), 0U) << "and one gains nothing by it";
   EXPECT_EQ(rows_for_lists(heads_of(32, 8, 512), {512, 4, 4}), 0U) << "a device has none there";
 }
 
@@ -71,8 +73,8 @@ TEST_F(ListGainOfAModel, WantsMoreRowsThanCodesAreReadInAndRoom) {
   EXPECT_FALSE(gains(plan(), UINT64_MAX, 32768)) << "all codes are as fast";
   const uint64_t bytes = code_bytes(listed(), kTokens, params_, model_).device;
   EXPECT_GT(bytes, code_bytes(plan(), kTokens, params_, model_).device);
-  EXPECT_TRUE(gains(plan(), bytes));
-  EXPECT_FALSE(gains(plan(), bytes - 1));
+  EXPECT_TRUE(gains(plan(), 2 * bytes));
+  EXPECT_FALSE(gains(plan(), 2 * bytes - 1)) << "half of the room is for others";
   CodePlan by_host = plan();
   by_host.rows_by_host = true;
   EXPECT_FALSE(gains(by_host, UINT64_MAX))
@@ -94,6 +96,16 @@ TEST_F(ListGainOfAModel, SaysFromHowManyRowsOnStepsChoose) {
   EXPECT_EQ(codes_shape(shape, kTokens, params_, model_).lists_from, lists_from(shape, model_));
   EXPECT_EQ(codes_shape(shape, 32768, params_, model_).list_rows, 0U)
       << "and there is no memory for less";
+}
+
+TEST_F(ListGainOfAModel, TakesNoMemoryWhereTheDeviceDoesNotChoose) {
+  ModelShape older = model_;
+  older.device_lists = false;
+  EXPECT_EQ(codes_shape(listed(), kTokens, params_, older).list_rows, 0U);
+  EXPECT_NE(codes_shape(listed(), kTokens, params_, model_).list_rows, 0U);
+  EXPECT_EQ(code_bytes(listed(), kTokens, params_, older).device,
+            code_bytes(plan(), kTokens, params_, model_).device);
+  EXPECT_FALSE(gains_by_lists(plan(), lists_, {UINT64_MAX, UINT64_MAX}, kTokens, params_, older));
 }
 
 /// Layers that can have no lists say nothing about when the others choose among theirs.
@@ -128,8 +140,8 @@ TEST_F(ListGainOfAModel, AutoTakesThemWhereTheSwitchIsOn) {
     return spec;
   };
   const uint64_t bytes = code_bytes(listed(), kTokens, params, model_).device;
-  EXPECT_EQ(index_with(bytes), kAutoTakesLists ? "codes:k=4,v=4,lists=64" : "codes:k=4,v=4");
-  EXPECT_EQ(index_with(bytes - 1), "codes:k=4,v=4");
+  EXPECT_EQ(index_with(2 * bytes), kAutoTakesLists ? "codes:k=4,v=4,lists=64" : "codes:k=4,v=4");
+  EXPECT_EQ(index_with(2 * bytes - 1), "codes:k=4,v=4");
   params.max_tokens = 32768;
   EXPECT_EQ(index_with(UINT64_MAX), "codes:k=4,v=4");
 }

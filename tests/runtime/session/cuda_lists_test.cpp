@@ -46,7 +46,7 @@ class CudaLists : public testing::Test {
     c.budget.top_k = 16;
     c.budget.tail = KEYHOLE_TAIL_CODES;
     c.offload_placement = KEYHOLE_PLACE_DEVICE;
-    c.index = "codes:k=4,v=4,lists=64";
+    c.index = "codes:k=4,v=4,lists=64,miss=0,from=32768";
     lists_ = make_session(engine_.get(), c);
     c.index = "codes:k=4,v=4";
     codes_ = make_session(engine_.get(), c);

@@ -209,7 +209,7 @@ struct CountedCodes final : gpu::Codes {
 
 /// A session's codes that only count, of heads that all ask for lists.
 struct CountedSession {
-  explicit CountedSession(const std::string& index = "codes:k=4,v=4,lists=64") {
+  explicit CountedSession(const std::string& index = "codes:k=4,v=4,lists=64,from=32768") {
     params.max_tokens = 100000;
     HeadParams head;
     head.index = index;
@@ -459,7 +459,7 @@ TEST(CodeSpecsTest, SaysWhatTheTypeSays) {
 TEST(CodePlanTest, LosesItsListsBeforeALayer) {
   SessionParams params;
   params.exact_rows_by = KEYHOLE_ROWS_BY_DEVICE;
-  Planned of(params, "codes:k=4,v=4,lists=64", KEYHOLE_TAIL_CODES);
+  Planned of(params, "codes:k=4,v=4,lists=64,from=32768", KEYHOLE_TAIL_CODES);
   CodeSpecs specs;
   constexpr uint64_t kTokens = 65536;
   params.max_tokens = kTokens;
@@ -485,11 +485,11 @@ TEST(CodePlanTest, HasTheListsThatAllHeadsAskFor) {
             (index::CodeListing{64, 0.25F, 0.7F}));
   EXPECT_EQ(index::code_listing("codes:lists=3").rows, 16U) << "lists have no fewer rows";
   SessionParams params{};
-  Planned of(params, "codes:k=4,v=4,lists=64,read=25", KEYHOLE_TAIL_CODES);
+  Planned of(params, "codes:k=4,v=4,lists=64,read=25,from=32768", KEYHOLE_TAIL_CODES);
   CodeSpecs specs;
   const auto plan = [&] { return plan_codes(params, of.model, of.all, specs); };
   params.max_tokens = 65536;
-  EXPECT_EQ(plan().lists, (index::CodeListing{64, 0.25F, 0.7F}));
+  EXPECT_EQ(plan().lists, (index::CodeListing{64, 0.25F, 0.7F, 32768}));
   const auto shape = [&](const CodePlan& p, uint64_t tokens) {
     return codes_shape(p, tokens, params, of.model);
   };

@@ -283,5 +283,28 @@ TEST(Plan, EstimatesCodesInLists) {
   EXPECT_NE(before.out.find("8.9 have no lists"), std::string::npos) << before.out;
 }
 
+/// A card without lists takes no memory for them, whatever the spec says.
+TEST(Plan, CountsListsWhereACardHasThem) {
+  const std::vector<std::string> indexes = {"codes:k=4,v=4", "codes:k=4,v=4,lists=64",
+                                            "codes:lists=64,k=4,v=4,miss=0"};
+  const auto code_bytes = [&](const std::string& card, const std::vector<std::string>& of) {
+    std::vector<std::string> args = {"--context", "128k", "--card", card, "--gpu-memory", "80GiB"};
+    for (const std::string& index : of) args.insert(args.end(), {"--index", index});
+    std::vector<uint64_t> bytes;
+    const json result = plan_json(args);
+    for (const json& row : result["plans"]) bytes.push_back(row["code_bytes"]);
+    EXPECT_EQ(bytes.size(), of.size());
+    return bytes;
+  };
+  const std::vector<uint64_t> before = code_bytes("RTX 4090", indexes);
+  const std::vector<uint64_t> now = code_bytes("H100", indexes);
+  EXPECT_EQ(before[0], now[0]);
+  for (size_t i = 1; i < indexes.size(); ++i) {
+    EXPECT_EQ(before[i], before[0]) << indexes[i];
+    EXPECT_GT(now[i], now[0] + now[0] / 2) << indexes[i];
+  }
+  EXPECT_EQ(code_bytes("A100 80GB", {"auto"})[0], now[0]) << "and auto takes none there";
+}
+
 }  // namespace
 }  // namespace keyhole::tools

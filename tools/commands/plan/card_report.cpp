@@ -99,8 +99,7 @@ std::string of_lists(const Card& card, const CardShares& shares, double componen
   constexpr double kMicro = 1e6;
   if (!card.has_clusters()) {
     return "codes in lists are all read, as GPUs of compute capability " + card.capability() +
-           " have no lists (needed: 9.0); the memory of lists, which is counted, is not taken "
-           "there";
+           " have no lists (needed: 9.0), nor memory for them";
   }
   return "codes in lists at " + share_text(shares.lists) + " of copies, a KV head's mean keys at " +
          rate(shares.lists_scored) + ", a layer " +
