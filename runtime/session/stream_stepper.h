@@ -85,7 +85,7 @@ class StreamStepper {
   void place_codes_anew();
   /// Waits until the device has encoded the rows that a step of the layer is about to attend by codes.
   void finish_codes(uint32_t layer);
-  /// Begins to pin rows of the layer that have come; of all layers.
+  /// Begins to pin rows that have come, as DeviceCodes::pin_beside() does, of the layer; of all layers.
   void pin_codes(uint32_t layer) {
     if (exists()) runner_->pin_codes(layer);
   }

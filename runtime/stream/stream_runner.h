@@ -160,7 +160,7 @@ class StreamRunner {
   /// cannot be, layers go to the host until it can, the first ones first; after any other failure all do. The log says so;
   /// with KEYHOLE_PLACE_DEVICE it throws Error(out_of_memory | device_error).
   void update_codes(uint32_t layer);
-  /// The same for a prompt that goes on, which waits for nothing: begins to pin the layer's rows.
+  /// The same for a prompt that goes on, which waits for nothing: begins to pin rows, as DeviceCodes::pin_beside() does.
   void pin_codes(uint32_t layer);
   /// And enqueues the encoding of rows of any layer that are pinned by now, before rows of `layer` come.
   void encode_pinned(uint32_t layer);

@@ -94,7 +94,7 @@ typedef struct keyhole_engine_config {
   /* Required: Hkv, divides Hq, Hq / Hkv <= 128. A CUDA device takes groups of up to 16. */
   uint32_t kv_heads;
   /* Required: d, a multiple of 16 from 64 to 576. A CUDA device takes 64, 80, 96, 128, 256
-   * and, with 200 KiB of shared memory for a thread block (compute capability 9.0, 10.0), 512. */
+   * and 512. */
   uint32_t head_dim;
   /* How K and V are stored; default KEYHOLE_F16. Set it to the dtype of the model's K and V: a bf16 model stored as f16
    * has every value above 65504 refused (NOT_FINITE), and an f16 model stored as bf16 loses three bits of every value.

@@ -143,7 +143,7 @@ std::string gpu_refusal(const LlamaConfig& config) {
   if (major < 8) {
     return "the GPU is of compute capability " + std::to_string(major) + "; allowed: 8.0 or more";
   }
-  // What the decoder has kernels for: of the dimensions of a device, all that sessions have on every card.
+  // What the decoder has kernels for: of the dimensions that sessions have on a device, all but 512.
   constexpr uint32_t kHeadDims[] = {64, 80, 96, 128, 256};
   if (std::ranges::find(kHeadDims, config.head_dim) == std::end(kHeadDims)) {
     return "head_dim is " + std::to_string(config.head_dim) +

@@ -70,7 +70,7 @@ class EngineConfig:
     """The model's shape, the device, threads and kernels. layers, q_heads, kv_heads and head_dim are required.
 
     layers: 1..1024. q_heads: Hq, 1..4096. kv_heads: Hkv, divides Hq; a CUDA device takes up to 16 query heads for each.
-    head_dim: d, a multiple of 16 from 64 to 576; a CUDA device takes 64, 80, 96, 128, 256, and some 512.
+    head_dim: d, a multiple of 16 from 64 to 576; a CUDA device takes 64, 80, 96, 128, 256 and 512.
     kv_dtype: how K and V are stored; default "f16". Set it to the dtype of the model's K and V.
     scale: of the logits; default 1 / sqrt(d). softcap: c > 0: logit = c * tanh(scale * q.k / c).
     rope_theta: RoPE's base; 0: none. rope_scaling: "none", "linear", "llama3", "yarn" with the fields of config.json.
