@@ -1,6 +1,8 @@
 // The parts of the C API that belong to no object: versions, texts, tensors, plans.
 #include <algorithm>
 #include <cstring>
+#include <string>
+#include <vector>
 
 #include "gpu/device.h"
 #include "keyhole/inspect.h"
@@ -134,8 +136,13 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
         session == nullptr ? session_defaults : read_struct(session, session_defaults, "session");
     // The plan is about `context`, not about the longest that the session allows.
     ModelShape model = check_model(e);
-    if (e.device != KEYHOLE_DEVICE_HOST && e.device_ordinal < gpu::cuda_devices().size()) {
-      model.device_lists = gpu::chooses_among_lists(static_cast<int>(e.device_ordinal));
+    if (e.device != KEYHOLE_DEVICE_HOST) {
+      // A GPU that no session runs on has no kernels to ask for; the plan is then about another one.
+      const std::vector<gpu::DeviceInfo> gpus = gpu::cuda_devices();
+      const uint32_t ordinal = e.device_ordinal;
+      if (ordinal < gpus.size() && gpu::unsupported_reason(gpus[ordinal]).empty()) {
+        model.device_lists = gpu::chooses_among_lists(static_cast<int>(ordinal));
+      }
     }
     const std::string why_host = unsupported_on_device(model);
     if (e.device == KEYHOLE_DEVICE_CUDA && !why_host.empty()) refuse_cuda(why_host);
