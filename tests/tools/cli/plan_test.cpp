@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <utility>
 
 #include "runtime/files/json.h"
 #include "tests/tools/cli/run_command.h"
@@ -304,6 +305,19 @@ TEST(Plan, CountsListsWhereACardHasThem) {
     EXPECT_GT(now[i], now[0] + now[0] / 2) << indexes[i];
   }
   EXPECT_EQ(code_bytes("A100 80GB", {"auto"})[0], now[0]) << "and auto takes none there";
+}
+
+/// Where no codes fit on a card the host has them, whose lists do not depend on the card.
+TEST(Plan, CountsListsOfTheHostBesideAnyCard) {
+  for (const char* index : {"auto", "codes:k=4,v=4,lists=64,from=8192"}) {
+    const auto of = [&](const char* card) {
+      const json row = plan_json({"--context", "128k", "--card", card, "--gpu-memory", "128MiB",
+                                  "--index", index})["plans"][0];
+      EXPECT_EQ(row["code_layers"], 0) << card;
+      return std::pair(row["index"], row["host_bytes"]);
+    };
+    EXPECT_EQ(of("RTX 4090"), of("H100")) << index;
+  }
 }
 
 }  // namespace

@@ -223,6 +223,8 @@ keyhole_memory_plan plan_on_card(const Request& request, const PlanOptions& opti
     return plan_one(request, options, index, budgets);
   }
   const keyhole_memory_plan plan = plan_one(request, options, without_lists(index), budgets);
+  // Where the host attends all layers their lists are the host's, which has them.
+  if (plan.code_layers == 0) return plan_one(request, options, index, budgets);
   const std::string spec = plan.index;
   if (without_lists(spec) == spec) return plan;
   // What `auto` means where there are some: without them it is codes of the same bits.
