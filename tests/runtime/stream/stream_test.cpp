@@ -328,14 +328,15 @@ TEST_F(StreamSteps, TakeTensorsWhoseHeadsRunBackwards) {
 }
 
 // Of a prompt's queries in device memory only those leave it that the sample may take. The sample equals that from
-// host memory, before its stride grows and after, however the prompt is cut.
+// host memory, before its stride grows and after, however the prompt is cut, and wherever keys and values lie.
 TEST_F(StreamSteps, QueriesInDeviceMemoryAreSampledAsThoseOfTheHost) {
   const TemporaryFolder folder;
   keyhole_session_config c = small_session();
   c.index = "roargraph:M=8";
   c.max_tokens = 1024;
   c.training_queries = 32;
-  const auto saved = [&](bool device, bool gaps, const char* name) {
+  const auto saved = [&](keyhole_memory q_lies, keyhole_memory kv_lie, bool gaps,
+                         const char* name) {
     StreamEngine engine(engine_config_);
     SessionPtr s = make_session(engine.handle.get(), c);
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
@@ -352,7 +353,8 @@ TEST_F(StreamSteps, QueriesInDeviceMemoryAreSampledAsThoseOfTheHost) {
                        tq = tensor(apart, {n, hq(), d()});
         tq.strides[0] = hq() * stride;
         tq.strides[1] = stride;
-        if (device) tk.memory = tv.memory = tq.memory = KEYHOLE_DEVICE;
+        tk.memory = tv.memory = kv_lie;
+        tq.memory = q_lies;
         EXPECT_OK(keyhole_session_append(s.get(), l, &tk, &tv, &tq));
       }
     }
@@ -361,10 +363,11 @@ TEST_F(StreamSteps, QueriesInDeviceMemoryAreSampledAsThoseOfTheHost) {
     std::ifstream file(path, std::ios::binary);
     return std::string(std::istreambuf_iterator<char>(file), {});
   };
-  const std::string host = saved(false, false, "host");
+  const std::string host = saved(KEYHOLE_HOST, KEYHOLE_HOST, false, "host");
   ASSERT_GT(host.size(), size_t{32} * 64 * sizeof(float));
-  EXPECT_EQ(saved(true, false, "device"), host);
-  EXPECT_EQ(saved(true, true, "gaps"), host);
+  EXPECT_EQ(saved(KEYHOLE_DEVICE, KEYHOLE_DEVICE, false, "device"), host);
+  EXPECT_EQ(saved(KEYHOLE_DEVICE, KEYHOLE_DEVICE, true, "gaps"), host);
+  EXPECT_EQ(saved(KEYHOLE_DEVICE, KEYHOLE_PINNED, false, "pinned"), host);
 }
 
 }  // namespace
