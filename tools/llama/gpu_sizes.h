@@ -39,9 +39,8 @@ struct GpuPrefillSizes {
       false;      ///< attention is given f32, which the library takes as sums of two fp16, not f16
   size_t kv = 0;  ///< f16 or f32 `[n, kv_heads, d]`, once for K and once for V
   size_t q = 0;   ///< `[chunk, q_heads, d]`, likewise
-  size_t exported =
-      0;  ///< `[chunk, qkv]`, `exports` times; to a sink on the host as much pinned memory, to one
-          ///< on the GPU that of k and v
+  /// `[chunk, qkv]`, `exports` times; to a sink on the host as much pinned memory, to one on the GPU that of k and v
+  size_t exported = 0;
   size_t export_bytes = 0;  ///< of one of these
   /// Chunks that may be enqueued before the sink has taken them: what a sink takes longer for than the device needs for a layer's
   /// first chunks, whose attention is short, it makes up for beside the later ones.

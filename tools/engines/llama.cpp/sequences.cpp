@@ -154,8 +154,7 @@ bool Sequences::is_window(uint32_t stream, const Run& run) const {
 }
 
 /// Whether each token that the run sees and the match has not can be brought; not where a window would have all of them brought with each
-/// step. Of those that are in sessions, which may lose them when
-/// the batch is placed, each is read out.
+/// step. Those that are in sessions are read out, as these may lose them when the batch is placed.
 bool Sequences::can_refill(const Match& match, uint32_t stream, const Run& run) {
   if (!brings_) return false;
   std::vector<uint8_t> missing = run.past;
