@@ -1,9 +1,9 @@
 // The parts of the C API that belong to no object: versions, texts, tensors, plans.
 #include <algorithm>
 #include <cstring>
-#include <string>
 #include <vector>
 
+#include "cpu/types.h"
 #include "gpu/device.h"
 #include "keyhole/inspect.h"
 #include "runtime/api/api_guard.h"
@@ -40,6 +40,20 @@ static_assert(static_cast<int>(Memory::device) == KEYHOLE_DEVICE);
 
 // A fixed array: keeping an error text must not itself run out of memory.
 thread_local char last_error[1024] = "";
+
+/// ModelShape::device_lists of a plan. What a GPU says that runs no kernels, or is not to be had now, is no error: a plan needs none.
+bool may_choose_among_lists(const keyhole_engine_config& engine) {
+  const std::vector<gpu::DeviceInfo> gpus = gpu::cuda_devices();
+  const uint32_t ordinal = engine.device_ordinal;
+  if (engine.device == KEYHOLE_DEVICE_HOST || ordinal >= gpus.size()) return true;
+  if (!gpu::unsupported_reason(gpus[ordinal]).empty()) return true;
+  try {
+    return gpu::chooses_among_lists(static_cast<int>(ordinal));
+  } catch (const Error& e) {
+    if (e.status() == Status::invalid_argument) throw;
+    return true;
+  }
+}
 
 }  // namespace
 
@@ -136,14 +150,7 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
         session == nullptr ? session_defaults : read_struct(session, session_defaults, "session");
     // The plan is about `context`, not about the longest that the session allows.
     ModelShape model = check_model(e);
-    if (e.device != KEYHOLE_DEVICE_HOST) {
-      // A GPU that no session runs on has no kernels to ask for; the plan is then about another one.
-      const std::vector<gpu::DeviceInfo> gpus = gpu::cuda_devices();
-      const uint32_t ordinal = e.device_ordinal;
-      if (ordinal < gpus.size() && gpu::unsupported_reason(gpus[ordinal]).empty()) {
-        model.device_lists = gpu::chooses_among_lists(static_cast<int>(ordinal));
-      }
-    }
+    model.device_lists = may_choose_among_lists(e);
     const std::string why_host = unsupported_on_device(model);
     if (e.device == KEYHOLE_DEVICE_CUDA && !why_host.empty()) refuse_cuda(why_host);
     const bool host_device = e.device == KEYHOLE_DEVICE_HOST || !why_host.empty();
