@@ -5,6 +5,7 @@
 #include "gpu/blocked_layout.h"
 #include "tests/gpu/exact_attention.h"
 #include "tests/gpu/prompt_layer.h"
+#include "tests/scoped_variable.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -169,6 +170,16 @@ TEST_P(BlockedTest, EqualsDoublePrecision) {
   run(70, 63, 65, DType::f32);
   run(70, 200, 1, GetParam().dtype);
   run(2, 1000, 700, DType::f32);
+}
+
+/// Of heads of 512 with fewer queries in a thread block, as on GPUs for desktops: of one number, and of two.
+TEST_P(BlockedTest, In99KiBToo) {
+  if (GetParam().dim <= 256) GTEST_SKIP() << "takes no more on any device";
+  const keyhole::test::ScopedVariable forced("KEYHOLE_CUDA_CAPABILITY", "8.6");
+  for (const DType dtype : {GetParam().dtype, DType::f32}) {
+    for (const uint32_t n : {1U, 31U, 33U}) run(n, 0, 0, dtype);
+    run(70, 200, 65, dtype);
+  }
 }
 
 TEST_P(BlockedTest, RowsOfTheHostComeInPieces) {

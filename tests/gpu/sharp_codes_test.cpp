@@ -228,7 +228,6 @@ TEST_P(CodesInDoubt, StepsOfSeveralSessions) {
 INSTANTIATE_TEST_SUITE_P(Bits, CodesInDoubt, testing::Values(2U, 4U),
                          [](const auto& test) { return std::to_string(test.param); });
 
-// Rows of which one is a hundred thousand times as long as those that the balance was learned from.
 /// Bits, tokens and whether there are clusters: small enough for compute-sanitizer.
 class HeadsOf512InDoubt : public testing::TestWithParam<std::tuple<uint32_t, uint32_t, bool>> {};
 
@@ -250,6 +249,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, HeadsOf512InDoubt,
                          testing::Combine(testing::Values(2U, 4U), testing::Values(1U, 4U),
                                           testing::Bool()));
 
+// Rows of which one is a hundred thousand times as long as those that the balance was learned from.
 TEST(CodesInDoubtOnce, WhatFp16CannotHoldIsRead) {
   KEYHOLE_NEEDS_GPU();
   constexpr uint32_t kDim = 64, kRows = 4 * kCodeBlock;
