@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "gpu/cuda/common/kernel_generation.h"
 #include "gpu/cuda/prefill/blocked_kernels.h"
 #include "gpu/device.h"
 #include "gpu/prompt.h"

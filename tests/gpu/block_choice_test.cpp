@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "gpu/cuda/common/kernel_generation.h"
 #include "tests/gpu/prompt_layer.h"
 #include "tests/list_truth.h"
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "gpu/cuda/common/kernel_generation.h"
 #include "gpu/cuda/prefill/blocked_kernels.h"
 #include "tests/gpu/cuda_fixture.h"
 #include "tests/gpu/exact_attention.h"

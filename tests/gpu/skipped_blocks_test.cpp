@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "gpu/cuda/common/kernel_generation.h"
 #include "gpu/cuda/prefill/blocked_kernels.h"
 #include "tests/gpu/cuda_fixture.h"
 

@@ -6,17 +6,9 @@
 namespace keyhole::gpu::codes {
 
 bool warpgroups_run_here() {
-#ifdef KEYHOLE_HOPPER
-  int ordinal = 0, major = 0, minor = 0;
+  int ordinal = 0;
   check(cudaGetDevice(&ordinal), "the current device");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
-        "the device's capability");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal),
-        "the device's capability");
-  return major == 9 && minor == 0 && kernels_have_clusters(ordinal);
-#else
-  return false;
-#endif
+  return hopper_kernels_run_on(ordinal);
 }
 
 WideKernels group_kernels_of([[maybe_unused]] const CodeShape& shape,

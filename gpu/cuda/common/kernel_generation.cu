@@ -90,4 +90,17 @@ SharedMemory shared_memory_of(int ordinal) {
 
 bool kernels_have_clusters(int ordinal) { return kernels_major(ordinal) >= 9; }
 
+bool hopper_kernels_run_on([[maybe_unused]] int ordinal) {
+#ifdef KEYHOLE_HOPPER
+  int major = 0, minor = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
+        "the device's capability");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal),
+        "the device's capability");
+  return major == 9 && minor == 0 && kernels_have_clusters(ordinal);
+#else
+  return false;
+#endif
+}
+
 }  // namespace keyhole::gpu

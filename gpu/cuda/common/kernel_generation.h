@@ -11,6 +11,10 @@ namespace keyhole::gpu {
 /// launched ahead of the end of the kernel before (see kernels_major()). Throws as kernels_major() does.
 [[nodiscard]] bool kernels_have_clusters(int ordinal);
 
+/// Whether kernels by the instructions that compute capability 9.0 alone has, Hopper's tensor cores among them, were compiled
+/// (KEYHOLE_HOPPER) and run on CUDA device `ordinal`. Throws as kernels_major() does.
+[[nodiscard]] bool hopper_kernels_run_on(int ordinal);
+
 /// Bytes of shared memory that a thread block of a device may have, and that a multiprocessor has for all of its own, of which
 /// the runtime takes kReservedOfBlock for each.
 struct SharedMemory {

@@ -83,8 +83,6 @@ inline constexpr uint32_t kMostHopperDim = 256;
 void launch_hopper_f16(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream);
 void launch_hopper_bf16(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream);
 
-/// Whether a device has Hopper's kernels.
-[[nodiscard]] bool hopper_kernels_run_on(int ordinal);
 /// Enqueues one piece. dtype: f16 or bf16. hopper: by Hopper's kernels, which there are up to kMostHopperDim components.
 void launch_blocked(const BlockedParams& params, DType dtype, uint32_t head_dim, bool hopper,
                     cudaStream_t stream);

@@ -1,23 +1,8 @@
-#include "gpu/cuda/common/check.h"
-#include "gpu/cuda/common/kernel_generation.h"
 #include "gpu/cuda/prefill/block_choice.h"
 #include "gpu/cuda/prefill/blocked_kernels.h"
 #include "gpu/cuda/prefill/coded_kernels.h"
 
 namespace keyhole::gpu {
-
-bool hopper_kernels_run_on([[maybe_unused]] int ordinal) {
-#ifdef KEYHOLE_HOPPER
-  int major = 0, minor = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
-        "the device's capability");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal),
-        "the device's capability");
-  return major == 9 && minor == 0 && kernels_have_clusters(ordinal);
-#else
-  return false;
-#endif
-}
 
 void launch_blocked(const BlockedParams& params, DType dtype, uint32_t head_dim,
                     [[maybe_unused]] bool hopper, cudaStream_t stream) {

@@ -4,6 +4,7 @@
 
 #include "gpu/blocked_layout.h"
 #include "gpu/cuda/common/device_scope.h"
+#include "gpu/cuda/common/kernel_generation.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/common/session_memory.h"
 #include "gpu/cuda/common/stream.h"

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gpu/cuda/common/device_scope.h"
+#include "gpu/cuda/common/kernel_generation.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/common/stream.h"
 #include "gpu/cuda/prefill/blocked_kernels.h"
