@@ -113,7 +113,7 @@ TEST(CardReport, ReadsCodesTwiceForManyHeadsOf512OnDesktops) {
 TEST(CardReport, HasNoListsWhereTheirShapesDoNotFit) {
   const Heads of_256{24, 4, 256};
   for (const char* bits : {"k=4,v=4", "k=2,v=2"}) {
-    const std::string all = std::string("codes:") + bits, lists = all + ",lists=64";
+    const std::string all = std::string("codes:") + bits, lists = all + ",lists=64,from=32768";
     const bool fits = all == "codes:k=2,v=2";
     EXPECT_EQ(seconds("RTX 5090", lists, of_256) < 0.9 * seconds("RTX 5090", all, of_256), fits)
         << bits;
