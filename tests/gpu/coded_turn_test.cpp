@@ -372,7 +372,7 @@ TEST(CodedTurn, HeadsInDoubtAreRead) {
                                  s.logits);
           const double error = truth.error(&seen[size_t{n} * dim]);
           if (truth.is_sharp()) ++sharp;
-          ASSERT_LE(error, truth.is_sharp() ? allowed_error(bits) : allowed_elsewhere(bits))
+          ASSERT_LE(error, truth.is_sharp() ? allowed_error(bits) : allowed_elsewhere(bits, dim))
               << "token " << n / (2 * group) << ", head " << n % (2 * group);
         }
       }

@@ -19,10 +19,12 @@ using index::test::SharpShape;
 using index::test::SharpTruth;
 
 /// The errors that are allowed where exact attention has 0.9 of its weight on 16 rows or fewer, and elsewhere
-/// (tests/index/sharp_heads_test.cpp). Elsewhere it is more than for the groups of two there, as more heads share the rows that are
-/// read exactly: with keys of uneven norms and 6 heads of 512 components 4 bits leave one head 0.314, and the host's kernels 0.312.
+/// (tests/index/sharp_heads_test.cpp). Of 512 components it is more elsewhere than for the groups of two there, as 6 heads share the
+/// rows that are read exactly: with keys of uneven norms 4 bits leave one head 0.314, and the host's kernels 0.312.
 inline double allowed_error(uint32_t bits) { return bits == 4 ? 0.02 : 0.1; }
-inline double allowed_elsewhere(uint32_t bits) { return bits == 4 ? 0.4 : 0.9; }
+inline double allowed_elsewhere(uint32_t bits, uint32_t dim) {
+  return bits != 4 ? 0.9 : dim > 256 ? 0.4 : 0.3;
+}
 
 struct SharpSetting {
   uint32_t bits = 2, group = 4;
@@ -201,7 +203,8 @@ class SharpLayer {
         const SharpTruth truth(heads_[kv], queries_.data() + at * dim(), step_.logits);
         const double error = truth.error(o.data() + at * dim());
         if (!truth.is_sharp()) {
-          EXPECT_LE(error, allowed_elsewhere(set_.bits)) << "KV head " << kv << ", head " << h;
+          EXPECT_LE(error, allowed_elsewhere(set_.bits, dim()))
+              << "KV head " << kv << ", head " << h;
           continue;
         }
         ++sharp;
