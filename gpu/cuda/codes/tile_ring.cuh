@@ -56,6 +56,21 @@ __device__ inline void read_words(const std::byte* from, int tile, int lane,
   }
 }
 
+/// Reads neighbouring words, 1, 2 or 4, of a piece.
+template <int kWords>
+__device__ __forceinline__ void read_of_piece(const std::byte* from, uint32_t* words) {
+  static_assert(kWords == 1 || kWords == 2 || kWords == 4);
+  if constexpr (kWords == 4) {
+    const uint4 x = *reinterpret_cast<const uint4*>(from);
+    words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
+  } else if constexpr (kWords == 2) {
+    const uint2 x = *reinterpret_cast<const uint2*>(from);
+    words[0] = x.x, words[1] = x.y;
+  } else {
+    words[0] = *reinterpret_cast<const uint32_t*>(from);
+  }
+}
+
 /// Number of 16-byte pieces that a lane reads of a tile; 0: its words do not make such pieces.
 constexpr uint32_t pieces_of(uint32_t words) { return words % 4 == 0 ? words / 4 : 0; }
 

@@ -479,17 +479,9 @@ class GroupPass {
       // The pieces of a tile change places among themselves.
       const auto piece =
           static_cast<uint32_t>(lane_) * Shape::kPieces + static_cast<uint32_t>(first / 4);
-      const std::byte* const from = values + 16 * place_of_piece<Shape::kPieces>(piece) +
-                                    first % 4 * 4 + static_cast<uint32_t>(tile) * Shape::kTileBytes;
-      if constexpr (kOwnWords == 4) {
-        const uint4 x = *reinterpret_cast<const uint4*>(from);
-        words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
-      } else if constexpr (kOwnWords == 2) {
-        const uint2 x = *reinterpret_cast<const uint2*>(from);
-        words[0] = x.x, words[1] = x.y;
-      } else {
-        words[0] = *reinterpret_cast<const uint32_t*>(from);
-      }
+      read_of_piece<kOwnWords>(values + 16 * place_of_piece<Shape::kPieces>(piece) + first % 4 * 4 +
+                                   static_cast<uint32_t>(tile) * Shape::kTileBytes,
+                               words);
     } else {
       // Two words of four products: each word has two.
       static_assert(Shape::kWords == 2 && kOwnWords == 1);

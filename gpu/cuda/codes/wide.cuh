@@ -549,22 +549,11 @@ class WidePass {
     if constexpr (kValuePieces != 0) {
       const auto piece = static_cast<uint32_t>(tile * 32 + lane_) * kValuePieces +
                          static_cast<uint32_t>(first) / 4;
-      const std::byte* const from =
-          values + 16 * place_of_piece<kValuePieces>(piece) + first % 4 * 4;
-      if constexpr (kOwnWords == 8) {
-        const std::byte* const more = values + 16 * place_of_piece<kValuePieces>(piece + 1);
-        const uint4 x = *reinterpret_cast<const uint4*>(from);
-        const uint4 y = *reinterpret_cast<const uint4*>(more);
-        words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
-        words[4] = y.x, words[5] = y.y, words[6] = y.z, words[7] = y.w;
-      } else if constexpr (kOwnWords == 4) {
-        const uint4 x = *reinterpret_cast<const uint4*>(from);
-        words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
-      } else if constexpr (kOwnWords == 2) {
-        const uint2 x = *reinterpret_cast<const uint2*>(from);
-        words[0] = x.x, words[1] = x.y;
-      } else {
-        words[0] = *reinterpret_cast<const uint32_t*>(from);
+      constexpr int kAtOnce = kOwnWords < 4 ? kOwnWords : 4;
+#pragma unroll
+      for (int i = 0; i < kOwnWords / kAtOnce; ++i) {
+        const uint32_t place = place_of_piece<kValuePieces>(piece + static_cast<uint32_t>(i));
+        read_of_piece<kAtOnce>(values + 16 * place + first % 4 * 4, words + kAtOnce * i);
       }
     } else {
       const auto* const from =

@@ -265,4 +265,18 @@ StepKernel step_kernel_of() {
   return kernel;
 }
 
+/// What of_dim, a template by head dimension, has for one of the supported ones.
+template <class OfDim>
+StepKernel step_kernel_of_dim(uint32_t head_dim, const OfDim& of_dim) {
+  switch (head_dim) {
+    case 64: return of_dim.template operator()<64>();
+    case 80: return of_dim.template operator()<80>();
+    case 96: return of_dim.template operator()<96>();
+    case 128: return of_dim.template operator()<128>();
+    case 256: return of_dim.template operator()<256>();
+    case 512: return of_dim.template operator()<512>();
+    default: return {};
+  }
+}
+
 }  // namespace keyhole::gpu
