@@ -263,6 +263,23 @@ TEST_P(BenchStepOnCuda, WritesWhatExactAttentionWould) {
   EXPECT_GT(out["floors"]["host_copy_bytes_per_second"], 1e8);
 }
 
+TEST(BenchStep, SaysTheFloorOfCodesOnADevice) {
+  const Outcome outcome = run_keyhole(
+      with(synthetic({"--index", "codes:k=4,v=4", "--index", "flat", "--json", "-"}), "cuda"));
+  if (outcome.exit_code == 1 && outcome.err.find("is not available") != std::string::npos) {
+    GTEST_SKIP() << outcome.err;
+  }
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const json out = json::parse(outcome.out), codes = out["results"][0];
+  const double bandwidth = out["floors"]["copy_bytes_per_second"];
+  // At least 4 bits of each number of 2 KV heads of 64 of the offloaded tokens, at most those of a byte.
+  const double bytes = codes["codes_floor_us"].get<double>() * 1e-6 * bandwidth;
+  EXPECT_GT(bytes, 1024 * 2 * 2 * 64 / 2);
+  EXPECT_LT(bytes, 2304 * 2 * 2 * 64);
+  EXPECT_GT(codes["share_of_codes_floor"], 0);
+  EXPECT_TRUE(out["results"][1]["codes_floor_us"].is_null());
+}
+
 INSTANTIATE_TEST_SUITE_P(Ways, BenchStepOnCuda,
                          testing::Values(std::vector<std::string>{},
                                          std::vector<std::string>{"--weights"},

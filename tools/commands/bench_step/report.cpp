@@ -142,6 +142,10 @@ std::string to_text(const StepResult& r) {
     if (t.token_on_device.mean > 0) text += "; on the device " + us(t.token_on_device.p50);
     if (t.layer_in_token > 0) text += ", " + us(t.layer_in_token) + " a layer";
     text += "\n";
+    if (r.codes_floor) {
+      text += "  codes of a layer at the speed of copies " + us(*r.codes_floor) + ", " +
+              format_number(100 * *r.codes_floor / layer_time(t)) + " % of its time\n";
+    }
     if (t.busy_bandwidth) {
       text += "  busy threads copied " + format_number(1e-9 * *t.busy_bandwidth) +
               " GB/s meanwhile, read and written\n";
@@ -208,6 +212,12 @@ std::string to_table(const std::vector<StepResult>& results, const Style& style)
   return table.text(style);
 }
 
+std::optional<double> codes_floor(const keyhole_statistics& statistics, uint32_t layers,
+                                  double copy_bandwidth) {
+  if (copy_bandwidth <= 0 || layers == 0 || statistics.code_layers != layers) return std::nullopt;
+  return 1e6 * static_cast<double>(statistics.code_bytes) / layers / copy_bandwidth;
+}
+
 std::string to_text(const StepFloors& f) {
   std::string text;
   if (f.copy_bandwidth > 0) {
@@ -241,6 +251,8 @@ ordered_json to_json(const StepResult& r) {
                       {"token_us", nullptr},
                       {"token_on_device_us", nullptr},
                       {"layer_in_token_us", nullptr},
+                      {"codes_floor_us", nullptr},
+                      {"share_of_codes_floor", nullptr},
                       {"tokens_per_second", nullptr},
                       {"busy_bytes_per_second", nullptr},
                       {"statistics", nullptr},
@@ -254,6 +266,10 @@ ordered_json to_json(const StepResult& r) {
       out["token_on_device_us"] = to_json(r.timing->token_on_device);
     }
     if (r.timing->layer_in_token > 0) out["layer_in_token_us"] = r.timing->layer_in_token;
+    if (r.codes_floor) {
+      out["codes_floor_us"] = *r.codes_floor;
+      out["share_of_codes_floor"] = *r.codes_floor / layer_time(*r.timing);
+    }
     out["tokens_per_second"] = tokens_per_second(*r.timing);
     if (r.timing->busy_bandwidth) out["busy_bytes_per_second"] = *r.timing->busy_bandwidth;
     if (r.timing->statistics.attends != 0) out["statistics"] = to_json(r.timing->statistics);

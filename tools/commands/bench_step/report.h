@@ -2,7 +2,9 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +30,11 @@ inline constexpr std::array kStepColumns = {
 [[nodiscard]] std::string to_table(const std::vector<StepResult>& results, const Style& style);
 /// The best that the machine can do; "" where nothing of it was measured.
 [[nodiscard]] std::string to_text(const StepFloors& floors);
+
+/// StepResult::codes_floor of what a session's statistics say; none where a layer is attended otherwise, or the device's
+/// `copy_bandwidth`, bytes/s, is not known (0).
+[[nodiscard]] std::optional<double> codes_floor(const keyhole_statistics& statistics,
+                                                uint32_t layers, double copy_bandwidth);
 
 [[nodiscard]] nlohmann::ordered_json to_json(const StepResult& result);
 [[nodiscard]] nlohmann::ordered_json to_json(const StepFloors& floors);

@@ -56,9 +56,17 @@ struct StepResult {
   std::optional<StepTiming> timing;    ///< absent where it could not be measured
   std::string note;                    ///< why not, or what has to be known
   std::optional<keyhole_audit> audit;  ///< of the same steps
+  /// Microseconds in which a copy within the device moves as many bytes as the codes of a layer have, where the device
+  /// attends all layers by codes: the floor of a step that reads them all.
+  std::optional<double> codes_floor;
   /// Output error of what the steps wrote in fp16, for stream steps and for several ranks together.
   std::optional<Latency> written_error;
 };
+
+/// A layer's median as close together as it was measured: in a graph of layers, else clocked by itself.
+[[nodiscard]] inline double layer_time(const StepTiming& timing) {
+  return timing.layer_in_token > 0 ? timing.layer_in_token : timing.layer.p50;
+}
 
 /// The best that the machine can do.
 struct StepFloors {

@@ -257,6 +257,8 @@ class StepBench::Impl {
     try {
       result.tail_seconds = build_indexes(plan_.ranks, session, nullptr, budget);
       result.timing = meter_->time(session);
+      result.codes_floor =
+          codes_floor(result.timing->statistics, plan_.shape.layers, floors_.copy_bandwidth);
       if (audited) {
         (void)build_indexes(plan_.ranks, audited, audit_built ? nullptr : &result.index, budget);
         audit_built = true;
