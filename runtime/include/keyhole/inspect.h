@@ -279,7 +279,8 @@ static inline void keyhole_memory_plan_init(keyhole_memory_plan* plan) {
 /* Memory that a session of this shape takes at `context` tokens. Needs no engine, GPU or memory. Limits in bytes, 0:
  * none; device_limit is what is left for Keyhole after the weights. On a host device device_bytes count against
  * host_limit too. Uses the shape, kv_dtype, device (AUTO: as CUDA, or as the host where CUDA does not take the shape),
- * device_ordinal (of a GPU that is here: whether it has lists of codes) and threads (AUTO: 16) of `engine` and
+ * device_capability or that of device_ordinal (whether it has lists of codes; a GPU that is here is asked for its attributes
+ * alone, which takes none of its memory) and threads (AUTO: 16) of `engine` and
  * sink, window, flush_block, index, budget, tail_partition, offload_placement, budgets, dense_layers, training_queries,
  * audit_share, audit_action, kv_host, pinned_memory_limit and exact_rows_by of `session` (NULL: defaults).
  * Errors: INVALID_ARGUMENT, also where a size passes 2^63; UNSUPPORTED: a shape that DEVICE_CUDA does not

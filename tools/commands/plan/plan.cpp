@@ -109,9 +109,6 @@ LlamaConfig take_shape_of_model(PlanOptions& options) {
   return config;
 }
 
-/// Of no GPU that a machine has.
-constexpr uint32_t kNoOrdinal = UINT32_MAX;
-
 /// The card's memory is the limit where none is given, but for what CUDA and a display take of it.
 Card take_card(PlanOptions& options) {
   constexpr uint64_t kOthers = uint64_t{1} << 30U;
@@ -162,8 +159,10 @@ Request understand(PlanOptions& options) {
   if (!options.host_memory.empty()) request.host_memory = parse_bytes(options.host_memory);
   if (!options.pinned_memory.empty()) request.pinned_memory = parse_bytes(options.pinned_memory);
   engine.device = request.gpu_memory ? KEYHOLE_DEVICE_CUDA : KEYHOLE_DEVICE_HOST;
-  // What the library would ask a GPU of this machine is no matter for another card.
-  if (request.card) engine.device_ordinal = kNoOrdinal;
+  if (request.card) {
+    engine.device_capability =
+        static_cast<uint32_t>(10 * request.card->compute_major + request.card->compute_minor);
+  }
   return request;
 }
 
@@ -200,35 +199,6 @@ keyhole_memory_plan plan_one(const Request& request, const PlanOptions& options,
   if (status == KEYHOLE_INVALID_ARGUMENT) throw UsageError(keyhole_last_error());
   check(status);
   return plan;
-}
-
-/// A spec of codes without the lists that it names.
-std::string without_lists(std::string spec) {
-  constexpr std::string_view kName = "lists=";
-  for (const char before : {',', ':'}) {
-    const size_t at = spec.find(before + std::string(kName));
-    if (at == std::string::npos) continue;
-    const size_t number = at + 1 + kName.size();
-    const size_t end = spec.find(',', number);
-    spec.replace(number, end == std::string::npos ? end : end - number, "0");
-    break;
-  }
-  return spec;
-}
-
-/// plan_one() for the card that was named, which may have no lists.
-keyhole_memory_plan plan_on_card(const Request& request, const PlanOptions& options,
-                                 const std::string& index, const std::string& budgets) {
-  if (!request.card || request.card->has_clusters()) {
-    return plan_one(request, options, index, budgets);
-  }
-  const keyhole_memory_plan plan = plan_one(request, options, without_lists(index), budgets);
-  // Where the host attends all layers their lists are the host's, which has them.
-  if (plan.code_layers == 0) return plan_one(request, options, index, budgets);
-  const std::string spec = plan.index;
-  if (without_lists(spec) == spec) return plan;
-  // What `auto` means where there are some: without them it is codes of the same bits.
-  return plan_one(request, options, spec.substr(0, spec.find(",lists=")), budgets);
 }
 
 std::string limit_text(const std::optional<uint64_t>& limit) {
@@ -353,7 +323,7 @@ void add_next_better(const Request& request, const PlanOptions& options, std::ve
   unlimited.gpu_memory = uint64_t{1} << 62;
   unlimited.pinned_memory.reset();
   const auto all_layers_of = [&](const std::string& spec) {
-    return plan_on_card(unlimited, options, spec, "");
+    return plan_one(unlimited, options, spec, "");
   };
   std::string next = was_auto && plan.code_layers == 0 ? kFewest : index;
   if (plan.code_layers == all_layers_of(next).code_layers) {
@@ -363,7 +333,7 @@ void add_next_better(const Request& request, const PlanOptions& options, std::ve
   Row row{"next better: " + next, all_layers_of(next)};
   if (row.plan.code_layers == 0) return;
   row.plan.fits = 0;
-  row.plan.longest_context = plan_on_card(request, options, next, "").longest_context;
+  row.plan.longest_context = plan_one(request, options, next, "").longest_context;
   rows.push_back(row);
 }
 
@@ -397,13 +367,13 @@ void run(PlanOptions options) {
   std::vector<Row> rows;
   if (options.indexes.empty() && options.budgets.empty()) options.indexes.push_back(kAutoIndex);
   for (const std::string& index : options.indexes) {
-    rows.push_back({index, plan_on_card(request, options, index, "")});
+    rows.push_back({index, plan_one(request, options, index, "")});
     if (index == kAutoIndex) rows.back().index = std::string("auto: ") + rows.back().plan.index;
     add_next_better(request, options, rows);
   }
   if (!options.budgets.empty()) {
     const std::string others = options.indexes.empty() ? kAutoIndex : options.indexes.front();
-    rows.push_back({options.budgets, plan_on_card(request, options, others, options.budgets)});
+    rows.push_back({options.budgets, plan_one(request, options, others, options.budgets)});
   }
   std::optional<CardQuestion> question;
   std::vector<CardEstimate> estimates;
