@@ -249,7 +249,8 @@ typedef struct keyhole_memory_plan {
   uint64_t index_bytes;
   /* Resident K and V and work space on the device. */
   uint64_t device_bytes;
-  /* Exchange buffers between host and device; 0 on a host device. */
+  /* Exchange buffers between host and device; 0 on a host device. A session that was given tokens of a prompt in device memory has
+   * pinned 16 MiB more, through which they come: neither keyhole_statistics nor pinned_memory_limit counts these. */
   uint64_t pinned_bytes;
   /* 1 if device_bytes is within device_limit, host_bytes + pinned_bytes within host_limit and pinned_bytes +
    * pinned_kv_bytes within pinned_memory_limit. */

@@ -15,6 +15,7 @@
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/common/options.h"
 #include "tools/commands/plan/card_report.h"
+#include "tools/llama/gpu_sizes.h"
 #include "tools/llama/keyhole_cache.h"
 #include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
@@ -77,6 +78,8 @@ struct Request {
   uint64_t weights = 0;
   std::optional<uint64_t> gpu_memory, host_memory, pinned_memory;
   std::optional<Card> card;
+  /// What the decoder takes for a prompt of all tokens on the GPU, where the shape is a model's.
+  std::optional<GpuPrefillSizes> prompt;
 };
 
 uint64_t bytes_sent_per_token(const Request& request) {
@@ -154,11 +157,16 @@ Request understand(PlanOptions& options) {
   request.ranks = options.ranks;
   request.context = largest_share(request.whole_context, request.ranks);
   if (model) warn_of_context(*model, request.whole_context);
+  if (is_models_own && request.whole_context != 0) {
+    const size_t of_number = engine.kv_dtype == KEYHOLE_F32 ? 4 : 2;
+    request.prompt = gpu_prefill_sizes(*model, request.whole_context, of_number, "dense");
+  }
   if (!options.weights.empty()) request.weights = parse_bytes(options.weights);
   if (!options.gpu_memory.empty()) request.gpu_memory = parse_bytes(options.gpu_memory);
   if (!options.host_memory.empty()) request.host_memory = parse_bytes(options.host_memory);
   if (!options.pinned_memory.empty()) request.pinned_memory = parse_bytes(options.pinned_memory);
   engine.device = request.gpu_memory ? KEYHOLE_DEVICE_CUDA : KEYHOLE_DEVICE_HOST;
+  if (!request.gpu_memory) request.prompt.reset();
   if (request.card) {
     engine.device_capability =
         static_cast<uint32_t>(10 * request.card->compute_major + request.card->compute_minor);
@@ -262,6 +270,13 @@ void print(const Request& request, const std::vector<Row>& rows) {
          format_count(longest_text(plan.longest_context, request.ranks))});
   }
   std::fputs(table.text(style).c_str(), stdout);
+  if (request.prompt) {
+    std::printf(
+        "\nA prompt of all tokens, computed by keyhole, takes %s of the GPU and pins %s beside "
+        "these until its first token.\n",
+        format_bytes(request.prompt->device_bytes()).c_str(),
+        format_bytes(request.prompt->pinned_bytes(true)).c_str());
+  }
   if (!request.gpu_memory) {
     std::puts("\nWithout --gpu-memory the resident tokens (device) lie in host memory as well.");
   }
@@ -273,6 +288,11 @@ ordered_json to_json(const Request& request, const PlanOptions& options,
     return bytes ? ordered_json(*bytes) : ordered_json(nullptr);
   };
   const keyhole_engine_config& e = request.engine;
+  const auto prompt = [&]() -> ordered_json {
+    if (!request.prompt) return nullptr;
+    return {{"device_bytes", request.prompt->device_bytes()},
+            {"pinned_bytes", request.prompt->pinned_bytes(true)}};
+  };
   ordered_json plans = ordered_json::array();
   for (const auto& [index, plan] : rows) {
     plans.push_back({{"index", index},
@@ -306,6 +326,7 @@ ordered_json to_json(const Request& request, const PlanOptions& options,
           {"gpu_memory", limit(request.gpu_memory)},
           {"host_memory", limit(request.host_memory)},
           {"pinned_memory", limit(request.pinned_memory)},
+          {"prompt", prompt()},
           {"plans", plans}};
 }
 
