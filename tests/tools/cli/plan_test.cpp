@@ -317,6 +317,15 @@ TEST(Plan, CountsListsWhereACardHasThem) {
   EXPECT_EQ(code_bytes("A100 80GB", {"auto"})[0], now[0]) << "and auto takes none there";
 }
 
+TEST(Plan, SaysWhyAutoTakesNoListsOnAGpu) {
+  const auto says = [](const std::vector<std::string>& args) {
+    return plan(args).out.find("no lists of codes on a GPU") != std::string::npos;
+  };
+  EXPECT_TRUE(says({"--context", "128k", "--gpu-memory", "24GiB"}));
+  EXPECT_FALSE(says({"--context", "128k"})) << "a host has them";
+  EXPECT_FALSE(says({"--context", "128k", "--gpu-memory", "24GiB", "--index", "codes:k=4,v=4"}));
+}
+
 /// Where no codes fit on a card the host has them, whose lists do not depend on the card.
 TEST(Plan, CountsListsOfTheHostBesideAnyCard) {
   for (const char* index : {"auto", "codes:k=4,v=4,lists=64,from=8192"}) {

@@ -270,6 +270,19 @@ void print(const Request& request, const std::vector<Row>& rows) {
          format_count(longest_text(plan.longest_context, request.ranks))});
   }
   std::fputs(table.text(style).c_str(), stdout);
+  const bool auto_on_gpu = std::any_of(rows.begin(), rows.end(), [](const Row& row) {
+    return row.index.rfind("auto: ", 0) == 0 && row.plan.code_layers != 0;
+  });
+  if (auto_on_gpu) {
+    // bench/RESULTS.md, "Lists of codes on a device".
+    std::puts(
+        "\nauto takes no lists of codes on a GPU: a layer whose heads look at everything takes a "
+        "seventh longer with\nthem, and 4 bits lose more. Where heads look at little, lists=64 "
+        "takes "
+        "46 us a layer in place of 73 (an H100,\n8 KV heads of 128 at 128k) and two and a half "
+        "times "
+        "the memory of codes.");
+  }
   if (request.prompt) {
     std::printf(
         "\nA prompt of all tokens, computed by keyhole, takes %s of the GPU and pins %s beside "
