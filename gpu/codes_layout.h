@@ -31,9 +31,9 @@ namespace keyhole::gpu {
   return shape.list_rows != 0 && is_device_index_dim(shape.code.dim);
 }
 
-/// Bytes of shared memory of a thread block of the cluster that chooses a step's rows (gpu/cuda/codes/finish.cuh), for which no other
-/// kernel of a step with lists takes more room than there is; beside them it has a number for each 32 rows that it looks at. Of
-/// shapes that have lists; kernels assert it when they are compiled.
+/// Bytes of shared memory of a thread block of the cluster that chooses a step's rows (gpu/cuda/codes/finish.cuh), for
+/// which no other kernel of a step with lists takes more room than there is; beside them it has a number for each 32
+/// rows that it looks at. Of shapes that have lists; kernels assert it when they are compiled.
 [[nodiscard]] constexpr size_t finish_bytes(uint32_t dim, uint32_t group) {
   const uint32_t column = group <= 4 ? 0 : group <= 8 ? 1 : 2;
   constexpr size_t k64[] = {50688, 55808, 71168}, k80[] = {56320, 62208, 80384},

@@ -41,7 +41,8 @@ static_assert(static_cast<int>(Memory::device) == KEYHOLE_DEVICE);
 // A fixed array: keeping an error text must not itself run out of memory.
 thread_local char last_error[1024] = "";
 
-/// ModelShape::device_limits of a plan. What a GPU says that runs no kernels, or is not to be had now, is no error: a plan needs none.
+/// ModelShape::device_limits of a plan. What a GPU says that runs no kernels, or is not to be had now, is no error: a
+/// plan needs none.
 gpu::KernelLimits limits_of_plan(const keyhole_engine_config& engine) {
   constexpr uint32_t kLeast = 80, kMost = 999;
   const uint32_t capability = engine.device_capability;

@@ -112,7 +112,8 @@ gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens, const Session
   if (!shape.shapes.empty()) {
     shape.coded.assign(plan.layers.begin(), plan.layers.begin() + shape.layers);
   }
-  // The device chooses among lists of rows that it reads, where there may be enough of them and it has kernels for that.
+  // The device chooses among lists of rows that it reads, where there may be enough of them and it has kernels for
+  // that.
   shape.lists_from = lists_from(plan, model);
   if (shape.blocks * kCodeBlock < shape.lists_from) return shape;
   gpu::CodesShape listed = shape;

@@ -111,8 +111,8 @@ class KeyholeCache {
 
   /// Appends a chunk of the prompt to one layer. Its queries guide index types that learn from them.
   void prefill(const LayerChunk& chunk);
-  /// Appends a chunk from a GPU, where on_device(). The chunk is complete, its type is kv_type(), and what of it lies on the host is
-  /// of kv_share().
+  /// Appends a chunk from a GPU, where on_device(). The chunk is complete, its type is kv_type(), and what of it lies
+  /// on the host is of kv_share().
   void prefill(const DeviceLayerChunk& chunk);
   /// What of a prompt's keys and values this rank stores on its host.
   [[nodiscard]] const KvShare& kv_share() const { return share_; }

@@ -7,8 +7,8 @@
 
 namespace keyhole::tools {
 
-/// Ranks that share KV heads have some of them, of all tokens; those that share a text have all heads of every so many blocks of
-/// tokens. A process alone has everything.
+/// Ranks that share KV heads have some of them, of all tokens; those that share a text have all heads of every so many
+/// blocks of tokens. A process alone has everything.
 struct KvShare {
   uint32_t first_head = 0;
   uint32_t heads = 0;  ///< 0: all

@@ -53,7 +53,8 @@ uint64_t code_bytes(const keyhole_engine_config& engine, const char* index) {
 constexpr const char* kCodes = "codes:k=4,v=4";
 constexpr const char* kLists = "codes:k=4,v=4,lists=64,from=32768";
 
-/// Plans in a process that has done nothing else, and leaves with 1 where the GPU has a context then, or had one before.
+/// Plans in a process that has done nothing else, and leaves with 1 where the GPU has a context then, or had one
+/// before.
 [[noreturn]] void plan_and_leave() {
   const bool before = has_context();
   const bool are_planned = code_bytes(grouped(), kLists) >= code_bytes(grouped(), kCodes);
@@ -65,7 +66,8 @@ TEST(CudaPlanDeathTest, MakesNoContext) {
   EXPECT_EXIT(plan_and_leave(), testing::ExitedWithCode(0), "");
 }
 
-/// Lists of groups of 6 heads of 256 components want more shared memory than 12.0 has, and clusters, which 8.9 does not have.
+/// Lists of groups of 6 heads of 256 components want more shared memory than 12.0 has, and clusters, which 8.9 does not
+/// have.
 TEST(CudaPlan, AsksTheGpuThatIsHereForItsLists) {
   keyhole_engine_config engine = grouped();
   if (gpu::cuda_devices().empty()) GTEST_SKIP() << gpu::cuda_status();

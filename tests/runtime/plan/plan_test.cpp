@@ -72,7 +72,8 @@ TEST(Plan, ListsMakeWayForLayers) {
   }
 }
 
-/// A card that is not here, by its compute capability: lists want clusters of thread blocks, and room in their shared memory.
+/// A card that is not here, by its compute capability: lists want clusters of thread blocks, and room in their shared
+/// memory.
 TEST(Plan, ACardHasListsWhereItHasKernelsForThem) {
   keyhole_session_config c;
   keyhole_session_config_init(&c);

@@ -141,8 +141,8 @@ void step_qkv(const StepMatrix& w, const float* x, const Norm& norm, const float
   launch(w, w.columns, x, norm, Rotate{turns, half, rotated_heads}, qkv, stream);
 }
 void step_add(const StepMatrix& w, const float* x, float* y, cudaStream_t stream) {
-  // The columns of most models go in one launch; larger ones' down projections as even parts, each of which adds to y. A thread block
-  // keeps its part of x in shared memory, of which GPUs for desktops have 99 KiB.
+  // The columns of most models go in one launch; larger ones' down projections as even parts, each of which adds to y.
+  // A thread block keeps its part of x in shared memory, of which GPUs for desktops have 99 KiB.
   constexpr uint32_t kMostColumns = 24576;
   static_assert(kMostColumns * sizeof(float) <= size_t{99} << 10U);
   const uint32_t parts = (w.columns + kMostColumns - 1) / kMostColumns;
