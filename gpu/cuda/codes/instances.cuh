@@ -25,8 +25,9 @@ Kernels kernels() {
   // What plans of lists go by, on devices of 99, 163 and 227 KiB.
   constexpr size_t kFinish =
       settle_fixed<kDim, kBits>() + sizeof(FinishShared<kDim, kBits, kHeadTiles>);
-  static_assert(kFinish <= finish_bytes(kDim, 4 * kHeadTiles));
-  static_assert(kFinish + 1024 > finish_bytes(kDim, 4 * kHeadTiles));
+  static_assert(kFinish <= finish_bytes(kDim, 4 * kHeadTiles), "finish_bytes() is to be raised");
+  static_assert(kFinish + 1024 > finish_bytes(kDim, 4 * kHeadTiles),
+                "finish_bytes() is to be lowered");
   constexpr size_t kLeast = size_t{99} << 10U;
   static_assert(settle_fixed<kDim, kBits>() + settle_shared<kDim, kBits>() <= kLeast);
   static_assert(kLeastAttend<kDim, kBits, kAttendTiles> <= kLeast || kFinish > kLeast);
