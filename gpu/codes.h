@@ -28,6 +28,7 @@
 #include "gpu/code_doubt.h"
 #include "gpu/code_lists.h"
 #include "gpu/coded_rows.h"
+#include "gpu/kernel_limits.h"
 #include "gpu/step.h"
 
 namespace keyhole::gpu {
@@ -192,5 +193,10 @@ class Codes {
 [[nodiscard]] inline bool codes_supported(const CodesShape& shape) {
   return why_no_codes(shape).empty();
 }
+/// Whether steps of a layer of this shape at least choose among lists of codes (gpu/code_lists.h) on a device with such
+/// limits, where list_rows asks for lists: lists want clusters of thread blocks, and kernels that have them in the
+/// shared memory of a thread block. The capacity matters: a step that may read more rows has more places to choose
+/// from. Asks no device; throws nothing.
+[[nodiscard]] bool chooses_among_lists(const CodesShape& shape, const KernelLimits& limits);
 
 }  // namespace keyhole::gpu

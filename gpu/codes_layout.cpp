@@ -218,4 +218,23 @@ std::string why_no_codes(const CodesShape& shape) {
          " and value_bits " + std::to_string(values) + "; allowed are 2 of both or 4 of both";
 }
 
+bool chooses_among_lists(const CodesShape& shape, const KernelLimits& limits) {
+  if (!limits.clusters || shape.rows_by_host || shape.list_rows == 0) return false;
+  if (!shape.shapes.empty()) {
+    std::vector<float> sinks;
+    const std::vector<CodesShape> parts = parts_of(shape, sinks);
+    return std::any_of(parts.begin(), parts.end(), [&](const CodesShape& part) {
+      return part.layers != 0 && chooses_among_lists(part, limits);
+    });
+  }
+  if (!has_lists(shape)) return false;
+  const uint32_t blocks = std::max(shape.blocks, 1U), kv_heads = std::max(shape.kv_heads, 1U);
+  const size_t places = size_t{blocks} * kMaximaOfBlock + ListSizes(blocks, shape.list_rows).lists;
+  constexpr uint32_t kPlaces = kChoosingBlocks * kChoosingThreads;  // a number of each thread
+  const size_t turns = (places + kPlaces - 1) / kPlaces;
+  return finish_bytes(shape.code.dim, shape.q_heads / kv_heads) +
+             turns * kChoosingThreads * sizeof(float) <=
+         limits.shared_of_block;
+}
+
 }  // namespace keyhole::gpu

@@ -31,6 +31,23 @@ namespace keyhole::gpu {
   return shape.list_rows != 0 && is_device_index_dim(shape.code.dim);
 }
 
+/// Bytes of shared memory of a thread block of the cluster that chooses a step's rows (gpu/cuda/codes/finish.cuh), for
+/// which no other kernel of a step with lists takes more room than there is; beside them it has a number for each 32
+/// rows that it looks at. Of shapes that have lists; kernels assert it when they are compiled.
+[[nodiscard]] constexpr size_t finish_bytes(uint32_t dim, uint32_t group) {
+  const uint32_t column = group <= 4 ? 0 : group <= 8 ? 1 : 2;
+  constexpr size_t k64[] = {50688, 55808, 71168}, k80[] = {56320, 62208, 80384},
+                   k96[] = {61696, 67840, 88064}, k128[] = {72448, 80128, 104960},
+                   k256[] = {99072, 111872, 155648};
+  return dim <= 64    ? k64[column]
+         : dim <= 80  ? k80[column]
+         : dim <= 96  ? k96[column]
+         : dim <= 128 ? k128[column]
+                      : k256[column];
+}
+/// Thread blocks of that cluster, and threads of each.
+inline constexpr uint32_t kChoosingBlocks = 8, kChoosingThreads = 256;
+
 /// Bytes that the choice among a KV head's lists comes to: ChosenLists of gpu/cuda/codes/params.h.
 inline constexpr size_t kEndsOfLists = 1280;
 /// Bytes of what steps of a layer tell those behind them: ListMemory of gpu/cuda/codes/list_params.h.

@@ -4,6 +4,7 @@
 #include "gpu/blocked.h"
 #include "gpu/codes.h"
 #include "gpu/copy.h"
+#include "gpu/kernel_limits.h"
 #include "gpu/kmeans.h"
 #include "gpu/listed.h"
 #include "gpu/neighbours.h"
@@ -36,6 +37,14 @@ std::unique_ptr<NeighbourSearch> Device::make_neighbours(const NeighbourConfig&)
   return nullptr;
 }
 std::unique_ptr<KMeans> Device::make_kmeans(const KMeansConfig&) const { return nullptr; }
+
+KernelLimits limits_of_capability(int major, int minor) {
+  constexpr size_t kKiB = 1024;
+  if (major > 12) return {};
+  if (major == 12) return {true, 99 * kKiB};
+  if (major >= 9) return {true, 227 * kKiB};
+  return {false, (minor == 6 || minor == 9 ? 99 : 163) * kKiB};
+}
 
 std::string unsupported_reason(const DeviceInfo& device) {
   constexpr int kLeastMajor = 8;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu/kernel_limits.h"
 #include "gpu/resident.h"
 #include "gpu/step.h"
 
@@ -122,13 +123,6 @@ struct DeviceInfo {
 /// Throws Error(invalid_argument) for another text there, Error(device_error) where the device has no kernels;
 /// Error(unsupported) in a build without CUDA.
 [[nodiscard]] int kernels_major(int ordinal);
-
-/// Whether steps on the device choose among lists of codes (gpu/code_lists.h), for which kernels of compute capability 9.0 run on
-/// it. Throws as kernels_major().
-[[nodiscard]] inline bool chooses_among_lists(int ordinal) {
-  constexpr int kClusters = 9;
-  return kernels_major(ordinal) >= kClusters;
-}
 
 /// Why no session can run on the device; empty: it can. Kernels need compute capability 8.0 (asynchronous copies to
 /// shared memory, bf16 on tensor cores).

@@ -13,6 +13,10 @@ int kernels_major(int) {
   throw Error(Status::unsupported, "kernels for a CUDA device: this build has no CUDA in it");
 }
 
+KernelLimits kernel_limits(int) {
+  throw Error(Status::unsupported, "limits of a CUDA device: this build has no CUDA in it");
+}
+
 std::unique_ptr<Device> make_cuda_device(const CudaConfig&) {
   throw Error(Status::unsupported, "a CUDA device: this build has no CUDA in it");
 }

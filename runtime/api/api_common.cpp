@@ -41,17 +41,29 @@ static_assert(static_cast<int>(Memory::device) == KEYHOLE_DEVICE);
 // A fixed array: keeping an error text must not itself run out of memory.
 thread_local char last_error[1024] = "";
 
-/// ModelShape::device_lists of a plan. What a GPU says that runs no kernels, or is not to be had now, is no error: a plan needs none.
-bool may_choose_among_lists(const keyhole_engine_config& engine) {
+/// ModelShape::device_limits of a plan. What a GPU says that runs no kernels, or is not to be had now, is no error: a
+/// plan needs none.
+gpu::KernelLimits limits_of_plan(const keyhole_engine_config& engine) {
+  constexpr uint32_t kLeast = 80, kMost = 999;
+  const uint32_t capability = engine.device_capability;
+  if (capability != KEYHOLE_AUTO && (capability < kLeast || capability > kMost)) {
+    throw Error(Status::invalid_argument,
+                "device_capability is " + std::to_string(capability) +
+                    ", allowed: 0 (the GPU's that is here), 80..999 (8.0..99.9)");
+  }
+  if (engine.device == KEYHOLE_DEVICE_HOST) return {};
+  if (capability != KEYHOLE_AUTO) {
+    return gpu::limits_of_capability(static_cast<int>(capability) / 10,
+                                     static_cast<int>(capability) % 10);
+  }
   const std::vector<gpu::DeviceInfo> gpus = gpu::cuda_devices();
   const uint32_t ordinal = engine.device_ordinal;
-  if (engine.device == KEYHOLE_DEVICE_HOST || ordinal >= gpus.size()) return true;
-  if (!gpu::unsupported_reason(gpus[ordinal]).empty()) return true;
+  if (ordinal >= gpus.size() || !gpu::unsupported_reason(gpus[ordinal]).empty()) return {};
   try {
-    return gpu::chooses_among_lists(static_cast<int>(ordinal));
+    return gpu::kernel_limits(static_cast<int>(ordinal));
   } catch (const Error& e) {
     if (e.status() == Status::invalid_argument) throw;
-    return true;
+    return {};
   }
 }
 
@@ -150,7 +162,7 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
         session == nullptr ? session_defaults : read_struct(session, session_defaults, "session");
     // The plan is about `context`, not about the longest that the session allows.
     ModelShape model = check_model(e);
-    model.device_lists = may_choose_among_lists(e);
+    model.device_limits = limits_of_plan(e);
     const std::string why_host = unsupported_on_device(model);
     if (e.device == KEYHOLE_DEVICE_CUDA && !why_host.empty()) refuse_cuda(why_host);
     const bool host_device = e.device == KEYHOLE_DEVICE_HOST || !why_host.empty();

@@ -81,7 +81,7 @@ Engine::Engine(const keyhole_engine_config& config, std::shared_ptr<const gpu::D
     why_host = std::move(choice.reason);
     if (choice.cuda) {
       device_ = gpu::make_cuda_device(cuda_config(config.device_ordinal, signal, timeout_ms));
-      model_.device_lists = gpu::chooses_among_lists(static_cast<int>(ordinal));
+      model_.device_limits = gpu::kernel_limits(static_cast<int>(ordinal));
     }
   }
   if (model_.layers_differ() && has_streams()) {

@@ -108,19 +108,19 @@ gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens, const Session
   shape.sinks = model.sinks.empty() ? nullptr : model.sinks.data();
   shape.coded_layers = plan.count();
   shape.rows_by_host = plan.rows_by_host;
-  // The device chooses among lists of rows that it reads, where there may be enough of them.
-  shape.lists_from = lists_from(plan, model);
-  const bool chooses = model.device_lists && !plan.rows_by_host;
-  if (chooses && shape.blocks * kCodeBlock >= shape.lists_from) {
-    shape.list_rows = plan.lists.rows;
-    shape.list_share.share = plan.lists.share;
-    shape.list_share.miss = plan.lists.miss;
-  }
   shape.shapes = model.device_shapes();
   if (!shape.shapes.empty()) {
     shape.coded.assign(plan.layers.begin(), plan.layers.begin() + shape.layers);
   }
-  return shape;
+  // The device chooses among lists of rows that it reads, where there may be enough of them and it has kernels for
+  // that.
+  shape.lists_from = lists_from(plan, model);
+  if (shape.blocks * kCodeBlock < shape.lists_from) return shape;
+  gpu::CodesShape listed = shape;
+  listed.list_rows = plan.lists.rows;
+  listed.list_share.share = plan.lists.share;
+  listed.list_share.miss = plan.lists.miss;
+  return gpu::chooses_among_lists(listed, model.device_limits) ? listed : shape;
 }
 
 CodeBytes code_bytes(const CodePlan& plan, uint64_t tokens, const SessionParams& params,

@@ -55,9 +55,9 @@ struct ModelShape {
   std::vector<float> sinks;     ///< learned, of each layer in turn `[q_heads]`; empty: none
   std::vector<Window> windows;  ///< `[layers]`; empty: no layer slides
   bool has_rope = false;        ///< RoPE's base was given, of one layer at least
-  /// Whether steps on the engine's device choose among lists of codes; where no device is known they are thought to. Without it there
-  /// are no lists, and no memory for them.
-  bool device_lists = true;
+  /// Of the engine's device, where that is known: they say whether its steps choose among lists of codes. Where they do
+  /// not, there are no lists, and no memory for them.
+  gpu::KernelLimits device_limits = {};
 
   [[nodiscard]] const LogitParams& logits_of(uint32_t layer) const {
     return logits_of_layer(logits, layer_logits, layer);

@@ -55,7 +55,7 @@ uint32_t lists_from(const CodePlan& plan, const ModelShape& model) {
 
 bool gains_by_lists(const CodePlan& plan, const index::CodeListing& lists, const CodeBytes& room,
                     uint64_t tokens, const SessionParams& params, const ModelShape& model) {
-  if (!plan.any() || plan.rows_by_host || !model.device_lists) return false;
+  if (!plan.any() || plan.rows_by_host) return false;
   const uint64_t rows = coded_rows(tokens, params);
   for (uint32_t l = 0; l < plan.layers.size(); ++l) {
     if (params.is_dense(l)) continue;
@@ -66,6 +66,7 @@ bool gains_by_lists(const CodePlan& plan, const index::CodeListing& lists, const
   }
   CodePlan with = plan;
   with.lists = lists;
+  if (codes_shape(with, tokens, params, model).list_rows == 0) return false;  // the device has none
   const CodeBytes bytes = code_bytes(with, tokens, params, model);
   return bytes.device <= room.device / 2 && bytes.pinned <= room.pinned;
 }

@@ -38,6 +38,50 @@ TEST(CodesLayout, BytesAreThoseOfBlocksAndALittle) {
   EXPECT_GE(more - bytes, blocks / 512);
 }
 
+/// A step that may read more rows has more places to choose from, in the shared memory of the cluster that chooses.
+TEST(CodesLayout, ListsWantClustersAndSharedMemory) {
+  CodesShape shape = of_8b(512);
+  EXPECT_FALSE(chooses_among_lists(shape, {})) << "it asks for none";
+  shape.list_rows = 64;
+  EXPECT_TRUE(chooses_among_lists(shape, {}));
+  EXPECT_FALSE(chooses_among_lists(shape, limits_of_capability(8, 0)));
+  EXPECT_TRUE(chooses_among_lists(shape, limits_of_capability(9, 0)));
+  EXPECT_TRUE(chooses_among_lists(shape, limits_of_capability(12, 0)));
+  shape.rows_by_host = true;
+  EXPECT_FALSE(chooses_among_lists(shape, {}));
+  shape.rows_by_host = false;
+  for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U, 512U}) {
+    for (const uint32_t group : {1U, 4U, 5U, 8U, 9U, 16U}) {
+      shape.q_heads = 8 * group;
+      shape.code = {dim, 4, 4};
+      shape.blocks = 256;
+      EXPECT_EQ(chooses_among_lists(shape, limits_of_capability(9, 0)), dim <= 256) << dim;
+      const bool fits = dim < 128 || (dim == 128 && group <= 8) || (dim == 256 && group <= 4);
+      EXPECT_EQ(chooses_among_lists(shape, limits_of_capability(12, 0)), fits)
+          << dim << ", group " << group;
+    }
+  }
+  shape.q_heads = 32;
+  shape.code = {256, 4, 4};
+  shape.blocks = 4096;
+  EXPECT_FALSE(chooses_among_lists(shape, limits_of_capability(12, 0))) << "1M rows";
+  EXPECT_TRUE(chooses_among_lists(shape, limits_of_capability(9, 0)));
+}
+
+/// Of layers of several shapes those with kernels have lists.
+TEST(CodesLayout, ListsAreThoseOfALayerAtLeast) {
+  CodesShape shape = of_8b(256);
+  shape.list_rows = 64;
+  shape.layers = 2;
+  shape.shapes = {{32, 8, 512}, {32, 8, 512}};
+  shape.coded = {1, 1};
+  EXPECT_FALSE(chooses_among_lists(shape, {}));
+  shape.shapes[1] = {32, 8, 128};
+  EXPECT_TRUE(chooses_among_lists(shape, {}));
+  shape.coded[1] = 0;
+  EXPECT_FALSE(chooses_among_lists(shape, {})) << "that layer has no codes";
+}
+
 TEST(CodesLayout, TakesMemoryForTheLayersThatHaveCodes) {
   CodesShape some = of_8b(64), few = of_8b(64);
   some.coded_layers = 5;

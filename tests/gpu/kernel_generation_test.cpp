@@ -26,6 +26,17 @@ TEST(KernelGeneration, IsAtMostTheDevices) {
   EXPECT_EQ(kernels_have_clusters(0), kernels_major(0) >= 9);
 }
 
+/// What plans go by, who ask no kernel.
+TEST(KernelGeneration, IsKnownWithoutAskingKernels) {
+  KEYHOLE_NEEDS_GPU();
+  for (const char* capability : {"", "8.0", "8.9", "9.0", "12.0"}) {
+    const Forced forced(capability);
+    const KernelLimits limits = kernel_limits(0);
+    EXPECT_EQ(limits.clusters, kernels_have_clusters(0)) << capability;
+    EXPECT_EQ(limits.shared_of_block, shared_memory_of(0).of_block) << capability;
+  }
+}
+
 TEST(KernelGeneration, CanBeLoweredAndNotRaised) {
   KEYHOLE_NEEDS_GPU();
   int own = 0;

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "gpu/codes_layout.h"
+#include "gpu/cuda/codes/codes_variants.h"
 #include "gpu/cuda/common/kernel_generation.h"
 #include "tests/gpu/codes_layer.h"
 #include "tests/scoped_variable.h"
@@ -71,6 +73,40 @@ TEST(CodesInSmallShared, EveryShapeFits) {
       }
     }
   }
+}
+
+/// What plans foresee of lists is what steps then have.
+TEST(CodesInSmallShared, ListsAreWherePlansSayThatTheyAre) {
+  if (cuda_devices().empty()) GTEST_SKIP() << cuda_status();
+  uint32_t with = 0, without = 0;
+  for (const char* capability : {"", "8.0", "9.0", "12.0"}) {
+    const keyhole::test::ScopedVariable forced("KEYHOLE_CUDA_CAPABILITY", capability);
+    const KernelLimits limits = kernel_limits(0);
+    for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U}) {
+      for (const uint32_t bits : {2U, 4U}) {
+        for (const uint32_t group : {1U, 4U, 6U, 8U, 12U, 16U}) {
+          for (const uint32_t blocks : {128U, 4096U}) {
+            CodesShape shape;
+            shape.layers = 1;
+            shape.kv_heads = 2;
+            shape.q_heads = 2 * group;
+            shape.code = {dim, bits, bits};
+            shape.blocks = blocks;
+            shape.exact_rows = 16;
+            shape.list_rows = 64;
+            const CodesVariants variants(shape, CodesLayout(shape), 0, 640);
+            const bool has = variants.of(1).lists.list_capacity != 0;
+            EXPECT_EQ(has, chooses_among_lists(shape, limits))
+                << "'" << capability << "', dim " << dim << ", " << bits << " bits, group " << group
+                << ", " << blocks << " blocks";
+            (has ? with : without) += 1;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(with, 0U);
+  EXPECT_GT(without, 0U);
 }
 
 }  // namespace

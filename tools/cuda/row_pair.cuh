@@ -37,12 +37,14 @@ __device__ inline float dot8(const uint4& w, const float4& x, const float4& y, f
 }
 
 /// Two rows of a matrix in bf16, columns a multiple of 8, on their way to a warp. All lanes of the warp call its
-/// functions.
+/// functions. stride: numbers from a row to the next, likewise a multiple of 8.
 class RowPair {
  public:
   __device__ RowPair(const __nv_bfloat16* base, uint2 rows, uint32_t columns)
-      : row0_(reinterpret_cast<const uint4*>(base + size_t{rows.x} * columns)),
-        row1_(reinterpret_cast<const uint4*>(base + size_t{rows.y} * columns)),
+      : RowPair(base, rows, columns, columns) {}
+  __device__ RowPair(const __nv_bfloat16* base, uint2 rows, uint32_t columns, uint32_t stride)
+      : row0_(reinterpret_cast<const uint4*>(base + size_t{rows.x} * stride)),
+        row1_(reinterpret_cast<const uint4*>(base + size_t{rows.y} * stride)),
         pieces_(columns / 8) {
     load();
   }

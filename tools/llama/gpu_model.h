@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/llama/kv_share.h"
 #include "tools/llama/prefill.h"
 #include "tools/llama/read_ahead.h"
 #include "tools/llama/weights.h"
@@ -100,6 +101,8 @@ struct DeviceSink {
   /// Called like a LayerSink. The chunk is complete, and may change as soon as the call returns. k and v of layers that attend
   /// to all tokens have been copied to the host while the GPU went on, as a cache keeps them there.
   std::function<void(const DeviceLayerChunk&)> take;
+  KvShare share = {};           ///< what is to be copied to the host
+  uint64_t* brought = nullptr;  ///< counts the bytes that were; null: not wanted
 };
 
 /// Computes prefill() of prefill.h on the GPU: the same logits up to rounding (attention in fp16 with fp32 sums,

@@ -60,7 +60,8 @@ uint64_t GpuChunkSizes::device_bytes() const {
 }
 
 GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, size_t export_bytes,
-                                  std::string_view pattern, size_t wanted_chunk) {
+                                  std::string_view pattern, size_t wanted_chunk,
+                                  const KvShare& share) {
   // What keyhole_prompt_attend() says: for at least 16 tiles of queries, a list and 8 samples of each block of 64
   // tokens.
   constexpr size_t kListBytes = size_t{160} << 20U;
@@ -81,6 +82,8 @@ GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, size
   sizes.kv = tokens * config.kv_width();
   sizes.q = chunk * config.q_width();
   sizes.exported = export_bytes == 0 ? 0 : chunk * (config.q_width() + 2 * config.kv_width());
+  sizes.brought =
+      export_bytes == 0 ? 0 : 2 * chunk * share.heads_of(config.kv_heads) * config.head_dim;
   sizes.export_bytes = export_bytes;
   sizes.exports = export_bytes == 0 ? 0 : kExportedAtOnce / export_bytes;
   sizes.logits = config.vocab_size;

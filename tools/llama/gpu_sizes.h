@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "tools/llama/config.h"
+#include "tools/llama/kv_share.h"
 
 namespace keyhole::tools {
 
@@ -39,8 +40,10 @@ struct GpuPrefillSizes {
       false;      ///< attention is given f32, which the library takes as sums of two fp16, not f16
   size_t kv = 0;  ///< f16 or f32 `[n, kv_heads, d]`, once for K and once for V
   size_t q = 0;   ///< `[chunk, q_heads, d]`, likewise
-  /// `[chunk, qkv]`, `exports` times; to a sink on the host as much pinned memory, to one on the GPU that of k and v
-  size_t exported = 0;
+  size_t exported =
+      0;  ///< `[chunk, qkv]`, `exports` times; to a sink on the host as much pinned memory
+  size_t brought =
+      0;  ///< `[2, chunk, kv_heads of the sink's share, d]`, in pinned memory to a sink on the GPU
   size_t export_bytes = 0;  ///< of one of these
   /// Chunks that may be enqueued before the sink has taken them: what a sink takes longer for than the device needs for a layer's
   /// first chunks, whose attention is short, it makes up for beside the later ones.
@@ -51,6 +54,10 @@ struct GpuPrefillSizes {
   /// Bytes of a number in attention.
   [[nodiscard]] size_t attended_bytes() const { return fine ? 4 : 2; }
   [[nodiscard]] uint64_t device_bytes() const;
+  /// Bytes of pinned host memory, to a sink on the GPU or on the host.
+  [[nodiscard]] uint64_t pinned_bytes(bool to_device) const {
+    return uint64_t{exports} * export_bytes * (to_device ? brought : exported);
+  }
 };
 /// Attention of prompts up to this many tokens, and of all prompts of a model in fp32, is computed as in fp32, with
 /// operands of two fp16. It takes three times as long as with one, but for so short a prompt that is a tenth of the
@@ -60,10 +67,10 @@ inline constexpr size_t kFineTokens = 4096;
 /// The sizes for a prompt of `tokens` tokens. A sink takes q, K and V of every layer in numbers of `export_bytes`
 /// bytes: 4 or 2, or 0 without a sink. Chunks are the same for all of them.
 /// pattern: that of the prompt's attention, as the library takes it; others than "dense" have operands of one fp16, and
-/// lists of blocks. chunk: GpuModel::set_prefill_chunk().
+/// lists of blocks. chunk: GpuModel::set_prefill_chunk(). share: that of a sink on the GPU.
 [[nodiscard]] GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens,
                                                 size_t export_bytes, std::string_view pattern,
-                                                size_t chunk = 0);
+                                                size_t chunk = 0, const KvShare& share = {});
 
 /// Number of tokens that a GpuDecoder takes at once behind those that are there: enough that the weights, and the
 /// offloaded keys and values, are read seldom, and few enough that a person who interrupts waits only a moment.

@@ -140,6 +140,9 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
     cache.heads_of_ranks_ = options.ranks.communicator;
     engine.q_heads = cache.own_q_heads_ /= size;
     engine.kv_heads = cache.own_kv_heads_ /= size;
+    cache.share_.heads = cache.own_kv_heads_;
+    cache.share_.first_head =
+        cache.own_kv_heads_ * keyhole_communicator_get_rank(options.ranks.communicator);
   } else {
     engine.communicator = options.ranks.communicator;
     engine.context_block = options.ranks.block;
@@ -157,6 +160,11 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
   keyhole_engine_config made;
   keyhole_engine_config_init(&made);
   check(keyhole_engine_get_config(cache.engine_.get(), &made));
+  if (engine.communicator != nullptr) {
+    cache.share_.block = made.context_block;
+    cache.share_.rank = keyhole_communicator_get_rank(engine.communicator);
+    cache.share_.ranks = keyhole_communicator_get_size(engine.communicator);
+  }
   // A format works on host memory, so the rows of a step come through it. The same holds for ranks whose transport
   // gathers host memory alone.
   cache.on_device_ = made.device == KEYHOLE_DEVICE_CUDA && !cache.format_ && !cache.aging_ &&
@@ -253,6 +261,7 @@ KeyholeCache KeyholeCache::fork() const {
   copy.heads_of_ranks_ = heads_of_ranks_;
   copy.own_q_heads_ = own_q_heads_;
   copy.own_kv_heads_ = own_kv_heads_;
+  copy.share_ = share_;
   copy.writes_ = writes_;
   copy.audited_ = audited_;
   copy.on_device_ = on_device_;
@@ -283,8 +292,13 @@ void KeyholeCache::prefill(const LayerChunk& chunk) {
 void KeyholeCache::prefill(const DeviceLayerChunk& chunk) {
   const keyhole_dtype dtype = dtype_of(chunk.type);
   const auto rows = [&](const void* data) {
-    return own_rows(data, kv_heads_, own_kv_heads_, chunk.tokens,
-                    chunk.kv_on_host ? KEYHOLE_PINNED : KEYHOLE_DEVICE, dtype);
+    if (!chunk.kv_on_host) {
+      return own_rows(data, kv_heads_, own_kv_heads_, chunk.tokens, KEYHOLE_DEVICE, dtype);
+    }
+    const int64_t shape[] = {static_cast<int64_t>(chunk.tokens), own_kv_heads_, head_dim_};
+    keyhole_tensor t = keyhole_tensor_host(data, dtype, 3, shape);
+    t.memory = KEYHOLE_PINNED;
+    return t;
   };
   append(places_[chunk.layer], rows(chunk.k), rows(chunk.v),
          own_rows(chunk.q, q_heads_, own_q_heads_, chunk.tokens, KEYHOLE_DEVICE,

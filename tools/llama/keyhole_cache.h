@@ -24,6 +24,7 @@
 #include "tools/caches/kv_format.h"
 #include "tools/llama/aging_rows.h"
 #include "tools/llama/config.h"
+#include "tools/llama/kv_share.h"
 #include "tools/llama/prefill.h"
 
 namespace keyhole::tools {
@@ -110,8 +111,11 @@ class KeyholeCache {
 
   /// Appends a chunk of the prompt to one layer. Its queries guide index types that learn from them.
   void prefill(const LayerChunk& chunk);
-  /// Appends a chunk from a GPU, where on_device(). The chunk is complete, and its type is kv_type().
+  /// Appends a chunk from a GPU, where on_device(). The chunk is complete, its type is kv_type(), and what of it lies
+  /// on the host is of kv_share().
   void prefill(const DeviceLayerChunk& chunk);
+  /// What of a prompt's keys and values this rank stores on its host.
+  [[nodiscard]] const KvShare& kv_share() const { return share_; }
   /// Seconds of wall time of the calls of prefill().
   [[nodiscard]] double prefill_seconds() const { return prefill_seconds_; }
   /// Brings what the prefill appended into the index. `progress` may be null.
@@ -212,6 +216,7 @@ class KeyholeCache {
   // The ranks that share the heads, where the session has only some of them.
   keyhole_communicator* heads_of_ranks_ = nullptr;  ///< null: it has all
   uint32_t own_q_heads_ = 0, own_kv_heads_ = 0;
+  KvShare share_;
   std::vector<float> own_out_, all_out_;
   bool writes_ = true;
   bool audited_ = false;

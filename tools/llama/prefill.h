@@ -31,7 +31,9 @@ struct DeviceLayerChunk {
   const void* q = nullptr;              ///< f16, or f32 where k and v are
   const void* k = nullptr;
   const void* v = nullptr;
-  /// k and v lie in pinned memory of the host, q on the GPU: of a layer whose tokens a cache offloads.
+  /// k and v lie in pinned memory of the host, q on the GPU: of a layer whose tokens a cache offloads. They are
+  /// `[tokens, heads, d]` of the sink's KvShare then, whose tokens alone were brought: finite numbers without a meaning
+  /// stand for the others.
   bool kv_on_host = false;
 };
 

@@ -148,7 +148,8 @@ struct CodesStep {
 [[nodiscard]] bool codes_have_kernels(const CodeShape& shape, uint32_t group);
 
 /// The number of thread blocks per KV head that fill `multiprocessors` of so many bytes of shared memory each. wide:
-/// CodesStep::wide.
+/// CodesStep::wide. Such a pass has Hopper's kernels where these run on the current device, which the caller makes that
+/// of the step: its thread blocks are others then. So it is for code_splits().
 [[nodiscard]] uint32_t code_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
                                  uint32_t multiprocessors,
                                  size_t shared_of_multiprocessor = SIZE_MAX, bool wide = false);

@@ -37,9 +37,10 @@ inline const CodesShape& with_kernels(const CodesShape& shape) {
   return shape;
 }
 
-/// The shape with what the device can use: lists want clusters of thread blocks.
+/// The shape with what the device can use.
 inline CodesShape on_device(CodesShape shape, int device) {
-  if (!kernels_have_clusters(device)) shape.list_rows = 0;
+  const KernelLimits limits{kernels_have_clusters(device), shared_memory_of(device).of_block};
+  if (!chooses_among_lists(shape, limits)) shape.list_rows = 0;
   return shape;
 }
 

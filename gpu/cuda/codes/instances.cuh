@@ -2,11 +2,19 @@
 // each.
 #pragma once
 
+#include "gpu/codes_layout.h"
 #include "gpu/cuda/codes/attend.cuh"
 #include "gpu/cuda/codes/finish.cuh"
 #include "gpu/cuda/codes/finish_single.cuh"
 
 namespace keyhole::gpu::codes {
+
+/// Shared memory of the pass over codes with the fewest stages.
+template <int kDim, int kBits, int kAttendTiles>
+constexpr size_t kLeastAttend =
+    attend_fixed<kDim, kBits, kAttendTiles>() + std::max(sizeof(WarpStates<kDim>),
+                                                         kLeastStages* size_t{kAttendWarps<kDim>} *
+                                                             TilePair<kDim, kBits>::kBytes);
 
 /// kAttendTiles: tiles of 4 heads that a thread block of the pass has registers for; other blocks have the others of
 /// the group.
@@ -14,6 +22,16 @@ template <int kDim, int kBits, int kHeadTiles, int kAttendTiles = kHeadTiles>
 Kernels kernels() {
   static_assert(kHeadTiles % kAttendTiles == 0);
   static_assert(kAttendTiles == kHeadTiles || kDividesGroup<kDim>);
+  // What plans of lists go by, on devices of 99, 163 and 227 KiB.
+  constexpr size_t kFinish =
+      settle_fixed<kDim, kBits>() + sizeof(FinishShared<kDim, kBits, kHeadTiles>);
+  static_assert(kFinish <= finish_bytes(kDim, 4 * kHeadTiles), "finish_bytes() is to be raised");
+  static_assert(kFinish + 1024 > finish_bytes(kDim, 4 * kHeadTiles),
+                "finish_bytes() is to be lowered");
+  constexpr size_t kLeast = size_t{99} << 10U;
+  static_assert(settle_fixed<kDim, kBits>() + settle_shared<kDim, kBits>() <= kLeast);
+  static_assert(kLeastAttend<kDim, kBits, kAttendTiles> <= kLeast || kFinish > kLeast);
+  static_assert(kFinishBlocks == kChoosingBlocks && kFinishThreads == kChoosingThreads);
   Kernels k;
   k.attend = reinterpret_cast<const void*>(&attend_kernel<kDim, kBits, kAttendTiles>);
   k.attend_lists = reinterpret_cast<const void*>(&attend_lists_kernel<kDim, kBits, kAttendTiles>);

@@ -20,6 +20,15 @@ __device__ inline uint32_t settle_splits(const CodesParams& s) {
   return min(kBlocks, max(s.splits - 1, 1U));
 }
 
+/// Bytes of shared memory that a kernel with settle_head() declares, or somewhat more for what lies between its arrays.
+template <int kDim, int kBits>
+constexpr size_t settle_fixed() {
+  constexpr size_t kBetween = 64;
+  const size_t look = kLooksAlone<kDim> ? 0 : attend_fixed<kDim, kBits, 1>();
+  return look + sizeof(CodesParams) + sizeof(RingState) +
+         (kMostPairs + kAttendWarps<kDim>)*sizeof(uint32_t) + kBetween;
+}
+
 /// Settles the KV head by kBlocks thread blocks, of which this one is number `rank`, and in each by the threads that
 /// a pass has. The head's record has what look and merge need. ring: that of the resident tokens before the step. Not
 /// inlined: there is one copy for all kernels of a file, and its registers are not theirs.

@@ -10,6 +10,8 @@ namespace {
 
 __global__ void compiled_with_few_instances_kernel() {}
 
+constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
+
 // Number of devices, or the error that stands in their way.
 cudaError_t count_devices(int& count) {
   count = 0;
@@ -26,6 +28,8 @@ cudaError_t count_devices(int& count) {
 const void* kernel_of_few_instances() {
   return reinterpret_cast<const void*>(&compiled_with_few_instances_kernel);
 }
+
+std::span<const int> architectures_of_few_instances() { return kArchitectures; }
 
 std::vector<DeviceInfo> cuda_devices() {
   int count = 0;

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <string>
 
 #include "gpu/cuda/common/check.h"
@@ -18,6 +19,8 @@ namespace {
 constexpr const char* kVariable = "KEYHOLE_CUDA_CAPABILITY";
 
 __global__ void compiled_with_instances_kernel() {}
+
+constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
 
 struct Capability {
   int major = 0, minor = 0;
@@ -45,22 +48,19 @@ Capability forced_capability() {
   return forced == nullptr || *forced == '\0' ? Capability{} : capability_in(forced);
 }
 
-// Shared memory of a thread block, as NVIDIA's table of compute capabilities has it; of those that it does not know, all that
-// there is.
-size_t shared_of_block(const Capability& of) {
-  constexpr size_t kKiB = 1024;
-  if (of.major > 12) return std::numeric_limits<size_t>::max() / 2;
-  if (of.major == 12) return 99 * kKiB;
-  if (of.major >= 9) return 227 * kKiB;
-  return (of.minor == 6 || of.minor == 9 ? 99 : 163) * kKiB;
+Capability capability_of(int ordinal) {
+  Capability own;
+  check(cudaDeviceGetAttribute(&own.major, cudaDevAttrComputeCapabilityMajor, ordinal),
+        "the device's capability");
+  check(cudaDeviceGetAttribute(&own.minor, cudaDevAttrComputeCapabilityMinor, ordinal),
+        "the device's capability");
+  return own;
 }
 
 }  // namespace
 
 int kernels_major(int ordinal) {
-  int major = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
-        "the device's capability");
+  int major = capability_of(ordinal).major;
   const DeviceScope scope(ordinal);
   for (const void* kernel : {reinterpret_cast<const void*>(&compiled_with_instances_kernel),
                              kernel_of_few_instances()}) {
@@ -72,6 +72,22 @@ int kernels_major(int ordinal) {
   return forced.major == 0 ? major : std::min(major, forced.major);
 }
 
+KernelLimits kernel_limits(int ordinal) {
+  const Capability own = capability_of(ordinal), forced = forced_capability();
+  int major = own.major;
+  for (const std::span<const int> compiled :
+       {std::span<const int>(kArchitectures), architectures_of_few_instances()}) {
+    int newest = 0;
+    for (const int architecture : compiled) {
+      if (architecture <= 100 * own.major + 10 * own.minor) newest = architecture;
+    }
+    major = std::min(major, newest / 100);
+  }
+  if (forced.major != 0) major = std::min(major, forced.major);
+  constexpr int kClusters = 9;
+  return {major >= kClusters, shared_memory_of(ordinal).of_block};
+}
+
 SharedMemory shared_memory_of(int ordinal) {
   int of_block = 0, of_multiprocessor = 0;
   check(cudaDeviceGetAttribute(&of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal),
@@ -81,7 +97,8 @@ SharedMemory shared_memory_of(int ordinal) {
         "the device's limits");
   SharedMemory memory{static_cast<size_t>(of_block), static_cast<size_t>(of_multiprocessor)};
   if (const Capability forced = forced_capability(); forced.major != 0) {
-    const size_t most = shared_of_block(forced);
+    const size_t most = std::min(limits_of_capability(forced.major, forced.minor).shared_of_block,
+                                 std::numeric_limits<size_t>::max() / 2);
     memory.of_block = std::min(memory.of_block, most);
     memory.of_multiprocessor = std::min(memory.of_multiprocessor, most + kReservedOfBlock);
   }
@@ -92,12 +109,8 @@ bool kernels_have_clusters(int ordinal) { return kernels_major(ordinal) >= 9; }
 
 bool hopper_kernels_run_on([[maybe_unused]] int ordinal) {
 #ifdef KEYHOLE_HOPPER
-  int major = 0, minor = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
-        "the device's capability");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal),
-        "the device's capability");
-  return major == 9 && minor == 0 && kernels_have_clusters(ordinal);
+  const Capability own = capability_of(ordinal);
+  return own.major == 9 && own.minor == 0 && kernels_have_clusters(ordinal);
 #else
   return false;
 #endif

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <span>
 
 namespace keyhole::gpu {
 
@@ -28,5 +29,7 @@ inline constexpr size_t kReservedOfBlock = 1024;
 /// An empty kernel that is compiled with those outside of KEYHOLE_CUDA_INSTANCE_ARCHITECTURES, whose code for a device may be
 /// older than that of the instances.
 [[nodiscard]] const void* kernel_of_few_instances();
+/// The virtual architectures that it was compiled for, ascending, a hundred times their compute capability.
+[[nodiscard]] std::span<const int> architectures_of_few_instances();
 
 }  // namespace keyhole::gpu

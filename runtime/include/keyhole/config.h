@@ -179,6 +179,11 @@ typedef struct keyhole_engine_config {
    * audits are made, and those of a CUDA device. */
   keyhole_run_fn run;
   void* run_user;
+  /* Of keyhole_plan() alone, engines take no notice of it: ten times the compute capability of the CUDA device that is
+   * planned for (89: 8.9; 120: 12.0), 80..999, where that is another than this machine's. It says whether layers have
+   * lists of codes there: layers whose codes the host has keep the lists that their index names. AUTO: that of the GPU
+   * device_ordinal, or where there is none, of one that lacks nothing. */
+  uint32_t device_capability;
 } keyhole_engine_config;
 
 /* Fills in struct_size and the defaults; the required fields become 0. */

@@ -249,7 +249,9 @@ typedef struct keyhole_memory_plan {
   uint64_t index_bytes;
   /* Resident K and V and work space on the device. */
   uint64_t device_bytes;
-  /* Exchange buffers between host and device; 0 on a host device. */
+  /* Exchange buffers between host and device; 0 on a host device. A session that was given tokens of a prompt in device
+   * memory has pinned 16 MiB more, through which they come: neither keyhole_statistics nor pinned_memory_limit counts
+   * these. */
   uint64_t pinned_bytes;
   /* 1 if device_bytes is within device_limit, host_bytes + pinned_bytes within host_limit and pinned_bytes +
    * pinned_kv_bytes within pinned_memory_limit. */
@@ -279,9 +281,10 @@ static inline void keyhole_memory_plan_init(keyhole_memory_plan* plan) {
 /* Memory that a session of this shape takes at `context` tokens. Needs no engine, GPU or memory. Limits in bytes, 0:
  * none; device_limit is what is left for Keyhole after the weights. On a host device device_bytes count against
  * host_limit too. Uses the shape, kv_dtype, device (AUTO: as CUDA, or as the host where CUDA does not take the shape),
- * device_ordinal (of a GPU that is here: whether it has lists of codes) and threads (AUTO: 16) of `engine` and
- * sink, window, flush_block, index, budget, tail_partition, offload_placement, budgets, dense_layers, training_queries,
- * audit_share, audit_action, kv_host, pinned_memory_limit and exact_rows_by of `session` (NULL: defaults).
+ * device_capability or that of device_ordinal (whether it has lists of codes; a GPU that is here is asked for its
+ * attributes alone, which takes none of its memory) and threads (AUTO: 16) of `engine` and sink, window, flush_block,
+ * index, budget, tail_partition, offload_placement, budgets, dense_layers, training_queries, audit_share, audit_action,
+ * kv_host, pinned_memory_limit and exact_rows_by of `session` (NULL: defaults).
  * Errors: INVALID_ARGUMENT, also where a size passes 2^63; UNSUPPORTED: a shape that DEVICE_CUDA does not
  * take; those of the budgets file. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_plan(const keyhole_engine_config* engine,

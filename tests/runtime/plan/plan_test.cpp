@@ -72,6 +72,62 @@ TEST(Plan, ListsMakeWayForLayers) {
   }
 }
 
+/// A card that is not here, by its compute capability: lists want clusters of thread blocks, and room in their shared
+/// memory.
+TEST(Plan, ACardHasListsWhereItHasKernelsForThem) {
+  keyhole_session_config c;
+  keyhole_session_config_init(&c);
+  c.budget.tail = KEYHOLE_TAIL_CODES;
+  struct Known {
+    uint32_t q_heads, kv_heads, head_dim, capability;
+    bool lists;
+  };
+  for (const Known& k :
+       {Known{32, 8, 128, 0, true}, Known{32, 8, 128, 80, false}, Known{32, 8, 128, 89, false},
+        Known{32, 8, 128, 90, true}, Known{32, 8, 128, 120, true}, Known{24, 4, 256, 90, true},
+        Known{24, 4, 256, 120, false}, Known{16, 2, 256, 120, false}, Known{32, 2, 128, 120, false},
+        Known{32, 2, 128, 100, true}, Known{16, 1, 64, 120, true}}) {
+    auto e = llama8b();
+    e.q_heads = k.q_heads;
+    e.kv_heads = k.kv_heads;
+    e.head_dim = k.head_dim;
+    e.device_capability = k.capability;
+    e.device = KEYHOLE_DEVICE_CUDA;
+    c.index = "codes:k=4,v=4";
+    const auto codes = plan(e, &c, 131072);
+    c.index = "codes:k=4,v=4,lists=64,from=32768";
+    const auto lists = plan(e, &c, 131072);
+    EXPECT_EQ(lists.code_bytes > codes.code_bytes, k.lists)
+        << k.q_heads << "/" << k.kv_heads << " of " << k.head_dim << " on " << k.capability;
+    if (!k.lists) EXPECT_EQ(lists.device_bytes, codes.device_bytes);
+  }
+}
+
+/// Layers that a card without lists has no room for are the host's, with the lists that their index names.
+TEST(Plan, TheHostHasListsBesideACardThatHasNone) {
+  keyhole_session_config c;
+  keyhole_session_config_init(&c);
+  c.budget.tail = KEYHOLE_TAIL_CODES;
+  auto e = llama8b();
+  e.device_capability = 89;
+  e.device = KEYHOLE_DEVICE_HOST;
+  const auto of_index = [&](const char* index, uint64_t limit) {
+    c.index = index;
+    return plan(e, &c, 131072, limit);
+  };
+  const auto all_on_host = of_index("codes:k=4,v=4,lists=64", 0);
+  ASSERT_GT(all_on_host.index_bytes, of_index("codes:k=4,v=4", 0).index_bytes);
+  e.device = KEYHOLE_DEVICE_CUDA;
+  const uint64_t limit = uint64_t{3} << 30U;
+  const auto some = of_index("codes:k=4,v=4,lists=64", limit);
+  const auto codes = of_index("codes:k=4,v=4", limit);
+  ASSERT_GT(some.code_layers, 0U);
+  ASSERT_LT(some.code_layers, e.layers);
+  EXPECT_EQ(some.code_layers, codes.code_layers);
+  EXPECT_EQ(some.device_bytes, codes.device_bytes);
+  EXPECT_EQ(some.index_bytes, all_on_host.index_bytes / e.layers * (e.layers - some.code_layers));
+}
+
 // A GPU has no kernels for it: what the engine then does on the host.
 TEST(Plan, AModelOfTooManyQueryHeadsForAGpuIsOneOfTheHost) {
   auto mqa = llama8b();
@@ -151,6 +207,12 @@ TEST(Plan, RefusesNonsense) {
   e.head_dim = 256;
   e.kv_dtype = KEYHOLE_F32;
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_plan(&e, nullptr, uint64_t{1} << 31, 0, 0, &p));
+  for (const uint32_t capability : {8U, 75U, 1000U}) {
+    e = llama8b();
+    e.device_capability = capability;
+    EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_plan(&e, nullptr, 1000, 0, 0, &p));
+    expect_error_text("device_capability is " + std::to_string(capability));
+  }
   // What is to lie on the device must have codes.
   e = llama8b();
   keyhole_session_config s;

@@ -103,6 +103,16 @@ TEST(Plan, ReadsTheShapeFromAModel) {
       plan_json({"--context", "128k", "--index", "flat"}, {"plan", "--model", folder.path()});
   EXPECT_EQ(from_model["dtype"], "f16");
   EXPECT_EQ(from_model, plan_json({"--context", "128k", "--index", "flat"}));
+  EXPECT_EQ(from_model["prompt"], nullptr) << "it is computed on the host";
+  // 8 heads of 128 components: K and V of four chunks in 16 bits are under way.
+  const std::vector<std::string> gpu = {"--context", "128k", "--gpu-memory", "80GiB"};
+  const json prompt = plan_json(gpu, {"plan", "--model", folder.path()})["prompt"];
+  const uint64_t of_token = 4 * 2 * 1024 * 2;
+  EXPECT_EQ(prompt["pinned_bytes"].get<uint64_t>() % (128 * of_token), 0U);
+  EXPECT_GE(prompt["pinned_bytes"].get<uint64_t>(), 64U << 20U);
+  EXPECT_LE(prompt["pinned_bytes"].get<uint64_t>(), 128U << 20U);
+  EXPECT_GT(prompt["device_bytes"].get<uint64_t>(), uint64_t{131072} * 4096 * 4);
+  EXPECT_EQ(plan_json(gpu)["prompt"], nullptr) << "of no model that is known";
   write_config(R"(,"torch_dtype":"float32")");
   const json wide =
       plan_json({"--context", "128k", "--index", "flat"}, {"plan", "--model", folder.path()});
@@ -305,6 +315,15 @@ TEST(Plan, CountsListsWhereACardHasThem) {
     EXPECT_GT(now[i], now[0] + now[0] / 2) << indexes[i];
   }
   EXPECT_EQ(code_bytes("A100 80GB", {"auto"})[0], now[0]) << "and auto takes none there";
+}
+
+TEST(Plan, SaysWhyAutoTakesNoListsOnAGpu) {
+  const auto says = [](const std::vector<std::string>& args) {
+    return plan(args).out.find("no lists of codes on a GPU") != std::string::npos;
+  };
+  EXPECT_TRUE(says({"--context", "128k", "--gpu-memory", "24GiB"}));
+  EXPECT_FALSE(says({"--context", "128k"})) << "a host has them";
+  EXPECT_FALSE(says({"--context", "128k", "--gpu-memory", "24GiB", "--index", "codes:k=4,v=4"}));
 }
 
 /// Where no codes fit on a card the host has them, whose lists do not depend on the card.

@@ -90,6 +90,66 @@ TEST(GpuPrefillToDevice, IsThatToTheHostRounded) {
   }
 }
 
+/// A rank's host gets the bytes that it stores, and no others.
+TEST(GpuPrefillToDevice, BringsWhatARankStores) {
+  KEYHOLE_NEEDS_GPU();
+  const TemporaryFolder folder;
+  write_model(folder.path(), small_config(), random_weights(small_config(), ElementType::bf16, 2),
+              ElementType::bf16);
+  const LlamaModel model = load_llama(folder.path());
+  const LlamaConfig& config = model.config;
+  if (const std::string refusal = gpu_refusal(config); !refusal.empty()) GTEST_SKIP() << refusal;
+  ASSERT_GE(config.kv_heads, 2U);
+  const GpuModel gpu(model);
+  std::vector<uint32_t> tokens(8192 + 777);
+  std::mt19937 random(8);
+  for (uint32_t& token : tokens) token = random() % 37;
+  struct Brought {
+    std::vector<float> k, v;
+    uint64_t bytes = 0;
+  };
+  const auto bring = [&](const KvShare& share) {
+    Brought all;
+    DeviceSink sink{ElementType::f16, {}, share, &all.bytes};
+    sink.take = [&](const DeviceLayerChunk& chunk) {
+      if (!chunk.kv_on_host) return;
+      const size_t numbers = chunk.tokens * share.heads_of(config.kv_heads) * config.head_dim;
+      append<__half>(all.k, chunk.k, numbers);
+      append<__half>(all.v, chunk.v, numbers);
+    };
+    (void)gpu_prefill_to_device(gpu, tokens, sink);
+    return all;
+  };
+  const Brought all = bring({});
+  const size_t row = config.kv_width(), d = config.head_dim;
+  EXPECT_EQ(all.bytes, 2 * (all.k.size() + all.v.size()));
+  EXPECT_EQ(all.k.size() % (tokens.size() * row), 0U);
+
+  KvShare second;
+  second.first_head = second.heads = 1;
+  const Brought head = bring(second);
+  EXPECT_EQ(head.bytes * config.kv_heads, all.bytes);
+  ASSERT_EQ(head.k.size() * config.kv_heads, all.k.size());
+  for (size_t i = 0; i < head.k.size(); ++i) {
+    ASSERT_EQ(head.k[i], all.k[i / d * row + d + i % d]) << i;
+    ASSERT_EQ(head.v[i], all.v[i / d * row + d + i % d]) << i;
+  }
+
+  const KvShare last{0, 0, 512, 2, 3};
+  const Brought blocks = bring(last);
+  uint64_t own = 0;
+  ASSERT_EQ(blocks.k.size(), all.k.size());
+  for (size_t i = 0; i < all.k.size(); ++i) {
+    ASSERT_TRUE(std::isfinite(blocks.k[i]) && std::isfinite(blocks.v[i])) << i;
+    if (i / row % tokens.size() / 512 % 3 != 2) continue;
+    ++own;
+    ASSERT_EQ(blocks.k[i], all.k[i]) << i;
+    ASSERT_EQ(blocks.v[i], all.v[i]) << i;
+  }
+  EXPECT_EQ(blocks.bytes, 4 * own);
+  EXPECT_LT(blocks.bytes, all.bytes * 2 / 5);
+}
+
 /// |a - b| / |b|
 double difference(const std::vector<float>& a, const std::vector<float>& b) {
   double squares = 0.0, norm = 0.0;

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "tests/tools/llama/synthetic_model.h"
 
 namespace keyhole::tools {
@@ -50,6 +53,44 @@ TEST(GpuPrefillSizes, AddUpToWhatAPromptTakes) {
   EXPECT_EQ(halves.rows.chunk, sizes.rows.chunk);
   EXPECT_EQ(halves.device_bytes() - alone.device_bytes(), 4 * on_card(sizes.rows.chunk * 6144 * 2))
       << "twice as many chunks of half the bytes";
+}
+
+/// Pinned memory of the host, through which K and V come: four chunks of them to a cache on the GPU.
+TEST(GpuPrefillSizes, CountWhatIsPinned) {
+  const GpuPrefillSizes sizes = gpu_prefill_sizes(llama_8b(), 131072, 2, "dense");
+  EXPECT_EQ(sizes.pinned_bytes(true), 4 * 2 * sizes.rows.chunk * 1024 * 2);
+  EXPECT_EQ(sizes.pinned_bytes(false), 4 * sizes.rows.chunk * 6144 * 2);
+  EXPECT_EQ(gpu_prefill_sizes(llama_8b(), 131072, 0, "dense").pinned_bytes(false), 0U);
+  KvShare quarter;
+  quarter.first_head = 4;
+  quarter.heads = 2;
+  EXPECT_EQ(4 * gpu_prefill_sizes(llama_8b(), 131072, 2, "dense", 0, quarter).pinned_bytes(true),
+            sizes.pinned_bytes(true));
+}
+
+TEST(KvShares, HaveEachTokenOnce) {
+  for (const size_t block : {1U, 5U, 64U}) {
+    for (const uint32_t ranks : {1U, 3U}) {
+      std::vector<int> owners(200);
+      for (uint32_t rank = 0; rank < ranks; ++rank) {
+        const KvShare share{0, 0, block, rank, ranks};
+        for (size_t first = 0; first < owners.size(); first += 50) {
+          share.for_each_run(first, 50, [&](size_t token, size_t n) {
+            EXPECT_GE(token, first);
+            EXPECT_LE(token + n, first + 50);
+            for (size_t t = token; t < token + n; ++t) {
+              EXPECT_EQ(t / block % ranks, rank);
+              ++owners[t];
+            }
+          });
+        }
+      }
+      EXPECT_EQ(std::count(owners.begin(), owners.end(), 1), 200);
+    }
+  }
+  size_t calls = 0;
+  KvShare{}.for_each_run(7, 9, [&](size_t token, size_t n) { calls += token == 7 && n == 9; });
+  EXPECT_EQ(calls, 1U);
 }
 
 TEST(GpuPrefillSizes, AShortPromptIsOneChunk) {

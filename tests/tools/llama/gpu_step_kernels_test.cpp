@@ -83,6 +83,26 @@ TEST(GpuFamilyKernels, AreThoseOfDoublePrecision) {
   }
 }
 
+/// More columns than a thread block of any GPU has shared memory for, and as many as are left over from even parts.
+TEST(GpuStepKernels, DivideTheColumnsOfWideProducts) {
+  KEYHOLE_NEEDS_GPU();
+  std::mt19937 random(5);
+  for (const bool low : {false, true}) {
+    for (const uint32_t width : {24576U, 24584U, 28672U, 61448U}) {
+      SCOPED_TRACE(width);
+      const uint32_t rows = 37;
+      const std::vector<float> x = random_floats(width, 1.0F, random);
+      const std::vector<float> before = random_floats(rows, 1.0F, random);
+      const SplitArray matrix(random_floats(size_t{rows} * width, 0.1F, random), low);
+      const GpuArray<float> device_x(x), sum(before);
+      cuda::step_add({matrix.in(), rows, width}, device_x.get(), sum.get(), nullptr);
+      std::vector<double> expected = product({x.begin(), x.end()}, matrix.read(), 1, rows, width);
+      for (uint32_t i = 0; i < rows; ++i) expected[i] += before[i];
+      EXPECT_LT(relative_error(sum.read(), expected), kTolerance);
+    }
+  }
+}
+
 /// Everything of a step, on one random layer.
 TEST(GpuStepKernels, AreThoseOfDoublePrecision) {
   KEYHOLE_NEEDS_GPU();

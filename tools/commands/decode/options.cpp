@@ -103,8 +103,12 @@ void add_sessions(CLI::App& command, DecodeOptions& options) {
 
 void add_attention(CLI::App& command, DecodeOptions& options) {
   command
-      .add_option("--index", options.index.text,
-                  "Index spec (keyhole compare --help lists the types), or " + ways_help())
+      .add_option(
+          "--index", options.index.text,
+          "Index spec (keyhole compare --help lists the types), auto (codes of all tokens: "
+          "on a GPU of 4 or 2 bits, as there is room, in no lists; on the host of 4 bits in "
+          "lists, and exactly up to 8192 offloaded tokens), or " +
+              ways_help())
       ->type_name("SPEC")
       ->capture_default_str();
   command

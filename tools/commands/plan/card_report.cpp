@@ -84,16 +84,6 @@ uint64_t passes_of(const CardQuestion& question) {
   return divides ? (group + kHeadsOfPass - 1) / kHeadsOfPass : 1;
 }
 
-/// Whether steps choose among lists on the card: by clusters of thread blocks, whose shapes fit into its shared memory.
-bool has_lists_on_card(const CardQuestion& question, double bits) {
-  const uint32_t dim = question.engine.head_dim;
-  const uint32_t group = question.engine.q_heads / question.engine.kv_heads;
-  const bool is_large = (dim == 256 && (group > 8 || (group > 4 && bits > 2.0))) ||
-                        (dim == 128 && group > 8 && bits > 2.0);
-  return question.card.has_clusters() &&
-         (!is_large || question.card.shared_bytes() >= kUsualShared);
-}
-
 /// What is taken for granted of lists.
 std::string of_lists(const Card& card, const CardShares& shares, double components) {
   constexpr double kMicro = 1e6;
@@ -159,10 +149,9 @@ CardEstimate estimate_codes(const CardQuestion& question, const std::string& ind
     constexpr double kFactorBytes = 6.0;  // of a row, with its part of a block's means
     const double of_row = layer.code_bits * layer.head_dim / 4.0 + kFactorBytes;
     const double bytes = static_cast<double>(question.context) * layer.kv_heads * of_row;
-    // A plan without memory for them has no lists: heads are too long, or rows too few.
+    // A plan without memory for them has no lists: the card has no kernels for them, or rows are too few.
     constexpr double kLeastWithLists = 1.25;  // times the codes; lists take more
-    const bool has_lists = has_lists_on_card(question, layer.code_bits) &&
-                           static_cast<double>(layer.code_bytes) > kLeastWithLists * bytes;
+    const bool has_lists = static_cast<double>(layer.code_bytes) > kLeastWithLists * bytes;
     layer.code_bytes = passes_of(question) * static_cast<uint64_t>(bytes);
     return sum_up(question, index, plan.fits != 0,
                   has_lists ? seconds_of_lists(question.card, layer)

@@ -15,6 +15,7 @@
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/common/options.h"
 #include "tools/commands/plan/card_report.h"
+#include "tools/llama/gpu_sizes.h"
 #include "tools/llama/keyhole_cache.h"
 #include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
@@ -77,6 +78,8 @@ struct Request {
   uint64_t weights = 0;
   std::optional<uint64_t> gpu_memory, host_memory, pinned_memory;
   std::optional<Card> card;
+  /// What the decoder takes for a prompt of all tokens on the GPU, where the shape is a model's.
+  std::optional<GpuPrefillSizes> prompt;
 };
 
 uint64_t bytes_sent_per_token(const Request& request) {
@@ -108,9 +111,6 @@ LlamaConfig take_shape_of_model(PlanOptions& options) {
   if (options.dtype == "auto") options.dtype = dtype_name(kv_dtype_of(config));
   return config;
 }
-
-/// Of no GPU that a machine has.
-constexpr uint32_t kNoOrdinal = UINT32_MAX;
 
 /// The card's memory is the limit where none is given, but for what CUDA and a display take of it.
 Card take_card(PlanOptions& options) {
@@ -157,13 +157,20 @@ Request understand(PlanOptions& options) {
   request.ranks = options.ranks;
   request.context = largest_share(request.whole_context, request.ranks);
   if (model) warn_of_context(*model, request.whole_context);
+  if (is_models_own && request.whole_context != 0) {
+    const size_t of_number = engine.kv_dtype == KEYHOLE_F32 ? 4 : 2;
+    request.prompt = gpu_prefill_sizes(*model, request.whole_context, of_number, "dense");
+  }
   if (!options.weights.empty()) request.weights = parse_bytes(options.weights);
   if (!options.gpu_memory.empty()) request.gpu_memory = parse_bytes(options.gpu_memory);
   if (!options.host_memory.empty()) request.host_memory = parse_bytes(options.host_memory);
   if (!options.pinned_memory.empty()) request.pinned_memory = parse_bytes(options.pinned_memory);
   engine.device = request.gpu_memory ? KEYHOLE_DEVICE_CUDA : KEYHOLE_DEVICE_HOST;
-  // What the library would ask a GPU of this machine is no matter for another card.
-  if (request.card) engine.device_ordinal = kNoOrdinal;
+  if (!request.gpu_memory) request.prompt.reset();
+  if (request.card) {
+    engine.device_capability =
+        static_cast<uint32_t>(10 * request.card->compute_major + request.card->compute_minor);
+  }
   return request;
 }
 
@@ -200,35 +207,6 @@ keyhole_memory_plan plan_one(const Request& request, const PlanOptions& options,
   if (status == KEYHOLE_INVALID_ARGUMENT) throw UsageError(keyhole_last_error());
   check(status);
   return plan;
-}
-
-/// A spec of codes without the lists that it names.
-std::string without_lists(std::string spec) {
-  constexpr std::string_view kName = "lists=";
-  for (const char before : {',', ':'}) {
-    const size_t at = spec.find(before + std::string(kName));
-    if (at == std::string::npos) continue;
-    const size_t number = at + 1 + kName.size();
-    const size_t end = spec.find(',', number);
-    spec.replace(number, end == std::string::npos ? end : end - number, "0");
-    break;
-  }
-  return spec;
-}
-
-/// plan_one() for the card that was named, which may have no lists.
-keyhole_memory_plan plan_on_card(const Request& request, const PlanOptions& options,
-                                 const std::string& index, const std::string& budgets) {
-  if (!request.card || request.card->has_clusters()) {
-    return plan_one(request, options, index, budgets);
-  }
-  const keyhole_memory_plan plan = plan_one(request, options, without_lists(index), budgets);
-  // Where the host attends all layers their lists are the host's, which has them.
-  if (plan.code_layers == 0) return plan_one(request, options, index, budgets);
-  const std::string spec = plan.index;
-  if (without_lists(spec) == spec) return plan;
-  // What `auto` means where there are some: without them it is codes of the same bits.
-  return plan_one(request, options, spec.substr(0, spec.find(",lists=")), budgets);
 }
 
 std::string limit_text(const std::optional<uint64_t>& limit) {
@@ -292,6 +270,26 @@ void print(const Request& request, const std::vector<Row>& rows) {
          format_count(longest_text(plan.longest_context, request.ranks))});
   }
   std::fputs(table.text(style).c_str(), stdout);
+  const bool auto_on_gpu = std::any_of(rows.begin(), rows.end(), [](const Row& row) {
+    return row.index.rfind("auto: ", 0) == 0 && row.plan.code_layers != 0;
+  });
+  if (auto_on_gpu) {
+    // bench/RESULTS.md, "Lists of codes on a device".
+    std::puts(
+        "\nauto takes no lists of codes on a GPU: a layer whose heads look at everything takes a "
+        "seventh longer with\nthem, and 4 bits lose more. Where heads look at little, lists=64 "
+        "takes "
+        "46 us a layer in place of 73 (an H100,\n8 KV heads of 128 at 128k) and two and a half "
+        "times "
+        "the memory of codes.");
+  }
+  if (request.prompt) {
+    std::printf(
+        "\nA prompt of all tokens, computed by keyhole, takes %s of the GPU and pins %s beside "
+        "these until its first token.\n",
+        format_bytes(request.prompt->device_bytes()).c_str(),
+        format_bytes(request.prompt->pinned_bytes(true)).c_str());
+  }
   if (!request.gpu_memory) {
     std::puts("\nWithout --gpu-memory the resident tokens (device) lie in host memory as well.");
   }
@@ -303,6 +301,11 @@ ordered_json to_json(const Request& request, const PlanOptions& options,
     return bytes ? ordered_json(*bytes) : ordered_json(nullptr);
   };
   const keyhole_engine_config& e = request.engine;
+  const auto prompt = [&]() -> ordered_json {
+    if (!request.prompt) return nullptr;
+    return {{"device_bytes", request.prompt->device_bytes()},
+            {"pinned_bytes", request.prompt->pinned_bytes(true)}};
+  };
   ordered_json plans = ordered_json::array();
   for (const auto& [index, plan] : rows) {
     plans.push_back({{"index", index},
@@ -336,6 +339,7 @@ ordered_json to_json(const Request& request, const PlanOptions& options,
           {"gpu_memory", limit(request.gpu_memory)},
           {"host_memory", limit(request.host_memory)},
           {"pinned_memory", limit(request.pinned_memory)},
+          {"prompt", prompt()},
           {"plans", plans}};
 }
 
@@ -353,7 +357,7 @@ void add_next_better(const Request& request, const PlanOptions& options, std::ve
   unlimited.gpu_memory = uint64_t{1} << 62;
   unlimited.pinned_memory.reset();
   const auto all_layers_of = [&](const std::string& spec) {
-    return plan_on_card(unlimited, options, spec, "");
+    return plan_one(unlimited, options, spec, "");
   };
   std::string next = was_auto && plan.code_layers == 0 ? kFewest : index;
   if (plan.code_layers == all_layers_of(next).code_layers) {
@@ -363,7 +367,7 @@ void add_next_better(const Request& request, const PlanOptions& options, std::ve
   Row row{"next better: " + next, all_layers_of(next)};
   if (row.plan.code_layers == 0) return;
   row.plan.fits = 0;
-  row.plan.longest_context = plan_on_card(request, options, next, "").longest_context;
+  row.plan.longest_context = plan_one(request, options, next, "").longest_context;
   rows.push_back(row);
 }
 
@@ -397,13 +401,13 @@ void run(PlanOptions options) {
   std::vector<Row> rows;
   if (options.indexes.empty() && options.budgets.empty()) options.indexes.push_back(kAutoIndex);
   for (const std::string& index : options.indexes) {
-    rows.push_back({index, plan_on_card(request, options, index, "")});
+    rows.push_back({index, plan_one(request, options, index, "")});
     if (index == kAutoIndex) rows.back().index = std::string("auto: ") + rows.back().plan.index;
     add_next_better(request, options, rows);
   }
   if (!options.budgets.empty()) {
     const std::string others = options.indexes.empty() ? kAutoIndex : options.indexes.front();
-    rows.push_back({options.budgets, plan_on_card(request, options, others, options.budgets)});
+    rows.push_back({options.budgets, plan_one(request, options, others, options.budgets)});
   }
   std::optional<CardQuestion> question;
   std::vector<CardEstimate> estimates;

@@ -111,7 +111,8 @@ class Sequences {
     Sequence* sequence = nullptr;
     uint32_t number = 0;
   };
-  /// Where the token of a stream's cell is, between batches; without a sequence where it is nowhere.
+  /// In which session the token of a stream's cell is, between batches or while one is placed; without a sequence where
+  /// no session has it, as those that the batch brings.
   [[nodiscard]] Place find(uint32_t stream, uint32_t cell) const;
 
   /// Forgets those that take part in the batch under way.

@@ -178,7 +178,9 @@ Sequences::Place Sequences::find(uint32_t stream, uint32_t cell) const {
     placed_ = cells_.changes();
     places_.assign(cells_.streams() * cells, {});
     for (const auto& sequence : sequences_) {
-      for (size_t i = 0; i < sequence->tokens.size(); ++i) {
+      // Of a sequence that the batch under way goes on with, the list is longer than what its session has to be read.
+      const size_t held = std::min<size_t>(sequence->tokens.size(), sequence->session->tokens(0));
+      for (size_t i = 0; i < held; ++i) {
         const Token& token = sequence->tokens[i];
         for (uint32_t s = 0; s < cells_.streams(); ++s) {
           if (!cells_.holds(s, token)) continue;

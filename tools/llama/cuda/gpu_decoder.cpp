@@ -76,7 +76,8 @@ class GpuDecoder::Steps {
                                  const PrefillProgress& progress) {
     if (cache_.on_device()) {
       const auto take = [this](const DeviceLayerChunk& chunk) { cache_.prefill(chunk); };
-      logits_ = gpu_prefill_to_device(model_, tokens, {cache_.kv_type(), take}, progress);
+      logits_ = gpu_prefill_to_device(model_, tokens, {cache_.kv_type(), take, cache_.kv_share()},
+                                      progress);
     } else {
       const auto take = [this](const LayerChunk& chunk) { cache_.prefill(chunk); };
       logits_ = gpu_prefill(model_, tokens, take, progress);

@@ -2,6 +2,7 @@
 // host takes this one's keys and values, so that neither waits for the other longer than it must.
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <deque>
 #include <memory>
 #include <numeric>
@@ -24,6 +25,7 @@ struct Sink {
     return device == nullptr ? ElementType::f32 : device->type;
   }
   [[nodiscard]] size_t bytes() const { return any() ? element_size(type()) : 0; }
+  [[nodiscard]] KvShare share() const { return device == nullptr ? KvShare{} : device->share; }
 };
 
 /// q, k and v of a chunk on their way to the sink.
@@ -122,7 +124,7 @@ class GpuPrefill {
         progress_(progress),
         n_(tokens.size()),
         sizes_(gpu_prefill_sizes(config_, n_, sink.bytes(), model.prefill_pattern(),
-                                 model.prefill_chunk())),
+                                 model.prefill_chunk(), sink.share())),
         chunk_(sizes_.rows.chunk),
         qkv_width_(config_.q_width() + 2 * config_.kv_width()),
         tokens_(sizes_.tokens),
@@ -211,11 +213,11 @@ class GpuPrefill {
   /// Chunks that are enqueued before the first of them is handed over. Two where nobody takes them, for their progress.
   [[nodiscard]] size_t slots() const { return std::max<size_t>(sizes_.exports, 2); }
   void make_export() {
-    const size_t bytes = sizes_.exported * sizes_.export_bytes;
-    const size_t kv_bytes = 2 * sizes_.rows.chunk * config_.kv_width() * sizes_.export_bytes;
-    exports_.emplace_back(bytes, sink_.host != nullptr     ? bytes
-                                 : sink_.device != nullptr ? kv_bytes
-                                                           : 0);
+    const size_t pinned =
+        sizes_.exports == 0 ? 0 : sizes_.pinned_bytes(sink_.device != nullptr) / sizes_.exports;
+    exports_.emplace_back(sizes_.exported * sizes_.export_bytes, pinned);
+    // What is not brought is looked at all the same: numbers that are not finite would be an error.
+    if (sink_.share().block != 0) std::memset(exports_.back().host.get(), 0, pinned);
   }
 
   /// Where a chunk's q, k and v lie in an export of it.
@@ -266,14 +268,39 @@ class GpuPrefill {
     const Export& out = exports_[item.slot];
     out.ready.record(stream_.get());
     if (sink_.host == nullptr && !brings_kv(item)) return;
-    const size_t width = sink_.host != nullptr ? qkv_width_ : size_t{2} * config_.kv_width();
-    const std::byte* const from =
-        sink_.host != nullptr ? out.device.get() : parts(out.device.get(), item.count).k;
     cuda::check(cudaStreamWaitEvent(copies_.get(), out.ready.get(), 0), "an event");
-    cuda::check(cudaMemcpyAsync(out.host.get(), from, item.count * width * sizes_.export_bytes,
-                                cudaMemcpyDeviceToHost, copies_.get()),
-                "keys and values to the host");
+    if (sink_.host != nullptr) {
+      cuda::check(cudaMemcpyAsync(out.host.get(), out.device.get(),
+                                  item.count * qkv_width_ * sizes_.export_bytes,
+                                  cudaMemcpyDeviceToHost, copies_.get()),
+                  "queries, keys and values to the host");
+    } else {
+      bring_kv(item);
+    }
     out.copied.record(copies_.get());
+  }
+
+  /// Bytes of the keys, or of the values, of a token that are brought to the host.
+  [[nodiscard]] size_t brought_row() const {
+    return sizes_.brought / 2 / chunk_ * sizes_.export_bytes;
+  }
+  /// Enqueues the copy of the share of an item's keys and values.
+  void bring_kv(const Item& item) {
+    const KvShare share = sink_.share();
+    const Export& out = exports_[item.slot];
+    const Parts from = parts(out.device.get(), item.count);
+    const size_t row = brought_row(), pitch = config_.kv_width() * sizes_.export_bytes;
+    const size_t first = size_t{share.first_head} * config_.head_dim * sizes_.export_bytes;
+    share.for_each_run(item.first, item.count, [&](size_t token, size_t n) {
+      const size_t at = token - item.first;
+      for (const bool is_v : {false, true}) {
+        std::byte* const to = out.host.get() + (at + (is_v ? item.count : 0)) * row;
+        cuda::check(cudaMemcpy2DAsync(to, row, (is_v ? from.v : from.k) + at * pitch + first, pitch,
+                                      row, n, cudaMemcpyDeviceToHost, copies_.get()),
+                    "keys and values to the host");
+      }
+      if (sink_.device->brought != nullptr) *sink_.device->brought += 2 * n * row;
+    });
   }
 
   /// All queries of the item but the first `skipped`.
@@ -316,7 +343,7 @@ class GpuPrefill {
         if (on_host) {
           out.copied.wait();
           p.k = out.host.get();
-          p.v = p.k + item.count * config_.kv_width() * sizes_.export_bytes;
+          p.v = p.k + item.count * brought_row();
         }
         sink_.device->take(
             {item.layer, item.first, item.count, sink_.type(), p.q, p.k, p.v, on_host});

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "tools/cuda/early_launch.cuh"
 #include "tools/cuda/row_pair.cuh"
 #include "tools/llama/cuda/memory.h"
@@ -92,26 +94,27 @@ struct Neighbours {
 /// Launched early: weights are asked for before the kernel in front has ended.
 template <class Pairs>
 __global__ void __launch_bounds__(kThreads, 2)
-    step_kernel(StepMatrix w, const float* x, Norm norm, Pairs pairs, float* y) {
+    step_kernel(StepMatrix w, uint32_t stride, const float* x, Norm norm, Pairs pairs, float* y) {
   extern __shared__ __align__(16) unsigned char memory[];
   start_next_kernel();
   const uint32_t count = (w.rows + 1) / 2;
   const uint32_t pair = blockIdx.x * kWarps + threadIdx.x / 32;
   const uint2 rows = pairs.rows(min(pair, count - 1), w.rows);
-  RowPair high(w.w.high, rows, w.columns);
+  RowPair high(w.w.high, rows, w.columns, stride);
   wait_for_inputs();
   const SharedVector input(x, w.columns, norm, memory);
   if (pair >= count) return;
   float2 sum = make_float2(0.0F, 0.0F);
   high.multiply(input.quads, sum);
-  if (w.w.low != nullptr) RowPair(w.w.low, rows, w.columns).multiply(input.quads, sum);
+  if (w.w.low != nullptr) RowPair(w.w.low, rows, w.columns, stride).multiply(input.quads, sum);
   sum = make_float2(warp_sum(sum.x) * input.scale, warp_sum(sum.y) * input.scale);
   if (threadIdx.x % 32 == 0) pairs.write(y, rows, sum);
 }
 
+/// stride: numbers from a row of the matrix to the next.
 template <class Pairs>
-void launch(const StepMatrix& w, const float* x, const Norm& norm, const Pairs& pairs, float* y,
-            cudaStream_t stream) {
+void launch(const StepMatrix& w, uint32_t stride, const float* x, const Norm& norm,
+            const Pairs& pairs, float* y, cudaStream_t stream) {
   const size_t shared = w.columns * sizeof(float);
   if (shared > 48 << 10) {
     check(cudaFuncSetAttribute(step_kernel<Pairs>, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -120,7 +123,7 @@ void launch(const StepMatrix& w, const float* x, const Norm& norm, const Pairs& 
   }
   const uint32_t count = (w.rows + 1) / 2;
   check(early_launch(step_kernel<Pairs>, dim3((count + kWarps - 1) / kWarps), dim3(kThreads),
-                     shared, stream, w, x, norm, pairs, y),
+                     shared, stream, w, stride, x, norm, pairs, y),
         "a step's product");
 }
 
@@ -135,18 +138,28 @@ void begin_step(const StepInput* input, const Split& table, uint32_t width,
 
 void step_qkv(const StepMatrix& w, const float* x, const Norm& norm, const float2* turns,
               uint32_t half, uint32_t rotated_heads, float* qkv, cudaStream_t stream) {
-  launch(w, x, norm, Rotate{turns, half, rotated_heads}, qkv, stream);
+  launch(w, w.columns, x, norm, Rotate{turns, half, rotated_heads}, qkv, stream);
 }
 void step_add(const StepMatrix& w, const float* x, float* y, cudaStream_t stream) {
-  launch(w, x, {}, Neighbours<true>{}, y, stream);
+  // The columns of most models go in one launch; larger ones' down projections as even parts, each of which adds to y.
+  // A thread block keeps its part of x in shared memory, of which GPUs for desktops have 99 KiB.
+  constexpr uint32_t kMostColumns = 24576;
+  static_assert(kMostColumns * sizeof(float) <= size_t{99} << 10U);
+  const uint32_t parts = (w.columns + kMostColumns - 1) / kMostColumns;
+  const uint32_t each = (w.columns / 8 + parts - 1) / parts * 8;
+  for (uint32_t first = 0; first < w.columns; first += each) {
+    const __nv_bfloat16* const low = w.w.low == nullptr ? nullptr : w.w.low + first;
+    const StepMatrix part{{w.w.high + first, low}, w.rows, std::min(each, w.columns - first)};
+    launch(part, w.columns, x + first, {}, Neighbours<true>{}, y, stream);
+  }
 }
 void step_gate_up(const StepMatrix& w, const float* x, const Norm& norm, float* y,
                   cudaStream_t stream) {
-  launch(w, x, norm, Gate{}, y, stream);
+  launch(w, w.columns, x, norm, Gate{}, y, stream);
 }
 void step_logits(const StepMatrix& w, const float* x, const Norm& norm, float* y,
                  cudaStream_t stream) {
-  launch(w, x, norm, Neighbours<false>{}, y, stream);
+  launch(w, w.columns, x, norm, Neighbours<false>{}, y, stream);
 }
 
 }  // namespace keyhole::tools::cuda

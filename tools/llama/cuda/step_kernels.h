@@ -38,7 +38,9 @@ struct StepMatrix {
 /// Enqueues qkv `[rows]` = W norm(x), with the first `rotated_heads` heads of dimension 2 * half turned by RoPE.
 void step_qkv(const StepMatrix& w, const float* x, const Norm& norm, const float2* turns,
               uint32_t half, uint32_t rotated_heads, float* qkv, cudaStream_t stream);
-/// Enqueues y `[rows]` += W x.
+/// Enqueues y `[rows]` += W x. A thread block of the other products has all of the vector in shared memory, 4 bytes of
+/// each column (up to 25,344 of them on GPUs for desktops, more than models have of hidden numbers); this one divides
+/// columns that are more.
 void step_add(const StepMatrix& w, const float* x, float* y, cudaStream_t stream);
 /// Enqueues y `[rows / 2]` = silu(G norm(x)) * (U norm(x)): W is G's rows, then U's.
 void step_gate_up(const StepMatrix& w, const float* x, const Norm& norm, float* y,

@@ -85,6 +85,7 @@ class EngineConfig:
     layer_configs: a LayerConfig for each layer of a model whose layers differ.
     value_dim: components of values and outputs where they are fewer than those of keys.
     values_in_keys: 1: a token's value is the first value_dim components of its key; v is None then in every call.
+    device_capability: of plans alone: ten times the compute capability of a CUDA device that is not here (89: 8.9).
     """
 
     layers: Optional[int] = None
@@ -116,6 +117,7 @@ class EngineConfig:
     value_dim: Optional[int] = None
     values_in_keys: Optional[int] = None
     rope_interleaved: Optional[int] = None
+    device_capability: Optional[int] = None
     sink_logits: Any = None
     layer_configs: Optional[Sequence[LayerConfig]] = None
 

@@ -75,7 +75,7 @@ struct Table<keyhole_engine_config> {
       FIELD(device), FIELD(threads), FIELD(pin_threads), FIELD(spin_us), FIELD(cpu_level),
       FIELD(classifiers), FIELD(device_ordinal), FIELD(signal), FIELD(timeout_ms), FIELD(rope_dim),
       FIELD(rope_beta_fast), FIELD(rope_beta_slow), FIELD(rope_whole_pairs), FIELD(value_dim),
-      FIELD(values_in_keys), FIELD(rope_interleaved)};
+      FIELD(values_in_keys), FIELD(rope_interleaved), FIELD(device_capability)};
 };
 
 template <>

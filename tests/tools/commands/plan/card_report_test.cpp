@@ -32,6 +32,8 @@ CardEstimate estimate(const std::string& card, const std::string& index, const H
   question.engine.head_dim = heads.dim;
   question.engine.kv_dtype = KEYHOLE_F16;
   question.engine.device = KEYHOLE_DEVICE_CUDA;
+  question.engine.device_capability =
+      static_cast<uint32_t>(10 * question.card.compute_major + question.card.compute_minor);
   question.context = tokens;
   keyhole_session_config session;
   keyhole_session_config_init(&session);
@@ -114,9 +116,8 @@ TEST(CardReport, HasNoListsWhereTheirShapesDoNotFit) {
   const Heads of_256{24, 4, 256};
   for (const char* bits : {"k=4,v=4", "k=2,v=2"}) {
     const std::string all = std::string("codes:") + bits, lists = all + ",lists=64,from=32768";
-    const bool fits = all == "codes:k=2,v=2";
-    EXPECT_EQ(seconds("RTX 5090", lists, of_256) < 0.9 * seconds("RTX 5090", all, of_256), fits)
-        << bits;
+    const double read = seconds("RTX 5090", all, of_256);
+    EXPECT_NEAR(seconds("RTX 5090", lists, of_256), read, 0.05 * read) << bits;
     EXPECT_LT(seconds("H100", lists, of_256), 0.9 * seconds("H100", all, of_256)) << bits;
   }
 }

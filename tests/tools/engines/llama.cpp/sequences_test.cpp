@@ -274,6 +274,32 @@ TEST(LlamaCppSequences, TokensThatLeftTheMiddleAreRefilledBehindWhatIsCommon) {
   EXPECT_TRUE(parts[0].sequence->unbuilt);
 }
 
+// What the batch under way brings a session is in its list already: another that has it is to be read.
+TEST(LlamaCppSequences, TokensAreFoundInSessionsThatHaveThem) {
+  Fake fake;
+  const Sequence* first = fake.add(Fake::run(0, 0, 0, 8))[0].sequence;
+  for (int j = 0; j < 8; ++j) fake.owners[j].push_back(1);
+  fake.remove(1, 2, 4);
+  const auto tokens = Fake::run(1, 8, 8, 1);
+  fake.write(tokens);
+  fake.sequences.begin_batch();
+  const Batch batch = fake.read(tokens);
+  const auto parts = fake.sequences.place(0, batch, fake.new_cells, fake.source);
+  ASSERT_TRUE(parts);
+  Sequence* const copy = (*parts)[0].sequence;
+  ASSERT_NE(copy, first);
+  ASSERT_EQ(copy->tokens.size(), 7U);
+  for (uint32_t cell = 4; cell < 8; ++cell) {
+    EXPECT_EQ(fake.sequences.find(0, cell).sequence, first) << cell;
+    EXPECT_EQ(fake.sequences.find(0, cell).number, cell);
+  }
+  EXPECT_EQ(fake.sequences.find(0, 8).sequence, nullptr);
+  static_cast<Counted&>(*copy->session).held = 7;
+  fake.sequences.begin_batch();
+  EXPECT_EQ(fake.sequences.find(0, 8).sequence, copy);
+  EXPECT_EQ(fake.sequences.find(0, 8).number, 6U);
+}
+
 TEST(LlamaCppSequences, WithoutRefillThatIsAnError) {
   Fake fake(false);
   (void)fake.add(Fake::run(0, 0, 0, 8));
