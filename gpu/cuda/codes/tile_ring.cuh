@@ -4,6 +4,9 @@
 // WHY. A pass reads each code once, so what limits it is the number of bytes under way: 4 TB/s times a latency of 1
 // to 1.5 us under load are 4 to 6 MB, 32 to 48 KB for each of 132 multiprocessors. Registers of 16 warps hold one
 // pair ahead, 35 KB at 2 bits and d = 128, which gave 2.6 TB/s; shared memory holds four.
+//
+// Codes are the first to leave the L2 cache, through which a pass sends more than it holds: instructions, queries, resident tokens
+// and what the pass leaves for the kernel behind it stay there. Instructions that run once take twice as long from memory.
 #pragma once
 
 #include "gpu/cuda/codes/queries.cuh"
@@ -104,8 +107,8 @@ class TileRing {
       const uint32_t lane = threadIdx.x % 32;
       static_assert(Pair::kFactorBytes <= 512);
       if (lane < Pair::kFactorBytes / 16) {
-        copy_async(shared_address(memory_) + Pair::kFactorsAt + 16 * lane + in_,
-                   from + kShape.factors_at() + of_block * (kFactorStep - kKeyStep), true);
+        copy_piece(shared_address(memory_) + Pair::kFactorsAt + 16 * lane + in_,
+                   from + kShape.factors_at() + of_block * (kFactorStep - kKeyStep));
       }
     }
     commit_copies();
@@ -118,8 +121,8 @@ class TileRing {
     copy<Pair::kKeyBytes, kKeyPieces>(keys_to_ + in_, from);
     copy<Pair::kValueBytes, kValuePieces>(values_to_ + in_, from + Pair::kValuesAt);
     if (lane < Pair::kFactorBytes / 16) {
-      copy_async(shared_address(memory_) + Pair::kFactorsAt + 16 * lane + in_,
-                 from + Pair::kFactorsAt, true);
+      copy_piece(shared_address(memory_) + Pair::kFactorsAt + 16 * lane + in_,
+                 from + Pair::kFactorsAt);
     }
     commit_copies();
     in_ = next(in_);
@@ -159,17 +162,21 @@ class TileRing {
   static constexpr int kKeyStep = Pair::kKeyBytes, kValueStep = Pair::kValueBytes,
                        kFactorStep = Pair::kFactorBytes;  ///< from pair to pair
 
+  /// Copies 16 bytes of codes.
+  __device__ void copy_piece(uint32_t to, const std::byte* from) const {
+    copy_async_once(to, from, policy_);
+  }
   /// Copies the lane's pieces of kBytes: every 32nd piece. Their places in shared memory are as far apart, or with 8 pieces of a
   /// lane, which change places within 64, by 4 more or less in turn.
   template <uint32_t kBytes, uint32_t kPieces>
-  __device__ static void copy(uint32_t to, const std::byte* from) {
+  __device__ void copy(uint32_t to, const std::byte* from) const {
     static_assert(kBytes % 16 == 0);
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t turn = kPieces != 8 ? 0 : (place_of_piece<8>(lane) & 4U) != 0 ? 0U - 64U : 64U;
 #pragma unroll
     for (uint32_t i = 0; i < kBytes / 16; i += 32) {
       if (kBytes / 16 - i >= 32 || lane < kBytes / 16 - i) {
-        copy_async(to + 16 * i + (i % 64 == 0 ? 0 : turn), from + 16 * i, true);
+        copy_piece(to + 16 * i + (i % 64 == 0 ? 0 : turn), from + 16 * i);
       }
     }
   }
@@ -177,6 +184,7 @@ class TileRing {
     return at + Pair::kBytes == end_ ? 0 : at + Pair::kBytes;
   }
 
+  uint64_t policy_ = read_once();  ///< of the codes, in the L2 cache
   std::byte* memory_;
   uint32_t end_;                  ///< bytes of the ring
   size_t block_stride_;           ///< bytes
