@@ -23,6 +23,19 @@ __device__ inline void copy_async_line(uint32_t to, const void* from, bool valid
                "r"(valid ? 16 : 0)
                : "memory");
 }
+/// What copy_async_once() tells the L2 cache: that the bytes are read once, so that they are the first to go.
+__device__ inline uint64_t read_once() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+/// Copies 16 bytes, both addresses aligned, that nobody will read again soon. For passes over more than the L2 cache holds: what
+/// others read again, their instructions too, stays there. policy: read_once().
+__device__ inline void copy_async_once(uint32_t to, const void* from, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "l"(policy)
+               : "memory");
+}
 /// Copies 4 bytes.
 __device__ inline void copy_async_4(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
