@@ -259,6 +259,7 @@ TEST(StepsOfTokens, AnswerAsEachTokenAlone) {
   run({256, 2, 12, DType::f16, DType::f16}, 5, 30);
   run({64, 4, 8, DType::f16, DType::f32, 15.0F}, 5, 30);
   run({64, 2, 16, DType::f16, DType::f16}, 5, 30);
+  run({64, 4, 6, DType::f32, DType::f32}, 5, 130);
   run({80, 2, 5, DType::f16, DType::f16}, 5, 30);
   run({96, 2, 6, DType::f16, DType::f16, 15.0F}, 5, 30);
   run({128, 2, 4, DType::f16, DType::f16, 0.0F, Signal::host_launch}, 5, 30);

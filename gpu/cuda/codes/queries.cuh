@@ -401,7 +401,9 @@ template <int kDim>
 __device__ inline float mean_logit(const float (*rows)[kDim], const __half* mean, int lane) {
   float sums[4] = {};
 #pragma unroll
-  for (int j = 2 * lane; j < kDim; j += 64) {
+  for (int i = 0; i < kDim; i += 64) {
+    const int j = i + 2 * lane;
+    if (kDim % 64 != 0 && j >= kDim) break;
     const float2 m = __half22float2(*reinterpret_cast<const __half2*>(mean + j));
 #pragma unroll
     for (int h = 0; h < 4; ++h) {

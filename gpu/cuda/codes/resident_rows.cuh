@@ -50,11 +50,93 @@ __device__ inline float4 quad_of(const std::byte* rows, DType dtype, uint32_t ro
   return {y[0], y[1], y[2], y[3]};
 }
 
+/// The rows of a thread block's share on their way to shared memory, by kWarps warps. Shared has `keys` and `values`
+/// of kBytes bytes for each component.
+template <int kDim, uint32_t kWarps, uint32_t kBytes, class Shared>
+class ResidentRows {
+ protected:
+  /// first_head: the group's head that is number 0 here.
+  __device__ ResidentRows(const CodesParams& s, uint32_t kv_head, uint32_t first_head,
+                          Shared& shared)
+      : s_(s), shared_(shared), kv_head_(kv_head), first_head_(first_head) {}
+
+  /// Finds the rows of the share. split: whose it is.
+  template <class Split>
+  __device__ void divide(const Split& split) {
+    const StepParams& p = s_.resident;
+    const RingState before = p.states[kv_head_];
+    state_ = p.counts ? after_append(p, before) : before;
+    const uint32_t tokens = state_.tokens();
+    stored_ = tokens - (p.k.data != nullptr ? p.tokens : 0);
+    next_ = split.number() * tokens / split.count();
+    end_ = (split.number() + 1) * tokens / split.count();
+  }
+
+  /// Loads rows next_ .. next_ + count_ - 1, each by a warp.
+  __device__ void load() {
+    const StepParams& p = s_.resident;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t element = s_.resident.dtype == DType::f32 ? 4 : 2;
+    const uint32_t row_bytes = kDim * element, pieces = row_bytes / 16;
+    const size_t plane = (size_t{p.ring.sink} + p.ring.capacity) * row_bytes;
+    const std::byte* const keys = p.kv + size_t{kv_head_} * 2 * plane;
+    count_ = min(end_ - next_, kBytes / element);
+#pragma unroll 1
+    for (uint32_t row = warp; row < count_; row += kWarps) {
+      if (next_ + row >= stored_) {
+        take_new(row);
+        continue;
+      }
+      const std::byte* from = keys + size_t{token_slot(p.ring, state_, next_ + row)} * row_bytes;
+#pragma unroll 1
+      for (uint32_t i = lane; i < 2 * pieces; i += 32) {
+        const bool value = i >= pieces;
+        const uint32_t at = (value ? i - pieces : i) * 16;
+        std::byte* to = (value ? shared_.values : shared_.keys) + row * row_bytes + at;
+        copy_async(shared_address(to), from + (value ? plane : 0) + at, true);
+      }
+    }
+    commit_copies();
+  }
+  /// Whether head h here belongs to a token that attends to resident token number `token`.
+  __device__ bool sees(uint32_t h, uint32_t token) const {
+    const StepParams& p = s_.resident;
+    const uint32_t first = state_.tokens() - p.drafts;
+    if (p.drafts == 0 || token < first) return true;
+    const uint32_t own = min((first_head_ + h) / (s_.group / s_.tokens), s_.tokens - 1);
+    return (p.sees[own] >> (token - first) & 1U) != 0;
+  }
+
+  const CodesParams& s_;
+  Shared& shared_;
+  uint32_t kv_head_, first_head_;
+  RingState state_;  ///< after the step
+  uint32_t stored_;  ///< tokens in K and V: all but the new ones, which are the last
+  uint32_t next_, end_, count_;
+
+ private:
+  /// Takes one of the step's own tokens, by a warp.
+  __device__ void take_new(uint32_t row) {
+    const StepParams& p = s_.resident;
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x % 32; i < kDim / 2; i += 32) {
+      const bool value = i >= kDim / 4;
+      const TensorView& rows = value ? p.v : p.k;
+      const uint32_t at = (value ? i - kDim / 4 : i) * 4;
+      float x[4];
+      const size_t from = (next_ + row - stored_) * rows.token_stride + kv_head_ * rows.head_stride;
+      convert(load_raw(rows.data, rows.dtype, from + at), rows.dtype, x);
+      store_elements(value ? shared_.values : shared_.keys, s_.resident.dtype, row * kDim + at, x);
+    }
+  }
+};
+
 /// The share of a thread block of attend_codes(). Code that runs once is slow, because each of its instructions comes
 /// from memory: so loops are not unrolled here, and rows go to shared memory as they are.
 template <int kDim, int kHeadTiles, uint32_t kWarps = kAttendWarps<kDim>,
           uint32_t kBytes = kResidentBytes<kDim>>
-class ResidentShare {
+class ResidentShare
+    : private ResidentRows<kDim, kWarps, kBytes, ResidentShared<kDim, 4 * kHeadTiles, kBytes>> {
  public:
   static constexpr uint32_t kHeads = 4 * kHeadTiles;
   static constexpr uint32_t kQuads = kLaneQuads<kDim>;
@@ -64,14 +146,8 @@ class ResidentShare {
   template <class Split>
   __device__ ResidentShare(const CodesParams& s, uint32_t kv_head, uint32_t first_head,
                            const Split& split, Shared& shared)
-      : s_(s), shared_(shared), kv_head_(kv_head), first_head_(first_head) {
-    const StepParams& p = s.resident;
-    const RingState before = p.states[kv_head];
-    state_ = p.counts ? after_append(p, before) : before;
-    const uint32_t tokens = state_.tokens();
-    stored_ = tokens - (p.k.data != nullptr ? p.tokens : 0);
-    next_ = split.number() * tokens / split.count();
-    end_ = (split.number() + 1) * tokens / split.count();
+      : Rows(s, kv_head, first_head, shared) {
+    divide(split);
     load();
     // A warp reads and writes these of its own heads.
     const uint32_t h = threadIdx.x / 32 + threadIdx.x % 32 * kWarps;
@@ -123,6 +199,16 @@ class ResidentShare {
   }
 
  private:
+  using Rows = ResidentRows<kDim, kWarps, kBytes, Shared>;
+  using Rows::count_;
+  using Rows::divide;
+  using Rows::end_;
+  using Rows::load;
+  using Rows::next_;
+  using Rows::s_;
+  using Rows::sees;
+  using Rows::shared_;
+
   static constexpr int kOwn = (kHeads + kWarps - 1) / kWarps;  ///< heads of a warp
   /// Whether there is head h, one of a warp's kOwn.
   [[nodiscard]] __device__ static constexpr bool is_head(uint32_t h) {
@@ -135,47 +221,6 @@ class ResidentShare {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     rotate_quads<kDim>(x, shared_.rows[h], lane, false);
     if (4 * lane < kDim) store_quads<kDim>(shared_.rows[h], lane, x, unit);
-  }
-
-  /// Loads rows next_ .. next_ + count_ - 1, each by a warp.
-  __device__ void load() {
-    const StepParams& p = s_.resident;
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t element = s_.resident.dtype == DType::f32 ? 4 : 2;
-    const uint32_t row_bytes = kDim * element, pieces = row_bytes / 16;
-    const size_t plane = (size_t{p.ring.sink} + p.ring.capacity) * row_bytes;
-    const std::byte* const keys = p.kv + size_t{kv_head_} * 2 * plane;
-    count_ = min(end_ - next_, kBytes / element);
-#pragma unroll 1
-    for (uint32_t row = warp; row < count_; row += kWarps) {
-      if (next_ + row >= stored_) {
-        take_new(row);
-        continue;
-      }
-      const std::byte* from = keys + size_t{token_slot(p.ring, state_, next_ + row)} * row_bytes;
-#pragma unroll 1
-      for (uint32_t i = lane; i < 2 * pieces; i += 32) {
-        const bool value = i >= pieces;
-        const uint32_t at = (value ? i - pieces : i) * 16;
-        std::byte* to = (value ? shared_.values : shared_.keys) + row * row_bytes + at;
-        copy_async(shared_address(to), from + (value ? plane : 0) + at, true);
-      }
-    }
-    commit_copies();
-  }
-  /// Takes one of the step's own tokens, by a warp.
-  __device__ void take_new(uint32_t row) {
-    const StepParams& p = s_.resident;
-#pragma unroll 1
-    for (uint32_t i = threadIdx.x % 32; i < kDim / 2; i += 32) {
-      const bool value = i >= kDim / 4;
-      const TensorView& rows = value ? p.v : p.k;
-      const uint32_t at = (value ? i - kDim / 4 : i) * 4;
-      float x[4];
-      const size_t from = (next_ + row - stored_) * rows.token_stride + kv_head_ * rows.head_stride;
-      convert(load_raw(rows.data, rows.dtype, from + at), rows.dtype, x);
-      store_elements(value ? shared_.values : shared_.keys, s_.resident.dtype, row * kDim + at, x);
-    }
   }
 
   /// A warp has every kWarps-th row, and multiplies up to kTogether of them with a head at once: a head's query is
@@ -233,15 +278,6 @@ class ResidentShare {
     }
   }
 
-  /// Whether head h here belongs to a token that attends to resident token number `token`.
-  __device__ bool sees(uint32_t h, uint32_t token) const {
-    const StepParams& p = s_.resident;
-    const uint32_t first = state_.tokens() - p.drafts;
-    if (p.drafts == 0 || token < first) return true;
-    const uint32_t own = min((first_head_ + h) / (s_.group / s_.tokens), s_.tokens - 1);
-    return (p.sees[own] >> (token - first) & 1U) != 0;
-  }
-
   /// Adds the rows at hand to the sums of a warp's heads, of all of them together.
   __device__ void add() {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -293,12 +329,6 @@ class ResidentShare {
     }
   }
 
-  const CodesParams& s_;
-  Shared& shared_;
-  uint32_t kv_head_, first_head_;
-  RingState state_;  ///< after the step
-  uint32_t stored_;  ///< tokens in K and V: all but the new ones, which are the last
-  uint32_t next_, end_, count_;
   float sums_[kOwn][kLaneParts<kDim>] = {};
 };
 

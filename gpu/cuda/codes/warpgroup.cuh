@@ -14,28 +14,51 @@
 //   weights  as there, bit by bit; times value factors, in fp16, to shared memory, in two places that take turns
 //   values   warp w has a quarter of the components of all four tiles
 //
-// with one barrier of the warpgroup, between weights and values, which also tells whether a logit passes a running maximum by 2^6;
-// then all agree on new maxima and take the turn again. As in wide.cuh one more product a chunk has the sums of the weights:
-// it adds the block's mean value and takes what the ones in the values' registers added.
+// with one barrier of the warpgroup, between weights and values, which also tells whether weights are more than fp16
+// numbers and their sums have room for, some 2^11 times those of the running maxima; then all agree on new maxima and
+// take the turn again. As in wide.cuh one more product a chunk has the sums of the weights: it adds the block's mean
+// value and takes what the ones in the values' registers added. Sums of weights and largest logits of both turns of a
+// chunk are combined over the lanes together, where there are registers for it.
 //
-// ROOM. The first codes are on their way while queries and resident tokens are prepared: these have the last stage meanwhile.
+// ORDER. What one warp writes and others read lies on two sides of a turn's barrier, and so does what they have read and
+// it writes again. Weights have a place for first turns and one for second ones: a warp's products with the first have
+// ended before it comes to the second turn's barrier, behind which the next chunk's weights are written. The sums of a
+// chunk are written before its second barrier, and again behind the next chunk's first one. What a block's rows need of
+// its means is made in the last turn before it, in the place of the block before last; means come to shared memory with
+// the copies of a turn, three turns before. Codes of a turn go to the stage of the turn before, behind the barrier.
 //
-// TIME. At 24 query rows of 128 components a turn is some 690 instructions of each warp. It takes a multiprocessor of an H200 0.6 us, and
-// of 256 components 1.0: twice what memory takes for its codes of 4 bits, and with 2 bits a sixth less. Neither memory nor the number
-// of warpgroups limits it: at 256 components three take as long as four.
+// ROOM. The first codes are on their way while queries and resident tokens are prepared: these have the last stage
+// meanwhile. The loop's instructions have to fit into the cache for instructions, of 32 KiB or so: caps of logits have a
+// loop of their own.
+//
+// TIME. At 24 query rows of 128 components a turn is some 590 instructions of each warp, and takes a multiprocessor of an
+// H100 0.5 us, where memory takes 0.3 for its codes of 4 bits; at 24 rows of 256 components it takes 0.76, as long as
+// memory. Six of ten issue slots are taken. What warps wait for else is divided: results of the instruction before,
+// shared memory and exponentials, the pipe of integers and comparisons, products and barriers have about a tenth each.
 #pragma once
 
+#include <type_traits>
+
+#include "gpu/cuda/codes/resident_heads.cuh"
+#include "gpu/cuda/codes/warpgroup_ring.cuh"
 #include "gpu/cuda/codes/warpgroup_shape.cuh"
 #include "gpu/cuda/codes/wide.cuh"
 #include "gpu/cuda/common/wgmma_held.cuh"
 
 namespace keyhole::gpu::codes {
 
-/// Two weights together pass the running maximum by no more.
-constexpr float kMostWeight = 64.0F;
+/// Two weights together pass the running maximum by no more, nor do they times their value factors: so the sums of a
+/// chunk are fp16 numbers.
+constexpr float kMostWeight = 2048.0F;
 
 template <int kDim, int kBits, int kColumns, int kGroups>
-class GroupPass {
+class GroupPass : private GroupRing<kDim, kBits, kColumns, kGroups> {
+  using Ring = GroupRing<kDim, kBits, kColumns, kGroups>;
+  using Ring::divide, Ring::end_, Ring::find_places_of_copies, Ring::first_, Ring::group_,
+      Ring::kept, Ring::kTurns, Ring::kv_head_, Ring::lane_, Ring::means_of, Ring::next, Ring::out_,
+      Ring::s_, Ring::stages, Ring::stages_, Ring::start, Ring::take_in, Ring::take_means,
+      Ring::warp_;
+
   /// An operand that begins `bytes` further.
   __device__ static uint64_t further(uint64_t operand, uint32_t bytes) {
     return operand & 0xFFFFFFFF00000000ULL | (static_cast<uint32_t>(operand) + bytes / 16);
@@ -47,47 +70,38 @@ class GroupPass {
   using Units = OnesUnits<kBits>;
 
   __device__ GroupPass(const WideParams& p, std::byte* memory)
-      : p_(p),
-        s_(p.step),
-        kv_head_(blockIdx.y),
-        group_(static_cast<int>(threadIdx.x) / 128),
-        warp_(static_cast<int>(threadIdx.x) % 128 / 32),
-        lane_(static_cast<int>(threadIdx.x) % 32),
+      : Ring(p, memory + sizeof(Shared)),
+        p_(p),
         shared_(*reinterpret_cast<Shared*>(memory)),
-        means_(memory + sizeof(Shared)),
-        stages_(means_ + Shape::kMeans),
-        base_(p.step.blocks + kv_head_ * p.step.head_stride),
         states_(p, kv_head_) {}
 
   __device__ void run() {
     const uint32_t ahead = stages() - 1;
-    divide();
+    // A warp's lanes read it together; other warps may see another number until the kernels before have ended.
+    const uint32_t count = __shfl_sync(kWholeWarp, __ldcv(s_.block_count), 0);
+    divide(count);
+    find_places();
     start(ahead);
     find_maxima();
     value_scale_ = value_scale_of(s_, kv_head_);
     wait_for_kernels_before();
     let_next_kernel_start();
-    if (const uint32_t first = first_, end = end_; divide(), first != first_ || end != end_) {
-      wait_for_copies<0>();
-      start(ahead);
-    }
+    // The number comes behind the codes that have been asked for, and one lane takes it, so that none waits for it yet.
+    uint32_t count_now = count;
+    if (lane_ == 0) count_now = __ldcv(s_.block_count);
     prepare(stages_ + ahead * Shape::kStep);
-    for (uint32_t turn = first_; turn < end_; ++turn) {
-      if (ahead == 1) {
-        wait_for_copies<0>();
-      } else {
-        wait_for_copies<1>();
-      }
-      if (turn == first_ || turn % kTurns == 0) {
-        weigh_means(turn);
-      } else {
-        __syncwarp();
-      }
-      const std::byte* const stage = own_stage(out_);
-      out_ = next(out_);
-      while (weigh(turn, stage)) move();
-      take_in(turn + ahead);
-      add_values(turn, stage);
+    if (__syncthreads_or(count_now != count ? 1 : 0) != 0) {
+      divide(__ldcv(s_.block_count));
+      start(ahead);
+      wait_for_copies<0>();
+      __syncthreads();
+    }
+    if (first_ < end_) weigh_means(first_);
+    wait_for_group(group_);
+    if (s_.logits.softcap == 0.0F) {
+      take_all<false>(ahead);
+    } else {
+      take_all<true>(ahead);
     }
     leave();
   }
@@ -95,135 +109,99 @@ class GroupPass {
  private:
   static constexpr int kHeads = Shape::kHeads, kTiles = Shape::kTiles, kParts = Shape::kParts;
   static constexpr int kThreads = Shape::kThreads;
-  static constexpr uint32_t kTurns = kCodeBlock / 64;           ///< of a block
   static constexpr uint32_t kPairs = kWideRows / kMaximumRows;  ///< of tiles in a chunk
 
-  [[nodiscard]] __device__ uint32_t stages() const { return static_cast<uint32_t>(s_.stages); }
-  /// The warpgroup's part of the stage that begins `at` bytes from the first.
-  [[nodiscard]] __device__ std::byte* own_stage(uint32_t at) const {
-    return stages_ + at + static_cast<uint32_t>(group_) * Shape::kStage;
+  template <class T>
+  [[nodiscard]] __device__ static T read_shared(uint32_t address) {
+    return *reinterpret_cast<const T*>(__cvta_shared_to_generic(address));
   }
-  /// Asks for the first turns.
-  __device__ void start(uint32_t ahead) {
+  /// Finds the lane's places in shared memory.
+  __device__ void find_places() {
     const auto warp = static_cast<uint32_t>(warp_), lane = static_cast<uint32_t>(lane_);
-    const uint32_t own = shared_address(own_stage(0));
-    own_place_ = own + warp * Shape::kTileBytes + 16 * place_of_piece<Shape::kPieces>(lane);
-    factors_place_ = own + Shape::kFactorsAt + warp * Shape::kFactorBytes + 16 * lane;
-    in_ = 0;
-    find(first_);
-    if (first_ < end_) take_means(first_);
-    for (uint32_t i = 0; i < ahead; ++i) take_in(first_ + i);
+    const uint32_t own = find_places_of_copies();
+    const uint32_t own_bytes = 4 * static_cast<uint32_t>(Shape::kWords);
+    const auto words =
+        static_cast<uint32_t>(warp_ * Shape::kOwn * kBits / 4);  // of the warp's values in a lane's
+    uint32_t keys = lane * own_bytes, values = keys + 4 * words;
+    if constexpr (Shape::kPieces != 0) {
+      keys = 16 * place_of_piece<Shape::kPieces>(lane * Shape::kPieces);
+      values =
+          16 * place_of_piece<Shape::kPieces>(lane * Shape::kPieces + words / 4) + words % 4 * 4;
+    }
+    keys_ = kept(own + warp * Shape::kTileBytes + keys);
+    values_ = kept(own + Shape::kValuesAt + values);
+    factors_ = kept(own + Shape::kFactorsAt + warp * Shape::kFactorBytes + lane / 4 * 4);
+    heads_ = kept(shared_address(&shared_.heads[group_][0][row_at(0, lane_)]));
+    tops_ = kept(shared_address(&shared_.top[group_][row_at(0, lane_)]));
+    // A lane says where a row of 8 weights goes: of query row lane % 8 of 8, and of the rows of codes that are a piece.
+    weights_ = kept(shared_address(shared_.weights[group_][0]) + (lane / 16 * 8 + lane % 8) * 128 +
+                    ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16);
   }
-  /// The turns of this warpgroup.
-  __device__ void divide() {
-    const uint64_t chunks = uint64_t{__ldcv(s_.block_count)} * 2;
-    const uint32_t runs = gridDim.x * kGroups;
-    const uint32_t run = blockIdx.x * kGroups + static_cast<uint32_t>(group_);
-    first_ = 2 * static_cast<uint32_t>(run * chunks / runs);
-    end_ = 2 * static_cast<uint32_t>((run + 1) * chunks / runs);
+  template <bool kCapped>
+  __device__ __forceinline__ void take_all(uint32_t ahead) {
+    for (uint32_t turn = first_; turn < end_; turn += 2) {
+      take<false, kCapped>(turn, ahead);
+      take<true, kCapped>(turn + 1, ahead);
+    }
   }
-  __device__ const std::byte* block_of(uint32_t turn) const {
-    return base_ + turn / kTurns * s_.block_stride;
+  /// Takes a turn, the first or the second of its chunk.
+  template <bool kSecond, bool kCapped>
+  __device__ __forceinline__ void take(uint32_t turn, uint32_t ahead) {
+    if (ahead == 1) {
+      wait_for_copies<0>();
+    } else {
+      wait_for_copies<1>();
+    }
+    __syncwarp();
+    // They have been here since the turn before, and all threads have passed a barrier since.
+    if (kSecond && turn % kTurns == kTurns - 1 && turn + 1 < end_) weigh_means(turn + 1);
+    const uint32_t stage = out_;
+    out_ = next(out_);
+    weigh<kSecond, kCapped>(turn, stage);
+    // What the block before has left is no longer in use.
+    if (!kSecond && turn % kTurns == 0 && turn != first_ && turn + kTurns < end_) {
+      take_means(turn + kTurns);
+    }
+    take_in(turn + ahead);
+    add_values<kSecond>(turn, stage);
   }
-
   /// Prepares the queries, and attends the block's share of the resident tokens, whose state waits in its place among the
   /// states that are merged. memory: of ResidentShared, which no turn has been asked for to.
   __device__ void prepare(std::byte* memory) {
-    using Share = ResidentShare<kDim, kTiles, Shape::kWarps>;
-    auto& resident = *reinterpret_cast<ResidentShared<kDim, kHeads>*>(memory);
+    auto& resident = *reinterpret_cast<typename Shape::Resident*>(memory);
     const StepHeads heads{s_};
     RawQueries<kDim, kHeads, Shape::kWarps, 1> raw;  // one at a time, as in finish()
     raw.load(heads, kv_head_);
-    const auto take_queries = [&] {
-      prepare_queries<kDim, kBits>(
-          heads, raw, shared_.rows, shared_.constants, resident.rows,
-          [&](int h, int part, int quad, uint32_t word) {
-            const int column = 2 * h + part;
-            *reinterpret_cast<uint32_t*>(shared_.queries + quad * Shape::kQueryPanel +
-                                         column * 128 + (lane_ / 4 ^ column % 8) * 16 +
-                                         lane_ % 4 * 4) = word;
-          });
-      show_operands();
-    };
     const int thread = static_cast<int>(threadIdx.x);
     for (int i = thread; i < kGroups * kHeads; i += kThreads) {
       (&shared_.top[0][0])[i] = kMinusInf;
+      (&shared_.largest[0][0])[i] = ordered(kMinusInf);
     }
-    if (!s_.has_resident) {
-      take_queries();
-      __syncthreads();
-      return;
+    ResidentHeads<kDim, kHeads, Shape::kWarps, Shape::kResidentRowBytes> share(s_, kv_head_,
+                                                                               resident);
+    if (s_.has_resident) share.begin(GridSplit{});
+    prepare_queries<kDim, kBits>(
+        heads, raw, shared_.rows, shared_.constants, resident.rows,
+        [&](int h, int part, int quad, uint32_t word) {
+          const int column = 2 * place_of(h) + part;
+          *reinterpret_cast<uint32_t*>(shared_.queries + quad * Shape::kQueryPanel + column * 128 +
+                                       (lane_ / 4 ^ column % 8) * 16 + lane_ % 4 * 4) = word;
+        });
+    show_operands();
+    if (s_.has_resident) {
+      share.attend(value_scale_,
+                   [&](int h, const float(&x)[kLaneParts<kDim>], float top, float sum) {
+                     states_.put(h, x);
+                     if (lane_ != 0) return;
+                     shared_.residents.top[h] = top;
+                     shared_.residents.sum[h] = sum;
+                   });
     }
-    Share share(s_, kv_head_, 0, GridSplit{}, resident);
-    take_queries();
-    share.attend(value_scale_);
-    __syncthreads();
-    states_.put(resident, shared_.residents);
-    __syncthreads();
+    wait_for_copies<0>();
   }
 
-  [[nodiscard]] __device__ uint32_t next(uint32_t at) const {
-    return at + Shape::kStep == stages() * Shape::kStep ? 0 : at + Shape::kStep;
-  }
-  [[nodiscard]] __device__ std::byte* means_of(uint32_t turn) const {
-    return means_ + (2 * static_cast<uint32_t>(group_) + turn / kTurns % 2) * Shape::kMeanBytes;
-  }
-  /// Finds this lane's pieces of a turn.
-  __device__ void find(uint32_t turn) {
-    const std::byte* const block = block_of(turn);
-    const uint32_t tile = turn % kTurns / 2 * 8 + turn % 2 + 2 * static_cast<uint32_t>(warp_);
-    from_ = block + tile * Shape::kTileBytes + 16 * static_cast<uint32_t>(lane_);
-    factors_from_ = block + Shape::kShape.factors_at() + tile * Shape::kFactorBytes +
-                    16 * static_cast<uint32_t>(lane_);
-  }
-  /// Asks for a turn's codes, for nothing behind the end. Every call is one group of copies.
-  __device__ __forceinline__ void take_in(uint32_t turn) {
-    if (turn < end_) {
-      const uint32_t to = own_place_ + in_;
-      constexpr uint32_t kCount = Shape::kTileBytes / 16;
-      if (kCount >= 32 || lane_ < static_cast<int>(kCount)) {
-        // Pieces 32 apart have places as far apart.
-#pragma unroll
-        for (uint32_t i = 0; i < kCount; i += 32) copy_async(to + 16 * i, from_ + 16 * i, true);
-#pragma unroll
-        for (uint32_t i = 0; i < kCount; i += 32) {
-          copy_async(to + Shape::kValuesAt + 16 * i, from_ + Shape::kShape.values_at() + 16 * i,
-                     true);
-        }
-      }
-      if (lane_ < static_cast<int>(Shape::kFactorBytes / 16)) {
-        copy_async(factors_place_ + in_, factors_from_, true);
-      }
-      in_ = next(in_);
-      // The odd tiles of a chunk follow its even ones, then those of the next chunk.
-      if (turn % kTurns == kTurns - 1) {
-        find(turn + 1);
-      } else {
-        const uint32_t tiles = turn % 2 == 0 ? 1 : 7;
-        from_ += tiles * Shape::kTileBytes;
-        factors_from_ += tiles * Shape::kFactorBytes;
-      }
-    }
-    commit_copies();
-  }
-
-  /// Asks for the means of a turn's block, in the group of the copies that follow.
-  __device__ void take_means(uint32_t turn) const {
-    constexpr uint32_t kPieces = Shape::kMeanBytes / 16;
-    static_assert(kPieces <= 128);
-    const uint32_t i = threadIdx.x % 128;
-    if (i >= kPieces) return;
-    copy_async(shared_address(means_of(turn)) + 16 * i,
-               block_of(turn) + Shape::kShape.key_mean_at() + 16 * i, true);
-  }
-
-  /// Takes the logits of the mean key of the turn's block, and what else its rows' logits need of the query rows; asks for the means
-  /// of the block behind it, which come no later than the codes of this warpgroup's first turn there.
+  /// Takes the logits of the mean key of the turn's block, and what else its rows' logits need of the query rows.
   __device__ void weigh_means(uint32_t turn) {
-    wait_for_group(group_);
-    // What the block before has left is no longer in use.
-    const uint32_t next_block = (turn / kTurns + 1) * kTurns;
-    if (next_block < end_) take_means(next_block);
     const std::byte* const means = means_of(turn);
     const float noise = *reinterpret_cast<const float*>(means + Shape::kMeanBytes - 16);
 #pragma unroll 1
@@ -232,21 +210,23 @@ class GroupPass {
           mean_logit<kDim>(&shared_.rows[4 * t], reinterpret_cast<const __half*>(means), lane_);
       if (lane_ < 4) {
         const HeadConstants& c = shared_.constants[4 * t + lane_];
-        shared_.heads[group_][4 * t + lane_] = {c.slope, c.offset, c.noise * noise, logit};
+        heads_of(turn)[4 * t + lane_] = {c.slope, c.offset, c.noise * noise, logit};
       }
     }
-    wait_for_group(group_);
+  }
+  [[nodiscard]] __device__ float4* heads_of(uint32_t turn) const {
+    return shared_.heads[group_][turn / kTurns % 2];
   }
 
   /// The scores of the warp's tile: in element 4 t + 2 r + p those of row lane / 4 + 8 r with part p of query row 4 t + lane % 4.
-  __device__ __forceinline__ void score(const std::byte* stage, int (&scores)[4 * kTiles]) const {
+  __device__ __forceinline__ void score(uint32_t stage, int (&scores)[4 * kTiles]) const {
     constexpr int kBatch = Shape::kBatch;
     constexpr int kBatchWords = Shape::kWords * kBatch / Shape::kSteps;
     const uint64_t queries = rows_operand(shared_address(shared_.queries));
+    uint32_t keys[kBatchWords];
+    read_keys(stage, 0, keys);
 #pragma unroll
     for (int first = 0; first < Shape::kSteps; first += kBatch) {
-      uint32_t keys[kBatchWords];
-      read_keys(stage, first / kBatch, keys);
       uint32_t a[kBatch][4];
 #pragma unroll
       for (int step = 0; step < kBatch; ++step) {
@@ -261,109 +241,180 @@ class GroupPass {
                        s != 0);
       }
       commit_products();
+      if (first + kBatch < Shape::kSteps) read_keys(stage, first / kBatch + 1, keys);
       wait_for_products<0>();
       hold(scores);
     }
   }
   /// Reads part number `part` of the lane's words of the warp's tile.
   template <int kCount>
-  __device__ void read_keys(const std::byte* stage, int part, uint32_t (&words)[kCount]) const {
-    if constexpr (kCount == Shape::kWords) {
-      read_words<Shape::kPieces>(stage, warp_, lane_, words);
-    } else {
-      static_assert(kCount % 4 == 0);
-      const std::byte* const tile = stage + static_cast<uint32_t>(warp_) * Shape::kTileBytes;
+  __device__ void read_keys(uint32_t stage, int part, uint32_t (&words)[kCount]) const {
+    const uint32_t from = keys_ + stage;
+    if constexpr (Shape::kPieces != 0) {
 #pragma unroll
       for (int i = 0; i < kCount; i += 4) {
-        const auto piece = static_cast<uint32_t>(lane_) * Shape::kPieces +
-                           static_cast<uint32_t>((part * kCount + i) / 4);
+        // Pieces of a lane change places among themselves.
         const uint4 x =
-            *reinterpret_cast<const uint4*>(tile + 16 * place_of_piece<Shape::kPieces>(piece));
+            read_shared<uint4>(from ^ static_cast<uint32_t>(16 * (part * kCount + i) / 4));
         words[i] = x.x, words[i + 1] = x.y, words[i + 2] = x.z, words[i + 3] = x.w;
       }
+    } else {
+      static_assert(kCount == 2 && Shape::kWords == 2);
+      const auto x = read_shared<uint2>(from);
+      words[0] = x.x, words[1] = x.y;
     }
   }
 
-  /// Makes the weights of a turn; true if they are too large for the running maxima, so that these have to move.
-  __device__ __forceinline__ bool weigh(uint32_t turn, const std::byte* stage) {
-    int raw[4 * kTiles];
-    score(stage, raw);
+  /// Of rows of codes, for some query rows: the largest logit, the sum of the weights, and that of these times value
+  /// factors, as they are multiplied with.
+  template <int kCount>
+  struct RowValues {
+    float largest[kCount], sums[kCount], scaled[kCount];
+
+    __device__ void join(const RowValues& other) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        largest[i] = fmaxf(largest[i], other.largest[i]);
+        sums[i] += other.sums[i];
+        scaled[i] += other.scaled[i];
+      }
+    }
+  };
+  using LaneRows = RowValues<kTiles>;  ///< of a lane's rows, for query row lane % 4 of each tile
+  using WarpRows = RowValues<kParts>;  ///< of a warp's rows, for row_of()
+  static constexpr bool kKeepsLanes = kTiles <= 6;
+
+  /// Makes the weights of a turn, and makes them again when they are too large for the running maxima, so that these
+  /// have to move.
+  template <bool kSecond, bool kCapped>
+  __device__ __forceinline__ void weigh(uint32_t turn, uint32_t stage) {
+    LaneRows rows;
+    WarpRows of_warp;
+    while (make_weights<kSecond, kCapped>(turn, stage, rows, of_warp)) move<kSecond>();
+    if constexpr (kSecond) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        total_[part] += of_warp.sums[part];
+        if (maxima_[part] != nullptr) {
+          maxima_[part][(turn / 2 * kPairs + static_cast<uint32_t>(warp_)) * kPartHeads] =
+              of_warp.largest[part];
+        }
+      }
+    } else if constexpr (kKeepsLanes) {
+      even_ = rows;
+    } else {
+      even_ = of_warp;
+    }
+  }
+  /// Whether the running maxima have to move. rows: gets what the lane has; of_warp: what the warp has, of a second
+  /// turn with what the first one had.
+  template <bool kSecond, bool kCapped>
+  __device__ __forceinline__ bool make_weights(uint32_t turn, uint32_t stage, LaneRows& rows,
+                                               WarpRows& of_warp) {
     struct Tile {
       __half2 factors[2];
     } tiles[1];
-    const auto* const factors =
-        reinterpret_cast<const __half2*>(stage + Shape::kFactorsAt) + 16 * warp_;
-    tiles[0].factors[0] = factors[lane_ / 4];
-    tiles[0].factors[1] = factors[lane_ / 4 + 8];
+    tiles[0].factors[0] = read_shared<__half2>(factors_ + stage);
+    tiles[0].factors[1] = read_shared<__half2>(factors_ + stage + 32);
+    int raw[4 * kTiles];
+    score(stage, raw);
     const float g0 = __high2float(tiles[0].factors[0]), g1 = __high2float(tiles[0].factors[1]);
+    // At least 4, so that weights of new maxima, which are at most 1, are taken with any factors.
+    const float most = fmaxf(__fdividef(kMostWeight, fmaxf(fmaxf(g0, g1), 1.0F)), 4.0F);
     int scores[1][kTiles][4];
     HeadConstants head[kTiles];
     float middle[kTiles], top[kTiles];
+    const uint32_t heads = heads_ + turn / kTurns % 2 * (kHeads * sizeof(float4));
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      top[t] =
-          shared_
-              .top[group_][4 * t + lane_ % 4];  // ahead of stores, which might be to the same place
+      // Ahead of stores, which might be to the same place.
+      const auto row = static_cast<uint32_t>(row_at(t, 0));
+      top[t] = read_shared<float>(tops_ + row * sizeof(float));
 #pragma unroll
       for (int i = 0; i < 4; ++i) scores[0][t][i] = raw[4 * t + i];
-      const float4 x = shared_.heads[group_][4 * t + lane_ % 4];
+      const auto x = read_shared<float4>(heads + row * sizeof(float4));
       head[t] = {x.x, x.y, x.z};
       middle[t] = x.w;
     }
     float2 logits[1][kTiles];
-    weigh_scores<kTiles>(tiles, scores, head, 1.0F, s_.logits.softcap * kLog2E, middle, logits);
+    const float cap = kCapped ? s_.logits.softcap * kLog2E : 0.0F;
+    weigh_scores<kTiles>(tiles, scores, head, 1.0F, cap, middle, logits);
     bool moves = false;
-    float largest[kTiles], sums[kTiles], scaled[kTiles];
-    // Rows 8 lines apart are a piece apart, and those of the next tile of query rows 512 bytes away, in which pieces are placed
-    // as in every other one.
-    const int head0 = lane_ % 4, piece = 2 * warp_;
-    std::byte* const to = shared_.weights[group_][turn % 2] + head0 * 128 + lane_ / 4 * 2;
+    // Of query rows 8 k + 2 (lane % 4) and the next, for each of the lane's two rows of codes.
+    uint32_t weights[kColumns][2];
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      largest[t] = fmaxf(logits[0][t].x, logits[0][t].y);
-      const float p0 = exp2_fast(logits[0][t].x - top[t]), p1 = exp2_fast(logits[0][t].y - top[t]);
-      const __half w0 = __float2half_rn(p0 * g0), w1 = __float2half_rn(p1 * g1);
-      sums[t] = p0 + p1;
-      moves = moves || sums[t] > kMostWeight;
-      scaled[t] = __half2float(w0) + __half2float(w1);
-      const int line = t % 2 * 4 + head0;
-      *reinterpret_cast<__half*>(to + 512 * t + (piece ^ line) * 16) = w0;
-      *reinterpret_cast<__half*>(to + 512 * t + ((piece + 1) ^ line) * 16) = w1;
+    for (int k = 0; k < kColumns; ++k) {
+      float p[2][2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int t = 2 * k + i;
+        rows.largest[t] = fmaxf(logits[0][t].x, logits[0][t].y);
+        p[i][0] = exp2_fast(logits[0][t].x - top[t]);
+        p[i][1] = exp2_fast(logits[0][t].y - top[t]);
+        rows.sums[t] = p[i][0] + p[i][1];
+        moves = moves || rows.sums[t] > most;
+      }
+      const __half2 w0 = __floats2half2_rn(p[0][0] * g0, p[1][0] * g0);
+      const __half2 w1 = __floats2half2_rn(p[0][1] * g1, p[1][1] * g1);
+      rows.scaled[2 * k] = __low2float(w0) + __low2float(w1);
+      rows.scaled[2 * k + 1] = __high2float(w0) + __high2float(w1);
+      weights[k][0] = *reinterpret_cast<const uint32_t*>(&w0);
+      weights[k][1] = *reinterpret_cast<const uint32_t*>(&w1);
     }
-    const bool is_second = turn % 2 == 1;
-    const auto add = [](float x, float y) { return x + y; };
-    float most[kParts], sum[kParts], of_scaled[kParts];
+    const uint32_t to = weights_ + (kSecond ? Shape::kWeightPanel : 0);
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      sum[part] = combined_rows(part_of(sums, part).x, 0.0F, add);
-      of_scaled[part] = combined_rows(part_of(scaled, part).x, 0.0F, add);
-      most[part] = combined_rows(part_of(largest, part).x, kMinusInf,
-                                 [](float x, float y) { return fmaxf(x, y); });
-      if (is_second && has_row()) {
-        split(row_of(part), 0, sum_[part] + sum[part]);
-        split(row_of(part), 1, scaled_[part] + of_scaled[part]);
+    for (int k = 0; k + 1 < kColumns; k += 2) {
+      store_transposed(to + 1024 * k,
+                       {weights[k][0], weights[k][1], weights[k + 1][0], weights[k + 1][1]});
+    }
+    if constexpr (kColumns % 2 == 1) {
+      store_transposed(to + 1024 * (kColumns - 1),
+                       {weights[kColumns - 1][0], weights[kColumns - 1][1]});
+    }
+    // The two turns of a chunk are joined before the lanes combine what they have, where there are registers for it.
+    if constexpr (!kKeepsLanes) {
+      of_warp = combined(rows);
+      if (kSecond) of_warp.join(even_);
+    } else if constexpr (kSecond) {
+      rows.join(even_);
+      of_warp = combined(rows);
+    }
+    if constexpr (kSecond) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        if (!has_row()) continue;
+        split(row_of(part), 0, of_warp.sums[part]);
+        split(row_of(part), 1, of_warp.scaled[part]);
       }
     }
     show_operands();
     if (any_of_group(group_, moves)) {
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        if (has_row()) shared_.largest[group_][warp_][row_of(part)] = most[part];
+      for (int t = 0; t < kTiles; ++t) {
+        atomicMax(&shared_.largest[group_][own_row(t)], ordered(rows.largest[t]));
       }
       return true;
     }
+    return false;
+  }
+  /// A number as an integer with the same order, or the other way round.
+  __device__ static int ordered(float x) {
+    const int y = __float_as_int(x);
+    return y ^ (y >> 31 & 0x7FFFFFFF);
+  }
+  __device__ static float from_ordered(int y) { return __int_as_float(y ^ (y >> 31 & 0x7FFFFFFF)); }
+  /// Combines what the lanes have.
+  __device__ static WarpRows combined(const LaneRows& rows) {
+    const auto add = [](float x, float y) { return x + y; };
+    WarpRows y;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      total_[part] += sum[part];
-      if (is_second && maxima_[part] != nullptr) {
-        maxima_[part][(turn / 2 * kPairs + static_cast<uint32_t>(warp_)) * kPartHeads] =
-            fmaxf(most_[part], most[part]);
-      }
-      most_[part] = most[part];
-      sum_[part] = sum[part];
-      scaled_[part] = of_scaled[part];
+      y.sums[part] = combined_rows(part_of(rows.sums, part).x, add);
+      y.scaled[part] = combined_rows(part_of(rows.scaled, part).x, add);
+      y.largest[part] = combined_rows(part_of(rows.largest, part).x,
+                                      [](float x, float y) { return fmaxf(x, y); });
     }
-    return false;
+    return y;
   }
   struct Part {
     float x[Shape::kPartTiles];
@@ -387,12 +438,22 @@ class GroupPass {
           own.maxima + at.row + size_t{kv_head_} * own.block_capacity * kBlockMaxima * kPartHeads;
     }
   }
+  /// The query row whose scores tile t has in a lane, and where query row h is among those, tile by tile: rows of two
+  /// tiles take turns, so that a lane has weights of neighbours.
+  [[nodiscard]] __device__ static constexpr int row_at(int t, int lane) {
+    return 8 * (t / 2) + 2 * (lane % 4) + t % 2;
+  }
+  [[nodiscard]] __device__ int own_row(int t) const { return row_at(t, lane_); }
+  [[nodiscard]] __device__ static int place_of(int h) {
+    return 4 * (2 * (h / 8) + h % 2) + h % 8 / 2;
+  }
   /// Whether combined_rows() leaves a row's value in this lane, and the number of that row.
   [[nodiscard]] __device__ bool has_row() const {
     return combined_row<Shape::kPartTiles>(lane_) < 4 * Shape::kPartTiles;
   }
   [[nodiscard]] __device__ int row_of(int part) const {
-    return 4 * Shape::kPartTiles * part + combined_row<Shape::kPartTiles>(lane_);
+    const int place = combined_row<Shape::kPartTiles>(lane_);
+    return row_at(Shape::kPartTiles * part + place / 4, place);
   }
   /// Keeps a sum of the warp's pair of tiles in two parts. which: 0 of weights, 1 of weights times value factors.
   __device__ void split(int row, int which, float sum) {
@@ -404,14 +465,13 @@ class GroupPass {
   }
 
   /// Moves the running maxima to those of the turn.
+  template <bool kSecond>
   __device__ void move() {
     wait_for_group(group_);
     const int thread = static_cast<int>(threadIdx.x) % 128;
     if (thread < kHeads) {
       const float before = shared_.top[group_][thread];
-      float now = before;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) now = fmaxf(now, shared_.largest[group_][w][thread]);
+      const float now = fmaxf(before, from_ordered(shared_.largest[group_][thread]));
       shared_.top[group_][thread] = now;
       shared_.keep[group_][thread] = exp2_fast(before - finite_base(now));
     }
@@ -420,8 +480,18 @@ class GroupPass {
     for (int part = 0; part < kParts; ++part) {
       const float keep = has_row() ? shared_.keep[group_][row_of(part)] : 0.0F;
       total_[part] *= keep;
-      sum_[part] *= keep;
-      scaled_[part] *= keep;
+      if constexpr (kSecond && !kKeepsLanes) {
+        even_.sums[part] *= keep;
+        even_.scaled[part] *= keep;
+      }
+    }
+    if constexpr (kSecond && kKeepsLanes) {
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        const float keep = shared_.keep[group_][own_row(t)];
+        even_.sums[t] *= keep;
+        even_.scaled[t] *= keep;
+      }
     }
     scale_sums(shared_.keep[group_]);
   }
@@ -438,16 +508,17 @@ class GroupPass {
   }
 
   /// Adds a turn's weighted values.
-  __device__ __forceinline__ void add_values(uint32_t turn, const std::byte* stage) {
+  template <bool kSecond>
+  __device__ __forceinline__ void add_values(uint32_t turn, uint32_t stage) {
     // Two fp16 ones. The compiler must not know the value, because masking and joining a constant would take two
     // instructions instead of one; a group is never as large as 2^16.
     const uint32_t ones = 0x3C003C00U + (s_.group >> 16U);
-    const uint64_t weights = rows_operand(shared_address(shared_.weights[group_][turn % 2]));
+    const uint64_t weights = rows_operand(shared_address(shared_.weights[group_][kSecond ? 1 : 0]));
     uint32_t a[2][Shape::kOwn][4];
 #pragma unroll
     for (int tile = 0; tile < 4; ++tile) {
       uint32_t words[kOwnWords];
-      read_values(stage + Shape::kValuesAt, tile, words);
+      read_values(values_ + stage + static_cast<uint32_t>(tile) * Shape::kTileBytes, words);
       if (tile >= 2) wait_for_products<1>();  // those of two tiles before no longer read a
 #pragma unroll
       for (int m = 0; m < Shape::kOwn; ++m) {
@@ -464,7 +535,7 @@ class GroupPass {
       }
       commit_products();
     }
-    if (turn % 2 == 1) add_sums(turn);
+    if constexpr (kSecond) add_sums(turn);
     wait_for_products<0>();
 #pragma unroll
     for (int m = 0; m < Shape::kOwn; ++m) hold(acc_[m]);
@@ -472,22 +543,18 @@ class GroupPass {
 
   /// Words of a lane's values of a tile that the warp's products are in.
   static constexpr int kOwnWords = (4 * Shape::kOwn * kBits + 15) / 16;
-  __device__ void read_values(const std::byte* values, int tile,
-                              uint32_t (&words)[kOwnWords]) const {
-    const int first = warp_ * Shape::kOwn * kBits / 4;
-    if constexpr (Shape::kPieces != 0) {
-      // The pieces of a tile change places among themselves.
-      const auto piece =
-          static_cast<uint32_t>(lane_) * Shape::kPieces + static_cast<uint32_t>(first / 4);
-      read_of_piece<kOwnWords>(values + 16 * place_of_piece<Shape::kPieces>(piece) + first % 4 * 4 +
-                                   static_cast<uint32_t>(tile) * Shape::kTileBytes,
-                               words);
+  __device__ void read_values(uint32_t from, uint32_t (&words)[kOwnWords]) const {
+    if constexpr (kOwnWords == 4) {
+      const auto x = read_shared<uint4>(from);
+      words[0] = x.x, words[1] = x.y, words[2] = x.z, words[3] = x.w;
+    } else if constexpr (kOwnWords == 2) {
+      const auto x = read_shared<uint2>(from);
+      words[0] = x.x, words[1] = x.y;
     } else {
+      static_assert(kOwnWords == 1);
+      words[0] = read_shared<uint32_t>(from);
       // Two words of four products: each word has two.
-      static_assert(Shape::kWords == 2 && kOwnWords == 1);
-      const auto* const from =
-          reinterpret_cast<const uint32_t*>(values) + (tile * 32 + lane_) * Shape::kWords + first;
-      words[0] = *from >> (8 * (warp_ % 2));
+      if constexpr (Shape::kPieces == 0) words[0] >>= 8 * (warp_ % 2);
     }
   }
 
@@ -519,6 +586,7 @@ class GroupPass {
 
   /// Leaves the thread block's states.
   __device__ void leave() {
+    const auto residents = states_.load();
     wait_for_copies<0>();
     const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
@@ -543,7 +611,6 @@ class GroupPass {
       shared_.codes.top[thread] = best;
       shared_.codes.sum[thread] = sum;
     }
-    const auto residents = states_.load();
     __syncthreads();
     float* const states = reinterpret_cast<float*>(stages_);
     scale_sums(shared_.keep[group_]);
@@ -568,25 +635,17 @@ class GroupPass {
   }
 
   const WideParams& p_;
-  const CodesParams& s_;
-  const uint32_t kv_head_;
-  const int group_, warp_, lane_;  ///< the warpgroup, and the warp in it
   Shared& shared_;
-  std::byte* const means_;       ///< of two blocks of each warpgroup
-  std::byte* const stages_;      ///< each of them has the warpgroups' turns, one after the other
-  const std::byte* const base_;  ///< the KV head's first block
   const GroupStates<kDim, kHeads, kThreads> states_;
-  uint32_t first_, end_;       ///< of the warpgroup's turns
-  uint32_t in_ = 0, out_ = 0;  ///< bytes from the first stage
-  /// The lane's pieces of the next turn to be asked for, the first of keys and one of factors, and their places in the first stage.
-  const std::byte *from_, *factors_from_;
-  uint32_t own_place_, factors_place_;
+  /// Where a lane reads the first stage: the first piece of its keys, its own values of the first tile, factors; and
+  /// where it reads what belongs to query row row_at(0), of an even block, and writes weights of a first turn.
+  uint32_t keys_, values_, factors_, heads_, tops_, weights_;
   float value_scale_;
   float acc_[Shape::kOwn][4 * kColumns] = {};
-  // Of the query rows whose values combined_rows() leaves in this lane: the largest logit of the warp's rows of the turn before, sums
-  // of their weights, of these times value factors as they are multiplied with, and of the weights of all turns; and where the
-  // largest logits of pairs of tiles go.
-  float most_[kParts] = {}, sum_[kParts] = {}, scaled_[kParts] = {}, total_[kParts] = {};
+  std::conditional_t<kKeepsLanes, LaneRows, WarpRows> even_ = {};  ///< of the chunk's first turn
+  // Of the query rows whose values combined_rows() leaves in this lane: the sum of the weights of all chunks, and
+  // where the largest logits of pairs of tiles go.
+  float total_[kParts] = {};
   float* maxima_[kParts];
 };
 

@@ -16,7 +16,7 @@ WideKernels group_pass() {
   k.fixed = sizeof(GroupShared<kDim, kBits, kColumns, kGroups>) + Shape::kMeans + kAlignment;
   k.shared = size_t{Shape::kHeads} * Shape::kStateRow * sizeof(float);
   k.stage = Shape::kStep;
-  k.last = std::max<size_t>(k.stage, sizeof(ResidentShared<kDim, Shape::kHeads>));
+  k.last = std::max<size_t>(k.stage, sizeof(typename Shape::Resident));
   k.threads = Shape::kThreads;
   k.occupancy = group_occupancy(kDim, kGroups);
   return k;

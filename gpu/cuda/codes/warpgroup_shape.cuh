@@ -7,6 +7,7 @@
 
 #include "cpu/code_layout.h"
 #include "gpu/cuda/codes/queries.cuh"
+#include "gpu/cuda/codes/resident_heads.cuh"
 #include "gpu/cuda/codes/tile_ring.cuh"
 #include "gpu/cuda/codes/warpgroup_states.cuh"
 
@@ -21,6 +22,13 @@ constexpr int group_count(int dim, int columns) {
 }
 /// Thread blocks that share a multiprocessor.
 constexpr int group_occupancy(int dim, int groups) { return dim <= 128 && groups == 2 ? 2 : 1; }
+
+/// Bytes, for each component, of the resident rows at hand: 32 rows of 16 bits, and fewer where these would take the
+/// place of a stage.
+constexpr uint32_t group_resident_bytes(int dim, int bits, int columns) {
+  if (dim <= 128) return 64;
+  return columns > 4 ? 32 : columns == 3 && bits == 4 ? 40 : 64;
+}
 
 template <int kDim, int kBits, int kColumns, int kGroups>
 struct GroupShape {
@@ -41,13 +49,16 @@ struct GroupShape {
   static constexpr uint32_t kStage = kFactorsAt + 4 * kFactorBytes;  ///< of a turn
   static constexpr uint32_t kStep = kGroups * kStage;                ///< from stage to stage
   static constexpr uint32_t kMeanBytes = 4 * kDim + 16;              ///< both means and the noise
-  static constexpr uint32_t kMeans = 2 * kGroups * kMeanBytes;
+  /// A multiple of what a lane reads of a tile.
+  static constexpr uint32_t kMeans = (2 * kGroups * kMeanBytes + 127) / 128 * 128;
   static_assert(kShape.noise_at() - kShape.key_mean_at() == kMeanBytes - 16);
   /// Queries lie as panels of 128 components, two rows of bytes each.
   static constexpr uint32_t kQueryPanel = 2 * kHeads * 128;
   static constexpr uint32_t kQueryPanels = (kDim + 127) / 128;
   static constexpr uint32_t kWeightPanel = kHeads * 128;  ///< bytes: 64 weights of a query row
   static constexpr int kStateRow = kDim + 4;
+  static constexpr uint32_t kResidentRowBytes = group_resident_bytes(kDim, kBits, kColumns);
+  using Resident = ResidentHeadsShared<kDim, kHeads, kResidentRowBytes>;
   /// combined_rows() takes up to 8 tiles.
   static constexpr int kParts = kTiles > 8 ? 2 : 1, kPartTiles = kTiles / kParts;
 };
@@ -63,12 +74,13 @@ struct GroupShared {
   /// panel are the warpgroups', 16 each.
   alignas(1024) std::byte sums[Shape::kWeightPanel];
   alignas(16) float rows[kHeads][kDim];  ///< times scale log2(e)
-  /// Of the warpgroup's present block: slope, offset, noise in base 2 of the query and the block, logit of the mean.
-  alignas(16) float4 heads[kGroups][kHeads];
-  float top[kGroups][kHeads];          ///< running maxima,
-  float keep[kGroups][kHeads];         ///< and what a change of them multiplies sums with
-  float largest[kGroups][4][kHeads];   ///< logits of a warp's tile
-  float total[kGroups][4][kHeads];     ///< sums of weights
+  /// Of an even block of the warpgroup's and an odd one: slope, offset, noise in base 2 of the query and the block,
+  /// logit of the mean.
+  alignas(16) float4 heads[kGroups][2][kHeads];
+  float top[kGroups][kHeads];       ///< running maxima,
+  float keep[kGroups][kHeads];      ///< and what a change of them multiplies sums with
+  int largest[kGroups][kHeads];     ///< logits of turns that did not fit, as GroupPass::ordered()
+  float total[kGroups][4][kHeads];  ///< sums of weights
   StateSums<kHeads> codes, residents;  ///< of the whole thread block
   HeadConstants constants[kHeads];
 };

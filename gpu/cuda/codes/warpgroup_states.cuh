@@ -26,21 +26,11 @@ class GroupStates {
 
   __device__ GroupStates(const WideParams& p, uint32_t kv_head) : p_(p), kv_head_(kv_head) {}
 
-  /// Leaves the state of the resident tokens in its place, by all threads, and in `sums` what belongs to it.
-  __device__ void put(const ResidentShared<kDim, kHeads>& resident, StateSums<kHeads>& sums) const {
-    const int thread = static_cast<int>(threadIdx.x);
-#pragma unroll 2
-    for (int i = thread; i < kQuads; i += kThreads) {
-      const auto h = static_cast<uint32_t>(i / (kDim / 4));
-      if (h >= p_.step.group) break;
-      const int at = i % (kDim / 4) * 4;
-      *reinterpret_cast<float4*>(state_of(h) + at) =
-          *reinterpret_cast<const float4*>(&resident.rows[h][at]);
-    }
-    if (thread < kHeads) {
-      sums.top[thread] = resident.top[thread];
-      sums.sum[thread] = resident.sum[thread];
-    }
+  /// Leaves a row's state of the resident tokens in its place, by a warp; x: a lane's quads.
+  __device__ void put(int row, const float (&x)[kLaneParts<kDim>]) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (static_cast<uint32_t>(row) >= p_.step.group || 4 * lane >= kDim) return;
+    store_quads<kDim>(state_of(static_cast<uint32_t>(row)), lane, x, 1.0F);
   }
   /// Asks for what put() has left, all at once; of a step without resident tokens zeros.
   __device__ Residents load() const {

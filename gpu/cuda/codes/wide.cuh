@@ -95,13 +95,12 @@ constexpr int wide_occupancy() {
 /// Sends values of kCount tiles of 4 heads to single lanes, combining those of the 8 lanes with the same lane % 4: lane l gets
 /// the one of head l, in v[0], or of the tile below if `lanes_of_tile` is 2 or 4.
 template <int kCount, class Combine>
-__device__ __forceinline__ float combined_rows(const float (&x)[kCount], float none,
-                                               const Combine& combine) {
+__device__ __forceinline__ float combined_rows(const float (&x)[kCount], const Combine& combine) {
   constexpr int kSlots = kCount <= 2 ? 2 : kCount <= 4 ? 4 : 8;
   static_assert(kCount <= 8);
-  float v[kSlots];
+  float v[kCount];
 #pragma unroll
-  for (int i = 0; i < kSlots; ++i) v[i] = i < kCount ? x[i] : none;
+  for (int i = 0; i < kCount; ++i) v[i] = x[i];
   const uint32_t lane = threadIdx.x % 32;
   int bit = 16;
 #pragma unroll
@@ -109,6 +108,11 @@ __device__ __forceinline__ float combined_rows(const float (&x)[kCount], float n
     const bool upper = (lane & static_cast<uint32_t>(bit)) != 0;
 #pragma unroll
     for (int i = 0; i < width / 2; ++i) {
+      if (i + width / 2 >= kCount) {
+        // Lanes of a tile that is not there get what others have.
+        if (i < kCount) v[i] = combine(v[i], __shfl_xor_sync(kWholeWarp, v[i], bit));
+        continue;
+      }
       const float send = upper ? v[i] : v[i + width / 2], own = upper ? v[i + width / 2] : v[i];
       v[i] = combine(own, __shfl_xor_sync(kWholeWarp, send, bit));
     }
@@ -432,10 +436,9 @@ class WidePass {
         row[16 * i + 8] = w1;
       }
     }
-    const float most =
-        combined_rows(largest, kMinusInf, [](float a, float b) { return fmaxf(a, b); });
-    const float sum = combined_rows(sums, 0.0F, [](float a, float b) { return a + b; });
-    const float scaled_sum = combined_rows(scaled, 0.0F, [](float a, float b) { return a + b; });
+    const float most = combined_rows(largest, [](float a, float b) { return fmaxf(a, b); });
+    const float sum = combined_rows(sums, [](float a, float b) { return a + b; });
+    const float scaled_sum = combined_rows(scaled, [](float a, float b) { return a + b; });
     const int local = combined_row<kColumns>(lane_), row = 4 * first_tile + local;
     if (local < 4 * kColumns) {
       shared_.largest[pair][row] = most;

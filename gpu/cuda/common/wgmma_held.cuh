@@ -90,6 +90,21 @@ __device__ inline void hold(int (&x)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+r"(x[i])::"memory");
 }
 
+/// Stores matrices of 8 x 8 16-bit numbers across: a lane's register of each has columns 2 (lane % 4) and the next of
+/// row lane / 4, and lanes 8 i to 8 i + 7 have the addresses, in shared memory, where the columns of matrix i begin,
+/// 16 bytes each.
+__device__ inline void store_transposed(uint32_t column, const uint32_t (&x)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(column),
+      "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+      : "memory");
+}
+__device__ inline void store_transposed(uint32_t column, const uint32_t (&x)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(column),
+               "r"(x[0]), "r"(x[1])
+               : "memory");
+}
+
 #undef KEYHOLE_OPERANDS
 #undef KEYHOLE_INT_RESULT
 #undef KEYHOLE_FLOAT_RESULT
