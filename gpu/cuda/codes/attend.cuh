@@ -350,8 +350,8 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     if (has_resident) {
       typename Split::template Resident<kDim, kHeadTiles> share(s, kv_head, heads.head(0), split,
                                                                 resident);
-      // The share's rows are on their way. Until they are attended memory would have nothing to do, as what the ring has
-      // room for is there long before.
+      // The share's rows are on their way. Until they are attended memory would have nothing to do, as what the ring
+      // has room for is there long before.
       if constexpr (!Split::kFinds && !Split::kLists) {
 #pragma unroll 1
         for (uint32_t i = 0; i < kPairsAhead; ++i) {

@@ -1,8 +1,8 @@
 // Merges the heads of a cluster of thread blocks, each in one block: what the blocks have sent of the splits' sums and
 // of the rows that were read (gpu/cuda/codes/finish.cuh).
 //
-// A warp merges a head by merge_head(). Of 256 components these are a thousand instructions, each of which runs once and
-// comes from memory: there all threads of the block merge, with one component each.
+// A warp merges a head by merge_head(). Of 256 components these are a thousand instructions, each of which runs once
+// and comes from memory: there all threads of the block merge, with one component each.
 #pragma once
 
 #include <type_traits>
@@ -13,8 +13,8 @@
 
 namespace keyhole::gpu::codes {
 
-/// The largest logit that a row of an unread list may have for a head, base 2, before a soft-cap; by a warp; -inf without
-/// lists. by_table: reads_by_table().
+/// The largest logit that a row of an unread list may have for a head, base 2, before a soft-cap; by a warp; -inf
+/// without lists. by_table: reads_by_table().
 __device__ inline float reach_of_lists(const CodesParams& s, uint32_t kv_head, bool by_table,
                                        uint32_t h) {
   if (!by_table || h >= s.group) return kMinusInf;

@@ -5,8 +5,8 @@
 // to 1.5 us under load are 4 to 6 MB, 32 to 48 KB for each of 132 multiprocessors. Registers of 16 warps hold one
 // pair ahead, 35 KB at 2 bits and d = 128, which gave 2.6 TB/s; shared memory holds four.
 //
-// Codes are the first to leave the L2 cache, through which a pass sends more than it holds: instructions, queries, resident tokens
-// and what the pass leaves for the kernel behind it stay there. Instructions that run once take twice as long from memory.
+// Codes are the first to leave the L2 cache, through which a pass sends more than it holds: instructions, queries,
+// resident tokens and what the pass leaves for the kernel behind it stay there.
 #pragma once
 
 #include "gpu/cuda/codes/queries.cuh"
