@@ -233,6 +233,9 @@ struct ListSplit {
   __device__ static uint32_t place() { return blockIdx.x; }
 };
 
+/// Pairs behind those in its ring that a warp asks the L2 cache for while it prepares queries.
+inline constexpr uint32_t kPairsAhead = 2;
+
 /// In place of ListMeans where there are no lists.
 struct NoMeans {
   template <class... Arguments>
@@ -347,6 +350,14 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     if (has_resident) {
       typename Split::template Resident<kDim, kHeadTiles> share(s, kv_head, heads.head(0), split,
                                                                 resident);
+      // The share's rows are on their way. Until they are attended memory would have nothing to do, as what the ring
+      // has room for is there long before.
+      if constexpr (!Split::kFinds && !Split::kLists) {
+#pragma unroll 1
+        for (uint32_t i = 0; i < kPairsAhead; ++i) {
+          if (ahead + i < end) ring.prefetch(ahead + i);
+        }
+      }
       queries.prepare(heads, raw_queries, resident.rows);
       share.attend(value_scale);
     }

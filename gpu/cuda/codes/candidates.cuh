@@ -20,17 +20,16 @@ __device__ inline uint64_t order_of(float weight, uint32_t row) {
 __device__ inline uint32_t row_of(uint64_t order) { return ~static_cast<uint32_t>(order); }
 
 /// The most that a group of rows weighs in any head: the largest of x, its largest logits, less the heads'
-/// log-sum-exp, base 2.
+/// log-sum-exp, base 2. lse: of those that are there to fill tiles +inf; what x has of them may be anything, NaN too.
 template <int kHeadTiles>
-__device__ inline float group_weight(const float4 (&x)[kHeadTiles], const float* lse,
-                                     uint32_t heads) {
+__device__ inline float group_weight(const float4 (&x)[kHeadTiles], const float* lse) {
   float best = kMinusInf;
 #pragma unroll
   for (int t = 0; t < kHeadTiles; ++t) {
     const float of[4] = {x[t].x, x[t].y, x[t].z, x[t].w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (4 * t + j < static_cast<int>(heads)) best = fmaxf(best, of[j] - lse[4 * t + j]);
+      best = fmaxf(best, of[j] - lse[4 * t + j]);
     }
   }
   return best;

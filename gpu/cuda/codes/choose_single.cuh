@@ -37,7 +37,7 @@ struct SingleChoice {
 /// a distance of a power of two to different threads, because heavy rows are near each other or at regular distances.
 template <int kHeadTiles, class Take>
 __device__ inline void for_groups(const float* maxima, uint32_t group_count, const float* lse,
-                                  uint32_t heads, const Take& take) {
+                                  const Take& take) {
   constexpr uint32_t kBatch =
       8 / kHeadTiles;  // loads under way at once: each takes half a microsecond
   const auto* const from = reinterpret_cast<const float4*>(maxima);
@@ -58,7 +58,7 @@ __device__ inline void for_groups(const float* maxima, uint32_t group_count, con
 #pragma unroll
     for (uint32_t b = 0; b < kBatch; ++b) {
       const uint32_t group = group_of(turn + b);
-      if (group < group_count) take(group, group_weight(x[b], lse, heads));
+      if (group < group_count) take(group, group_weight(x[b], lse));
     }
   }
 }
@@ -77,7 +77,8 @@ __device__ inline void rank_candidates(SingleChoice<kHeads>& c, uint32_t all, ui
 }
 
 /// Leaves the `wanted` (1 or more) heaviest rows of group_count (1 or more) groups in c.chosen, c.found of them, and
-/// their logits. lse: of the heads, base 2. By the whole thread block; the caller needs no barrier before or after.
+/// their logits. lse: of the heads, base 2, as group_weight() wants it. By the whole thread block; the caller needs no
+/// barrier before or after.
 template <int kDim, int kBits, int kHeadTiles>
 __device__ inline void choose_rows(const CodesParams& s, uint32_t kv_head, const float* maxima,
                                    uint32_t group_count, uint32_t wanted,
@@ -88,7 +89,7 @@ __device__ inline void choose_rows(const CodesParams& s, uint32_t kv_head, const
   if (threadIdx.x == 0) c.group_count = c.row_count = 0;
   __syncthreads();
   uint32_t largest = 0;
-  for_groups<kHeadTiles>(maxima, group_count, lse, s.group,
+  for_groups<kHeadTiles>(maxima, group_count, lse,
                          [&](uint32_t, float weight) { largest = max(largest, rising(weight)); });
   // The threads of a share lie in four warps, 91 groups apart.
   const uint32_t part = threadIdx.x / kSingleShares;
@@ -98,7 +99,7 @@ __device__ inline void choose_rows(const CodesParams& s, uint32_t kv_head, const
   __syncthreads();
   while (true) {
     const uint64_t least = c.least;
-    for_groups<kHeadTiles>(maxima, group_count, lse, s.group, [&](uint32_t group, float weight) {
+    for_groups<kHeadTiles>(maxima, group_count, lse, [&](uint32_t group, float weight) {
       // If not even the first row of the group could reach the bound, none can.
       if (order_of(weight, group * kMaximumRows) < least) return;
       const uint32_t slot = atomicAdd(&c.group_count, 1U);

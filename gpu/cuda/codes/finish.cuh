@@ -6,6 +6,7 @@
 //   read     K and V of the N rows, one warp a row, from pinned host memory or the device's, or as the host has read
 //            them
 //   merge    splits - N rows by their codes + N rows exactly + resident tokens; the blocks have the heads in turn
+//            (gpu/cuda/codes/merge_sent.cuh)
 //   settle   a second look, where codes could not tell which rows weigh (gpu/cuda/codes/settle_head.cuh)
 //
 // The kernel is a chain of latencies: a trip to memory takes half a microsecond, over the bus two, a barrier of the
@@ -15,7 +16,7 @@
 
 #include "gpu/cuda/codes/doubt.cuh"
 #include "gpu/cuda/codes/finish_shared.cuh"
-#include "gpu/cuda/codes/merge_head.cuh"
+#include "gpu/cuda/codes/merge_sent.cuh"
 #include "gpu/cuda/codes/publish.cuh"
 #include "gpu/cuda/codes/settle_head.cuh"
 #include "gpu/cuda/common/grid_dependency.cuh"
@@ -23,9 +24,10 @@
 namespace keyhole::gpu::codes {
 
 /// The largest weight of any head in each of a thread's groups of rows.
-template <int kHeadTiles>
+template <int kDim, int kHeadTiles>
 struct GroupMaxima {
-  static constexpr uint32_t kBatch = 4 / kHeadTiles;
+  /// Groups under way at once. A thread that works on 256 components has registers for more.
+  static constexpr uint32_t kBatch = kHeadTiles == 2 && kDim > 128 ? 4 : 4 / kHeadTiles;
   float4 x[kBatch][kHeadTiles];
 
   __device__ void load(const CodesParams& s, const float* maxima, const Deal& deal, uint32_t turn,
@@ -46,7 +48,7 @@ struct GroupMaxima {
     for (uint32_t b = 0; b < kBatch; ++b) {
       const uint32_t i = (turn + b) * kFinishThreads + threadIdx.x;
       if (deal.group_of(i) >= group_count) continue;
-      values[i] = group_weight(x[b], lse, s.group);
+      values[i] = group_weight(x[b], lse);
     }
   }
 };
@@ -69,58 +71,6 @@ __device__ inline void send_rows(const CodesParams& s, uint32_t rank, uint32_t c
       *in_block(&shared.exact_sum[rank][own], to) = sums.exact_sum;
     }
   }
-}
-
-/// Merges what `sources` blocks have sent for head `h`, by a warp: the codes without the rows that were read, and
-/// these rows. Returns what the question of doubt needs to know.
-template <int kDim, int kBits, int kHeadTiles>
-__device__ inline HeadSums gather_sent(uint32_t h, uint32_t sources,
-                                       const FinishShared<kDim, kBits, kHeadTiles>& shared,
-                                       PartOfHead<kDim>& codes, PartOfHead<kDim>& exact) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const uint32_t own = h / kFinishBlocks;
-  const bool inside = 4 * lane < kDim;
-  const auto quad = [&](const float(&row)[kDim], int u) {
-    return inside ? *reinterpret_cast<const float4*>(&row[128 * u + 4 * lane])
-                  : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-  };
-  codes = {shared.top[h], shared.total[h], {}};
-#pragma unroll
-  for (int u = 0; u < kLaneQuads<kDim>; ++u) {
-    const float4 all = quad(shared.split_o[own], u);
-    float* o = codes.o + 4 * u;
-    o[0] = all.x, o[1] = all.y, o[2] = all.z, o[3] = all.w;
-  }
-  exact = {kMinusInf, 0.0F, {}};
-  float coded_sum = 0.0F;
-#pragma unroll
-  for (uint32_t b = 0; b < kFinishBlocks; ++b) {
-    if (b >= sources) break;
-#pragma unroll
-    for (int u = 0; u < kLaneQuads<kDim>; ++u) {
-      const float4 x = quad(shared.coded_o[b][own], u);
-      float* o = codes.o + 4 * u;
-      o[0] -= x.x, o[1] -= x.y, o[2] -= x.z, o[3] -= x.w;
-    }
-    codes.total -= shared.coded_sum[b][own];
-    coded_sum += shared.coded_sum[b][own];
-    exact.top = fmaxf(exact.top, shared.exact_max[b][own]);
-  }
-  const float base = finite_base(exact.top);
-#pragma unroll
-  for (uint32_t b = 0; b < kFinishBlocks; ++b) {
-    if (b >= sources) break;
-    const float weight = exp2_fast(shared.exact_max[b][own] - base);
-#pragma unroll
-    for (int u = 0; u < kLaneQuads<kDim>; ++u) {
-      const float4 x = quad(shared.exact_o[b][own], u);
-      float* o = exact.o + 4 * u;
-      o[0] = fmaf(weight, x.x, o[0]), o[1] = fmaf(weight, x.y, o[1]);
-      o[2] = fmaf(weight, x.z, o[2]), o[3] = fmaf(weight, x.w, o[3]);
-    }
-    exact.total = fmaf(weight, shared.exact_sum[b][own], exact.total);
-  }
-  return {codes.top, codes.total, coded_sum, exact.top, exact.total, shared.lse[h], kMinusInf};
 }
 
 /// Reads the state of number `h` of a KV head's group, to which a second look at listed pairs adds, by a warp. row:
@@ -173,12 +123,6 @@ __device__ inline bool leave_record(const CodesParams& s, uint32_t kv_head, uint
   return true;
 }
 
-/// The largest logit that a row of an unread list may have for a head, base 2, before a soft-cap; by a warp.
-__device__ inline float reach_of_lists(const CodesParams& s, uint32_t kv_head, uint32_t h) {
-  const uint32_t lane = threadIdx.x % 32;
-  const ChosenLists& ends = s.list_ends[kv_head];
-  return warp_max(lane < s.lists.blocks ? __ldcg(&ends.reach[lane][h]) : kMinusInf);
-}
 /// Whether a list that was not read may hold a row that matters for a head, as ListChoice::may_widen() asks it. lse: base 2.
 /// A second look is then at all codes. reach: reach_of_lists().
 __device__ inline bool may_hide(const CodesParams& s, uint32_t kv_head, float reach, float lse) {
@@ -195,7 +139,7 @@ template <int kDim, int kBits, int kHeadTiles, class Splits>
 __device__ __forceinline__ void finish(const CodesParams& s, const Splits& splits,
                                        uint32_t kv_head) {
   using Shared = FinishShared<kDim, kBits, kHeadTiles>;
-  constexpr uint32_t kBatch = GroupMaxima<kHeadTiles>::kBatch;
+  constexpr uint32_t kBatch = GroupMaxima<kDim, kHeadTiles>::kBatch;
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   float* const values = reinterpret_cast<float*>(memory + sizeof(Shared));
@@ -228,29 +172,30 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
   if (threadIdx.x == 0) choice.group_count = choice.row_count = 0;
   if (threadIdx.x == 0) shared.figures = figures;
   if (threadIdx.x == 0) shared.ring = ring;
-  if (threadIdx.x < Shared::kHeads) shared.reasons[threadIdx.x] = 0;
+  if (threadIdx.x < Shared::kHeads) {
+    shared.reasons[threadIdx.x] = 0;
+    if (threadIdx.x >= s.group) shared.lse[threadIdx.x] = -kMinusInf;
+  }
   const float value_scale = value_scale_of(s, kv_head);
   wait_for_kernels_before();
 
   // ---- weigh
   const float* const maxima = s.maxima + size_t{kv_head} * most_groups(s) * (4 * kHeadTiles);
-  GroupMaxima<kHeadTiles> first;
+  SplitFigures figures_of_splits;
+  figures_of_splits.load(s, kv_head, splits);  // needed first of all
+  GroupMaxima<kDim, kHeadTiles> first;
   if (wanted != 0) first.load(s, maxima, deal, 0, group_count);
   SplitSums<kFinishBlocks, kFinishThreads> sums;
   sums.load<kDim>(s, kv_head, splits, deal.rank);
-  const uint32_t own_head = deal.rank + warp * kFinishBlocks;  // that this warp merges
-  const float reach =
-      by_table && own_head < s.group ? reach_of_lists(s, kv_head, own_head) : kMinusInf;
-  ResidentHead<kDim> resident;
-  if (s.resident_o != nullptr && own_head < s.group) {
-    resident.load(s, size_t{kv_head} * s.group + own_head);
-  }
+  MergeSent<kDim, kBits, kHeadTiles> merge(deal.rank);
+  merge.load(s, kv_head, by_table);
+  const bool has_rows = wanted != 0;
   // Sends a sum to the block that merges the head.
   const auto send_sum = [&](uint32_t h, uint32_t at, float4 sum) {
     float* to = &shared.split_o[h / kFinishBlocks][at];
     *reinterpret_cast<float4*>(in_block(to, h % kFinishBlocks)) = sum;
   };
-  weigh_splits(s, kv_head, splits, deal.rank, shared.splits, shared);
+  weigh_splits<kDim>(s, kv_head, splits, deal.rank, figures_of_splits, shared.splits, shared);
   __syncthreads();
   if (wanted == 0) {
     if (s.host_rows.requests != nullptr)
@@ -263,7 +208,7 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
     // ---- choose
     first.weigh(s, shared.lse, deal, 0, group_count, values);
     for (uint32_t turn = kBatch; turn < turns; turn += kBatch) {
-      GroupMaxima<kHeadTiles> more;
+      GroupMaxima<kDim, kHeadTiles> more;
       more.load(s, maxima, deal, turn, group_count);
       more.weigh(s, shared.lse, deal, turn, group_count, values);
     }
@@ -340,38 +285,32 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
                                           coded, shared.rows, warp);
     }
     __syncthreads();
-    if (rows != 0) send_rows(s, deal.rank, rows, shared);
+    send_rows(s, deal.rank, rows, shared);
   }
 
   // ---- merge
   cluster_barrier();
   if (deal.rank == 0) count_host_step(s, kv_head);  // all blocks have asked
-  const bool merges = warp < Shared::kOwn && own_head < s.group;
   const bool asks = s.doubt.board != nullptr && wanted != 0;
-  PartOfHead<kDim> codes, exact;
-  if (merges) {
-    HeadSums of_head = gather_sent(own_head, min(wanted, kFinishBlocks), shared, codes, exact);
-    if (asks) {
-      of_head.resident_lse = resident.lse;
+  merge.gather(s, has_rows, shared);
+  if (asks) {
+    merge.ask(s, [&](const HeadSums& of_head, uint32_t own, float reach) {
+      const uint32_t h = deal.rank + own * kFinishBlocks, lane = threadIdx.x % 32;
       HeadAsked asked =
           ask_doubt<kDim, kBits>(s, of_head, weight_of(choice.chosen[wanted - 1]),
-                                 shared.queries.constants[own_head].noise, wanted, shared.figures);
+                                 shared.queries.constants[h].noise, wanted, shared.figures);
       if (by_table && may_hide(s, kv_head, reach, asked.lse)) {
         asked.reasons |= DoubtRecord::kDoubted;
       }
-      const uint32_t lane = threadIdx.x % 32;
-      if (lane == 0) shared.asked_lse[warp] = asked.lse;
+      if (lane == 0) shared.asked_lse[own] = asked.lse;
       if (asked.reasons != 0 && lane < kFinishBlocks) {
-        *in_block(&shared.reasons[own_head], lane) = asked.reasons;
+        *in_block(&shared.reasons[h], lane) = asked.reasons;
       }
-    }
+    });
+    // The reasons of the blocks for doubt travel while these are merged.
+    cluster_arrive();
   }
-  // The reasons of the blocks for doubt travel while these are merged.
-  if (asks) cluster_arrive();
-  if (merges) {
-    merge_head<kDim>(s, kv_head, own_head, codes, exact, value_scale, resident,
-                     shared.split_o[own_head / kFinishBlocks]);
-  }
+  merge.write(s, kv_head, value_scale, shared);
   if (!asks) return;
   cluster_wait();
   uint32_t reasons = 0;
@@ -379,9 +318,13 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
   if (reasons == 0) return;
   const RingState before = shared.ring;
   if (!leave_record(s, kv_head, deal.rank, reasons, wanted, shared)) return;
-  if (merges && s.splits > 1) {
-    leave_state<kDim>(s, kv_head, own_head, codes, exact, value_scale,
-                      shared.split_o[own_head / kFinishBlocks]);
+  if (s.splits > 1) {
+    merge.use_parts(s, has_rows, shared,
+                    [&](uint32_t h, uint32_t own, const PartOfHead<kDim>& codes,
+                        const PartOfHead<kDim>& exact) {
+                      leave_state<kDim>(s, kv_head, h, codes, exact, value_scale,
+                                        shared.split_o[own]);
+                    });
   }
   cluster_barrier();
   if (threadIdx.x >= kAttendWarps<kDim> * 32) return;  // a pass has no more

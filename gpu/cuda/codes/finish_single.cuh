@@ -115,6 +115,7 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   const CodeFigures figures = figures_of(s, kv_head);
   shared.queries.prepare(heads, raw_queries, q);
   if (threadIdx.x == 0) shared.figures = figures;
+  if (threadIdx.x >= s.group && threadIdx.x < Shared::kHeads) shared.lse[threadIdx.x] = -kMinusInf;
   const float value_scale = value_scale_of(s, kv_head);
   wait_for_kernels_before();
 
@@ -130,7 +131,9 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
     if (s.resident_o != nullptr && merges) resident.load(s, size_t{kv_head} * s.group + warp);
   };
   if (kDim <= 128) load_resident();
-  weigh_splits(s, kv_head, AllSplits{}, 0, shared.splits(), shared);
+  SplitFigures figures_of_splits;
+  figures_of_splits.load(s, kv_head, AllSplits{});
+  weigh_splits<kDim>(s, kv_head, AllSplits{}, 0, figures_of_splits, shared.splits(), shared);
   __syncthreads();
 #pragma unroll
   for (uint32_t part = 0; part < kParts; ++part) {

@@ -47,13 +47,13 @@ __device__ inline void merge_head(const CodesParams& s, uint32_t kv_head, uint32
   // If the rows that were read were all of them, what is left of the codes' weights is rounding.
   const float total = fmaf(weight, exact.total, (codes.total < 0.0F ? 0.0F : codes.total) * keep);
   const float inverse = total == 0.0F ? 0.0F : __fdividef(1.0F, total);
-  float lse = total == 0.0F ? kMinusInf : (base + log2f(total)) * kLn2;
+  float lse = total == 0.0F ? kMinusInf : (base + log2_fast(total)) * kLn2;
   float o[kParts];
 #pragma unroll
   for (int i = 0; i < kParts; ++i) o[i] = fmaf(weight, exact.o[i], codes.o[i] * unit) * inverse;
   if (s.resident_o != nullptr) {
     const float natural = finite_base(fmaxf(lse, resident.lse));
-    const float a = natural_weight(lse, natural), b = natural_weight(resident.lse, natural);
+    const float a = weight_fast(lse, natural), b = weight_fast(resident.lse, natural);
     const float sum = a + b;
     const float part = sum == 0.0F ? 0.0F : __fdividef(1.0F, sum);
     const float to_a = a * part, to_b = b * part;
@@ -64,19 +64,19 @@ __device__ inline void merge_head(const CodesParams& s, uint32_t kv_head, uint32
       quad[0] = fmaf(to_a, quad[0], to_b * x.x), quad[1] = fmaf(to_a, quad[1], to_b * x.y);
       quad[2] = fmaf(to_a, quad[2], to_b * x.z), quad[3] = fmaf(to_a, quad[3], to_b * x.w);
     }
-    lse = sum == 0.0F ? kMinusInf : natural + logf(sum);
+    lse = sum == 0.0F ? kMinusInf : natural + log_fast(sum);
   }
   const QueryHead head = query_head(s, kv_head, h);
   if (s.sinks != nullptr) {
     // Merges with the learned sink, the state (0, sink).
     const float sink = s.sinks[head.head];
     const float natural = finite_base(fmaxf(lse, sink));
-    const float a = natural_weight(lse, natural);
-    const float sum = a + natural_weight(sink, natural);
+    const float a = weight_fast(lse, natural);
+    const float sum = a + weight_fast(sink, natural);
     const float keep_o = sum == 0.0F ? 0.0F : __fdividef(a, sum);
 #pragma unroll
     for (int i = 0; i < kParts; ++i) o[i] *= keep_o;
-    lse = sum == 0.0F ? kMinusInf : natural + logf(sum);
+    lse = sum == 0.0F ? kMinusInf : natural + log_fast(sum);
   }
 #pragma unroll
   for (int u = 0; u < kLaneQuads<kDim>; ++u) {

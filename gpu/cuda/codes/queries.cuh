@@ -25,6 +25,19 @@ __device__ inline float exp2_fast(float x) {
   return y;
 }
 
+/// Logarithms to 2^-22: absolutely for x between 1/2 and 2, relative to the result for others. The full functions are 25
+/// instructions more, each of which comes from memory where it runs once.
+__device__ inline float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline float log_fast(float x) { return log2_fast(x) * kLn2; }
+/// natural_weight() with weights below 2^-126 as zeros.
+__device__ inline float weight_fast(float lse, float base) {
+  return exp2_fast((lse - base) * kLog2E);
+}
+
 /// The codes of step `step` of a tile's keys, rows lane/4 + 8 r, as u times 2^key_shift(step).
 template <int kBits, int kWords>
 __device__ inline uint32_t key_register(const uint32_t (&words)[kWords], int step, int r) {

@@ -15,10 +15,11 @@ struct SplitShared {
   float weights[kOwn][kMostSplits];
 
   /// The first head whose columns are, in part, those of block `rank`.
+  template <int kDim>
   __device__ static uint32_t first_head(const CodesParams& s, uint32_t rank) {
     if (kBlocks == 1) return 0;
-    const uint32_t quads = s.group * (s.shape.dim / 4);
-    return rank * ((quads + kBlocks - 1) / kBlocks) / (s.shape.dim / 4);
+    const uint32_t quads = s.group * (kDim / 4);
+    return rank * ((quads + kBlocks - 1) / kBlocks) / (kDim / 4);
   }
 };
 
@@ -27,46 +28,74 @@ struct AllSplits {
   __device__ static uint32_t of(const CodesParams& s) { return s.splits; }
 };
 
+/// What a lane knows of the splits of a head that a warp weighs: of several at once, as a trip to memory takes half a
+/// microsecond.
+struct SplitFigures {
+  static constexpr uint32_t kAtOnce = 3;  ///< 96 of a warp: enough for 3 KV heads and more
+  static constexpr uint32_t kStep = 32 * kAtOnce;
+  float2 part[kAtOnce];  ///< largest logit and sum of weights
+  float lse[kAtOnce];    ///< of the codes alone
+
+  /// Asks for splits from, from + 32, .. of head h.
+  template <class Splits>
+  __device__ void load(const CodesParams& s, uint32_t kv_head, const Splits& count, uint32_t h,
+                       uint32_t from) {
+    const size_t first = size_t{kv_head} * s.splits * s.group + h;
+    const float2* const part_sum = s.part_sum + first;
+    const float* const part_lse = s.part_lse + first;
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      const uint32_t split = from + 32 * i;
+      const bool is_one = h < s.group && split < count.of(s);
+      part[i] = is_one ? part_sum[split * s.group] : make_float2(kMinusInf, 0.0F);
+      lse[i] = is_one ? part_lse[split * s.group] : kMinusInf;
+    }
+  }
+  /// Asks for the first splits of a warp's first head.
+  template <class Splits>
+  __device__ void load(const CodesParams& s, uint32_t kv_head, const Splits& count) {
+    load(s, kv_head, count, threadIdx.x / 32, threadIdx.x % 32);
+  }
+};
+
 /// Weighs the splits of every head, by kThreads threads: the weights of those that block `rank` sums up to
 /// splits.weights, the sums of weights to shared.top and total, the log-sum-exp of the codes alone to shared.lse.
-/// Base 2.
-template <int kHeads, uint32_t kThreads, uint32_t kBlocks, class Splits, class Shared>
+/// Base 2. figures: as load() left them.
+template <int kDim, int kHeads, uint32_t kThreads, uint32_t kBlocks, class Splits, class Shared>
 __device__ inline void weigh_splits(const CodesParams& s, uint32_t kv_head, const Splits& count,
-                                    uint32_t rank, SplitShared<kHeads, kThreads, kBlocks>& splits,
+                                    uint32_t rank, SplitFigures& figures,
+                                    SplitShared<kHeads, kThreads, kBlocks>& splits,
                                     Shared& shared) {
   const uint32_t lane = threadIdx.x % 32;
-  const uint32_t first_head = splits.first_head(s, rank);
+  const uint32_t first_head = splits.template first_head<kDim>(s, rank);
+#pragma unroll 1
   for (uint32_t h = threadIdx.x / 32; h < s.group; h += kThreads / 32) {
-    const size_t first = size_t{kv_head} * s.splits * s.group + h;
     const bool is_own = h - first_head < splits.kOwn;  // of heads before the first one it is large
     float* const weights = splits.weights[is_own ? h - first_head : 0];
-    // Each lane has two splits under way at once: 64 are enough for 4 KV heads and more.
     float top = kMinusInf, largest = kMinusInf, total = 0.0F, of_codes = 0.0F;
 #pragma unroll 1
-    for (uint32_t from = lane; from < count.of(s); from += 64) {
-      float2 part[2];
-      float lse[2];
-#pragma unroll
-      for (uint32_t i = 0; i < 2; ++i) {
-        const uint32_t split = from + 32 * i;
-        const bool is_one = split < count.of(s);
-        part[i] = is_one ? s.part_sum[first + split * s.group] : make_float2(kMinusInf, 0.0F);
-        lse[i] = is_one ? s.part_lse[first + split * s.group] : kMinusInf;
-      }
+    for (uint32_t from = lane; from < count.of(s); from += figures.kStep) {
       const float before = top, largest_before = largest;
-      top = fmaxf(top, fmaxf(part[0].x, part[1].x));
-      largest = fmaxf(largest, fmaxf(lse[0], lse[1]));
+#pragma unroll
+      for (uint32_t i = 0; i < figures.kAtOnce; ++i) {
+        top = fmaxf(top, figures.part[i].x);
+        largest = fmaxf(largest, figures.lse[i]);
+      }
       const float base = finite_base(top), codes_base = finite_base(largest);
       total *= exp2_fast(before - base);
       of_codes *= exp2_fast(largest_before - codes_base);
 #pragma unroll
-      for (uint32_t i = 0; i < 2; ++i) {
-        total = fmaf(exp2_fast(part[i].x - base), part[i].y, total);
-        of_codes += exp2_fast(lse[i] - codes_base);
+      for (uint32_t i = 0; i < figures.kAtOnce; ++i) {
+        total = fmaf(exp2_fast(figures.part[i].x - base), figures.part[i].y, total);
+        of_codes += exp2_fast(figures.lse[i] - codes_base);
         if (is_own && from + 32 * i < count.of(s))
-          weights[from + 32 * i] = part[i].x;  // its maximum, until all are known
+          weights[from + 32 * i] = figures.part[i].x;  // its maximum, until all are known
+      }
+      if (from + figures.kStep < count.of(s)) {
+        figures.load(s, kv_head, count, h, from + figures.kStep);
       }
     }
+    if (h + kThreads / 32 < s.group) figures.load(s, kv_head, count, h + kThreads / 32, lane);
     const float overall = warp_max(top), overall_largest = warp_max(largest);
     const float base = finite_base(overall);
     total = warp_sum(total * exp2_fast(top - base));
@@ -78,7 +107,7 @@ __device__ inline void weigh_splits(const CodesParams& s, uint32_t kv_head, cons
     if (lane == 0) {
       shared.top[h] = overall;
       shared.total[h] = total;
-      shared.lse[h] = overall_largest + log2f(of_codes);
+      shared.lse[h] = overall_largest + log2_fast(of_codes);
     }
   }
 }
@@ -120,7 +149,7 @@ struct SplitSums {
                       SplitShared<kHeads, kThreads, kWeighing>& shared) const {
     float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
     const float* weights =
-        shared.weights[inside ? quad / (kDim / 4) - shared.first_head(s, rank) : 0];
+        shared.weights[inside ? quad / (kDim / 4) - shared.template first_head<kDim>(s, rank) : 0];
     const auto take = [&](uint32_t split, float4 x) {
       const float weight = weights[split];
       sum.x = fmaf(weight, x.x, sum.x);

@@ -5,8 +5,8 @@
 // to 1.5 us under load are 4 to 6 MB, 32 to 48 KB for each of 132 multiprocessors. Registers of 16 warps hold one
 // pair ahead, 35 KB at 2 bits and d = 128, which gave 2.6 TB/s; shared memory holds four.
 //
-// Codes are the first to leave the L2 cache, through which a pass sends more than it holds: instructions, queries, resident tokens
-// and what the pass leaves for the kernel behind it stay there. Instructions that run once take twice as long from memory.
+// Codes are the first to leave the L2 cache, through which a pass sends more than it holds: instructions, queries,
+// resident tokens and what the pass leaves for the kernel behind it stay there.
 #pragma once
 
 #include "gpu/cuda/codes/queries.cuh"
@@ -113,6 +113,20 @@ class TileRing {
     }
     commit_copies();
     in_ = next(in_);
+  }
+  /// Asks the L2 cache for pair `pair`, by a warp. Does nothing on GPUs older than 9.0.
+  __device__ void prefetch(uint32_t pair) const {
+    constexpr CodeShape kShape = Pair::kShape;
+    const auto of_block = static_cast<int>(pair % kPairs);
+    const uint32_t lane = threadIdx.x % 32;
+    const std::byte* const block = from_ - 16 * lane + pair / kPairs * block_stride_;
+    if (lane == 0) prefetch_bulk(block + of_block * kKeyStep, Pair::kKeyBytes);
+    if (lane == 1) {
+      prefetch_bulk(block + kShape.values_at() + of_block * kValueStep, Pair::kValueBytes);
+    }
+    if (lane == 2) {
+      prefetch_bulk(block + kShape.factors_at() + of_block * kFactorStep, Pair::kFactorBytes);
+    }
   }
   /// take_in() of a pair that lies in one piece, at `pair`.
   __device__ void take_in_whole(const std::byte* pair) {
