@@ -91,10 +91,22 @@ constexpr std::array kPooledParams = {
 constexpr TypeDecl kPooled = {"pooled", "blocks by the means of 64 queries and of 64 keys",
                               kPooledParams};
 
+constexpr std::array kCodesParams = {
+    integer(
+        "blocks", Stage::search, 64, 3, 65535,
+        "blocks of 256 tokens for each 128 query rows of a KV head, of which two are the newest"),
+    kFrom,
+    kSkip,
+};
+constexpr TypeDecl kCodes = {"codes",
+                             "in sessions, over their codes on a device, the blocks whose mean "
+                             "keys weigh most; elsewhere all",
+                             kCodesParams};
+
 constexpr TypeDecl kAuto = {"auto", "sampled, with its defaults", {}};
 
-constexpr std::array<const TypeDecl*, 6> kTypes = {&kDense,         &kAShape, &kSampled,
-                                                   &kVerticalSlash, &kPooled, &kAuto};
+constexpr std::array<const TypeDecl*, 7> kTypes = {&kDense,  &kAShape, &kSampled, &kVerticalSlash,
+                                                   &kPooled, &kCodes,  &kAuto};
 
 /// The value of a parameter of the spec's type.
 int64_t value_of(const index::Spec& spec, std::string_view name) {
@@ -114,8 +126,12 @@ gpu::PromptPattern pattern_of(const index::Spec& spec) {
   };
   const TypeDecl* const type = &spec.type();
   gpu::PromptPattern p;
-  p.dense = type == &kDense;
+  p.dense = type == &kDense || type == &kCodes;
   p.skip = static_cast<float>(value_of(spec, "skip"));
+  if (type == &kCodes) {
+    p.coded_blocks = number("blocks");
+    p.dense_rows = number("from");
+  }
   if (p.dense) return p;
   p.first_rows = number("first");
   p.near_rows = number("near");

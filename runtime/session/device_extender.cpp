@@ -28,6 +28,8 @@ constexpr double kTurnTiles = 4.0;
 // on it is sure to be the slower.
 constexpr double kTokenUs = 8.0, kTokenOperationsPerUs = 120e6;
 constexpr double kSurelyFaster = 0.85;
+// Fewer tokens are no chunk of a prompt, of which others follow that need the same memory of the host again.
+constexpr uint32_t kLeastPromptTokens = 128;
 
 }  // namespace
 
@@ -61,10 +63,11 @@ DeviceExtender::TurnTimes DeviceExtender::times_of(uint32_t layer) const {
                     (pinned / kBusBytesPerUs + (rows - pinned) / kCopyBytesPerUs) * row_bytes};
 }
 
-gpu::CodedRows DeviceExtender::codes_of_turn(uint32_t layer, const ExtendArgs& args) {
+gpu::CodedRows DeviceExtender::codes_of_turn(uint32_t layer, const ExtendArgs& args,
+                                             uint32_t chosen) {
   const uint32_t n = args.k.tokens;
-  if (parts_.codes.of_step(layer) == nullptr || n > kMostCodedTurn || !attends_at_once(layer) ||
-      parts_.patterns.is_prompt(args)) {
+  if (parts_.codes.of_step(layer) == nullptr || (chosen == 0 && n > kMostCodedTurn) ||
+      !attends_at_once(layer) || parts_.patterns.is_prompt(args)) {
     return {};
   }
   if (n >= kLeastCodedTurn) {
@@ -74,9 +77,13 @@ gpu::CodedRows DeviceExtender::codes_of_turn(uint32_t layer, const ExtendArgs& a
   }
   const gpu::Codes* const codes = parts_.codes.of_step(layer);
   if (codes == nullptr) return {};
-  const gpu::CodedRows rows = codes->coded_rows(layer);
+  gpu::CodedRows rows = codes->coded_rows(layer);
   if (rows.blocks == 0 || size_t{rows.blocks} * kCodeBlock > parts_.codes.pinned_rows(layer))
     return {};
+  if (chosen != 0) {
+    rows.chosen_blocks = chosen;
+    return parts_.blocks.blocked(layer).attends_codes(rows) ? rows : gpu::CodedRows{};
+  }
   const LayerShape m = parts_.engine.model().of(layer);
   const double of_row =
       4.0 * m.head_dim * rows.blocks * static_cast<double>(kCodeBlock);  // operations
@@ -99,12 +106,18 @@ gpu::CodedRows DeviceExtender::codes_of_turn(uint32_t layer, const ExtendArgs& a
 void DeviceExtender::extend(uint32_t layer, const ExtendArgs& args) {
   const uint32_t n = args.k.tokens;
   const bool masked = args.mask != nullptr;
-  parts_.prompt_memory.release();
+  if (args.k.tokens < kLeastPromptTokens) parts_.prompt_memory.release();
   check_counts(args);
   if (!parts_.sequence.layer(layer).offloads()) return extend_window(layer, args);
   if (!parts_.stream.is_capturing()) parts_.stream.settle(layer);
-  const bool by_pattern = attends_by_pattern(layer, args);
-  const gpu::CodedRows codes = by_pattern ? gpu::CodedRows{} : codes_of_turn(layer, args);
+  const uint32_t chosen =
+      parts_.stream.is_capturing()
+          ? 0
+          : parts_.patterns.coded_blocks(layer, args, parts_.sequence.rows(layer));
+  gpu::CodedRows codes;
+  if (chosen != 0) codes = codes_of_turn(layer, args, chosen);
+  const bool by_pattern = codes.blocks_at == nullptr && attends_by_pattern(layer, args);
+  if (!by_pattern && codes.blocks_at == nullptr) codes = codes_of_turn(layer, args, 0);
   if (!by_pattern && codes.blocks_at == nullptr && !attends_blocked(layer, n, masked)) {
     return extend_by_steps(layer, args);
   }
@@ -128,9 +141,11 @@ void DeviceExtender::extend(uint32_t layer, const ExtendArgs& args) {
   const auto take_back = [&] {
     if (parts_.sequence.tokens(layer) != before) parts_.tokens.truncate_layer(layer, before);
   };
-  for (uint32_t at = 0; at < n; at += gpu::kMostBlockedTokens) {
+  // Turns over codes gain nothing by more tokens, and take memory for them. The codes of a slice's tokens come with the next call.
+  const uint32_t most = codes.chosen_blocks != 0 ? kMostCodedTurn : gpu::kMostBlockedTokens;
+  for (uint32_t at = 0; at < n; at += most) {
     try {
-      extend_blocked(layer, slice(args, at, std::min(n - at, gpu::kMostBlockedTokens)),
+      extend_blocked(layer, slice(args, at, std::min(n - at, most)),
                      parts_.patterns.is_prompt(args), codes);
     } catch (const Error& e) {
       take_back();
@@ -291,7 +306,10 @@ void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args, bool
     parts_.prompts.prefill(layer, args.k, args.v, is_prompt ? &args.q : nullptr);
   }
   const bool reads_rows = parts_.params.mode != KEYHOLE_MODE_RESIDENT;
-  const uint64_t rows = reads_rows ? parts_.sequence.rows(layer) : 0;
+  uint64_t rows = reads_rows ? parts_.sequence.rows(layer) : 0;
+  if (codes.chosen_blocks != 0 && codes.chosen_blocks < codes.blocks) {
+    rows -= uint64_t{codes.blocks - codes.chosen_blocks} * kCodeBlock;
+  }
   parts_.totals.add_on_device(args.q.tokens, rows * m.of(layer).q_heads * args.q.tokens);
 }
 

@@ -5,7 +5,7 @@
 //   codes    attention of all codes at once, for which only rows that weigh cross the bus (gpu::BlockedAttention::attend_codes());
 //            where codes cannot tell enough, by blocks
 //   blocks   attention of all rows, for which the offloaded rows cross the bus once for all tokens
-//   lists    attention of the blocks of rows that a pattern chooses (device_pattern.cpp)
+//   lists    attention of the blocks of rows that a pattern chooses (device_pattern.cpp); or by the pattern `codes` of blocks of codes
 //
 // Tokens of a sliding layer are always attended by steps.
 #pragma once
@@ -79,8 +79,10 @@ class DeviceExtender {
   /// codes: what is attended in place of the rows that it is of; without blocks: nothing.
   void extend_blocked(uint32_t layer, const ExtendArgs& args, bool is_prompt,
                       const gpu::CodedRows& codes);
-  /// The codes that new tokens attend at once; without blocks: they attend none so.
-  [[nodiscard]] gpu::CodedRows codes_of_turn(uint32_t layer, const ExtendArgs& args);
+  /// The codes that new tokens attend at once; without blocks: they attend none so. chosen: of how many blocks of them each tile of queries
+  /// is to attend, see ExtendPatterns::coded_blocks(); 0: where codes are the fastest, all of them.
+  [[nodiscard]] gpu::CodedRows codes_of_turn(uint32_t layer, const ExtendArgs& args,
+                                             uint32_t chosen);
   /// Attends codes; true where their rows are to be attended in place of them. meanwhile: see BlockedAttention::attend_codes().
   [[nodiscard]] bool attends_in_full(gpu::BlockedAttention& blocked, const gpu::CodedRows& codes,
                                      gpu::Stream stream, const std::function<void()>& meanwhile);

@@ -66,14 +66,17 @@ void DeviceExtender::extend_listed(uint32_t layer, const ExtendArgs& args) {
   turn.layer = {m.logits_of(layer), m.sinks_of(layer)};
   turn.before = before;
   const gpu::PromptBlocks so_far = listed.blocks();
+  const gpu::Stream beside = parts_.prompts.stream_beside();
   listed.attend(turn, parts_.patterns.of(layer), stream);
+  // The new rows come to the host while the device attends.
+  const DevicePrompts::Brought brought = parts_.prompts.bring(
+      layer, args.k, args.v, parts_.patterns.is_prompt(args) ? &args.q : nullptr, beside);
   if (listed.saw_bad_queries(stream)) {
     throw Error(Status::not_finite, "tensor q has a NaN or an infinity");
   }
   const gpu::PromptBlocks blocks = blocks_since(so_far, listed.blocks());
   const uint64_t keys = parts_.patterns.keys_in(layer, turn.n, blocks);
-  parts_.prompts.prefill(layer, args.k, args.v,
-                         parts_.patterns.is_prompt(args) ? &args.q : nullptr);
+  parts_.prompts.store(layer, brought);
   parts_.patterns.add(blocks);
   parts_.totals.add_on_device(turn.n, keys);
 }

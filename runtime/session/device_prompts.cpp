@@ -5,24 +5,33 @@ namespace keyhole::runtime {
 void DevicePrompts::prefill(uint32_t layer, const TensorView& k, const TensorView& v,
                             const TensorView* q) {
   const gpu::Stream stream = stream_->runner("tensors in device memory").stream();
-  const bool offloads = sequence_->layer(layer).offloads();
-  if (!offloads && prefill_window(layer, k, v, q)) return;
+  if (!sequence_->layer(layer).offloads() && prefill_window(layer, k, v, q)) return;
+  store(layer, bring(layer, k, v, q, stream));
+}
+
+DevicePrompts::Brought DevicePrompts::bring(uint32_t layer, const TensorView& k,
+                                            const TensorView& v, const TensorView* q,
+                                            gpu::Stream stream) {
   DeviceRowsReader& copies = stream_->copies();
-  const TensorView hk = copies.read(k, "k", stream, memory_->rows[0]);
-  const TensorView hv = copies.read(v, "v", stream, memory_->rows[1]);
-  if (q == nullptr) return tokens_->prefill(layer, hk, hv, nullptr);
+  Brought brought;
+  brought.k = copies.read(k, "k", stream, memory_->rows[0]);
+  brought.v = copies.read(v, "v", stream, memory_->rows[1]);
+  if (q == nullptr) return brought;
   check_as_many(*q, k);
   // Of a prompt's queries, two thirds of all bytes, a sample takes one in 32 and less: the others need not leave the device. Rows
   // with gaps between heads are copied one by one, equally far apart: all of them.
-  TokenSample sample;
+  TokenSample& sample = brought.sample;
   const bool spreads = q->on_device() && q->head_stride == ptrdiff_t{q->dim};
-  if (spreads && offloads) sample.step = keeper_->query_stride(layer);
+  if (spreads && sequence_->layer(layer).offloads()) sample.step = keeper_->query_stride(layer);
   sample.first = (sample.step - sequence_->tokens(layer) % sample.step) % sample.step;
-  if (sample.first >= q->tokens) return tokens_->prefill(layer, hk, hv, nullptr);
+  if (sample.first >= q->tokens) {
+    sample = {};
+    return brought;
+  }
   TensorView wanted = q->slice(sample.first, (q->tokens - sample.first - 1) / sample.step + 1);
   if (wanted.tokens > 1) wanted.token_stride *= sample.step;
-  const TensorView hq = copies.read(wanted, "q", stream, memory_->rows[2]);
-  tokens_->prefill(layer, hk, hv, &hq, sample);
+  brought.q = copies.read(wanted, "q", stream, memory_->rows[2]);
+  return brought;
 }
 
 gpu::Stream DevicePrompts::stream_beside() {

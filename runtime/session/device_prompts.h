@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "runtime/indexing/index_keeper.h"
 #include "runtime/kv/sequence.h"
@@ -31,7 +32,20 @@ class DevicePrompts {
   /// Does what SessionTokens::prefill() does for tensors of which some lie in device memory. Waits for the stream.
   void prefill(uint32_t layer, const TensorView& k, const TensorView& v, const TensorView* q);
 
-  /// The same in two halves, of tokens without queries in a layer that offloads: see SessionTokens::take_in(). beside: of
+  /// The same in two halves, in a layer that offloads: tokens in host memory, until bring() is called again, and storing them. stream: after
+  /// which they may be read; bring() waits for it.
+  struct Brought {
+    TensorView k, v;
+    std::optional<TensorView> q;  ///< of the sample; none: it has none of these tokens
+    TokenSample sample;
+  };
+  [[nodiscard]] Brought bring(uint32_t layer, const TensorView& k, const TensorView& v,
+                              const TensorView* q, gpu::Stream stream);
+  void store(uint32_t layer, const Brought& tokens) {
+    tokens_->prefill(layer, tokens.k, tokens.v, tokens.q ? &*tokens.q : nullptr, tokens.sample);
+  }
+
+  /// Again in two halves, of tokens without queries: see SessionTokens::take_in(). beside: of
   /// stream_beside(), from before the stream was given what the first half may run beside.
   [[nodiscard]] gpu::Stream stream_beside();
   void take_in(uint32_t layer, const TensorView& k, const TensorView& v, gpu::Stream beside);

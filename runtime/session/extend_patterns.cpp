@@ -1,5 +1,6 @@
 #include "runtime/session/extend_patterns.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -61,6 +62,15 @@ bool ExtendPatterns::apply_to(uint32_t layer, const ExtendArgs& args) const {
 std::span<const gpu::PromptPattern> ExtendPatterns::of(uint32_t layer) const {
   const ModelShape& model = engine_->model();
   return std::span(patterns_).subspan(model.first_q_head(layer), model.of(layer).q_heads);
+}
+
+uint32_t ExtendPatterns::coded_blocks(uint32_t layer, const ExtendArgs& args, uint32_t rows) const {
+  if (!apply_to(layer, args)) return 0;
+  const std::span<const gpu::PromptPattern> heads = of(layer);
+  const gpu::PromptPattern& first = heads.front();
+  const bool alike = std::all_of(heads.begin(), heads.end(),
+                                 [&](const gpu::PromptPattern& other) { return other == first; });
+  return alike && rows > first.dense_rows ? first.coded_blocks : 0;
 }
 
 uint64_t ExtendPatterns::keys_in(uint32_t layer, uint32_t n,

@@ -36,6 +36,10 @@ class ExtendPatterns {
   /// The patterns of the layer's query heads.
   [[nodiscard]] std::span<const gpu::PromptPattern> of(uint32_t layer) const;
 
+  /// Of how many blocks of codes each tile of queries attends, where an extend to `rows` offloaded rows is to attend some of them
+  /// only; 0: where it is not.
+  [[nodiscard]] uint32_t coded_blocks(uint32_t layer, const ExtendArgs& args, uint32_t rows) const;
+
   /// How many offloaded keys the query heads of n tokens have attended: the share that the blocks attended have of those seen.
   [[nodiscard]] uint64_t keys_in(uint32_t layer, uint32_t n, const gpu::PromptBlocks& blocks) const;
   /// An extend has attended these.

@@ -1,11 +1,13 @@
 // Many new tokens over codes at once: codes read back in double precision where no row is read exactly, and exact attention of
-// the rows beside single steps over the same codes elsewhere; heads whose codes cannot tell which rows weigh.
+// the rows beside single steps over the same codes elsewhere; heads whose codes cannot tell which rows weigh; blocks chosen by their means.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cpu/half.h"
 #include "gpu/blocked.h"
 #include "tests/gpu/codes_fixture.h"
 #include "tests/gpu/decoded_codes.h"
@@ -46,7 +48,8 @@ class CodedTurnTest : public testing::TestWithParam<TurnCase> {
   }
 
   /// scale: of logits, times 1 / sqrt(dim). needles: keys that one query each looks for, of tokens 0, tokens / 2 and the last.
-  void make(uint32_t blocks, float scale, bool needles) {
+  /// apart: how far the keys of a block lie from those of others.
+  void make(uint32_t blocks, float scale, bool needles, float apart = 0.0F) {
     const TurnCase& c = GetParam();
     const uint32_t d = c.dim;
     ResidentShape r = small_shape(d, c.dtype, c.group, kHeads);
@@ -67,8 +70,11 @@ class CodedTurnTest : public testing::TestWithParam<TurnCase> {
     const uint32_t rows = blocks * kCodeBlock;
     offloaded_ = std::make_unique<OffloadedLayer>(shape_, rows);
     q_ = random(size_t{c.tokens} * r.q_heads * d, DType::f16);
+    std::vector<float> middle;
     for (uint32_t i = 0; i < rows; ++i) {
       std::vector<float> k = random_floats(rng_, kHeads * d);
+      if (apart > 0.0F && i % kCodeBlock == 0) middle = random_floats(rng_, kHeads * d, apart);
+      for (uint32_t j = 0; j < middle.size(); ++j) k[j] += middle[j];
       const std::vector<float> v = random_floats(rng_, kHeads * d);
       if (needles && i % 211 == 7) {
         const uint32_t token = std::vector{0U, c.tokens / 2, c.tokens - 1}[i / 211 % 3];
@@ -98,7 +104,8 @@ class CodedTurnTest : public testing::TestWithParam<TurnCase> {
     blocked_->begin(tensor(q_, shape_.q_heads, DType::f16), {logits_, sink()}, stream_);
     blocked_->attend_new(tensor(own_k_, kHeads, c.dtype), tensor(own_v_, kHeads, c.dtype), nullptr,
                          stream_);
-    const CodedRows rows = codes_->coded_rows(0);
+    CodedRows rows = codes_->coded_rows(0);
+    rows.chosen_blocks = chosen_;
     EXPECT_TRUE(blocked_->attends_codes(rows));
     const CodedAttention end = blocked_->attend_codes(rows, stream_, {});
     EXPECT_FALSE(end.refused);
@@ -203,7 +210,53 @@ class CodedTurnTest : public testing::TestWithParam<TurnCase> {
     return {o, top + std::log(total)};
   }
 
+  /// Of how many blocks the tile of 128 query rows that begins with row `first` of a KV head attends which: those that are
+  /// worth most to the head that gives them most, and the two newest. gap: how much more the last of them is worth than the next one.
+  [[nodiscard]] std::vector<char> choice(uint32_t first, uint32_t h, double& gap) const {
+    const TurnCase& c = GetParam();
+    const uint32_t blocks = offloaded_->rows() / kCodeBlock;
+    const double unit =
+        double{logits_.scale} * (logits_.softcap > 0.0F ? 1.0 : 1.0 / std::log(2.0));
+    std::vector<double> worth(blocks, -INFINITY);
+    std::vector<std::byte> block(shape_.code.block_bytes());
+    for (uint32_t g = 0; g < c.group; ++g) {
+      std::vector<double> mean(c.dim, 0.0);
+      uint32_t count = 0;
+      for (uint32_t row = first; row < std::min(first + 128, c.tokens * c.group); ++row) {
+        if (row % c.group != g) continue;
+        const size_t head = size_t{row / c.group} * shape_.q_heads + h * c.group + g;
+        const std::vector<double> x = decoder_[h].query(&q_[head * c.dim]);
+        for (uint32_t j = 0; j < c.dim; ++j) mean[j] += x[j];
+        ++count;
+      }
+      std::vector<double> scores;
+      double sum = 0.0;
+      for (uint32_t b = 0; b < blocks; ++b) {
+        codes_->read(0, h, b, block.data());
+        double product = 0.0;
+        for (uint32_t j = 0; j < c.dim; ++j) {
+          uint16_t bits;
+          std::memcpy(&bits, block.data() + shape_.code.key_mean_at() + size_t{j} * 2, 2);
+          product += mean[j] / std::max(count, 1U) * double{cpu::f16_to_f32(bits)};
+        }
+        scores.push_back(unit * product);
+        sum += std::exp2(scores.back());
+      }
+      for (uint32_t b = 0; b < blocks; ++b) {
+        worth[b] = std::max(worth[b], scores[b] - std::log2(sum));
+      }
+    }
+    worth[blocks - 1] = worth[blocks - 2] = INFINITY;
+    std::vector<double> sorted = worth;
+    std::sort(sorted.begin(), sorted.end(), std::greater<>());
+    gap = sorted[chosen_ - 1] - sorted[chosen_];
+    std::vector<char> attended;
+    for (const double w : worth) attended.push_back(w >= sorted[chosen_ - 1] ? 1 : 0);
+    return attended;
+  }
+
   std::mt19937 rng_{11};
+  uint32_t chosen_ = 0;  ///< blocks; 0: all
   CodesShape shape_;
   LogitParams logits_;
   std::unique_ptr<Resident> resident_;
@@ -238,6 +291,44 @@ TEST_P(CodedTurnTest, CodesOfFlatHeadsEqualDoublePrecision) {
       worst_sum = std::max(worst_sum, std::abs(double{lse_[at]} - want.lse));
     }
   }
+  EXPECT_LT(worst, 5e-3);
+  EXPECT_LT(worst_sum, 2e-3);
+}
+
+TEST_P(CodedTurnTest, ChosenBlocksAreThoseWhoseMeansWeighMost) {
+  const TurnCase& c = GetParam();
+  if (c.dim == 80 || c.dim == 96) GTEST_SKIP() << "all blocks are attended";
+  chosen_ = 9;
+  make(28, 0.15F, false, 2.0F);
+  const CodedAttention end = attend();
+  EXPECT_EQ(end.rows, 0U) << "no row of so many weighs much";
+  EXPECT_EQ(end.passes, 1U);
+  decode();
+  const std::vector<char> none(offloaded_->rows(), 0);
+  double worst = 0.0, worst_sum = 0.0;
+  uint32_t clear = 0, tiles = 0, others = 0;
+  for (uint32_t h = 0; h < kHeads; ++h) {
+    for (uint32_t first = 0; first < c.tokens * c.group; first += 128, ++tiles) {
+      double gap = 0.0;
+      const std::vector<char> attended = choice(first, h, gap);
+      if (gap < 1e-4) continue;  // rounding may choose either
+      ++clear;
+      for (uint32_t b = 0; b + chosen_ < attended.size(); ++b) others += attended[b] != 0 ? 1 : 0;
+      for (uint32_t row = first; row < std::min(first + 128, c.tokens * c.group); row += 7) {
+        const uint32_t head = h * c.group + row % c.group;
+        const size_t at = size_t{row / c.group} * shape_.q_heads + head;
+        std::vector<double> logits = by_code(&q_[at * c.dim], h);
+        for (uint32_t i = 0; i < logits.size(); ++i) {
+          if (attended[i / kCodeBlock] == 0) logits[i] = -INFINITY;
+        }
+        const Answer want = answer(row / c.group, head, logits, none);
+        worst = std::max(worst, relative_error(&out_[at * c.dim], want.o));
+        worst_sum = std::max(worst_sum, std::abs(double{lse_[at]} - want.lse));
+      }
+    }
+  }
+  EXPECT_GE(2 * clear, tiles) << "of so many tiles it is clear which blocks they choose";
+  EXPECT_GT(others, 0U) << "blocks that are not the newest";
   EXPECT_LT(worst, 5e-3);
   EXPECT_LT(worst_sum, 2e-3);
 }

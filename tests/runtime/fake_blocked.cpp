@@ -79,6 +79,7 @@ bool FakeBlocked::attends_codes(const gpu::CodedRows& rows) const {
 gpu::CodedAttention FakeBlocked::attend_codes(const gpu::CodedRows& rows, gpu::Stream stream,
                                               const std::function<void()>& meanwhile) {
   *coded_calls += 1;
+  *chosen_blocks = rows.chosen_blocks;
   wait_();
   if (*refuses_codes) {
     meanwhile();

@@ -27,6 +27,7 @@ class FakeBlocked final : public gpu::BlockedAttention {
   std::function<void(bool memory)> on_call = [](bool) {};
   std::atomic<uint64_t>* calls = nullptr;
   std::atomic<uint64_t>* coded_calls = nullptr;      ///< of attend_codes()
+  std::atomic<uint32_t>* chosen_blocks = nullptr;    ///< of the last attend_codes()
   const std::atomic<bool>* refuses_codes = nullptr;  ///< says attend_codes()
 
   void begin(const TensorView& q, const gpu::BlockedLayer& layer, gpu::Stream) override;

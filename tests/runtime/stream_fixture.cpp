@@ -79,6 +79,7 @@ class FakeGpu final : public gpu::Device {
     made->on_call = memory_or_command();
     made->calls = &engine_->blocked_calls;
     made->coded_calls = &engine_->coded_calls;
+    made->chosen_blocks = &engine_->chosen_blocks;
     made->refuses_codes = &engine_->refuses_codes;
     return made;
   }

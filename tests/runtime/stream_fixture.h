@@ -34,6 +34,7 @@ struct StreamEngine {
   FakePinned* pinned = nullptr;            ///< likewise
   std::atomic<uint64_t> blocked_calls = 0;  ///< of BlockedAttention::begin(), all sessions
   std::atomic<uint64_t> coded_calls = 0;    ///< of BlockedAttention::attend_codes(), likewise
+  std::atomic<uint32_t> chosen_blocks = 0;  ///< CodedRows::chosen_blocks of the last of them
   std::atomic<bool> refuses_codes = false;  ///< says each of these
   std::atomic<uint64_t> listed_calls = 0;   ///< of ListedAttention::attend(), likewise
   std::atomic<uint64_t> listed_places = 0;  ///< where their rows lay

@@ -28,8 +28,16 @@ __device__ inline void put_queries(const CodedParams& a, uint32_t kv_head, uint3
   }
 }
 
+/// Which tile of rows comes i-th: of all, or of the blocks that were chosen.
+template <int kDim, int kBits, bool kIsChosen>
+__device__ inline uint32_t tile_of(const uint32_t* chosen, uint32_t i) {
+  if constexpr (!kIsChosen) return i;
+  constexpr uint32_t kTiles = Shape<kDim, kBits>::kTilesOfBlock;
+  return __ldg(chosen + i / kTiles) * kTiles + i % kTiles;
+}
+
 /// Grid (tiles of queries, KV heads, splits).
-template <int kDim, int kBits>
+template <int kDim, int kBits, bool kIsChosen>
 __global__ void __launch_bounds__(kThreads, 1) attend_coded(const __grid_constant__ CodedParams a) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using S = Shape<kDim, kBits>;
@@ -40,7 +48,10 @@ __global__ void __launch_bounds__(kThreads, 1) attend_coded(const __grid_constan
     return;  // the same for all threads: the kernel before has written it
 
   const uint32_t kv_head = blockIdx.y, first = blockIdx.x * kQueries;
-  const uint32_t all = a.rows.blocks * S::kTilesOfBlock;
+  const uint32_t all = (kIsChosen ? a.chosen_blocks : a.rows.blocks) * S::kTilesOfBlock;
+  const uint32_t* const chosen =
+      kIsChosen ? a.chosen + (size_t{kv_head} * gridDim.x + blockIdx.x) * a.chosen_blocks : nullptr;
+  const auto at = [&](uint32_t i) { return tile_of<kDim, kBits, kIsChosen>(chosen, i); };
   const auto begin = static_cast<uint32_t>(uint64_t{blockIdx.z} * all / gridDim.z);
   const auto end = static_cast<uint32_t>((uint64_t{blockIdx.z} + 1) * all / gridDim.z);
   const uint32_t tiles = end - begin;
@@ -74,8 +85,8 @@ __global__ void __launch_bounds__(kThreads, 1) attend_coded(const __grid_constan
     put_queries(a, kv_head, first, shared);
     here(shared.queries_are_here);
     Decoder<kDim, kBits> decoder(a.rows, kv_head, shared_address(shared.sides));
-    decoder.ask_side(0, begin, tiles != 0);
-    decoder.ask_side(1, begin + 1, tiles > 1);
+    decoder.ask_side(0, tiles != 0 ? at(begin) : 0, tiles != 0);
+    decoder.ask_side(1, tiles > 1 ? at(begin + 1) : 0, tiles > 1);
     if constexpr (kDim != S::kColumns) {
       // Components that no row has are zeros in both stages, of keys and of values.
       constexpr int kPieces = static_cast<int>(sizeof shared.keys / 16);
@@ -88,22 +99,23 @@ __global__ void __launch_bounds__(kThreads, 1) attend_coded(const __grid_constan
     decoder.put_means(shared.keys[0], means, apart);
     here(shared.keys_are_here[0]);
     if (tiles != 0) {
-      decoder.ask_keys(begin);
-      decoder.ask_values(begin);
+      decoder.ask_keys(at(begin));
+      decoder.ask_values(at(begin));
     }
     for (uint32_t tile = 0; tile < tiles; ++tile) {
       const uint32_t number = tile + 1, stage = number % kStages;
       decoder.wait_for_side();
-      decoder.ask_side(tile + 2, begin + tile + 2, tile + 2 < tiles);
+      const bool has_more = tile + 2 < tiles;
+      decoder.ask_side(tile + 2, has_more ? at(begin + tile + 2) : 0, has_more);
       shared.keys_are_used[stage].wait((number / kStages + 1) % 2);
       decoder.put_keys(tile, shared_address(shared.keys[stage]),
                        shared_address(shared.noise[number % kNoiseStages]));
       here(shared.keys_are_here[stage]);
-      if (tile + 1 < tiles) decoder.ask_keys(begin + tile + 1);
+      if (tile + 1 < tiles) decoder.ask_keys(at(begin + tile + 1));
       shared.values_are_used[tile % kStages].wait((tile / kStages + 1) % 2);
       decoder.put_values(tile, shared_address(shared.values[tile % kStages]));
       here(shared.values_are_here[tile % kStages]);
-      if (tile + 1 < tiles) decoder.ask_values(begin + tile + 1);
+      if (tile + 1 < tiles) decoder.ask_values(at(begin + tile + 1));
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
@@ -125,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend_coded(const __grid_constan
     float shrink[2];
     const auto weigh = [&](uint32_t tile) {
       c.take_noise(shared_address(shared.noise[(tile + 1) % kNoiseStages]), is_small);
-      c.exponentiate(a, kv_head, (begin + tile) * S::kKeys, shrink);
+      c.exponentiate(a, kv_head, at(begin + tile) * S::kKeys, shrink);
     };
 
     shared.queries_are_here.wait(0);
@@ -174,15 +186,23 @@ __global__ void __launch_bounds__(kThreads, 1) attend_coded(const __grid_constan
 #endif
 }
 
-template <int kDim, int kBits>
+template <int kDim, int kBits, bool kIsChosen>
 void launch_of(const CodedParams& a, cudaStream_t stream) {
   constexpr size_t kBytes = sizeof(Shared<kDim, kBits>) + 1024;
-  check(cudaFuncSetAttribute(attend_coded<kDim, kBits>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+  const auto kernel = attend_coded<kDim, kBits, kIsChosen>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(kBytes)),
         "shared memory of a turn over codes");
   const dim3 grid(a.padded / kQueries, a.rows.kv_heads, a.splits);
-  attend_coded<kDim, kBits><<<grid, kThreads, kBytes, stream>>>(a);
+  kernel<<<grid, kThreads, kBytes, stream>>>(a);
   check_launch("a turn over codes");
+}
+template <int kDim, int kBits>
+void launch_of(const CodedParams& a, cudaStream_t stream) {
+  if constexpr (has_coded_choice(kDim)) {
+    if (a.chosen != nullptr) return launch_of<kDim, kBits, true>(a, stream);
+  }
+  launch_of<kDim, kBits, false>(a, stream);
 }
 
 template <int kBits>

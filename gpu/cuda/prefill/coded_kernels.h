@@ -2,6 +2,7 @@
 // the rows that weigh for one of them exactly.
 //
 //   prepare   queries balanced and rotated, in fp16; what is known of each before the pass
+//   choose    where not all blocks are attended: which, for every tile of query rows (coded_choice.cu)
 //   attend    the pass, by Hopper's instructions (coded_attend.cuh): it leaves out, and lists, what a query is to read exactly
 //   number    the rows that some query listed, once each
 //   fetch     these rows from pinned host memory
@@ -78,6 +79,10 @@ struct CodedParams {
   float* next_lse = nullptr;
   uint32_t* next_counts = nullptr;
 
+  /// `[kv_heads, padded / kCodedQueries, chosen_blocks]` the blocks that a tile of query rows attends, rising; null: all.
+  const uint32_t* chosen = nullptr;
+  uint32_t chosen_blocks = 0;
+
   __half* q = nullptr;            ///< `[kv_heads, padded, columns]`
   CodedQuery* queries = nullptr;  ///< `[kv_heads, padded]`
   uint32_t splits = 1;
@@ -101,6 +106,16 @@ void launch_coded_prepare(const CodedParams& params, cudaStream_t stream);
 void launch_coded_attend(const CodedParams& params, cudaStream_t stream);
 void launch_coded_attend_2(const CodedParams& params, cudaStream_t stream);
 void launch_coded_attend_4(const CodedParams& params, cudaStream_t stream);
+/// Writes the blocks that each tile attends to `chosen`, which `params` names: behind launch_coded_prepare(). Fewer than there are, more
+/// than kNewestBlocks, of which are the newest.
+void launch_coded_choice(const CodedParams& params, uint32_t* chosen, cudaStream_t stream);
+inline constexpr uint32_t kNewestBlocks = 2;
+/// Whether there is a choice among so many blocks, for as many query heads of a KV head.
+[[nodiscard]] bool can_choose_coded(uint32_t blocks, uint32_t group);
+/// And a pass over chosen blocks for a head dimension.
+[[nodiscard]] constexpr bool has_coded_choice(uint32_t dim) {
+  return dim == 64 || dim == 128 || dim == 256;
+}
 /// Numbers and fetches the rows that were found.
 void launch_coded_fetch(const CodedParams& params, cudaStream_t stream);
 void launch_coded_merge(const CodedParams& params, cudaStream_t stream);

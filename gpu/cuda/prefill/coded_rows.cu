@@ -356,6 +356,7 @@ __global__ void __launch_bounds__(kWarps * 32) merge_parts(const __grid_constant
     if (lse_then - lse > kDoubtFall * kLog2E) again(lse);
     return;
   }
+  if (a.chosen != nullptr) return;  // rows of other blocks are not looked at either
   const CodeFigures& figures = a.rows.figures[kv_head];
   HeadDoubt head;
   head.lse = lse * kLn2;

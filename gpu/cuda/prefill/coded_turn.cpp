@@ -36,7 +36,9 @@ void CodedTurn::give_back() {
 uint32_t CodedTurn::splits_of(uint32_t padded) const {
   // Every thread block has a multiprocessor of its own: as few splits as leave few of these idle at the end.
   const uint32_t blocks = padded / kCodedQueries * params_.rows.kv_heads;
-  const uint32_t most = std::clamp(params_.rows.blocks / 2, 1U, kMostSplitsOfTurn);
+  const uint32_t attended =
+      params_.chosen_blocks != 0 ? params_.chosen_blocks : params_.rows.blocks;
+  const uint32_t most = std::clamp(attended / 2, 1U, kMostSplitsOfTurn);
   uint32_t best = 1;
   double best_use = 0.0;
   for (uint32_t splits = 1; splits <= most; ++splits) {
@@ -83,6 +85,7 @@ void CodedTurn::lay_out(std::byte* base, size_t& end) {
   take(p.fetched_rows, heads * p.row_capacity * 2 * p.rows.row_bytes);
   for (uint32_t*& list : lists_of_queries_) take(list, 2 * queries + heads);
   take(p.status, 1);
+  take(chosen_, rows / kCodedQueries * p.chosen_blocks);
 }
 
 void CodedTurn::reserve() {
@@ -114,6 +117,7 @@ void CodedTurn::enqueue_pass(cudaStream_t stream) {
   check(cudaMemsetAsync(params_.next_counts, 0, params_.rows.kv_heads * sizeof(uint32_t), stream),
         "rows of codes");
   launch_coded_prepare(params_, stream);
+  if (params_.chosen_blocks != 0) launch_coded_choice(params_, chosen_, stream);
   launch_coded_attend(params_, stream);
   launch_coded_fetch(params_, stream);
   launch_coded_merge(params_, stream);
@@ -152,10 +156,15 @@ CodedAttention CodedTurn::attend(const CodedRows& rows, const BlockedParams& que
   p.o_before = queries.o;
   p.sums_before = queries.sums;
   p.padded = padded_rows(p.n * p.group);
+  if (rows.chosen_blocks > kNewestBlocks && rows.chosen_blocks < rows.blocks &&
+      has_coded_choice(rows.code.dim) && can_choose_coded(rows.blocks, p.group)) {
+    p.chosen_blocks = rows.chosen_blocks;
+  }
   p.splits = splits_of(p.padded);
   p.list_capacity = kListCapacity;
   p.row_capacity = std::min(rows.blocks * kCodeBlock, kMostFetched);
   reserve();
+  if (p.chosen_blocks != 0) p.chosen = chosen_;
   const size_t part_rows = size_t{p.splits} * p.padded, entries = list_entries();
   const size_t of_list = size_t{p.n} * p.q_heads;
 
@@ -190,6 +199,9 @@ CodedAttention CodedTurn::attend(const CodedRows& rows, const BlockedParams& que
     if ((status.flags & kNone) != 0) end.heads = rows.kv_heads;
     end.refused = status.flags != 0 || (status.doubted != 0 && end.passes == kMostPasses);
     if (end.refused || status.doubted == 0) return end;
+    // Those that listed more rows than there was room for attend all blocks.
+    p.chosen = nullptr;
+    p.chosen_blocks = 0;
     p.pass_rows = p.next_rows;
     p.pass_lse = p.next_lse;
     p.pass_counts = p.next_counts;

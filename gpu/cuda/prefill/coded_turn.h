@@ -56,6 +56,7 @@ class CodedTurn {
   PinnedBuffer answer_;          ///< a CodedStatus
   std::optional<Event> before_;  ///< where the stream has attended all other rows
   CodedParams params_;
+  uint32_t* chosen_ = nullptr;          ///< CodedParams::chosen
   uint32_t* lists_of_queries_[2] = {};  ///< rows, log-sum-exps and counts of two passes in turn
   uint32_t processors_ = 0;
 };

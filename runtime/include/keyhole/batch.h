@@ -75,6 +75,12 @@ keyhole_session_attend_queries(keyhole_session* session, uint32_t layer, const k
  * kept. Where there is no such memory, where rows of out are not aligned to 8 bytes, or behind 4,194,240 tokens, the
  * call is exact in place of the pattern. Host memory for the choice, up to some 300 MiB, counts against
  * host_memory_limit and is given back with the next step.
+ * "codes:blocks=B" is about codes on the device, and there such calls look at no K and V but what weighs much: each tile
+ * of 128 query rows of a KV head (32 tokens of 4 query heads) attends by code the B blocks of 256 offloaded tokens whose
+ * mean keys weigh most for the mean query of one of its heads, the two newest among them, exactly the tokens whose
+ * weight is more than 1/512, and as ever sink, window and the new tokens themselves. No head is in doubt then. It takes
+ * some 150 MiB of device memory. Needs compute capability 9.0 and head dimensions of 64, 128 or 256; without, and where
+ * layers have no codes on the device, or no more than `from` offloaded tokens, all are attended.
  * Sliding layers, KEYHOLE_MODE_RESIDENT, captures, and with tensors in device memory K and V in f32 and head dimensions
  * other than 64, 80, 96, 128, 256 know no patterns: such calls attend as without one. Audits do not look at such calls.
  * Copies of the session have the pattern, files do not.

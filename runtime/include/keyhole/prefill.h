@@ -23,7 +23,8 @@ KEYHOLE_API const char* keyhole_prompt_help(void);
  * layers. pattern: "dense" (exact), "a-shape:..", "sampled:..", "vertical-slash:..",
  * "pooled:.."; or NULL or "auto", which is exact up to 16,384 tokens and attends what holds 95 % of the
  * weight beyond; or "budgets:PATH", by which a file of budgets says it of each (layer, query head), and
- * heads that it does not name are dense. Sliding layers are always exact, and on a CUDA device heads of 512.
+ * heads that it does not name are dense; or "codes:..", which is dense here, and of extends of sessions says which of their codes they
+ * attend (keyhole/batch.h). Sliding layers are always exact, and on a CUDA device heads of 512.
  * Keeps its engine alive. *out is NULL on failure. Errors: INVALID_ARGUMENT (the pattern),
  * UNSUPPORTED (on a CUDA device head dimensions other than 64, 80, 96, 128, 256, 512; a
  * value_dim that is not head_dim), IO, CORRUPT, VERSION_MISMATCH (the file), OUT_OF_MEMORY, DEVICE_ERROR. */

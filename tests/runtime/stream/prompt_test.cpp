@@ -292,6 +292,12 @@ TEST(PrefillPattern, SaysWhatIsAttended) {
   EXPECT_EQ(means.blocks, 100U);
   EXPECT_FLOAT_EQ(means.mass, 0.5F);
   EXPECT_EQ(parse_prefill_pattern("pooled").blocks, 0U);
+  const gpu::PromptPattern coded = parse_prefill_pattern("codes:blocks=7,from=300");
+  EXPECT_TRUE(coded.dense) << "where there are no codes";
+  EXPECT_EQ(coded.coded_blocks, 7U);
+  EXPECT_EQ(coded.dense_rows, 300U);
+  EXPECT_EQ(parse_prefill_pattern("dense").coded_blocks, 0U);
+  EXPECT_THROW((void)parse_prefill_pattern("codes:blocks=2"), Error);
   const gpu::PromptPattern automatic = parse_prefill_pattern("auto"),
                            defaults = parse_prefill_pattern("sampled");
   EXPECT_EQ(automatic.mass, defaults.mass);
@@ -299,7 +305,7 @@ TEST(PrefillPattern, SaysWhatIsAttended) {
   EXPECT_EQ(automatic.dense_rows, defaults.dense_rows);
   const std::string help = keyhole_prompt_help();
   for (const char* name : {"dense:", "a-shape:", "sampled:", "auto:", "stride=16",
-                           "vertical-slash:", "pooled:", "skip=0"}) {
+                           "vertical-slash:", "pooled:", "codes:", "skip=0"}) {
     EXPECT_NE(help.find(name), std::string::npos) << name;
   }
 }

@@ -140,6 +140,32 @@ TEST_P(StreamExtend, ManyTokensAreAttendedByBlocks) {
             uint64_t{engine_config_.layers} * unless_sanitized(800U, 350U));
 }
 
+TEST_P(StreamExtend, ManyTokensAttendBlocksOfCodesByThePattern) {
+  if (!GetParam().coded || GetParam().dtype != KEYHOLE_F16) GTEST_SKIP() << "codes of f16";
+  if (kSanitized && GetParam().kept != KEYHOLE_KV_HOST_SAME) GTEST_SKIP() << "takes long here";
+  StreamEngine device(engine_config_);
+  SessionPtr s = make_session(device.handle.get(), config());
+  StoredModel m = model();
+  prompt(s.get(), m, 600);
+  // This device attends all codes whatever is to be chosen, and knows none of int8: then all rows are attended.
+  const bool is_kept = GetParam().kept == KEYHOLE_KV_HOST_SAME;
+  const uint64_t layers = is_kept ? engine_config_.layers : 0;
+  ASSERT_OK(keyhole_session_set_extend_pattern(s.get(), "codes:blocks=5,from=0", 128));
+  extend(s.get(), m, 127);
+  EXPECT_EQ(device.chosen_blocks, 0U) << "the pattern is about more tokens";
+  const uint64_t before = device.coded_calls;
+  constexpr uint32_t kMany = unless_sanitized(1100U, 130U);
+  extend(s.get(), m, kMany);
+  EXPECT_EQ(device.coded_calls, before + layers * (kMany > 1024 ? 2 : 1)) << "1,024 at a time";
+  EXPECT_EQ(device.chosen_blocks, is_kept ? 5U : 0U);
+  step(s.get(), m);
+  ASSERT_OK(keyhole_session_set_extend_pattern(s.get(), "codes:blocks=5,from=99999", 128));
+  extend(s.get(), m, 130);
+  EXPECT_EQ(device.chosen_blocks, is_kept ? 5U : 0U) << "of the turn before";
+  EXPECT_EQ(device.coded_calls, before + layers * (kMany > 1024 ? 2 : 1));
+  step(s.get(), m);
+}
+
 TEST_P(StreamExtend, ManyTokensAttendCodesAtOnce) {
   if (!GetParam().coded || GetParam().dtype != KEYHOLE_F16) GTEST_SKIP() << "codes of f16";
   if (kSanitized && GetParam().kept != KEYHOLE_KV_HOST_SAME) GTEST_SKIP() << "takes long here";

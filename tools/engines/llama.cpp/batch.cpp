@@ -110,7 +110,7 @@ bool goes_on(const uint16_t* mask, int64_t row_stride, uint32_t cells,
   const size_t threads = rows * cells < kWorthThreads
                              ? 1
                              : std::clamp<size_t>(std::thread::hardware_concurrency() / 2, 1,
-                                                  std::min(rows, size_t{8}));
+                                                  std::min(rows, size_t{16}));
   if (threads == 1) return equal(0, rows);
   // The last row says most: a batch that does not go on is seldom found out by a later part alone.
   if (!equal(rows - 1, rows)) return false;

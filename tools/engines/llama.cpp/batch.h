@@ -42,7 +42,7 @@ struct Batch {
 [[nodiscard]] std::vector<uint16_t> blind_row(uint32_t cells);
 
 /// Whether the batch is one run whose past is what `past` shows: row i of the mask equals `past` with the new cells of
-/// rows 0 to i beside. By up to eight threads where there is much to compare.
+/// rows 0 to i beside. By up to 16 threads where there is much to compare.
 ///   past  a row as the mask has them, at least `cells` long; the new cells are not seen in it
 [[nodiscard]] bool goes_on(const uint16_t* mask, int64_t row_stride, uint32_t cells,
                            std::span<const uint32_t> new_cells, std::span<const uint16_t> past);

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -12,7 +13,7 @@ namespace keyhole::llama_cpp {
 
 Placed place_batch(std::span<const int64_t> ids, size_t streams, const Mask& mask,
                    const Cells& cells, Sequences& sequences, SessionSource& source,
-                   Rewriter* rewriter) {
+                   Rewriter* rewriter, const std::function<void()>& before_change) {
   const size_t rows = ids.size() / streams;
   const auto stream_of = [&](size_t s) {
     return static_cast<uint32_t>(ids[s * rows] / cells.cells());
@@ -41,6 +42,7 @@ Placed place_batch(std::span<const int64_t> ids, size_t streams, const Mask& mas
       return placed;
     }
   }
+  if (before_change) before_change();
   std::vector<Batch> batches;
   for (size_t s = 0; s < streams; ++s) {
     batches.push_back(read_batch(mask_of(s), mask.row_stride, mask.seen, own[s]));

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -35,8 +36,11 @@ struct Placed {
 ///   ids      the cell of each row, counted through all streams
 ///   streams  how many streams the batch has rows of
 ///   rewriter as for Sequences::place()
+///   before_change  called, where a batch does not simply go on with a sequence, before any other sequence is looked at or changed;
+///                  null: nothing
 [[nodiscard]] Placed place_batch(std::span<const int64_t> ids, size_t streams, const Mask& mask,
                                  const Cells& cells, Sequences& sequences, SessionSource& source,
-                                 Rewriter* rewriter);
+                                 Rewriter* rewriter,
+                                 const std::function<void()>& before_change = {});
 
 }  // namespace keyhole::llama_cpp

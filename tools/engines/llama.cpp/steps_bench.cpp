@@ -6,7 +6,7 @@
 // DEVICE: CUDA0, KEYHOLE0, ..., CPU, or several with commas between, over which layers are split. TOKENS: of the prompt, which ends after so many seconds as well. BATCH: of the prompt at once (default: 2048). STEPS: of each number
 // of tokens N (default: 64 of 1, 2, 3, 5 and 9). Tokens are random; drafts are kept.
 // fill: there is no prompt. K and V of so many tokens are random numbers, as large as those of a few real tokens (zeros with a
-// device that is not Keyhole's); behind the steps the time of two batches of BATCH tokens is told, as a prompt would have them there.
+// device that is not Keyhole's); behind the steps the time of batches of BATCH tokens is told: each by itself, and in a row, as a prompt has them.
 // On a card the settings have to say card=0, so that the cache is in sessions from its second step on; on the CPU copy=off.
 // GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings. LLAMA_ARG_CACHE_TYPE_K and _V, as of llama.cpp's programs, name the
 // types of llama.cpp's own cache (default: f16), LLAMA_ARG_CTX_SIZE a context that is longer than it has to be.
@@ -83,18 +83,17 @@ class Bench {
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
 
+  /// Enqueues `n` more tokens in one batch, of which none answers.
+  void enqueue(uint32_t n) {
+    make_batch(n, [](uint32_t) { return false; });
+    if (llama_decode(context_, batch_) != 0) fail("llama_decode failed");
+  }
+  void wait() { llama_synchronize(context_); }
+
   /// Seconds that `n` more tokens in one batch take, until their logits can be read; queued: until llama.cpp has enqueued all
   /// work.
   double decode(uint32_t n, bool all_answer, double& queued) {
-    batch_.n_tokens = 0;
-    for (uint32_t i = 0; i < n; ++i) {
-      const auto at = static_cast<size_t>(batch_.n_tokens++);
-      batch_.token[at] = static_cast<llama_token>(random_() % words_);
-      batch_.pos[at] = position_++;
-      batch_.n_seq_id[at] = 1;
-      batch_.seq_id[at][0] = 0;
-      batch_.logits[at] = static_cast<int8_t>(all_answer || i + 1 == n);
-    }
+    make_batch(n, [&](uint32_t i) { return all_answer || i + 1 == n; });
     const auto begin = std::chrono::steady_clock::now();
     if (llama_decode(context_, batch_) != 0) fail("llama_decode failed");
     queued = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -137,6 +136,19 @@ class Bench {
   }
 
  private:
+  template <class Answers>
+  void make_batch(uint32_t n, const Answers& answers) {
+    batch_.n_tokens = 0;
+    for (uint32_t i = 0; i < n; ++i) {
+      const auto at = static_cast<size_t>(batch_.n_tokens++);
+      batch_.token[at] = static_cast<llama_token>(random_() % words_);
+      batch_.pos[at] = position_++;
+      batch_.n_seq_id[at] = 1;
+      batch_.seq_id[at][0] = 0;
+      batch_.logits[at] = static_cast<int8_t>(answers(i));
+    }
+  }
+
   /// What is restored from now on is as large as that.
   static void set_random_rows(float keys, float values) {
     ggml_backend_reg_t keyhole = ggml_backend_reg_by_name("KEYHOLE");
@@ -155,6 +167,9 @@ class Bench {
   std::mt19937 random_{3};
   std::vector<uint8_t> few_;  // the state of a few tokens
 };
+
+/// Batches behind a filled context that nobody waits for.
+constexpr uint32_t kInARow = 2;
 
 /// Of this process, without mapped files.
 double host_gib() {
@@ -213,25 +228,33 @@ Arguments parse(int argc, char** argv) {
   return a;
 }
 
-/// A prompt, of which each eighth is told if it is long.
+/// A prompt, batch behind batch as programs of llama.cpp compute it: nobody waits for a batch before the last one, which alone
+/// answers. Of a long one each eighth is told, and waited for.
 void run_prompt(Bench& bench, const char* device, const Arguments& a) {
   const uint32_t tokens = a.tokens.front();
-  double prompt = 0;
-  double most = bench.gib_in_use();
   constexpr uint32_t kLong = 200000;
+  const auto begin = std::chrono::steady_clock::now();
+  const auto seconds = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
+  double most = bench.gib_in_use();
   uint32_t told = 0;
   uint32_t done = 0;
-  while (done < tokens && prompt < a.seconds) {
+  while (done < tokens && seconds() < a.seconds) {
     const uint32_t n = std::min(a.batch, tokens - done);
-    prompt += bench.decode(n, false);
+    const bool is_last = done + n == tokens;
+    is_last ? (void)bench.decode(n, false) : bench.enqueue(n);
     most = std::max(most, bench.gib_in_use());
     done += n;
-    if (tokens < kLong || done - told < tokens / 8 || done == tokens) continue;
+    if (tokens < kLong || done - told < tokens / 8 || is_last) continue;
     told = done;
-    std::printf("%s: %u tokens %.2f s, %.1f GiB at most, host %.1f GiB\n", device, done, prompt,
+    bench.wait();
+    std::printf("%s: %u tokens %.2f s, %.1f GiB at most, host %.1f GiB\n", device, done, seconds(),
                 most, host_gib());
     std::fflush(stdout);
   }
+  bench.wait();
+  const double prompt = seconds();
   std::printf("%s: prompt of %u tokens %.2f s, %.0f tokens/s, %.1f GiB at most, host %.1f GiB\n",
               device, done, prompt, done / prompt, most, host_gib());
 }
@@ -278,7 +301,8 @@ int main(int argc, char** argv) try {
   ggml_backend_load_all();
   llama_backend_init();
   const uint32_t most = *std::max_element(a.tokens.begin(), a.tokens.end());
-  const uint32_t needed = most + 16 + (a.steps + 4) * a.of_all + (a.fills ? 2 * a.batch : 0);
+  const uint32_t needed =
+      most + 16 + (a.steps + 4) * a.of_all + (a.fills ? (2 + kInARow) * a.batch : 0);
   const char* wanted = std::getenv("LLAMA_ARG_CTX_SIZE");
   Bench bench(argv[1], argv[2], wanted != nullptr ? std::max(needed, number(wanted)) : needed,
               a.batch);
@@ -293,9 +317,15 @@ int main(int argc, char** argv) try {
     run_steps(bench, a);
     const double before = bench.decode(a.batch, false);
     const double batch = bench.decode(a.batch, false);
+    const auto begin = std::chrono::steady_clock::now();
+    for (uint32_t i = 0; i < kInARow; ++i) bench.enqueue(a.batch);
+    bench.wait();
+    const double each =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / kInARow;
     std::printf(
-        "  batches of %u behind them %.3f and %.3f s, %.0f tokens/s, %.1f GiB, host %.1f GiB\n",
-        a.batch, before, batch, a.batch / batch, bench.gib_in_use(), host_gib());
+        "  batches of %u behind them %.3f and %.3f s, %u in a row %.3f s each, %.0f tokens/s, %.1f "
+        "GiB, host %.1f GiB\n",
+        a.batch, before, batch, kInARow, each, a.batch / each, bench.gib_in_use(), host_gib());
     std::fflush(stdout);
   }
   return 0;

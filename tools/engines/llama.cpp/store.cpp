@@ -175,8 +175,11 @@ keyhole_session_config session_config(const Settings& settings, uint32_t max_tok
   return config;
 }
 
-Handle make_handle(keyhole_engine* engine, const Settings& settings, uint32_t max_tokens) {
-  const keyhole_session_config config = session_config(settings, max_tokens);
+/// device_bytes: that it may take at most; 0: half of what is free.
+Handle make_handle(keyhole_engine* engine, const Settings& settings, uint32_t max_tokens,
+                   uint64_t device_bytes = 0) {
+  keyhole_session_config config = session_config(settings, max_tokens);
+  config.device_memory_limit = device_bytes;
   keyhole_session* session = nullptr;
   check(keyhole_session_create(engine, &config, &session));
   Handle handle(session);
@@ -322,8 +325,8 @@ class KeyholeStore final : public Store {
 
   [[nodiscard]] std::unique_ptr<Session> make() override {
     return std::make_unique<KeyholeSession>(
-        make_handle(engine_.get(), settings_, shape_.max_tokens), settings_.index != "exact",
-        shape_);
+        make_handle(engine_.get(), settings_, shape_.max_tokens, shape_.room ? shape_.room() : 0),
+        settings_.index != "exact", shape_);
   }
   void attend_prompt(uint32_t layer, const Rows& q, const Rows& k, const Rows& v, const Rows& out,
                      void* stream) override {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,6 +41,8 @@ struct StoreShape {
   /// A CUDA device, and a cudaStream_t of it in whose order sessions work on what lies there; none: the host.
   std::optional<uint32_t> device;
   void* stream = nullptr;
+  /// Bytes of that device's memory that a session may take which is made now. Null: half of what is free.
+  std::function<uint64_t()> room = nullptr;
 };
 
 /// Makes sessions, and attends with prompts whose keys and values somebody else keeps.

@@ -112,7 +112,6 @@ void CardCache::stay(const std::string& why) {
 }
 
 void CardCache::begin_batch(const ggml_tensor* ids) {
-  end_following();
   if (sequences_) forget_taken();
   ++batch_;
   before_batch_ = cells_->last();

@@ -146,7 +146,9 @@ class CardCache {
   [[nodiscard]] bool hold_keys();
   [[noreturn]] static void no_memory();
   void build(Sequence& sequence, uint32_t tokens);
+  [[nodiscard]] static std::vector<uint32_t> cells_of(const Sequence& sequence, uint32_t tokens);
   void catch_up(Sequence& sequence, uint32_t tokens);
+  void catch_up(Session& session, uint32_t stream, std::span<const uint32_t> cells);
   void attend_session(const ggml_tensor* node, Layer& layer, bool captured);
   void attend_prompt(const ggml_tensor* node, Layer& layer);
 

@@ -23,6 +23,9 @@ constexpr uint32_t kLongPrompt = 2048;
 /// Steps of so many tokens may be CUDA graphs: drafts. More are computed by other kernels, which wait on the host.
 constexpr uint32_t kMostCaptured = 9;
 
+/// What a session leaves of the card's memory: llama.cpp takes a little more for large batches.
+constexpr size_t kSessionLeaves = size_t{128} << 20U;
+
 /// Rows `first` to `first + count` of a tensor that has tokens in one dimension and heads in another, of stream
 /// `stream` of the batch.
 Rows tokens_of(const ggml_tensor* t, int tokens, int heads, size_t stream, uint32_t first,
@@ -68,8 +71,12 @@ void CardCache::plan(const ggml_tensor* node) {
                   static_cast<int64_t>(mask_->nb[1] / sizeof(uint16_t)),
                   mask_->ne[3] > 1 ? static_cast<int64_t>(mask_->nb[3] / sizeof(uint16_t)) : 0,
                   static_cast<uint32_t>(node->src[1]->ne[1])};
-  Placed placed = place_batch(ids_, static_cast<size_t>(node->src[0]->ne[3]), mask, *cells_,
-                              *sequences_, lazy_, on_card() ? nullptr : rewriter_.get());
+  // A prompt's rows may still be on their way to its session: its list of tokens alone may grow meanwhile.
+  if (sequences_->all().size() > 1) end_following();
+  Placed placed =
+      place_batch(ids_, static_cast<size_t>(node->src[0]->ne[3]), mask, *cells_, *sequences_, lazy_,
+                  on_card() ? nullptr : rewriter_.get(), [this] { end_following(); });
+  if (!stays_.empty()) return parts_.clear();
   kind_ = placed.kind;
   if (kind_ == BatchKind::kSliding) return stay("the cache has a sliding window");
   parts_ = std::move(placed.parts);
@@ -94,12 +101,15 @@ void CardCache::choose_way() {
   if (!on_card_ && past == 0 && sequences_->all().size() == count && bring_restored()) {
     come_back();
   }
+  const bool ends = least < settings_.prompt_from || !settings_.rows_on_card;
+  if (ends || too_large_) end_following();
+  if (!stays_.empty()) return;
   if (on_card_) check_not_gone();
   if (on_card_ && too_large_) hand_over(ids_);
   // New keys and values that the CUDA backend has computed in a graph before may lie in the cells alone.
   if (on_card_ && takeable() && past >= settings_.card && graph_ == batch_graph_) {
     try {
-      follow_on_card(least < settings_.prompt_from || !settings_.rows_on_card);
+      follow_on_card(ends);
     } catch (const std::runtime_error& error) {
       if (!on_card_) throw;
       return stay(error.what());
@@ -168,6 +178,11 @@ void CardCache::open() {
   shape.threads = settings_.threads;
   shape.device = static_cast<uint32_t>(stream_.ordinal());
   shape.stream = stream_.handle();
+  shape.room = [this]() -> uint64_t {
+    // Without a copy the cells' memory is the session's when they are.
+    const size_t free = memory_.free_on_card() + (copy_ ? 0 : memory_.held());
+    return std::max({free > kSessionLeaves ? free - kSessionLeaves : 0, free / 2, size_t{1}});
+  };
   std::string left;
   std::string why;
   for (auto& [number, layer] : layers_) {

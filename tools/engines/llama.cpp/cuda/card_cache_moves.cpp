@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <future>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -44,18 +45,27 @@ void CardCache::no_memory() {
 void CardCache::follow_on_card(bool ends) {
   open();
   if (ends) return hand_over(ids_);
-  std::vector<std::pair<Sequence*, uint32_t>> work;
+  struct Work {
+    Session* session;
+    uint32_t stream;
+    std::vector<uint32_t> cells;
+  };
+  std::vector<Work> work;
   for (const auto& parts : parts_) {
     for (const Part& part : parts) {
       if (part.past < settings_.card) continue;
-      work.emplace_back(part.sequence, part.past);
+      work.push_back({part.sequence->session.get(), part.sequence->stream,
+                      cells_of(*part.sequence, part.past)});
       part.sequence->unbuilt = true;
     }
   }
   stream_.follow(cuda_);
-  // These rows stay as they are, and the lists are not touched before end_following().
-  following_ = std::async(std::launch::async, [this, work] {
-    for (const auto& [sequence, tokens] : work) catch_up(*sequence, tokens);
+  // These rows stay as they are, and the sessions are there until end_following(). The rows of the batch before may still come: those of
+  // this one are behind them.
+  auto before = std::make_shared<std::future<void>>(std::move(following_));
+  following_ = std::async(std::launch::async, [this, work = std::move(work), before] {
+    if (before->valid()) before->get();
+    for (const Work& w : work) catch_up(*w.session, w.stream, w.cells);
   });
 }
 
@@ -68,9 +78,25 @@ void CardCache::end_following() {
   }
 }
 
-/// Brings tokens that a sequence should hold, and does not yet, from llama.cpp's cells.
+/// Where the first tokens of a sequence lie.
+std::vector<uint32_t> CardCache::cells_of(const Sequence& sequence, uint32_t tokens) {
+  std::vector<uint32_t> cells;
+  cells.reserve(tokens);
+  for (uint32_t i = 0; i < tokens; ++i) cells.push_back(sequence.tokens[i].cell);
+  return cells;
+}
+
 void CardCache::catch_up(Sequence& sequence, uint32_t tokens) {
-  Session& session = *sequence.session;
+  const bool is_there = std::all_of(layers_.begin(), layers_.end(), [&](const auto& each) {
+    const Layer& layer = each.second;
+    return !layer.left.empty() || sequence.session->tokens(layer.number) == tokens;
+  });
+  if (!is_there) catch_up(*sequence.session, sequence.stream, cells_of(sequence, tokens));
+}
+
+/// Brings tokens that a session should hold, and does not yet, from llama.cpp's cells. cells: of all of its tokens, of `stream`.
+void CardCache::catch_up(Session& session, uint32_t stream, std::span<const uint32_t> cells) {
+  const auto tokens = static_cast<uint32_t>(cells.size());
   for (auto& [number, layer] : layers_) {
     if (!layer.left.empty()) continue;
     uint32_t at = session.tokens(layer.number);
@@ -79,12 +105,11 @@ void CardCache::catch_up(Sequence& sequence, uint32_t tokens) {
                                std::to_string(tokens) + " were expected");
     }
     while (at < tokens) {
-      const uint32_t cell = sequence.tokens[at].cell;
-      const size_t id = size_t{sequence.stream} * cells_->cells() + cell;
+      const uint32_t cell = cells[at];
+      const size_t id = size_t{stream} * cells_->cells() + cell;
       const auto is_here = [&](uint32_t i) { return on_card() || restored_.has(id + i - at); };
       uint32_t count = 0;
-      while (at + count < tokens && sequence.tokens[at + count].cell == cell + count &&
-             is_here(at + count)) {
+      while (at + count < tokens && cells[at + count] == cell + count && is_here(at + count)) {
         ++count;
       }
       if (count == 0) {
@@ -95,7 +120,7 @@ void CardCache::catch_up(Sequence& sequence, uint32_t tokens) {
       Rows rows[2];
       for (const bool values : {false, true}) {
         Rows& r = rows[values ? 1 : 0];
-        r = layer.rows.rows(values, sequence.stream, cell, count, layer.shape->kv_heads);
+        r = layer.rows.rows(values, stream, cell, count, layer.shape->kv_heads);
         if (on_card()) continue;
         r.data = restored_.row(layer.rows.tensor(values), id);
         r.on_device = false;

@@ -77,7 +77,8 @@ CUdeviceptr address(const std::byte* p) { return reinterpret_cast<CUdeviceptr>(p
 
 }  // namespace
 
-CardMemory::CardMemory(int ordinal, size_t bytes) : ordinal_(ordinal), bytes_(bytes) {
+CardMemory::CardMemory(int ordinal, size_t bytes, size_t spare)
+    : ordinal_(ordinal), bytes_(bytes), spare_(spare) {
   check(cudaSetDevice(ordinal), "choosing the card");
   check(cudaFree(nullptr), "opening the card");  // makes the context that the driver's calls need
   const CUmemAllocationProp p = properties(ordinal);
@@ -93,35 +94,65 @@ CardMemory::~CardMemory() {
   (void)cudaSetDevice(ordinal_);
   (void)cudaDeviceSynchronize();
   let_go_all();
+  for (const auto handle : prepared_) (void)driver().release(handle);
   (void)driver().free_addresses(address(data_), has_memory_.size() * page_);
 }
 
+bool CardMemory::prepare(size_t bytes) {
+  check(cudaSetDevice(ordinal_), "choosing the card");
+  const CUmemAllocationProp p = properties(ordinal_);
+  const size_t pages = (bytes + page_ - 1) / page_;
+  const size_t before = prepared_.size();
+  while (prepared_.size() < before + pages) {
+    CUmemGenericAllocationHandle handle = 0;
+    const CUresult created = driver().create(&handle, page_, &p, 0);
+    if (created == CUDA_SUCCESS) {
+      prepared_.push_back(handle);
+      continue;
+    }
+    for (; prepared_.size() > before; prepared_.pop_back()) {
+      (void)driver().release(prepared_.back());
+    }
+    if (created == CUDA_ERROR_OUT_OF_MEMORY) return false;
+    check(created, "memory of the card");
+  }
+  return true;
+}
+
 bool CardMemory::map(size_t first, size_t pages) {
+  for (; pages > 0 && !prepared_.empty(); ++first, --pages) {
+    const auto handle = prepared_.back();
+    prepared_.pop_back();
+    map({first, 1, handle});
+  }
+  if (pages == 0) return true;
   const size_t bytes = pages * page_;
-  size_t free = 0;
-  size_t total = 0;
-  check(cudaMemGetInfo(&free, &total), "the card's free memory");
-  if (free < bytes + kSpare) return false;
+  if (free_on_card() < bytes + spare_) return false;
   const CUmemAllocationProp p = properties(ordinal_);
   CUmemGenericAllocationHandle handle = 0;
   const CUresult created = driver().create(&handle, bytes, &p, 0);
   if (created == CUDA_ERROR_OUT_OF_MEMORY) return false;
   check(created, "memory of the card");
-  std::byte* at = data_ + first * page_;
-  const CUresult mapped = driver().map(address(at), bytes, 0, handle, 0);
+  map({first, pages, handle});
+  return true;
+}
+
+void CardMemory::map(const Piece& piece) {
+  const size_t bytes = piece.pages * page_;
+  std::byte* at = data_ + piece.first * page_;
+  const CUresult mapped = driver().map(address(at), bytes, 0, piece.handle, 0);
   if (mapped != CUDA_SUCCESS) {
-    (void)driver().release(handle);
+    (void)driver().release(piece.handle);
     check(mapped, "mapping memory of the card");
   }
-  pieces_.push_back({first, pages, handle});
-  std::fill_n(has_memory_.begin() + static_cast<ptrdiff_t>(first), pages, 1);
+  pieces_.push_back(piece);
+  std::fill_n(has_memory_.begin() + static_cast<ptrdiff_t>(piece.first), piece.pages, 1);
   held_ += bytes;
   CUmemAccessDesc access{};
-  access.location = p.location;
+  access.location = properties(ordinal_).location;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   check(driver().set_access(address(at), bytes, &access, 1), "mapping memory of the card");
   check(cudaMemsetAsync(at, 0, bytes, cudaStreamPerThread), "clearing memory of the card");
-  return true;
 }
 
 bool CardMemory::hold(size_t begin, size_t end) {
@@ -168,6 +199,14 @@ void CardMemory::unmap(const Piece& piece) {
   (void)driver().release(piece.handle);
   std::fill_n(has_memory_.begin() + static_cast<ptrdiff_t>(piece.first), piece.pages, 0);
   held_ -= bytes;
+}
+
+size_t CardMemory::free_on_card() const {
+  check(cudaSetDevice(ordinal_), "choosing the card");
+  size_t free = 0;
+  size_t total = 0;
+  check(cudaMemGetInfo(&free, &total), "the card's free memory");
+  return free;
 }
 
 void CardMemory::read(size_t begin, size_t bytes, std::byte* out) const {

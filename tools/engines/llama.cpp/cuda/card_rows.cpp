@@ -9,8 +9,9 @@
 namespace keyhole::llama_cpp {
 namespace {
 
-/// Memory is taken in steps of so many bytes for each tensor, so that growing takes few calls of the driver.
-constexpr size_t kStep = size_t{16} << 20U;
+/// Memory is taken in steps for each tensor, of a quarter of what it needs, so that growing takes few calls of the driver and the first
+/// tokens little memory: a session is made beside them.
+constexpr size_t kLeastStep = size_t{2} << 20U, kMostStep = size_t{16} << 20U;
 
 size_t place(const CardMemory& memory, const ggml_tensor* tensor) {
   return static_cast<size_t>(static_cast<const std::byte*>(tensor->data) - memory.data());
@@ -23,7 +24,8 @@ bool CardRows::hold(CardMemory& memory, uint32_t stream, uint32_t cells) {
   const auto all = static_cast<uint32_t>(keys->ne[1]);
   held_.resize(static_cast<size_t>(keys->ne[2]));
   if (cells <= held_[stream]) return true;
-  const auto step = static_cast<uint32_t>(std::clamp<size_t>(kStep / keys->nb[1], 1, all));
+  const size_t bytes = std::clamp(cells * keys->nb[1] / 4, kLeastStep, kMostStep);
+  const auto step = static_cast<uint32_t>(std::clamp<size_t>(bytes / keys->nb[1], 1, all));
   const uint32_t wanted = std::min(all, (cells + step - 1) / step * step);
   for (const ggml_tensor* tensor : tensors_) {
     if (tensor == nullptr) continue;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tools/engines/llama.cpp/cuda/card_buffer.h"
+#include "tools/engines/llama.cpp/cuda/graph_memory.h"
 
 namespace keyhole::llama_cpp {
 namespace {
@@ -62,6 +63,16 @@ std::vector<Mark> find_marks(const ggml_cgraph* graph) {
   return marks;
 }
 
+/// Adds the masks that a node reads.
+void add_masks(const ggml_tensor* node, std::vector<const ggml_tensor*>& masks) {
+  for (const ggml_tensor* source : node->src) {
+    if (source == nullptr || !is_mask(root(source))) continue;
+    if (std::find(masks.begin(), masks.end(), root(source)) == masks.end()) {
+      masks.push_back(root(source));
+    }
+  }
+}
+
 }  // namespace
 
 CutGraph& GraphCuts::find(ggml_cgraph* graph) {
@@ -69,7 +80,9 @@ CutGraph& GraphCuts::find(ggml_cgraph* graph) {
   const auto found = known_.find(graph->uid);
   if (found != known_.end() && graph->uid != 0) return found->second;
   CutGraph& result = known_[graph->uid];
-  result = {find_marks(graph), {}, {}};
+  result = CutGraph{};
+  result.marks = find_marks(graph);
+  for (int i = 0; i < graph->n_nodes; ++i) add_masks(graph->nodes[i], result.masks);
   return result;
 }
 
@@ -110,6 +123,10 @@ bool GraphCuts::cut(CutGraph& found, ggml_cgraph* graph) {
     }
   }
   close(nullptr);
+  found.masks_of_pieces.clear();
+  for (const Piece& each : found.pieces) {
+    for (const ggml_tensor* node : each.nodes) add_masks(node, found.masks_of_pieces);
+  }
   return true;
 }
 

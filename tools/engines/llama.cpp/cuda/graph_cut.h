@@ -40,6 +40,10 @@ struct CutGraph {
   /// What was decided about each mark when `pieces` were made.
   std::vector<Way> ways;
   std::vector<Piece> pieces;
+  /// Whether all that the nodes read and write has its memory (graph_memory.h).
+  bool is_held = false;
+  /// Masks that nodes read: all of the graph, and those of `pieces`.
+  std::vector<const ggml_tensor*> masks, masks_of_pieces;
 };
 
 /// Marks and pieces of graphs that come again: llama.cpp computes the same graph step after step.

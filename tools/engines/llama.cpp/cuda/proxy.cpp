@@ -2,15 +2,19 @@
 
 #include <ggml.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <exception>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tools/engines/llama.cpp/cuda/card_buffer.h"
+#include "tools/engines/llama.cpp/cuda/graph_memory.h"
 #include "tools/engines/llama.cpp/cuda/host_inputs.h"
 #include "tools/engines/llama.cpp/device.h"
 #include "tools/engines/llama.cpp/log.h"
@@ -37,6 +41,12 @@ Proxy& of(ggml_backend_buffer_type_t buffers) { return *static_cast<Proxy*>(buff
 /// ggml asks for the size of every tensor before it makes the buffer for them: by their names the next buffer is known to
 /// be for a cache.
 thread_local bool next_is_cache = false;
+/// Or for a graph, and how large the largest of its masks is.
+thread_local size_t mask_of_next = 0;
+
+/// A model that lies on several cards copies tensors from one to the other, which a graph buffer is not made for.
+std::atomic<int> only_card{-1};
+std::atomic<bool> has_several_cards{false};
 
 const char* buffers_name(ggml_backend_buffer_type_t buffers) { return of(buffers).name.c_str(); }
 size_t alignment(ggml_backend_buffer_type_t buffers) {
@@ -48,7 +58,9 @@ size_t max_size(ggml_backend_buffer_type_t buffers) {
 size_t alloc_size(ggml_backend_buffer_type_t buffers, const ggml_tensor* tensor) {
   next_is_cache = tensor->view_src == nullptr && tensor->op == GGML_OP_NONE &&
                   cache_name(tensor).has_value() && number_of(tensor).has_value();
-  return ggml_backend_buft_get_alloc_size(of(buffers).cuda_buffers, tensor);
+  const size_t bytes = ggml_backend_buft_get_alloc_size(of(buffers).cuda_buffers, tensor);
+  if (is_mask(tensor)) mask_of_next = std::max(mask_of_next, bytes);
+  return bytes;
 }
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buffers, size_t size) {
@@ -59,9 +71,13 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buffers, size_t si
   }
   const bool is_cache = next_is_cache;
   next_is_cache = false;
+  const size_t of_mask = std::exchange(mask_of_next, 0);
   if (!is_cache) {
-    // CUDA's own buffer, which its own functions know.
-    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(proxy.cuda_buffers, size);
+    ggml_backend_buffer_t buffer =
+        of_mask == 0 || has_several_cards
+            // CUDA's own buffer, which its own functions know.
+            ? ggml_backend_buft_alloc_buffer(proxy.cuda_buffers, size)
+            : make_graph_buffer(proxy.cuda_buffers, proxy.ordinal, size, of_mask);
     if (buffer != nullptr) watch_inputs(buffer);
     return buffer;
   }
@@ -91,6 +107,11 @@ void properties(ggml_backend_dev_t device, ggml_backend_dev_props* props) {
   props->name = of(device).name.c_str();
 }
 ggml_backend_t init_backend(ggml_backend_dev_t device, const char* params) {
+  int none = -1;
+  const int ordinal = of(device).ordinal;
+  if (!only_card.compare_exchange_strong(none, ordinal) && none != ordinal) {
+    has_several_cards = true;
+  }
   ggml_backend_t cuda = ggml_backend_dev_init(of(device).cuda, params);
   return cuda != nullptr ? make_proxy_backend(cuda, device) : nullptr;
 }

@@ -16,6 +16,7 @@
 #include "tools/engines/llama.cpp/cuda/card_buffer.h"
 #include "tools/engines/llama.cpp/cuda/card_cache.h"
 #include "tools/engines/llama.cpp/cuda/graph_cut.h"
+#include "tools/engines/llama.cpp/cuda/graph_memory.h"
 #include "tools/engines/llama.cpp/cuda/host_inputs.h"
 #include "tools/engines/llama.cpp/cuda/proxy.h"
 #include "tools/engines/llama.cpp/cuda/token_graph.h"
@@ -45,6 +46,16 @@ void free_backend(ggml_backend_t backend) {
   delete &of(backend);
 }
 
+/// ggml's functions on tensors have no way to fail.
+void bring_or_end(const ggml_tensor* tensor) {
+  try {
+    hold_tensor(tensor);
+    bring_input(tensor);
+  } catch (const std::exception& error) {
+    GGML_ABORT("keyhole: '%s': %s\n", tensor->name, error.what());
+  }
+}
+
 // Cells are not in CUDA's own buffers, which these functions insist on.
 void set_tensor_async(ggml_backend_t backend, ggml_tensor* tensor, const void* data, size_t offset,
                       size_t size) {
@@ -58,7 +69,10 @@ void set_tensor_async(ggml_backend_t backend, ggml_tensor* tensor, const void* d
 void get_tensor_async(ggml_backend_t backend, const ggml_tensor* tensor, void* data, size_t offset,
                       size_t size) {
   ggml_backend_t cuda = of(backend).cuda;
-  if (!card_place(tensor)) return cuda->iface.get_tensor_async(backend, tensor, data, offset, size);
+  if (!card_place(tensor)) {
+    if (is_graph_buffer(root(tensor)->buffer)) bring_or_end(tensor);
+    return cuda->iface.get_tensor_async(backend, tensor, data, offset, size);
+  }
   ggml_backend_synchronize(cuda);
   ggml_backend_tensor_get(tensor, data, offset, size);
 }
@@ -101,17 +115,25 @@ ggml_status compute_without(const std::vector<const ggml_tensor*>& idle, ggml_cg
   return rest.nodes.empty() ? GGML_STATUS_SUCCESS : compute(cuda, graph, rest);
 }
 
+void bring_inputs(const std::vector<const ggml_tensor*>& tensors) {
+  for (const ggml_tensor* tensor : tensors) bring_input(tensor);
+}
+
 ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph* graph) {
   ProxyBackend& proxy = of(backend);
   CutGraph& found = proxy.cuts.find(graph);
-  if (found.marks.empty()) return ggml_backend_graph_compute_async(proxy.cuda, graph);
   const ggml_tensor* at = nullptr;
   ggml_status status = GGML_STATUS_SUCCESS;
   try {
+    if (!found.is_held) hold_graph(graph);
+    found.is_held = true;
     const std::vector<const ggml_tensor*> idle = meet(found, graph, proxy, at);
+    at = nullptr;
+    const bool is_whole = !idle.empty() || !GraphCuts::cut(found, graph);
+    bring_inputs(is_whole ? found.masks : found.masks_of_pieces);
     if (!idle.empty()) {
       status = compute_without(idle, graph, proxy.cuda);
-    } else if (!GraphCuts::cut(found, graph)) {
+    } else if (is_whole) {
       status = ggml_backend_graph_compute_async(proxy.cuda, graph);
     } else if (!proxy.token.compute(found, graph, proxy.cuda)) {
       for (Piece& piece : found.pieces) {
