@@ -81,9 +81,10 @@ class DeviceExtender {
                       const gpu::CodedRows& codes);
   /// The codes that new tokens attend at once; without blocks: they attend none so.
   [[nodiscard]] gpu::CodedRows codes_of_turn(uint32_t layer, const ExtendArgs& args);
-  /// Attends codes; true where their rows are to be attended in place of them. meanwhile: see BlockedAttention::attend_codes().
-  [[nodiscard]] bool attends_in_full(gpu::BlockedAttention& blocked, const gpu::CodedRows& codes,
-                                     gpu::Stream stream, const std::function<void()>& meanwhile);
+  /// Attends codes; refused: their rows are to be attended in place of them. meanwhile: see BlockedAttention::attend_codes().
+  [[nodiscard]] gpu::CodedAttention attend_codes(gpu::BlockedAttention& blocked,
+                                                 const gpu::CodedRows& codes, gpu::Stream stream,
+                                                 const std::function<void()>& meanwhile);
   /// Enqueues a step for each token of a sliding layer.
   void extend_window(uint32_t layer, const ExtendArgs& args);
   /// What new token i of a sliding layer sees by the mask. Throws Error(invalid_argument) where the ring is too short for it.
