@@ -80,6 +80,7 @@ class FakeGpu final : public gpu::Device {
     made->calls = &engine_->blocked_calls;
     made->coded_calls = &engine_->coded_calls;
     made->refuses_codes = &engine_->refuses_codes;
+    made->doubts_codes = &engine_->doubts_codes;
     return made;
   }
   std::unique_ptr<gpu::ListedAttention> make_listed(gpu::Resident&,
