@@ -252,8 +252,10 @@ struct Consumer {
     find_largest();
     const bool is_high = __any_sync(kWholeWarp, largest[0] > high[0] || largest[1] > high[1]) != 0;
     if (is_high) {
-      list_heavy(logits, a, kv_head, first);
-      find_largest();
+      if (__any_sync(kWholeWarp, largest[0] > bound[0] || largest[1] > bound[1])) {
+        list_heavy(logits, a, kv_head, first);
+        find_largest();
+      }
       raise_base(largest, shrink);
     }
 #pragma unroll
