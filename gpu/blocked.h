@@ -68,7 +68,8 @@ class BlockedAttention {
   /// (docs/what-codes-hold.md). Comes after all other rows, of which there are some: what they weigh says which of these do.
   /// Waits for the stream. Where it is refused the state is as before, and all rows are to be attended in place of their codes.
   /// meanwhile: called once, or never, while the device attends the codes and has attended all other rows, which may change;
-  /// what it throws comes through when the stream has ended.
+  /// what it throws comes through when the stream has ended. It may call finish(), whose outputs hold where one pass was enough:
+  /// they are there without another launch behind the wait.
   virtual CodedAttention attend_codes(const CodedRows& /*rows*/, Stream /*stream*/,
                                       const std::function<void()>& /*meanwhile*/) {
     return {.refused = true};

@@ -29,8 +29,10 @@ BlockedLayout::BlockedLayout(const BlockedShape& s, uint32_t n) {
   scale_bytes = size_t{piece_rows / kScaleRows} * s.kv_heads * 2 * s.head_dim * sizeof(uint16_t);
   q = take(rows * s.head_dim * element);
   q_low = take(rows * s.head_dim * element);
-  o = take(rows * s.head_dim * sizeof(float));
-  sums = take(rows * 2 * sizeof(float));
+  const size_t few = size_t{std::min(n, kFewBlockedTokens)} * s.q_heads;
+  const size_t states = std::max(rows, few * kBlockedStates);
+  o = take(states * s.head_dim * sizeof(float));
+  sums = take(states * 2 * sizeof(float));
   keys = take(size_t{n} * s.kv_heads * s.head_dim * element);
   values = take(size_t{n} * s.kv_heads * s.head_dim * element);
   mask = take(kMostMaskedTokens * sizeof(uint64_t));

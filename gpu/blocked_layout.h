@@ -8,11 +8,15 @@
 
 namespace keyhole::gpu {
 
+/// Few tokens leave most of a device idle unless thread blocks share the rows: as many states there are of theirs, side by side.
+inline constexpr uint32_t kFewBlockedTokens = 64, kBlockedStates = 16;
+
 struct BlockedLayout {
   BlockedLayout(const BlockedShape& shape, uint32_t n);
 
-  size_t q, q_low;      ///< `[n, q_heads, head_dim]` of the dtype
-  size_t o, sums;       ///< `[n, q_heads, head_dim]` fp32, `[n, q_heads]` float2
+  size_t q, q_low;  ///< `[n, q_heads, head_dim]` of the dtype
+  size_t o,
+      sums;  ///< `[n, q_heads, head_dim]` fp32, `[n, q_heads]` float2; of few tokens kBlockedStates of them
   size_t keys, values;  ///< of the new tokens, `[kv_heads][n, head_dim]`
   size_t mask, bad;     ///< 64 words, 1 number
   size_t sinks;         ///< `[q_heads]` fp32

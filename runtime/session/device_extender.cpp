@@ -20,9 +20,9 @@ constexpr double kAtOnceGain = 1.9;  // of four tokens of a step over codes, for
 // Codes of many tokens at once, measured on an H100 (bench/RESULTS.md, "Several new tokens"): what takes as long whatever the rows
 // (the host takes new K and V in meanwhile), and operations in a microsecond, of query rows in tiles of 128, of which fewer than
 // make up kTurnTiles leave processors idle.
-constexpr double kCodedTurnUs = 200.0, kTurnOperationsPerUs = 420e6,
-                 kWideTurnOperationsPerUs = 340e6;
-constexpr uint32_t kLeastCodedTurn = 16, kMostCodedTurn = 1024, kTurnTile = 128, kTurnDim = 128;
+constexpr double kCodedTurnUs = 150.0, kTurnOperationsPerUs = 460e6,
+                 kWideTurnOperationsPerUs = 365e6;
+constexpr uint32_t kLeastCodedTurn = 12, kMostCodedTurn = 1024, kTurnTile = 128, kTurnDim = 128;
 constexpr double kTurnTiles = 4.0;
 // Each of some tokens of a step over codes, there; and the share of exact attention's time, estimated for slower buses, from which
 // on it is sure to be the slower.
@@ -250,15 +250,16 @@ uint32_t DeviceExtender::enqueue_some(uint32_t layer, const ExtendArgs& args, ui
   return 1;
 }
 
-bool DeviceExtender::attends_in_full(gpu::BlockedAttention& blocked, const gpu::CodedRows& codes,
-                                     gpu::Stream stream, const std::function<void()>& meanwhile) {
+gpu::CodedAttention DeviceExtender::attend_codes(gpu::BlockedAttention& blocked,
+                                                 const gpu::CodedRows& codes, gpu::Stream stream,
+                                                 const std::function<void()>& meanwhile) {
   try {
     const gpu::CodedAttention end = blocked.attend_codes(codes, stream, meanwhile);
     parts_.totals.add_doubts(end.heads, end.refused ? end.heads : 0);
-    return end.refused;
+    return end;
   } catch (const Error& e) {
     if (e.status() != Status::out_of_device_memory) throw;
-    return true;
+    return {.refused = true};
   }
 }
 
@@ -275,6 +276,7 @@ void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args, bool
     throw Error(Status::not_finite, "tensor q has a NaN or an infinity");
   };
   const auto take_in = [&] {
+    blocked.finish(args.out, args.lse, stream);
     // Tokens that are taken in and taken back leave the window shorter, and in int8 rounded.
     check_queries(beside);
     parts_.prompts.take_in(layer, args.k, args.v, beside);
@@ -292,14 +294,20 @@ void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args, bool
       at += count;
     }
   };
-  const bool has_rows = parts_.params.mode != KEYHOLE_MODE_RESIDENT;
-  if (has_rows) attend_rows(coded, parts_.sequence.rows(layer));
+  // What the device has comes first: rows of the host's cross the bus meanwhile.
   const KvPieces resident = parts_.sequence.resident().stream_steps()->device_rows(layer);
   for (uint32_t i = 0; i < resident.count; ++i) blocked.attend(resident.pieces[i], stream);
+  const bool has_rows = parts_.params.mode != KEYHOLE_MODE_RESIDENT;
+  if (has_rows) attend_rows(coded, parts_.sequence.rows(layer));
   blocked.attend_new(args.k, args.v, args.mask, stream);
-  if (coded != 0 && attends_in_full(blocked, codes, stream, take_in)) attend_rows(0, coded);
-  blocked.finish(args.out, args.lse, stream);
-  check_queries(stream);
+  bool is_answered = false;
+  if (coded != 0) {
+    const gpu::CodedAttention end = attend_codes(blocked, codes, stream, take_in);
+    if (end.refused) attend_rows(0, coded);
+    is_answered = is_taken_in && !end.refused && end.passes <= 1;
+  }
+  if (!is_answered) blocked.finish(args.out, args.lse, stream);
+  if (!is_taken_in) check_queries(stream);
   if (is_taken_in) {
     parts_.prompts.finish_taking_in(layer);
   } else {

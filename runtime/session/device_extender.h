@@ -83,9 +83,10 @@ class DeviceExtender {
   /// is to attend, see ExtendPatterns::coded_blocks(); 0: where codes are the fastest, all of them.
   [[nodiscard]] gpu::CodedRows codes_of_turn(uint32_t layer, const ExtendArgs& args,
                                              uint32_t chosen);
-  /// Attends codes; true where their rows are to be attended in place of them. meanwhile: see BlockedAttention::attend_codes().
-  [[nodiscard]] bool attends_in_full(gpu::BlockedAttention& blocked, const gpu::CodedRows& codes,
-                                     gpu::Stream stream, const std::function<void()>& meanwhile);
+  /// Attends codes; refused: their rows are to be attended in place of them. meanwhile: see BlockedAttention::attend_codes().
+  [[nodiscard]] gpu::CodedAttention attend_codes(gpu::BlockedAttention& blocked,
+                                                 const gpu::CodedRows& codes, gpu::Stream stream,
+                                                 const std::function<void()>& meanwhile);
   /// Enqueues a step for each token of a sliding layer.
   void extend_window(uint32_t layer, const ExtendArgs& args);
   /// What new token i of a sliding layer sees by the mask. Throws Error(invalid_argument) where the ring is too short for it.

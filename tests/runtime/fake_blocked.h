@@ -29,6 +29,8 @@ class FakeBlocked final : public gpu::BlockedAttention {
   std::atomic<uint64_t>* coded_calls = nullptr;      ///< of attend_codes()
   std::atomic<uint32_t>* chosen_blocks = nullptr;    ///< of the last attend_codes()
   const std::atomic<bool>* refuses_codes = nullptr;  ///< says attend_codes()
+  /// Its first pass is not enough: only what comes after `meanwhile` attends the codes.
+  const std::atomic<bool>* doubts_codes = nullptr;
 
   void begin(const TensorView& q, const gpu::BlockedLayer& layer, gpu::Stream) override;
   void attend(const KvView& rows, gpu::Stream) override;

@@ -81,6 +81,7 @@ class FakeGpu final : public gpu::Device {
     made->coded_calls = &engine_->coded_calls;
     made->chosen_blocks = &engine_->chosen_blocks;
     made->refuses_codes = &engine_->refuses_codes;
+    made->doubts_codes = &engine_->doubts_codes;
     return made;
   }
   std::unique_ptr<gpu::ListedAttention> make_listed(gpu::Resident&,

@@ -36,6 +36,7 @@ struct StreamEngine {
   std::atomic<uint64_t> coded_calls = 0;    ///< of BlockedAttention::attend_codes(), likewise
   std::atomic<uint32_t> chosen_blocks = 0;  ///< CodedRows::chosen_blocks of the last of them
   std::atomic<bool> refuses_codes = false;  ///< says each of these
+  std::atomic<bool> doubts_codes = false;   ///< see FakeBlocked
   std::atomic<uint64_t> listed_calls = 0;   ///< of ListedAttention::attend(), likewise
   std::atomic<uint64_t> listed_places = 0;  ///< where their rows lay
   std::unique_ptr<keyhole_engine> handle;

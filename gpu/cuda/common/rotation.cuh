@@ -21,7 +21,7 @@ __device__ inline void rotate_in_shared(float* row, uint32_t dim, bool back) {
     }
     for (uint32_t step = 1; step < pass.size; step *= 2) {
       for (uint32_t p = lane; p < pass.size / 2; p += 32) {
-        const uint32_t at = p / step * 2 * step + p % step;
+        const uint32_t at = 2 * p - (p & (step - 1));  // p / step * 2 step + p % step
         const float a = x[at], b = x[at + step];
         x[at] = a + b;
         x[at + step] = a - b;

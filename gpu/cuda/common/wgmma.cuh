@@ -45,6 +45,17 @@ __device__ inline uint64_t rows_operand(uint32_t address) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62U, kEightRows = uint64_t{1024 / 16} << 32U;
   return kSwizzle128 | kEightRows | uint64_t{1} << 16U | (address & 0x3FFFFU) >> 4U;
 }
+/// The descriptor of 16 columns that a product reads along its rows, and that lie without a swizzle: eight rows of eight columns in 128
+/// bytes, eight rows behind eight others, and the second eight columns `apart` bytes behind the first.
+__device__ inline uint64_t narrow_operand(uint32_t address, uint32_t apart) {
+  constexpr uint64_t kEightRows = uint64_t{128 / 16} << 32U;
+  return kEightRows | uint64_t{apart >> 4U} << 16U | (address & 0x3FFFFU) >> 4U;
+}
+/// That of an address that is `bytes` further on, a multiple of 16.
+__device__ inline uint64_t moved_operand(uint64_t descriptor, uint32_t bytes) {
+  const auto low = static_cast<uint32_t>(descriptor);
+  return (descriptor & ~uint64_t{0xFFFFFFFF}) | (low + (bytes >> 4U));
+}
 /// The descriptor of panels that are read across their rows.
 __device__ inline uint64_t columns_operand(uint32_t address, uint32_t panel_bytes) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62U, kEightRows = uint64_t{1024 / 16} << 32U;

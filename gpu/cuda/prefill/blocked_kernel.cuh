@@ -107,9 +107,16 @@ __global__ void __launch_bounds__(32 * warps * kParts<d>, d <= 128 ? 2 : 1)
   // The last queries of a causal piece have the most rows before them: beginning with them evens out the blocks' ends.
   const uint32_t first = (gridDim.y - 1 - blockIdx.y) * kQueries;
   const uint32_t end = Seen::by(a, min(first + kQueries, a.n) - 1).to;
-  const uint32_t begin = Seen::by(a, first).from / kKeys;
+  uint32_t begin = Seen::by(a, first).from / kKeys;
   const uint16_t* list = nullptr;
   uint32_t count = (end + kKeys - 1) / kKeys - begin;
+  if (gridDim.z > 1) {
+    const uint32_t from = blockIdx.z * count / gridDim.z;
+    count = (blockIdx.z + 1) * count / gridDim.z - from;
+    begin += from;
+  }
+  const size_t state =
+      size_t{blockIdx.z} * a.n * a.q_heads;  // the thread block's among those of parts
   if (a.lists.counts != nullptr) {
     const size_t at =
         size_t{head} * ((a.n + kListQueries - 1) / kListQueries) + first / kListQueries;
@@ -419,10 +426,10 @@ __global__ void __launch_bounds__(32 * warps * kParts<d>, d <= 128 ? 2 : 1)
         continue;
       }
       // All warps have read the sums before.
-      if (lane % 4 == 0 && part == 0) a.sums[at] = make_float2(top[t][half], total);
+      if (lane % 4 == 0 && part == 0) a.sums[state + at] = make_float2(top[t][half], total);
 #pragma unroll
       for (int n = 0; n < kOwn / 8; ++n) {
-        *reinterpret_cast<float2*>(a.o + at * d + own + n * 8 + lane % 4 * 2) =
+        *reinterpret_cast<float2*>(a.o + (state + at) * d + own + n * 8 + lane % 4 * 2) =
             make_float2(out[t][n][2 * half], out[t][n][2 * half + 1]);
       }
     }
@@ -436,7 +443,7 @@ void launch_kernel(const BlockedParams& params, cudaStream_t stream) {
   check(cudaFuncSetAttribute(attend_kernel<T, d, tiles, sums, warps>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
         "shared memory of blocked attention");
-  const dim3 grid(params.q_heads, (params.n + kQueries - 1) / kQueries);
+  const dim3 grid(params.q_heads, (params.n + kQueries - 1) / kQueries, params.parts);
   attend_kernel<T, d, tiles, sums, warps><<<grid, 32 * warps * kParts<d>, kBytes, stream>>>(params);
   check(cudaGetLastError(), "blocked attention");
 }

@@ -72,7 +72,10 @@ struct BlockedParams {
   float* o = nullptr;
   float2* sums = nullptr;
   bool is_first = false;  ///< there is no state before: o and sums are not read
-  BlockedOutput final;    ///< outputs of the last piece, in place of the state after
+  /// Thread blocks share the rows of a piece without lists and without a state before among so many, each of which leaves a state of
+  /// its own: `[parts]` of them, which launch_merge_states() makes one.
+  uint32_t parts = 1;
+  BlockedOutput final;  ///< outputs of the last piece, in place of the state after
 };
 
 void launch_blocked_f16(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream);
@@ -98,11 +101,17 @@ void launch_fetch(const std::byte* from, size_t stride, uint32_t heads, size_t b
 /// Copies `from`, new rows `[n, heads, dim]`, to `[heads][n, dim]` of dtype `to`, with heads head_stride elements apart.
 void launch_gather_rows(const TensorView& from, DType to, void* rows, size_t head_stride,
                         cudaStream_t stream);
+/// The same of keys and of values, of one shape.
+void launch_gather_rows(const TensorView& k, const TensorView& v, DType to, void* keys,
+                        void* values, size_t head_stride, cudaStream_t stream);
 /// Multiplies rows in int8 `[heads][rows, dim]` by their scales. which: 0 for keys, 1 for values. `scales` begins
 /// with the first row's block and the first of these heads, of `scale_heads` that a block has.
 void launch_unpack_rows(const std::byte* from, const uint16_t* scales, uint32_t which,
                         uint32_t scale_heads, uint32_t rows, uint32_t heads, uint32_t dim, DType to,
                         void* out, cudaStream_t stream);
+/// Merges `parts` states, each as BlockedParams::o and sums, into the first of them. unit: as for launch_finish_blocked().
+void launch_merge_states(float* o, float2* sums, uint32_t parts, uint32_t n, uint32_t heads,
+                         uint32_t dim, float unit, cudaStream_t stream);
 /// Writes o / sum to out, and lse. unit: the factor that makes a logit of `largest`. sinks: learned, `[heads]` in
 /// natural log, or null.
 void launch_finish_blocked(const float* o, const float2* sums, uint32_t n, uint32_t heads,

@@ -1,6 +1,7 @@
 // Kernels on rows before and after blocked attention; none of them takes time beside the attention itself.
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/element.cuh"
+#include "gpu/cuda/common/state.cuh"
 #include "gpu/cuda/prefill/blocked_kernels.h"
 #include "gpu/cuda/prefill/ends.cuh"
 
@@ -50,14 +51,17 @@ __global__ void split_kernel(TensorView from, size_t quads, uint32_t heads, uint
   store_elements(low, to, i * 4, y);
 }
 
-__global__ void gather_kernel(TensorView from, size_t quads, uint32_t heads, uint32_t dim, DType to,
-                              void* rows, size_t head_stride) {
+/// Grid (any, 1 or 2): rows of the first tensor, and of the second.
+__global__ void gather_kernel(TensorView first, TensorView second, size_t quads, uint32_t heads,
+                              uint32_t dim, DType to, void* first_rows, void* second_rows,
+                              size_t head_stride) {
   const size_t i = size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= quads) return;
   const Place p(i, heads, dim);
   float x[4];
-  load_quad(from, p, x);
-  store_elements(rows, to, p.head * head_stride + p.token * dim + p.at, x);
+  load_quad(blockIdx.y == 0 ? first : second, p, x);
+  store_elements(blockIdx.y == 0 ? first_rows : second_rows, to,
+                 p.head * head_stride + p.token * dim + p.at, x);
 }
 
 __global__ void unpack_kernel(const int8_t* from, const uint16_t* scales, uint32_t which,
@@ -89,6 +93,35 @@ __global__ void finish_kernel(const float* o, const float2* sums, size_t quads, 
   store_elements(out.data, out.dtype, p.token * out.token_stride + p.head * out.head_stride + p.at,
                  y);
   if (lse != nullptr && p.at == 0) lse[p.token * heads + p.head] = q.lse;
+}
+
+/// A warp for a query of a head.
+__global__ void merge_kernel(float* o, float2* sums, uint32_t parts, uint32_t queries, uint32_t dim,
+                             float to_base2) {
+  const uint32_t lane = threadIdx.x % 32, at = (blockIdx.x * kThreads + threadIdx.x) / 32;
+  if (at >= queries) return;
+  float top = kMinusInf;
+  for (uint32_t i = 0; i < parts; ++i) top = fmaxf(top, sums[size_t{i} * queries + at].x);
+  const float base = finite_base(top);
+  float total = 0.0F;
+  for (uint32_t i = 0; i < parts; ++i) {
+    const float2 sum = sums[size_t{i} * queries + at];
+    total = fmaf(exp2f((sum.x - base) * to_base2), sum.y, total);
+  }
+  for (uint32_t j = 4 * lane; j < dim; j += 128) {
+    float4 y{};
+#pragma unroll 4
+    for (uint32_t i = 0; i < parts; ++i) {
+      const size_t from = size_t{i} * queries + at;
+      const float weight = exp2f((sums[from].x - base) * to_base2);
+      const float4 x = *reinterpret_cast<const float4*>(o + from * dim + j);
+      y.x = fmaf(weight, x.x, y.x), y.y = fmaf(weight, x.y, y.y);
+      y.z = fmaf(weight, x.z, y.z), y.w = fmaf(weight, x.w, y.w);
+    }
+    *reinterpret_cast<float4*>(o + size_t{at} * dim + j) = y;
+  }
+  __syncwarp();
+  if (lane == 0) sums[at] = make_float2(top, total);
 }
 
 // Over the bus: 16 thread blocks with 64 bytes of each thread under way are 262 KB, three times what 55 GB/s and 1.5 us need.
@@ -134,8 +167,16 @@ void launch_split_rows(const TensorView& from, DType to, void* high, void* low, 
 void launch_gather_rows(const TensorView& from, DType to, void* rows, size_t head_stride,
                         cudaStream_t stream) {
   const size_t quads = from.tokens * from.heads * from.dim / 4;
-  gather_kernel<<<blocks_for(quads), kThreads, 0, stream>>>(from, quads, from.heads, from.dim, to,
-                                                            rows, head_stride);
+  gather_kernel<<<blocks_for(quads), kThreads, 0, stream>>>(from, from, quads, from.heads, from.dim,
+                                                            to, rows, rows, head_stride);
+  check_launch("new rows of blocked attention");
+}
+
+void launch_gather_rows(const TensorView& k, const TensorView& v, DType to, void* keys,
+                        void* values, size_t head_stride, cudaStream_t stream) {
+  const size_t quads = k.tokens * k.heads * k.dim / 4;
+  gather_kernel<<<dim3(blocks_for(quads), 2), kThreads, 0, stream>>>(k, v, quads, k.heads, k.dim,
+                                                                     to, keys, values, head_stride);
   check_launch("new rows of blocked attention");
 }
 
@@ -146,6 +187,14 @@ void launch_unpack_rows(const std::byte* from, const uint16_t* scales, uint32_t 
   unpack_kernel<<<blocks_for(quads), kThreads, 0, stream>>>(
       reinterpret_cast<const int8_t*>(from), scales, which, scale_heads, quads, rows, dim, to, out);
   check_launch("rows in int8 of blocked attention");
+}
+
+void launch_merge_states(float* o, float2* sums, uint32_t parts, uint32_t n, uint32_t heads,
+                         uint32_t dim, float unit, cudaStream_t stream) {
+  const uint32_t queries = n * heads;
+  merge_kernel<<<blocks_for(size_t{queries} * 32), kThreads, 0, stream>>>(o, sums, parts, queries,
+                                                                          dim, unit * kLog2E);
+  check_launch("merging the parts of blocked attention");
 }
 
 void launch_finish_blocked(const float* o, const float2* sums, uint32_t n, uint32_t heads,

@@ -3,37 +3,50 @@
 // 64 each, and a third makes tiles of keys and values from codes, one ahead of the products.
 //
 // FLOOR. 4 d operations for a query row and a token, and the bytes of the codes once for every 128 query rows of a KV head, from
-// L2 but for the first: 512 tokens of 32 query heads of 128 components behind 131,072 take 1.1 ms at 990 TFLOP/s. Decoding takes
-// 3.3 instructions a number, 860 a warp and tile of 128 rows: in the shadow of the two warpgroups that multiply and exponentiate, and
-// no faster with a fourth warpgroup, of keys and of values one each.
+// L2 but for the first: 512 tokens of 32 query heads of 128 components behind 131,072 take 1.1 ms at 990 TFLOP/s. Of a tile of 128 rows
+// a warp that decodes has 890 instructions, one that multiplies and exponentiates 440: bench/RESULTS.md, "Several new tokens", has what
+// was tried.
 #pragma once
 
 #include "gpu/cuda/common/check.h"
-#include "gpu/cuda/prefill/coded_consumer.cuh"
+#include "gpu/cuda/common/grid_dependency.cuh"
+#include "gpu/cuda/common/launch.h"
+#include "gpu/cuda/prefill/coded_loops.cuh"
 
 namespace keyhole::gpu::coded {
 
-/// Writes this thread block's queries. By the warpgroup that decodes.
+/// Asks for this thread block's queries. By the warpgroup that decodes.
 template <int kDim, int kBits>
-__device__ inline void put_queries(const CodedParams& a, uint32_t kv_head, uint32_t first,
+__device__ inline void ask_queries(const CodedParams& a, uint32_t kv_head, uint32_t first,
                                    Shared<kDim, kBits>& shared) {
   using S = Shape<kDim, kBits>;
   constexpr int kPieces = S::kColumns / 8;
   const __half* const from = a.q + (size_t{kv_head} * a.padded + first) * S::kColumns;
+#pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x); i < kQueries * kPieces; i += kGroupThreads) {
     const int row = i / kPieces, piece = i % kPieces;
-    *reinterpret_cast<uint4*>(shared.queries + piece / 8 * S::kQueryPanel + row * kPanelColumns +
-                              ((piece % 8) ^ (row % 8)) * 8) =
-        *reinterpret_cast<const uint4*>(from + size_t(row) * S::kColumns + 8 * piece);
+    copy_async(shared_address(shared.queries + piece / 8 * S::kQueryPanel + row * kPanelColumns +
+                              ((piece % 8) ^ (row % 8)) * 8),
+               from + size_t(row) * S::kColumns + 8 * piece, true);
   }
 }
 
-/// Which tile of rows comes i-th: of all, or of the blocks that were chosen.
-template <int kDim, int kBits, bool kIsChosen>
-__device__ inline uint32_t tile_of(const uint32_t* chosen, uint32_t i) {
-  if constexpr (!kIsChosen) return i;
-  constexpr uint32_t kTiles = Shape<kDim, kBits>::kTilesOfBlock;
-  return __ldg(chosen + i / kTiles) * kTiles + i % kTiles;
+/// Writes the columns of noise that queries have, and zeros to those of keys. By the warpgroup that decodes, of which a thread has a
+/// query.
+template <int kDim, int kBits>
+__device__ inline void put_noise(const CodedParams& a, uint32_t kv_head, uint32_t first,
+                                 Shared<kDim, kBits>& shared) {
+  static_assert(kQueries == kGroupThreads);
+  const float share =
+      noise_share(a, kv_head, a.queries[size_t{kv_head} * a.padded + first + threadIdx.x]);
+  const __half high = __float2half_rn(-share);
+  const __half low = __float2half_rn(-share - __half2float(high));
+  auto* const to = reinterpret_cast<uint4*>(shared.query_noise) + threadIdx.x;
+  to[0] = {word_of(__half2half2(high)), word_of(__halves2half2(low, __ushort_as_half(0))), 0, 0};
+  to[kQueries] = {};
+  constexpr int kPieces = static_cast<int>(sizeof shared.key_noise / 16);
+  for (int i = static_cast<int>(threadIdx.x); i < kPieces; i += kGroupThreads)
+    reinterpret_cast<uint4*>(shared.key_noise)[i] = uint4{};
 }
 
 /// Grid (tiles of queries, KV heads, splits).
@@ -44,9 +57,6 @@ __global__ void __launch_bounds__(kThreads, 1) attend_coded(const __grid_constan
   extern __shared__ unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDim, kBits>*>(
       (reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
-  if (__ldcg(&a.status->flags) != 0)
-    return;  // the same for all threads: the kernel before has written it
-
   const uint32_t kv_head = blockIdx.y, first = blockIdx.x * kQueries;
   const uint32_t all = (kIsChosen ? a.chosen_blocks : a.rows.blocks) * S::kTilesOfBlock;
   const uint32_t* const chosen =
@@ -57,21 +67,28 @@ __global__ void __launch_bounds__(kThreads, 1) attend_coded(const __grid_constan
   const uint32_t tiles = end - begin;
   const uint32_t apart = (a.rows.blocks + S::kKeys - 1) / S::kKeys;
   const uint32_t means = (a.rows.blocks + apart - 1) / apart;
-  const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
+  // The same for a whole warp, as the compiler sees by this.
+  const int group = __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
 
   if (threadIdx.x == 0) {
     shared.queries_are_here.init(kWarps);
     for (int i = 0; i < kStages; ++i) {
       shared.keys_are_here[i].init(kWarps);
-      shared.values_are_here[i].init(kWarps);
       shared.keys_are_used[i].init(kConsumers * kGroupThreads / 32);
+    }
+    for (int i = 0; i < S::kValueStages; ++i) {
+      shared.values_are_here[i].init(kWarps);
       shared.values_are_used[i].init(kConsumers * kGroupThreads / 32);
     }
     fence_barriers();
   }
+  wait_for_kernels_before();
+  const uint32_t flags = __ldcg(&a.status->flags);
   __syncthreads();
+  if (flags != 0) return;  // the same for all threads: the kernel before has written it
 
-  // Keys number 0 are blocks' means, number 1 the first tile.
+  // Keys number 0 are blocks' means, number 1 the first tile. Codes come to L2 so many tiles ahead.
+  constexpr uint32_t kAhead = 3;
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
     const bool is_first_lane = threadIdx.x % 32 == 0;
@@ -82,105 +99,56 @@ __global__ void __launch_bounds__(kThreads, 1) attend_coded(const __grid_constan
       __syncwarp();
       if (is_first_lane) barrier.arrive();
     };
-    put_queries(a, kv_head, first, shared);
-    here(shared.queries_are_here);
     Decoder<kDim, kBits> decoder(a.rows, kv_head, shared_address(shared.sides));
-    decoder.ask_side(0, tiles != 0 ? at(begin) : 0, tiles != 0);
-    decoder.ask_side(1, tiles > 1 ? at(begin + 1) : 0, tiles > 1);
-    if constexpr (kDim != S::kColumns) {
-      // Components that no row has are zeros in both stages, of keys and of values.
-      constexpr int kPieces = static_cast<int>(sizeof shared.keys / 16);
-      for (int i = static_cast<int>(threadIdx.x); i < kPieces; i += kGroupThreads) {
-        reinterpret_cast<uint4*>(shared.keys)[i] = uint4{};
-        reinterpret_cast<uint4*>(shared.values)[i] = uint4{};
-      }
-      asm volatile("bar.sync %0, %1;" ::"n"(kDecoderBarrier), "n"(kGroupThreads) : "memory");
-    }
-    decoder.put_means(shared.keys[0], means, apart);
-    here(shared.keys_are_here[0]);
+    for (uint32_t tile = 0; tile < kAhead && tile < tiles; ++tile)
+      decoder.prefetch(at(begin + tile));
     if (tiles != 0) {
       decoder.ask_keys(at(begin));
       decoder.ask_values(at(begin));
     }
+    ask_queries(a, kv_head, first, shared);
+    decoder.ask_means(shared_address(shared.keys[0]), means, apart);
+    commit_copies();
+    decoder.ask_side(0, tiles != 0 ? at(begin) : 0, tiles != 0);
+    decoder.ask_side(1, tiles > 1 ? at(begin + 1) : 0, tiles > 1);
+    if constexpr (kDim != S::kColumns) {
+      // Components that no row has are zeros in all stages, of keys and of values; means come with such zeros.
+      const auto clear = [](void* from, size_t bytes) {
+        for (size_t i = 16 * threadIdx.x; i < bytes; i += size_t{16} * kGroupThreads)
+          *reinterpret_cast<uint4*>(static_cast<std::byte*>(from) + i) = uint4{};
+      };
+      clear(shared.keys[1], sizeof shared.keys - sizeof shared.keys[0]);
+      clear(shared.values, sizeof shared.values);
+    }
+    put_noise(a, kv_head, first, shared);
+    wait_for_copies<2>();
+    here(shared.queries_are_here);
+    here(shared.keys_are_here[0]);
     for (uint32_t tile = 0; tile < tiles; ++tile) {
       const uint32_t number = tile + 1, stage = number % kStages;
+      if (tile + kAhead < tiles) decoder.prefetch(at(begin + tile + kAhead));
       decoder.wait_for_side();
       const bool has_more = tile + 2 < tiles;
       decoder.ask_side(tile + 2, has_more ? at(begin + tile + 2) : 0, has_more);
       shared.keys_are_used[stage].wait((number / kStages + 1) % 2);
       decoder.put_keys(tile, shared_address(shared.keys[stage]),
+                       shared_address(shared.key_noise[stage * S::kKeys]),
                        shared_address(shared.noise[number % kNoiseStages]));
       here(shared.keys_are_here[stage]);
       if (tile + 1 < tiles) decoder.ask_keys(at(begin + tile + 1));
-      shared.values_are_used[tile % kStages].wait((tile / kStages + 1) % 2);
-      decoder.put_values(tile, shared_address(shared.values[tile % kStages]));
-      here(shared.values_are_here[tile % kStages]);
+      const uint32_t place = tile % S::kValueStages;
+      shared.values_are_used[place].wait((tile / S::kValueStages + 1) % 2);
+      decoder.put_values(tile, shared_address(shared.values[place]));
+      here(shared.values_are_here[place]);
       if (tile + 1 < tiles) decoder.ask_values(at(begin + tile + 1));
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     const int own = group - 1;
-    const bool is_first_lane = threadIdx.x % 32 == 0;
-    const auto used = [&](CopyBarrier& barrier) {
-      if (is_first_lane) barrier.arrive();
-    };
     Consumer<kDim, kBits> c;
     c.begin(a, kv_head, first + own * 64);
-    const uint32_t queries = shared_address(shared.queries) + own * 64 * kPanelColumns * 2;
-    const auto keys = [&](uint32_t number) {
-      return shared_address(shared.keys[number % kStages]);
-    };
-    const auto values = [&](uint32_t tile) {
-      return shared_address(shared.values[tile % kStages]);
-    };
-    const bool is_small = __all_sync(kWholeWarp, c.noise_is_small(a, kv_head)) != 0;
-    float shrink[2];
-    const auto weigh = [&](uint32_t tile) {
-      c.take_noise(shared_address(shared.noise[(tile + 1) % kNoiseStages]), is_small);
-      c.exponentiate(a, kv_head, at(begin + tile) * S::kKeys, shrink);
-    };
-
-    shared.queries_are_here.wait(0);
-    shared.keys_are_here[0].wait(0);
-    c.score(queries, keys(0));
-    wait_for_products<0>();
-    hold(c.logits);
-    used(shared.keys_are_used[0]);
-    c.take_means(means);
-    if (tiles != 0) {
-      if (own == 1) give_turn(0);
-      shared.keys_are_here[1].wait(0);
-      c.score(queries, keys(1));
-      wait_for_products<0>();
-      hold(c.logits);
-      used(shared.keys_are_used[1]);
-      weigh(0);
-      c.rescale(shrink);
-      c.pack_weights();
-      for (uint32_t tile = 1; tile < tiles; ++tile) {
-        const uint32_t number = tile + 1;
-        shared.keys_are_here[number % kStages].wait(number / kStages % 2);
-        wait_for_turn(own);
-        c.score(queries, keys(number));
-        shared.values_are_here[(tile - 1) % kStages].wait((tile - 1) / kStages % 2);
-        c.sum_up(values(tile - 1));
-        give_turn(1 - own);
-        wait_for_products<1>();
-        hold(c.logits);
-        used(shared.keys_are_used[number % kStages]);
-        weigh(tile);
-        wait_for_products<0>();
-        c.hold_sums();
-        used(shared.values_are_used[(tile - 1) % kStages]);
-        c.rescale(shrink);
-        c.pack_weights();
-      }
-      if (own == 0) wait_for_turn(0);  // the turn that nobody takes
-      shared.values_are_here[(tiles - 1) % kStages].wait((tiles - 1) / kStages % 2);
-      c.sum_up(values(tiles - 1));
-      wait_for_products<0>();
-      c.hold_sums();
-    }
+    const Work<kDim, kBits, kIsChosen> work{a, shared, kv_head, begin, tiles, chosen, means, own};
+    attend_tiles(work, c);
     c.end(a, kv_head, blockIdx.z);
   }
 #endif
@@ -194,8 +162,11 @@ void launch_of(const CodedParams& a, cudaStream_t stream) {
                              static_cast<int>(kBytes)),
         "shared memory of a turn over codes");
   const dim3 grid(a.padded / kQueries, a.rows.kv_heads, a.splits);
-  kernel<<<grid, kThreads, kBytes, stream>>>(a);
-  check_launch("a turn over codes");
+  CodedParams params = a;
+  void* arguments[] = {&params};
+  check(launch_ahead(reinterpret_cast<const void*>(kernel), grid, dim3(kThreads), kBytes, stream,
+                     arguments, true),
+        "a turn over codes");
 }
 template <int kDim, int kBits>
 void launch_of(const CodedParams& a, cudaStream_t stream) {

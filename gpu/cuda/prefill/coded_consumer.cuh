@@ -15,17 +15,15 @@ using blocked::power_of_2;
 using blocked::quad_max;
 using blocked::quad_sum;
 
-__device__ inline void wait_for_turn(int group) {
-  asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
-}
-__device__ inline void give_turn(int group) {
-  asm volatile("bar.arrive %0, 256;" ::"r"(1 + group) : "memory");
-}
-
 __device__ inline float log2_of_sum(float a, float b) {
   const float top = fmaxf(a, b), low = fminf(a, b);
   return low == kMinusInf || top == -kMinusInf ? top : top + log2f(1.0F + exp2f(low - top));
 }
+
+/// Powers are relative to a base, in base 2, that stays while no logit is further above it: fp16 has those up to 2^16. It then becomes
+/// the largest logit, where that is as much above it as kLeastRise.
+constexpr float kMostRise = 14.0F, kLeastRise = 4.0F;
+constexpr float kNoBase = -1e30F;
 
 template <int kDim, int kBits>
 struct Consumer {
@@ -34,17 +32,22 @@ struct Consumer {
   static constexpr int kParts = S::kColumns <= 128 ? 1 : 2;
   static constexpr int kPart = S::kColumns / kParts / 2;  ///< registers of each part of the sums
 
-  float logits[kKeys / 2];
+  using Logits = float[kKeys / 2];  ///< of a tile's rows
+
   float sums[kParts][kPart];
   uint32_t weights[kKeys / 16][4];
-  float top[2], total[2];
+  float top[2];  ///< the largest logit that was not left out, among a lane's
+  float total[2];
+  float base[2];      ///< of the powers, in base 2
   uint32_t row[2];    ///< query rows of the KV head
   float unit[2];      ///< as CodedQuery
   float to_base2[2];  ///< of a logit as it lies in `logits`
-  float noise[2];     ///< the noise of a row is multiplied by, in units of logits
+  float noise[2];  ///< the noise of a row is multiplied by, in units of logits; 0: products have it
   float most_noise[2];
   float seed[2], limit[2];
-  float bound[2];  ///< logits above it are looked at
+  float bound[2];  ///< logits above it are left out
+  float
+      high[2];  ///< logits above it are looked at: the bound, or the most that powers have room for
   float cap;
 
   __device__ void begin(const CodedParams& a, uint32_t kv_head, uint32_t first) {
@@ -57,12 +60,14 @@ struct Consumer {
       const CodedQuery q = a.queries[size_t{kv_head} * a.padded + row[half]];
       unit[half] = q.unit;
       to_base2[half] = cap > 0.0F ? kLog2E : q.unit;
-      noise[half] = q.noise / to_base2[half];
+      noise[half] = noise_share(a, kv_head, q) > 0.0F ? 0.0F : q.noise / to_base2[half];
       most_noise[half] = kMostNoiseBias * kLog2E / to_base2[half];
       seed[half] = q.seed;
       limit[half] = q.limit;
       top[half] = kMinusInf;
       total[half] = 0.0F;
+      base[half] = kNoBase;
+      high[half] = kMinusInf;
     }
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -71,29 +76,33 @@ struct Consumer {
     }
   }
 
-  /// Enqueues the logits: queries times keys. Both are addresses of shared memory.
-  __device__ void score(uint32_t queries, uint32_t keys) {
+  /// Enqueues the logits: queries times keys. queries, keys: rows_operand() of the queries and of the tile, and
+  /// narrow_operand() of their columns for noise.
+  __device__ static void score(Logits& logits, uint64_t queries, uint64_t keys,
+                               uint64_t query_noise, uint64_t key_noise) {
     hold(logits);
     start_products();
 #pragma unroll
     for (int step = 0; step < S::kColumns / 16; ++step) {
       const uint32_t panel = step / 4, along = step % 4 * 32;
-      multiply_rows<__half>(logits, rows_operand(queries + panel * S::kQueryPanel * 2 + along),
-                            rows_operand(keys + panel * S::kKeyPanel * 2 + along), step != 0);
+      multiply_rows<__half>(logits, moved_operand(queries, panel * S::kQueryPanel * 2 + along),
+                            moved_operand(keys, panel * S::kKeyPanel * 2 + along), step != 0);
     }
+    multiply_rows<__half>(logits, query_noise, key_noise, true);
     commit_products();
   }
-  /// Enqueues sums += weights times values.
-  __device__ void sum_up(uint32_t values) {
+  /// Enqueues sums += weights times values. values: rows_operand() of the tile.
+  __device__ void sum_up(uint64_t values) {
     hold_sums();
     start_products();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        multiply_held_rows(sums[part], weights[step],
-                           rows_operand(values + step / 4 * S::kValuePanel * 2 +
-                                        part * 128 * kPanelColumns * 2 + step % 4 * 32));
+        multiply_held_rows(
+            sums[part], weights[step],
+            moved_operand(values, step / 4 * S::kValuePanel * 2 + part * 128 * kPanelColumns * 2 +
+                                      step % 4 * 32));
       }
     }
     commit_products();
@@ -103,10 +112,9 @@ struct Consumer {
     for (int part = 0; part < kParts; ++part) hold(sums[part]);
   }
 
-  /// Whether no row's noise takes as much as kMostNoiseBias, without a soft-cap.
-  [[nodiscard]] __device__ bool noise_is_small(const CodedParams& a, uint32_t kv_head) const {
-    const float widest = __uint_as_float(a.rows.figures[kv_head].widest);
-    return cap == 0.0F && noise[0] * widest < most_noise[0] && noise[1] * widest < most_noise[1];
+  /// Whether products have all of the noise, and are logits.
+  [[nodiscard]] __device__ bool has_logits() const {
+    return cap == 0.0F && noise[0] == 0.0F && noise[1] == 0.0F;
   }
 
   /// The capped logit of a product, natural. slope: gets its derivative.
@@ -118,8 +126,8 @@ struct Consumer {
   }
 
   /// Takes the logits of `count` blocks' means as a lower bound of what all rows weigh.
-  __device__ void take_means(uint32_t count) {
-    const uint32_t column = threadIdx.x % 4 * 2;
+  __device__ void take_means(Logits& logits, int count) {
+    const int column = static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float largest = kMinusInf, sum = 0.0F;
@@ -133,73 +141,51 @@ struct Consumer {
         largest = fmaxf(largest, x);
       }
       largest = quad_max(largest);
-      const float base = finite_base(largest);
+      const float most = finite_base(largest);
 #pragma unroll
       for (int j = 0; j < kKeys / 4; ++j) {
-        sum += power_of_2(logits[j / 2 * 4 + 2 * half + j % 2] - base);
+        sum += power_of_2(logits[j / 2 * 4 + 2 * half + j % 2] - most);
       }
       constexpr float kRows = 8.0F;  // log2 of those of a block
-      const float all = kRows + base + log2f(quad_sum(sum));
+      const float all = kRows + most + log2f(quad_sum(sum));
       if (isnan(limit[half])) {
         bound[half] = seed[half] / to_base2[half];
-        continue;
+      } else {
+        seed[half] = log2_of_sum(seed[half], all);
+        bound[half] = (seed[half] + limit[half]) / to_base2[half];
       }
-      seed[half] = log2_of_sum(seed[half], all);
-      bound[half] = (seed[half] + limit[half]) / to_base2[half];
     }
   }
 
-  /// Takes the noise of codes from the logits, and caps them. of_rows: an address of shared memory; is_small: what it takes is nowhere the most that it may.
-  __device__ void take_noise(uint32_t of_rows, bool is_small) {
+  /// Makes logits of products that do not have all of the noise. of_rows: an address of shared memory.
+  __device__ void take_noise(Logits& logits, uint32_t of_rows) const {
     of_rows += threadIdx.x % 4 * 8;
-    const auto noise_of = [&](int i) {
-      const uint2 x = load_two(of_rows + 32 * i);
-      return make_float2(__uint_as_float(x.x), __uint_as_float(x.y));
-    };
-    if (is_small) {
-#pragma unroll
-      for (int i = 0; i < kKeys / 8; ++i) {
-        const float2 n = noise_of(i);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float& x = logits[4 * i + 2 * half];
-          float& y = logits[4 * i + 2 * half + 1];
-          x = fmaf(-noise[half], n.x, x);
-          y = fmaf(-noise[half], n.y, y);
-        }
-      }
-      return;
-    }
 #pragma unroll
     for (int i = 0; i < kKeys / 8; ++i) {
-      const float2 n = noise_of(i);
+      const uint2 n = load_two(of_rows + 32 * static_cast<uint32_t>(i));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           float& x = logits[4 * i + 2 * half + j];
-          const float own = j == 0 ? n.x : n.y;
-          if (cap > 0.0F) {
-            float slope;
-            x = capped(x, unit[half], slope);
-            x -= fminf(noise[half] * slope * slope * own, most_noise[half]);
-          } else {
-            x -= fminf(noise[half] * own, most_noise[half]);
-          }
+          float slope = 1.0F;
+          const float own = __uint_as_float(j == 0 ? n.x : n.y);
+          if (cap > 0.0F) x = capped(x, unit[half], slope);
+          x -= fminf(noise[half] * slope * slope * own, most_noise[half]);
         }
       }
     }
   }
 
   /// Leaves out and lists the rows of a tile that weigh much. first: its first row.
-  __device__ __forceinline__ void list_heavy(const CodedParams& a, uint32_t kv_head,
+  __device__ __forceinline__ void list_heavy(Logits& logits, const CodedParams& a, uint32_t kv_head,
                                              uint32_t first) {
     const uint32_t column = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float all = quad_sum(total[half]);
       if (all > 0.0F && !isnan(limit[half])) {
-        const float so_far = fmaf(top[half], to_base2[half], log2f(all));
+        const float so_far = base[half] + log2f(all);
         bound[half] =
             fmaxf(bound[half], (fmaxf(seed[half], so_far) + limit[half]) / to_base2[half]);
       }
@@ -232,9 +218,28 @@ struct Consumer {
     }
   }
 
-  /// Turns logits into powers. shrink: gets the factor by which sums so far are to be multiplied.
-  __device__ __forceinline__ void exponentiate(const CodedParams& a, uint32_t kv_head,
-                                               uint32_t first, float (&shrink)[2]) {
+  /// Makes the largest logits that stay the base, where they are far above it. shrink: gets the factor by which sums so far are to
+  /// be multiplied.
+  __device__ __forceinline__ void raise_base(const float (&largest)[2], float (&shrink)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float now = quad_max(largest[half]) * to_base2[half];
+      shrink[half] = 1.0F;
+      if (now > base[half] + kLeastRise && now < HUGE_VALF) {
+        shrink[half] = power_of_2(base[half] - now);
+        total[half] *= shrink[half];
+        base[half] = now;
+      }
+      high[half] = fminf(bound[half], (base[half] + kMostRise) / to_base2[half]);
+    }
+  }
+
+  /// Turns logits into powers. first: says the tile's first row, which few tiles ask for. true: sums so far are to be multiplied by
+  /// `shrink`.
+  template <typename First>
+  __device__ __forceinline__ bool exponentiate(Logits& logits, const CodedParams& a,
+                                               uint32_t kv_head, const First& first,
+                                               float (&shrink)[2]) {
     float largest[2];
     const auto find_largest = [&] {
 #pragma unroll
@@ -243,32 +248,34 @@ struct Consumer {
 #pragma unroll
         for (int i = 0; i < kKeys / 8; ++i)
           x = fmaxf(x, fmaxf(logits[4 * i + 2 * half], logits[4 * i + 2 * half + 1]));
-        largest[half] = quad_max(x);
+        largest[half] = x;
       }
     };
     find_largest();
-    if (__any_sync(kWholeWarp, largest[0] > bound[0] || largest[1] > bound[1])) {
-      list_heavy(a, kv_head, first);
-      find_largest();
+    const bool is_high = __any_sync(kWholeWarp, largest[0] > high[0] || largest[1] > high[1]) != 0;
+    if (is_high) {
+      if (__any_sync(kWholeWarp, largest[0] > bound[0] || largest[1] > bound[1])) {
+        list_heavy(logits, a, kv_head, first());
+        find_largest();
+      }
+      raise_base(largest, shrink);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float now = fmaxf(top[half], largest[half]);
-      const float base = finite_base(now) * to_base2[half];
-      shrink[half] = power_of_2(fmaf(top[half], to_base2[half], -base));
-      top[half] = now;
+      top[half] = fmaxf(top[half], largest[half]);
       float more = 0.0F;
 #pragma unroll
       for (int i = 0; i < kKeys / 8; ++i) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           float& x = logits[4 * i + 2 * half + j];
-          x = power_of_2(fmaf(x, to_base2[half], -base));
+          x = power_of_2(fmaf(x, to_base2[half], -base[half]));
           more += x;
         }
       }
-      total[half] = fmaf(total[half], shrink[half], more);
+      total[half] += more;
     }
+    return is_high;
   }
   __device__ void rescale(const float (&shrink)[2]) {
 #pragma unroll
@@ -277,7 +284,7 @@ struct Consumer {
       for (int i = 0; i < kPart; ++i) sums[part][i] *= shrink[i / 2 % 2];
     }
   }
-  __device__ void pack_weights() {
+  __device__ void pack_weights(const Logits& logits) {
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
 #pragma unroll
@@ -292,10 +299,11 @@ struct Consumer {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float all = quad_sum(total[half]);
+      const float all = quad_sum(total[half]), largest = quad_max(top[half]) * to_base2[half];
+      const float scale = all > 0.0F ? exp2f(base[half] - largest) : 0.0F;
       const size_t at = (size_t{split} * a.rows.kv_heads + kv_head) * a.padded + row[half];
       if (lane % 4 == 0) {
-        a.part_sums[at] = make_float2(all > 0.0F ? top[half] * to_base2[half] : kMinusInf, all);
+        a.part_sums[at] = make_float2(largest, scale * all);
       }
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
@@ -303,8 +311,8 @@ struct Consumer {
         for (int i = 0; i < kPart / 4; ++i) {
           const int column = part * 128 + i * 8 + lane % 4 * 2;
           if (column >= kDim) continue;
-          *reinterpret_cast<float2*>(a.part_o + at * kDim + column) =
-              make_float2(sums[part][4 * i + 2 * half], sums[part][4 * i + 2 * half + 1]);
+          *reinterpret_cast<float2*>(a.part_o + at * kDim + column) = make_float2(
+              scale * sums[part][4 * i + 2 * half], scale * sums[part][4 * i + 2 * half + 1]);
         }
       }
     }

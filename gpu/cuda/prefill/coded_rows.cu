@@ -2,6 +2,8 @@
 #include "cpu/code_doubt.h"
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/element.cuh"
+#include "gpu/cuda/common/grid_dependency.cuh"
+#include "gpu/cuda/common/launch.h"
 #include "gpu/cuda/common/rotation.cuh"
 #include "gpu/cuda/common/state.cuh"
 #include "gpu/cuda/common/warp.cuh"
@@ -45,12 +47,14 @@ __device__ void load_query(const CodedParams& a, size_t place, float (&x)[kQuads
   for (uint32_t u = 0; u < kQuads; ++u) {
     const uint32_t at = 128 * u + 4 * lane;
 #pragma unroll
-    for (uint32_t j = 0; j < 4; ++j) {
-      x[u][j] = 0.0F;
-      if (at >= dim) continue;
-      x[u][j] = load_element(a.raw, a.dtype, place * dim + at + j);
-      if (a.raw_low != nullptr) x[u][j] += load_element(a.raw_low, a.dtype, place * dim + at + j);
-    }
+    for (float& y : x[u]) y = 0.0F;
+    if (at >= dim) continue;
+    convert(load_aligned(a.raw, a.dtype, place * dim + at), a.dtype, x[u]);
+    if (a.raw_low == nullptr) continue;
+    float low[4];
+    convert(load_aligned(a.raw_low, a.dtype, place * dim + at), a.dtype, low);
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j) x[u][j] += low[j];
   }
 }
 
@@ -69,11 +73,13 @@ __device__ float least_weight(const CodedParams& a, float lse, float noise, floa
 __global__ void __launch_bounds__(kWarps * 32)
     prepare_queries(const __grid_constant__ CodedParams a) {
   __shared__ float memory[kWarps][kMostDim];
+  let_next_kernel_start();
   const uint32_t dim = a.rows.code.dim, columns = coded_columns(dim);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, kv_head = blockIdx.y;
   const uint32_t number = blockIdx.x * kWarps + warp;
   const size_t at = size_t{kv_head} * a.padded + number;
   if (lane == 0) a.list_counts[at] = 0;
+  if (number == 0 && lane == 0) a.next_counts[kv_head] = 0;
   __half* const to = a.q + at * columns;
   const uint32_t row = query_row(a, kv_head, number);
   const float widest = __uint_as_float(a.rows.figures[kv_head].widest);
@@ -90,11 +96,10 @@ __global__ void __launch_bounds__(kWarps * 32)
 #pragma unroll
   for (uint32_t u = 0; u < kQuads; ++u) {
     const uint32_t begin = 128 * u + 4 * lane;
-#pragma unroll
-    for (uint32_t j = 0; j < 4; ++j) {
-      if (begin < dim)
-        own[begin + j] = __fdividef(x[u][j], a.rows.key_scale[kv_head * dim + begin + j]);
-    }
+    if (begin >= dim) continue;
+    const float4 scale = *reinterpret_cast<const float4*>(a.rows.key_scale + kv_head * dim + begin);
+    own[begin] = __fdividef(x[u][0], scale.x), own[begin + 1] = __fdividef(x[u][1], scale.y);
+    own[begin + 2] = __fdividef(x[u][2], scale.z), own[begin + 3] = __fdividef(x[u][3], scale.w);
   }
   __syncwarp();
   rotate_in_shared(own, dim, false);
@@ -132,41 +137,49 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 /// One thread block for a KV head: numbers the rows that were found.
 __global__ void __launch_bounds__(1024) number_rows(const __grid_constant__ CodedParams a) {
+  constexpr uint32_t kOwn = 4;  ///< words of a thread
   __shared__ uint32_t of_warps[32];
-  __shared__ uint32_t so_far;
+  wait_for_kernels_before();
+  let_next_kernel_start();
   const uint32_t kv_head = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t words = a.rows.blocks * 8;
-  const uint32_t* const found = a.found + size_t{kv_head} * words;
-  if (threadIdx.x == 0) so_far = 0;
-  __syncthreads();
-  for (uint32_t first = 0; first < words; first += 1024) {
-    const uint32_t i = first + threadIdx.x;
-    uint32_t word = i < words ? found[i] : 0;
-    const auto count = static_cast<uint32_t>(__popc(word));
+  const size_t head = size_t{kv_head} * words;
+  uint32_t so_far = 0;
+  for (uint32_t first = 0; first < words; first += 1024 * kOwn) {
+    const uint32_t at = first + threadIdx.x * kOwn;  // words are a multiple of kOwn
+    uint4 word{};
+    if (at < words) word = *reinterpret_cast<const uint4*>(a.found + head + at);
+    uint32_t own[kOwn] = {word.x, word.y, word.z, word.w};
+    uint32_t count = 0;
+#pragma unroll
+    for (const uint32_t x : own) count += static_cast<uint32_t>(__popc(x));
     uint32_t sum = count;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const uint32_t other = __shfl_up_sync(kWholeWarp, sum, step);
       if (static_cast<int>(lane) >= step) sum += other;
     }
+    __syncthreads();  // the sums of words before have been read
     if (lane == 31) of_warps[warp] = sum;
     __syncthreads();
-    uint32_t number = so_far + sum - count, all = 0;
-    for (uint32_t w = 0; w < 32; ++w) {
-      if (w < warp) number += of_warps[w];
-      all += of_warps[w];
+    uint32_t number = so_far + sum - count;
+    const uint32_t of_warp = of_warps[lane];
+    number += __reduce_add_sync(kWholeWarp, lane < warp ? of_warp : 0U);
+    so_far += __reduce_add_sync(kWholeWarp, of_warp);
+    if (at >= words) continue;
+    uint32_t before[kOwn];
+#pragma unroll
+    for (uint32_t i = 0; i < kOwn; ++i) {
+      before[i] = number;
+      while (own[i] != 0) {
+        const auto bit = static_cast<uint32_t>(__ffs(static_cast<int>(own[i])) - 1);
+        own[i] &= own[i] - 1;
+        if (number < a.row_capacity)
+          a.fetched[size_t{kv_head} * a.row_capacity + number] = 32 * (at + i) + bit;
+        ++number;
+      }
     }
-    __syncthreads();
-    if (threadIdx.x == 0) so_far += all;
-    if (i < words) a.before[size_t{kv_head} * words + i] = number;
-    while (word != 0) {
-      const auto bit = static_cast<uint32_t>(__ffs(static_cast<int>(word)) - 1);
-      word &= word - 1;
-      if (number < a.row_capacity)
-        a.fetched[size_t{kv_head} * a.row_capacity + number] = 32 * i + bit;
-      ++number;
-    }
-    __syncthreads();
+    *reinterpret_cast<uint4*>(a.before + head + at) = {before[0], before[1], before[2], before[3]};
   }
   if (threadIdx.x != 0) return;
   if (so_far > a.row_capacity) atomicOr(&a.status->flags, CodedStatus::kTooMany);
@@ -176,6 +189,8 @@ __global__ void __launch_bounds__(1024) number_rows(const __grid_constant__ Code
 
 /// Grid (any, KV heads): a warp for a row.
 __global__ void __launch_bounds__(kWarps * 32) fetch_rows(const __grid_constant__ CodedParams a) {
+  wait_for_kernels_before();
+  let_next_kernel_start();
   const uint32_t lane = threadIdx.x % 32, kv_head = blockIdx.y;
   const uint32_t count = a.fetched_counts[kv_head], pieces = a.rows.row_bytes / 16;
   for (uint32_t i = blockIdx.x * kWarps + threadIdx.x / 32; i < count; i += gridDim.x * kWarps) {
@@ -220,6 +235,7 @@ __device__ void load_row(const CodedParams& a, uint32_t kv_head, uint32_t row, s
 /// Grid (padded / kWarps, KV heads): a warp for a query row.
 __global__ void __launch_bounds__(kWarps * 32) merge_parts(const __grid_constant__ CodedParams a) {
   __shared__ float memory[kWarps][kMostDim];
+  wait_for_kernels_before();
   const uint32_t dim = a.rows.code.dim, lane = threadIdx.x % 32, kv_head = blockIdx.y;
   const uint32_t number = blockIdx.x * kWarps + threadIdx.x / 32;
   const uint32_t row = query_row(a, kv_head, number);
@@ -255,6 +271,7 @@ __global__ void __launch_bounds__(kWarps * 32) merge_parts(const __grid_constant
   top = warp_max(top);
   const float base = finite_base(top);
   float total = 0.0F, o[kQuads][4] = {};
+#pragma unroll 4
   for (uint32_t s = 0; s < a.splits; ++s) {
     const size_t part = s * rows_of_split + at;
     const float2 sum = a.part_sums[part];
@@ -302,22 +319,38 @@ __global__ void __launch_bounds__(kWarps * 32) merge_parts(const __grid_constant
   load_query(a, place, q);
   const uint32_t words = a.rows.blocks * 8;
   const uint32_t* const list = a.lists + at * a.list_capacity;
-  for (uint32_t i = 0; i < listed; ++i) {
-    const uint32_t key = list[i];
-    const size_t word = size_t{kv_head} * words + key / 32;
-    const uint32_t slot =
-        a.before[word] + static_cast<uint32_t>(__popc(a.found[word] & ((1U << key % 32) - 1)));
-    if (slot >= a.row_capacity) return;  // which number_rows() has told
-    const size_t fetched = size_t{kv_head} * a.row_capacity + slot;
-    float k[kQuads][4], v[kQuads][4], product = 0.0F;
-    load_row(a, kv_head, key, fetched, 0, k);
-    load_row(a, kv_head, key, fetched, 1, v);
+  for (uint32_t first = 0; first < listed; first += 32) {
+    // A lane finds one of the rows, and all lanes attend them one by one.
+    const uint32_t count = min(listed - first, 32U), own = list[first + min(lane, count - 1)];
+    const size_t word = size_t{kv_head} * words + own / 32;
+    const uint32_t own_slot =
+        a.before[word] + static_cast<uint32_t>(__popc(a.found[word] & ((1U << own % 32) - 1)));
+    if (__any_sync(kWholeWarp, own_slot >= a.row_capacity)) return;  // which number_rows() has told
+    const auto load = [&](uint32_t i, float(&k)[kQuads][4], float(&v)[kQuads][4]) {
+      const uint32_t key = __shfl_sync(kWholeWarp, own, static_cast<int>(i));
+      const uint32_t slot = __shfl_sync(kWholeWarp, own_slot, static_cast<int>(i));
+      const size_t fetched = size_t{kv_head} * a.row_capacity + slot;
+      load_row(a, kv_head, key, fetched, 0, k);
+      load_row(a, kv_head, key, fetched, 1, v);
+    };
+#pragma unroll 1
+    for (uint32_t i = 0; i < count; i += 2) {
+      // Two at a time: the second of the last two may be the last row again, which is not added.
+      float k[2][kQuads][4], v[2][kQuads][4];
+      load(i, k[0], v[0]);
+      load(min(i + 1, count - 1), k[1], v[1]);
 #pragma unroll
-    for (uint32_t u = 0; u < kQuads; ++u) {
+      for (uint32_t two = 0; two < 2; ++two) {
+        float product = 0.0F;
 #pragma unroll
-      for (uint32_t j = 0; j < 4; ++j) product = fmaf(q[u][j], k[u][j], product);
+        for (uint32_t u = 0; u < kQuads; ++u) {
+#pragma unroll
+          for (uint32_t j = 0; j < 4; ++j) product = fmaf(q[u][j], k[two][u][j], product);
+        }
+        const float logit = capped_logit2(a.logits, warp_sum(product));
+        if (i + two < count) add(logit, 1.0F, v[two]);
+      }
     }
-    add(capped_logit2(a.logits, warp_sum(product)), 1.0F, v);
   }
 
   // The state before.
@@ -373,6 +406,15 @@ __global__ void __launch_bounds__(kWarps * 32) merge_parts(const __grid_constant
   if (is_in_doubt(head, doubt_limits(a.rows.code), usual)) again(lse);
 }
 
+/// Launches a kernel ahead of the end of the one before it, which is of these: devices that have turns can.
+void launch_behind(void (*kernel)(CodedParams), dim3 grid, uint32_t threads, CodedParams a,
+                   cudaStream_t stream) {
+  void* arguments[] = {&a};
+  check(launch_ahead(reinterpret_cast<const void*>(kernel), grid, dim3(threads), 0, stream,
+                     arguments, true),
+        "a turn over codes");
+}
+
 }  // namespace
 
 void launch_coded_prepare(const CodedParams& a, cudaStream_t stream) {
@@ -381,15 +423,16 @@ void launch_coded_prepare(const CodedParams& a, cudaStream_t stream) {
 }
 
 void launch_coded_fetch(const CodedParams& a, cudaStream_t stream) {
-  number_rows<<<a.rows.kv_heads, 1024, 0, stream>>>(a);
+  launch_behind(number_rows, dim3(a.rows.kv_heads), 1024, a, stream);
   check_launch("rows of a turn over codes");
   const uint32_t blocks = (a.row_capacity + 4 * kWarps - 1) / (4 * kWarps);
-  fetch_rows<<<dim3(blocks < 64 ? blocks : 64, a.rows.kv_heads), kWarps * 32, 0, stream>>>(a);
+  launch_behind(fetch_rows, dim3(blocks < 64 ? blocks : 64, a.rows.kv_heads), kWarps * 32, a,
+                stream);
   check_launch("rows of a turn over codes");
 }
 
 void launch_coded_merge(const CodedParams& a, cudaStream_t stream) {
-  merge_parts<<<dim3(a.padded / kWarps, a.rows.kv_heads), kWarps * 32, 0, stream>>>(a);
+  launch_behind(merge_parts, dim3(a.padded / kWarps, a.rows.kv_heads), kWarps * 32, a, stream);
   check_launch("merging a turn over codes");
 }
 

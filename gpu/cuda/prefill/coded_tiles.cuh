@@ -7,11 +7,13 @@
 
 #include <cuda_fp16.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
 #include "cpu/code_layout.h"
 #include "gpu/cuda/common/copy_engine.cuh"
+#include "gpu/cuda/common/state.cuh"
 #include "gpu/cuda/common/wgmma.cuh"
 #include "gpu/cuda/prefill/coded_kernels.h"
 
@@ -21,7 +23,7 @@ constexpr int kQueries = static_cast<int>(kCodedQueries);
 constexpr int kGroupThreads = 128, kConsumers = 2;
 constexpr int kThreads = (1 + kConsumers) * kGroupThreads;
 constexpr int kWarps = kGroupThreads / 32;  ///< of the warpgroup that decodes
-constexpr int kStages = 2;
+constexpr int kStages = 2;                  ///< of keys
 /// Noise of a tile's rows is read after the tile's keys are no longer in use.
 constexpr int kNoiseStages = 4;
 constexpr int kSideStages = 3;
@@ -33,6 +35,8 @@ struct Shape {
   static constexpr int kColumns = static_cast<int>(coded_columns(kDim));
   static constexpr int kPanels = kColumns / kPanelColumns;
   static constexpr int kKeys = kColumns <= 128 ? 128 : 64;  ///< rows of a tile
+  static constexpr int kValueStages =
+      kColumns <= 128 ? 3 : kStages;  ///< as many as there is room for
   static constexpr int kTilesOfBlock = static_cast<int>(kCodeBlock) / kKeys;
   static constexpr int kCodeTilesOfWarp = kKeys / static_cast<int>(kCodeTile) / kWarps;
   static constexpr int kKeyWords = static_cast<int>(kCode.key_words());
@@ -57,13 +61,26 @@ struct Shared {
   using S = Shape<kDim, kBits>;
   alignas(1024) __half queries[S::kPanels * S::kQueryPanel];
   alignas(1024) __half keys[kStages][S::kPanels * S::kKeyPanel];
-  alignas(1024) __half values[kStages][S::kKeys / kPanelColumns * S::kValuePanel];
+  alignas(1024) __half values[S::kValueStages][S::kKeys / kPanelColumns * S::kValuePanel];
+  // Eight more columns, whose product is the noise of rows times that of queries: each is a sum of two numbers of fp16. Behind those
+  // of the queries lie zeros; behind those of keys eight rows that only meet these.
+  alignas(128) __half query_noise[2 * kQueries][8];
+  alignas(128) __half key_noise[kStages * S::kKeys + 8][8];
   alignas(16) float noise[kNoiseStages][S::kKeys];
   Side<kDim, kBits> sides[kSideStages];
   CopyBarrier queries_are_here;
-  CopyBarrier keys_are_here[kStages], values_are_here[kStages];
-  CopyBarrier keys_are_used[kStages], values_are_used[kStages];
+  CopyBarrier keys_are_here[kStages], values_are_here[S::kValueStages];
+  CopyBarrier keys_are_used[kStages], values_are_used[S::kValueStages];
 };
+
+/// Which tile of rows comes i-th: of all, or of the blocks that were chosen. A kernel that was launched ahead may have begun before they
+/// are written: they are no constants for it, which __ldg() is for.
+template <int kDim, int kBits, bool kIsChosen>
+__device__ inline uint32_t tile_of(const uint32_t* chosen, uint32_t i) {
+  if constexpr (!kIsChosen) return i;
+  constexpr uint32_t kTiles = Shape<kDim, kBits>::kTilesOfBlock;
+  return chosen[i / kTiles] * kTiles + i % kTiles;
+}
 
 /// Lets the tensor cores see what this thread has written to shared memory.
 __device__ inline void fence_operands() {
@@ -144,6 +161,23 @@ __device__ inline void load_code_words(const std::byte* from, int lane, uint32_t
   }
 }
 
+/// What the noise of a KV head's rows is multiplied by, so that fp16 has it: the most of it becomes 1 .. 2.
+__device__ inline float noise_unit(const CodedRows& rows, uint32_t kv_head) {
+  const float widest = __uint_as_float(rows.figures[kv_head].widest);
+  return widest > 0.0F && widest < HUGE_VALF
+             ? exp2f(static_cast<float>(min(max(-ilogbf(widest), -100), 100)))
+             : 1.0F;
+}
+/// A query's share of that product, of noise as in CodedQuery over the factor that makes a logit of a product; 0: it would be too
+/// large, or is more than kMostNoiseBias for some row, or logits have a soft-cap, and the noise is taken from logits one by one.
+__device__ inline float noise_share(const CodedParams& a, uint32_t kv_head, const CodedQuery& q) {
+  constexpr float kMost = 30000.0F;  // of fp16
+  const float widest = __uint_as_float(a.rows.figures[kv_head].widest);
+  const float share = q.noise / (q.unit * noise_unit(a.rows, kv_head));
+  const bool is_small = a.logits.softcap == 0.0F && q.noise * widest < kMostNoiseBias * kLog2E;
+  return is_small && share < kMost ? share : 0.0F;
+}
+
 /// A warp's part of the decoding: code tiles warp * kCodeTilesOfWarp .. of each tile of rows.
 template <int kDim, int kBits>
 class Decoder {
@@ -157,6 +191,7 @@ class Decoder {
   __device__ Decoder(const CodedRows& rows, uint32_t kv_head, uint32_t sides)
       : rows_(rows),
         sides_(sides),
+        unit_(noise_unit(rows, kv_head)),
         base_(rows.blocks_at + kv_head * rows.head_stride),
         warp_(static_cast<int>(threadIdx.x) % kGroupThreads / 32),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
@@ -201,9 +236,10 @@ class Decoder {
     }
   }
 
-  /// Writes the keys that ask_keys() has brought, and f^2 noise of their rows. number: of the tile, as in ask_side(); to, noise_to:
-  /// addresses of shared memory.
-  __device__ void put_keys(uint32_t number, uint32_t to, uint32_t noise_to) const {
+  /// Writes the keys that ask_keys() has brought, and f^2 noise of their rows, in fp32 and as columns. number: of the tile, as in
+  /// ask_side(); to, columns_to, noise_to: addresses of shared memory.
+  __device__ void put_keys(uint32_t number, uint32_t to, uint32_t columns_to,
+                           uint32_t noise_to) const {
     constexpr int kPer = 8 / kBits;
     constexpr uint32_t kMask = (kBits == 2 ? 0x03030303U : 0x0F0F0F0FU) << 1U;
     const uint32_t side = side_of(number);
@@ -232,7 +268,13 @@ class Decoder {
 #pragma unroll
       for (int i = 0; i < 2 * kOwn; ++i) {
         const float x = __low2float(f[i / 2][i % 2]);
-        store_one(noise_to + 4 * row_of(i / 2, i % 2), __float_as_uint(x * x * of_block));
+        const float noise = x * x * of_block;
+        store_one(noise_to + 4 * row_of(i / 2, i % 2), __float_as_uint(noise));
+        const float scaled = noise * unit_;
+        const __half high = __float2half_rn(scaled);
+        const __half low = __float2half_rn(scaled - __half2float(high));
+        store_two(columns_to + 16 * row_of(i / 2, i % 2), word_of(__halves2half2(high, low)),
+                  word_of(__halves2half2(high, __ushort_as_half(0))));
       }
     }
     // A piece of 16 bytes lies at its number ^ row % 8.
@@ -316,21 +358,33 @@ class Decoder {
     }
   }
 
-  /// Writes the means of `count` blocks, block `apart` * i as row i, and zeros behind them. By the warpgroup.
-  __device__ void put_means(__half* to, uint32_t count, uint32_t apart) const {
+  /// Asks for the means of `count` blocks, block `apart` * i as row i, and zeros behind them; to: an address of shared memory. By the
+  /// warpgroup.
+  __device__ void ask_means(uint32_t to, uint32_t count, uint32_t apart) const {
     constexpr int kPieces = S::kColumns / 8;
+#pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x) % kGroupThreads; i < S::kKeys * kPieces;
          i += kGroupThreads) {
       const int row = i / kPieces, piece = i % kPieces;
-      uint4 x{};
-      if (row < static_cast<int>(count) && 8 * piece < kDim) {
-        const std::byte* const block =
-            base_ + size_t{static_cast<uint32_t>(row)} * apart * rows_.block_stride;
-        x = __ldg(reinterpret_cast<const uint4*>(block + S::kCode.key_mean_at()) + piece);
-      }
-      __half* const at =
-          to + piece / 8 * S::kKeyPanel + row * kPanelColumns + ((piece % 8) ^ (row % 8)) * 8;
-      *reinterpret_cast<uint4*>(at) = x;
+      const bool there = row < static_cast<int>(count) && 8 * piece < kDim;
+      const size_t block = there ? static_cast<uint32_t>(row) * apart : 0;
+      const int at = piece / 8 * S::kKeyPanel + row * kPanelColumns + ((piece % 8) ^ (row % 8)) * 8;
+      copy_async(
+          to + 2 * static_cast<uint32_t>(at),
+          base_ + block * rows_.block_stride + S::kCode.key_mean_at() + (there ? 16 * piece : 0),
+          there);
+    }
+  }
+
+  /// Lets L2 fetch a tile's codes.
+  __device__ void prefetch(uint32_t tile) const {
+    constexpr uint32_t kKeyBytes = kCodeLanes * S::kKeyWords * 4, kOf = S::kKeys / kCodeTile,
+                       kValueBytes = kCodeLanes * S::kValueWords * 4;
+    const std::byte* const block = block_of(tile);
+    const uint32_t first = tile % S::kTilesOfBlock * kOf;
+    if (threadIdx.x == 0) {
+      prefetch_bulk(block + size_t{kKeyBytes} * first, kKeyBytes * kOf);
+      prefetch_bulk(block + S::kCode.values_at() + size_t{kValueBytes} * first, kValueBytes * kOf);
     }
   }
 
@@ -350,6 +404,7 @@ class Decoder {
 
   const CodedRows& rows_;
   uint32_t sides_;
+  float unit_;
   const std::byte* base_;
   int warp_, lane_;
   uint32_t keys_[kOwn][S::kKeyWords];

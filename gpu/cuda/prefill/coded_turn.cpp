@@ -78,13 +78,13 @@ void CodedTurn::lay_out(std::byte* base, size_t& end) {
   take(p.part_sums, p.splits * rows);
   take(p.lists, heads * list_entries());
   take(p.list_counts, rows);
+  take(p.status, 1);
   take(p.found, heads * p.rows.blocks * 8);
   take(p.before, heads * p.rows.blocks * 8);
   take(p.fetched, heads * p.row_capacity);
   take(p.fetched_counts, heads);
   take(p.fetched_rows, heads * p.row_capacity * 2 * p.rows.row_bytes);
   for (uint32_t*& list : lists_of_queries_) take(list, 2 * queries + heads);
-  take(p.status, 1);
   take(chosen_, rows / kCodedQueries * p.chosen_blocks);
 }
 
@@ -105,6 +105,7 @@ void CodedTurn::reserve() {
   if (answer_.bytes() == 0) {
     const BesideCapture beside;
     before_.emplace();
+    told_.emplace();
     answer_ = PinnedBuffer(sizeof(CodedStatus));
   }
   lay_out(memory_.data(), bytes);
@@ -112,22 +113,23 @@ void CodedTurn::reserve() {
 
 void CodedTurn::enqueue_pass(cudaStream_t stream) {
   const size_t words = size_t{params_.rows.kv_heads} * params_.rows.blocks * 8;
-  check(cudaMemsetAsync(params_.found, 0, words * sizeof(uint32_t), stream), "rows of codes");
-  check(cudaMemsetAsync(params_.status, 0, sizeof(CodedStatus), stream), "rows of codes");
-  check(cudaMemsetAsync(params_.next_counts, 0, params_.rows.kv_heads * sizeof(uint32_t), stream),
-        "rows of codes");
+  // The status lies before the words.
+  const size_t bytes = static_cast<size_t>(reinterpret_cast<std::byte*>(params_.found + words) -
+                                           reinterpret_cast<std::byte*>(params_.status));
+  check(cudaMemsetAsync(params_.status, 0, bytes, stream), "rows of codes");
   launch_coded_prepare(params_, stream);
   if (params_.chosen_blocks != 0) launch_coded_choice(params_, chosen_, stream);
   launch_coded_attend(params_, stream);
   launch_coded_fetch(params_, stream);
   launch_coded_merge(params_, stream);
-}
-
-CodedStatus CodedTurn::read_status(cudaStream_t stream) {
   check(cudaMemcpyAsync(answer_.data(), params_.status, sizeof(CodedStatus), cudaMemcpyDeviceToHost,
                         stream),
         "many tokens over codes");
-  check(cudaStreamSynchronize(stream), "many tokens over codes");
+  told_->record(stream);
+}
+
+CodedStatus CodedTurn::wait_for_status() {
+  told_->wait("many tokens over codes");
   CodedStatus status;
   std::memcpy(&status, answer_.data(), sizeof status);
   return status;
@@ -187,7 +189,7 @@ CodedAttention CodedTurn::attend(const CodedRows& rows, const BlockedParams& que
         throw;
       }
     }
-    const CodedStatus status = read_status(stream);
+    const CodedStatus status = wait_for_status();
     ++end.passes;
     end.rows = std::max(end.rows, status.rows);
     if (end.passes == 1) {

@@ -49,12 +49,13 @@ class CodedTurn {
   /// Entries of the lists of a KV head, in the first pass of a turn.
   [[nodiscard]] size_t list_entries() const;
   void enqueue_pass(cudaStream_t stream);
-  [[nodiscard]] CodedStatus read_status(cudaStream_t stream);
+  [[nodiscard]] CodedStatus wait_for_status();
 
   SessionMemory session_;
   DeviceBuffer memory_;
   PinnedBuffer answer_;          ///< a CodedStatus
   std::optional<Event> before_;  ///< where the stream has attended all other rows
+  std::optional<Event> told_;    ///< where answer_ is there
   CodedParams params_;
   uint32_t* chosen_ = nullptr;          ///< CodedParams::chosen
   uint32_t* lists_of_queries_[2] = {};  ///< rows, log-sum-exps and counts of two passes in turn

@@ -55,6 +55,7 @@ class CudaBlocked final : public BlockedAttention {
     reserve(n);
     n_ = n;
     is_first_ = true;
+    states_ = 0;
     is_coded_ = false;
     logits_ = layer.logits;
     has_low_ = q.dtype != shape_.dtype;
@@ -103,8 +104,7 @@ class CudaBlocked final : public BlockedAttention {
     const DeviceScope device(ordinal());
     auto* const s = stream_of(stream);
     const size_t head = size_t{n_} * shape_.head_dim;
-    launch_gather_rows(k, shape_.dtype, at(layout_.keys), head, s);
-    launch_gather_rows(v, shape_.dtype, at(layout_.values), head, s);
+    launch_gather_rows(k, v, shape_.dtype, at(layout_.keys), at(layout_.values), head, s);
     if (mask != nullptr) {
       // Pageable: it has been read when the call returns.
       check(cudaMemcpyAsync(at(layout_.mask), mask, n_ * sizeof *mask, cudaMemcpyHostToDevice, s),
@@ -131,10 +131,18 @@ class CudaBlocked final : public BlockedAttention {
     if (is_first_ || is_coded_) refuse("codes before other rows, or twice");
     if (!attends_codes(rows)) refuse("codes of another shape");
     const DeviceScope device(ordinal());
+    merge_states(stream_of(stream));
     if (coded_ == nullptr) coded_ = std::make_unique<CodedTurn>(session_);
-    const CodedAttention end = coded_->attend(rows, params(), shape_.dtype,
-                                              has_sinks_ ? at<float>(layout_.sinks) : nullptr,
-                                              stream_of(stream), meanwhile);
+    is_coded_ = true;  // for finish() in `meanwhile`
+    CodedAttention end{.refused = true};
+    try {
+      end = coded_->attend(rows, params(), shape_.dtype,
+                           has_sinks_ ? at<float>(layout_.sinks) : nullptr, stream_of(stream),
+                           meanwhile);
+    } catch (...) {
+      is_coded_ = false;
+      throw;
+    }
     is_coded_ = !end.refused;
     return end;
   }
@@ -142,11 +150,11 @@ class CudaBlocked final : public BlockedAttention {
   void finish(const TensorOut& out, float* lse, Stream stream) override {
     if (is_first_) refuse("an end without rows");
     const DeviceScope device(ordinal());
+    merge_states(stream_of(stream));
     launch_finish_blocked(is_coded_ ? coded_->o() : at<float>(layout_.o),
                           is_coded_ ? coded_->sums() : at<float2>(layout_.sums), n_, shape_.q_heads,
-                          shape_.head_dim, logits_.softcap > 0.0F ? 1.0F : logits_.scale,
-                          has_sinks_ ? at<float>(layout_.sinks) : nullptr, out, lse,
-                          stream_of(stream));
+                          shape_.head_dim, unit(), has_sinks_ ? at<float>(layout_.sinks) : nullptr,
+                          out, lse, stream_of(stream));
     finished_->record(stream_of(stream));
   }
 
@@ -221,6 +229,7 @@ class CudaBlocked final : public BlockedAttention {
     return p;
   }
   void launch(const BlockedParams& p, cudaStream_t stream) {
+    if (n_ <= kFewBlockedTokens) return launch_parts(p, stream);
     // Fewer queries leave most multiprocessors without a thread block of 128.
     constexpr uint32_t kLeastQueries = 192;
     const bool hopper =
@@ -228,6 +237,30 @@ class CudaBlocked final : public BlockedAttention {
     launch_blocked(p, shape_.dtype, shape_.head_dim, hopper, stream);
     is_first_ = false;
   }
+  /// Has thread blocks share the rows, and keeps their states until merge_states().
+  void launch_parts(BlockedParams p, cudaStream_t stream) {
+    constexpr uint32_t kRows = 64, kMostParts = 8;
+    if (states_ == kBlockedStates) merge_states(stream);
+    p.parts = std::clamp((p.rows + kRows - 1) / kRows, 1U,
+                         std::min(kMostParts, kBlockedStates - states_));
+    const size_t at = size_t{states_} * n_ * shape_.q_heads;
+    p.o += at * shape_.head_dim;
+    p.sums += at;
+    p.is_first = true;
+    launch_blocked(p, shape_.dtype, shape_.head_dim, false, stream);
+    states_ += p.parts;
+    is_first_ = false;
+  }
+  void merge_states(cudaStream_t stream) {
+    if (states_ > 1) {
+      launch_merge_states(at<float>(layout_.o), at<float2>(layout_.sums), states_, n_,
+                          shape_.q_heads, shape_.head_dim, unit(), stream);
+    }
+    states_ = std::min(states_, 1U);
+  }
+  /// What makes a logit of BlockedParams::sums' largest one.
+  [[nodiscard]] float unit() const { return logits_.softcap > 0.0F ? 1.0F : logits_.scale; }
+
   /// head_stride: elements.
   void launch(const std::byte* keys, const std::byte* values, size_t head_stride, uint32_t rows,
               Stream stream) {
@@ -308,6 +341,7 @@ class CudaBlocked final : public BlockedAttention {
   uint32_t capacity_ = 0;  // tokens
   uint32_t n_ = 0;
   bool is_first_ = true;
+  uint32_t states_ = 0;               // side by side, of few tokens
   bool is_coded_ = false;             // the state is that of coded_
   std::unique_ptr<CodedTurn> coded_;  // null: no codes so far
   LogitParams logits_;
