@@ -129,6 +129,20 @@ TEST_F(GraphMemory, MasksStayInHostMemoryUntilTheyAreRead) {
   EXPECT_EQ(back, next);
 }
 
+TEST_F(GraphMemory, WhatLiesWhereAMaskDidIsNotWrittenOver) {
+  const std::vector<uint16_t> mask(kOfMask / 2, 7);
+  ggml_backend_tensor_set(mask_, mask.data(), 0, kOfMask);
+  // As logits, which come behind the last attention.
+  ggml_tensor* late = ggml_add(context_, rows_, rows_);
+  place(late, 0);
+  hold_tensor(late);
+  const std::vector<float> x(kOfRows / 4, 3.0F);
+  std::memcpy(late->data, x.data(), kOfRows);
+  std::vector<float> back(x.size());
+  ggml_backend_tensor_get(late, back.data(), 0, kOfRows);
+  EXPECT_EQ(back, x);
+}
+
 TEST_F(GraphMemory, MasksWrittenInPartsAreOnTheCard) {
   std::vector<uint16_t> mask(kOfMask / 2, 7);
   ggml_backend_tensor_set(mask_, mask.data(), 0, kOfMask);

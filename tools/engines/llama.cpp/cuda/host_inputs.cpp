@@ -119,7 +119,8 @@ const void* host_input(const ggml_tensor* tensor) {
 
 void bring_input(const ggml_tensor* tensor) {
   const ggml_tensor* whole = root(tensor);
-  if (!is_graph_buffer(whole->buffer)) return;
+  // Other tensors may lie where a mask did: the allocator uses its memory again once its last reader is behind.
+  if (!is_graph_buffer(whole->buffer) || !is_mask(whole)) return;
   Known& k = known();
   const void* host = nullptr;
   {

@@ -44,6 +44,14 @@ thread_local bool next_is_cache = false;
 /// Or for a graph, and how large the largest of its masks is.
 thread_local size_t mask_of_next = 0;
 
+/// Whether a tensor that has no memory as yet is a weight, or part of a state: it is not computed, nor a copy of an
+/// input, in whose name the scheduler puts '#'. llama.cpp's allocator asks for the masks of every graph, mostly without
+/// making a buffer then, and the next buffer may be that of such tensors, as of a draft model's weights.
+bool is_to_stay(const ggml_tensor* tensor) {
+  return tensor->op == GGML_OP_NONE && tensor->view_src == nullptr && tensor->data == nullptr &&
+         std::strchr(tensor->name, '#') == nullptr;
+}
+
 /// A model that lies on several cards copies tensors from one to the other, which a graph buffer is not made for.
 std::atomic<int> only_card{-1};
 std::atomic<bool> has_several_cards{false};
@@ -60,6 +68,7 @@ size_t alloc_size(ggml_backend_buffer_type_t buffers, const ggml_tensor* tensor)
                   cache_name(tensor).has_value() && number_of(tensor).has_value();
   const size_t bytes = ggml_backend_buft_get_alloc_size(of(buffers).cuda_buffers, tensor);
   if (is_mask(tensor)) mask_of_next = std::max(mask_of_next, bytes);
+  if (is_to_stay(tensor)) mask_of_next = 0;
   return bytes;
 }
 
