@@ -56,8 +56,8 @@ struct PromptPattern {
   /// Of the blocks that are attended, those are passed over (BLASST) that have no weight of 2^-skip of the largest so far for any
   /// of some 64 queries: of n rows, no more than n * 2^-skip of the weight is lost. 0: none are. The host passes over none.
   float skip = 0.0F;
-  /// Of extends of a session whose codes lie on the device, and dense elsewhere: of more than dense_rows rows so many blocks of 256
-  /// (CodedRows::chosen_blocks); 0: all.
+  /// Of extends of a session whose codes lie on the device, and dense elsewhere: of more than dense_rows rows so many
+  /// blocks of 256 (CodedRows::chosen_blocks); 0: all.
   uint32_t coded_blocks = 0;
 
   bool operator==(const PromptPattern&) const = default;

@@ -166,7 +166,7 @@ class GroupPass : private GroupRing<kDim, kBits, kColumns, kGroups> {
     add_values<kSecond>(turn, stage);
   }
   /// Prepares the queries, and attends the block's share of the resident tokens, whose state waits in its place among the
-  /// states that are merged. memory: of ResidentShared, which no turn has been asked for to.
+  /// states that are merged. memory: for Shape::Resident, which no turn has been asked for to.
   __device__ void prepare(std::byte* memory) {
     auto& resident = *reinterpret_cast<typename Shape::Resident*>(memory);
     const StepHeads heads{s_};
@@ -391,7 +391,9 @@ class GroupPass : private GroupRing<kDim, kBits, kColumns, kGroups> {
     if (any_of_group(group_, moves)) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        atomicMax(&shared_.largest[group_][own_row(t)], ordered(rows.largest[t]));
+        // NaN is no number that others could be compared with: as an integer it would be above all of them, the maximum
+        // would stay where it is, and the turn would be taken for ever.
+        atomicMax(&shared_.largest[group_][own_row(t)], ordered(fmaxf(rows.largest[t], kMinusInf)));
       }
       return true;
     }

@@ -106,8 +106,8 @@ void launch_coded_prepare(const CodedParams& params, cudaStream_t stream);
 void launch_coded_attend(const CodedParams& params, cudaStream_t stream);
 void launch_coded_attend_2(const CodedParams& params, cudaStream_t stream);
 void launch_coded_attend_4(const CodedParams& params, cudaStream_t stream);
-/// Writes the blocks that each tile attends to `chosen`, which `params` names: behind launch_coded_prepare(). Fewer than there are, more
-/// than kNewestBlocks, of which are the newest.
+/// Writes the blocks that each tile attends to `chosen`, which `params` names: behind launch_coded_prepare(). They are
+/// fewer than there are, and more than kNewestBlocks, so many of which are the newest.
 void launch_coded_choice(const CodedParams& params, uint32_t* chosen, cudaStream_t stream);
 inline constexpr uint32_t kNewestBlocks = 2;
 /// Whether there is a choice among so many blocks, for as many query heads of a KV head.
