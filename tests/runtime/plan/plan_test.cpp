@@ -99,7 +99,9 @@ TEST(Plan, ACardHasListsWhereItHasKernelsForThem) {
     const auto lists = plan(e, &c, 131072);
     EXPECT_EQ(lists.code_bytes > codes.code_bytes, k.lists)
         << k.q_heads << "/" << k.kv_heads << " of " << k.head_dim << " on " << k.capability;
-    if (!k.lists) EXPECT_EQ(lists.device_bytes, codes.device_bytes);
+    if (!k.lists) {
+      EXPECT_EQ(lists.device_bytes, codes.device_bytes);
+    }
   }
 }
 
