@@ -208,6 +208,7 @@ struct GridSplit {
   template <int kDim, int kHeadTiles>
   using Resident = ResidentShare<kDim, kHeadTiles>;
   static constexpr bool kFinds = false;  ///< see DoubtSplit of gpu/cuda/codes/settle_find.cuh
+  static constexpr bool kOnce = true;    ///< see TileRing
   static constexpr bool kLists = false;  ///< see ListSplit
 
   __device__ static uint32_t kv_head() { return blockIdx.y; }
@@ -225,7 +226,7 @@ struct GridSplit {
 struct ListSplit {
   template <int kDim, int kHeadTiles>
   using Resident = ResidentShare<kDim, kHeadTiles>;
-  static constexpr bool kFinds = false, kLists = true;
+  static constexpr bool kFinds = false, kLists = true, kOnce = true;
 
   __device__ static uint32_t kv_head() { return blockIdx.y; }
   __device__ static uint32_t number() { return blockIdx.x; }
@@ -267,7 +268,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   const CodesParams& s = heads.step(0);
   const bool has_resident = Heads::kHasResident && s.has_resident;
   const std::byte* const base = s.blocks + kv_head * s.head_stride;
-  using Ring = TileRing<kDim, kBits>;
+  using Ring = TileRing<kDim, kBits, Split::kOnce>;
   Ring ring(reinterpret_cast<std::byte*>(memory) +
                 size_t{Ring::Pair::kBytes} * static_cast<uint32_t>(warp * s.stages),
             s.stages, base, s.block_stride);

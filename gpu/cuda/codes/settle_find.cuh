@@ -131,7 +131,7 @@ class RowFinder {
 struct DoubtSplit {
   template <int kDim, int kHeadTiles>
   using Resident = ResidentShare<kDim, kHeadTiles, kAttendWarps<kDim>, kResidentAtHand<kDim>>;
-  static constexpr bool kFinds = true, kLists = false;
+  static constexpr bool kFinds = true, kLists = false, kOnce = true;
 
   const CodesParams& step;
   const DoubtUnit& unit;

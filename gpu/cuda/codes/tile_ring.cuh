@@ -78,8 +78,8 @@ __device__ __forceinline__ void read_of_piece(const std::byte* from, uint32_t* w
 constexpr uint32_t pieces_of(uint32_t words) { return words % 4 == 0 ? words / 4 : 0; }
 
 /// A warp's ring. Between wait() and the next take_in(), all lanes may read the pair that wait() was for; with one stage the next
-/// take_in() overwrites it.
-template <int kDim, int kBits>
+/// take_in() overwrites it. kOnce: copies tell the L2 cache that codes are read once.
+template <int kDim, int kBits, bool kOnce = true>
 class TileRing {
  public:
   using Pair = TilePair<kDim, kBits>;
@@ -173,12 +173,17 @@ class TileRing {
   static constexpr uint32_t kValuePieces = pieces_of(Pair::kShape.value_words());
 
   static constexpr uint32_t kPairs = kCodeBlock / (2 * kCodeTile);  ///< of a block
+  static constexpr bool kHints = kOnce && kCopiesTakeHints;
   static constexpr int kKeyStep = Pair::kKeyBytes, kValueStep = Pair::kValueBytes,
                        kFactorStep = Pair::kFactorBytes;  ///< from pair to pair
 
   /// Copies 16 bytes of codes.
   __device__ void copy_piece(uint32_t to, const std::byte* from) const {
-    copy_async_once(to, from, policy_);
+    if constexpr (kHints) {
+      copy_async_once(to, from, policy_);
+    } else {
+      copy_async(to, from, true);
+    }
   }
   /// Copies the lane's pieces of kBytes: every 32nd piece. Their places in shared memory are as far apart, or with 8 pieces of a
   /// lane, which change places within 64, by 4 more or less in turn.
@@ -198,7 +203,7 @@ class TileRing {
     return at + Pair::kBytes == end_ ? 0 : at + Pair::kBytes;
   }
 
-  uint64_t policy_ = read_once();  ///< of the codes, in the L2 cache
+  uint64_t policy_ = kHints ? read_once() : 0;  ///< of the codes, in the L2 cache
   std::byte* memory_;
   uint32_t end_;                  ///< bytes of the ring
   size_t block_stride_;           ///< bytes

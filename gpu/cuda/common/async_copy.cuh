@@ -23,6 +23,12 @@ __device__ inline void copy_async_line(uint32_t to, const void* from, bool valid
                "r"(valid ? 16 : 0)
                : "memory");
 }
+/// Whether copies are told what the L2 cache is to do with their bytes: on 9.0 alone, where that was run.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+inline constexpr bool kCopiesTakeHints = true;
+#else
+inline constexpr bool kCopiesTakeHints = false;
+#endif
 /// What copy_async_once() tells the L2 cache: that the bytes are read once, so that they are the first to go.
 __device__ inline uint64_t read_once() {
   uint64_t policy;
