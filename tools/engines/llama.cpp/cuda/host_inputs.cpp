@@ -27,16 +27,6 @@ Known& known() {
   return k;
 }
 
-/// Memory for a tensor, and what it holds. ggml's functions on buffers have no way to fail.
-void bring_or_end(const ggml_tensor* tensor) {
-  try {
-    hold_tensor(tensor);
-    bring_input(tensor);
-  } catch (const std::exception& error) {
-    GGML_ABORT("keyhole: '%s': %s\n", tensor->name, error.what());
-  }
-}
-
 void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, const void* data, size_t offset,
                 size_t size) {
   Known& k = known();
@@ -131,6 +121,15 @@ void bring_input(const ggml_tensor* tensor) {
   hold_tensor(whole);
   k.functions.set_tensor(whole->buffer, const_cast<ggml_tensor*>(whole), host, 0,
                          ggml_nbytes(whole));
+}
+
+void bring_or_end(const ggml_tensor* tensor) {
+  try {
+    hold_tensor(tensor);
+    bring_input(tensor);
+  } catch (const std::exception& error) {
+    GGML_ABORT("keyhole: '%s': %s\n", tensor->name, error.what());
+  }
 }
 
 }  // namespace keyhole::llama_cpp

@@ -46,16 +46,6 @@ void free_backend(ggml_backend_t backend) {
   delete &of(backend);
 }
 
-/// ggml's functions on tensors have no way to fail.
-void bring_or_end(const ggml_tensor* tensor) {
-  try {
-    hold_tensor(tensor);
-    bring_input(tensor);
-  } catch (const std::exception& error) {
-    GGML_ABORT("keyhole: '%s': %s\n", tensor->name, error.what());
-  }
-}
-
 // Cells are not in CUDA's own buffers, which these functions insist on.
 void set_tensor_async(ggml_backend_t backend, ggml_tensor* tensor, const void* data, size_t offset,
                       size_t size) {
