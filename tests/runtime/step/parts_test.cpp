@@ -60,7 +60,7 @@ TEST(QuerySample, WhatLiesBehindTokensThatWentMovesAndIsTurned) {
   }());
   const auto moved = [&](uint32_t first, uint32_t count) {
     QuerySample sample(64, 1, kDim);
-    sample.take_moved(from, first, count, [](float* row) {
+    sample.take_moved(from, first, count, [&](float* row) {
       for (uint32_t j = 0; j < kDim; ++j) row[j] += 1000.0F;
     });
     return sample;
