@@ -176,7 +176,7 @@ static int run(int argc, char** argv) {
       s.kv_heads = kv_heads;
       s.group = group;
       s.tokens = step_tokens;
-      s.wide = codes_are_wide(shape, group, memory.of_block);
+      s.wide = codes_are_wide(shape, group, memory.of_block, step_tokens);
       s.block_capacity = blocks;
       s.splits = code_splits(shape, kv_heads, group, blocks,
                              static_cast<uint32_t>(prop.multiProcessorCount),

@@ -25,7 +25,9 @@ TEST(WarpgroupKernels, AreTakenWhereTheDeviceHasThem) {
         EXPECT_TRUE(kernels.fits(227 * 1024))
             << dim << ", " << bits << " bits, " << rows << " rows";
       }
-      EXPECT_EQ(codes::group_kernels_of({dim, bits, bits}, 16).attend, nullptr);
+      const uint32_t few = dim == 256 ? 8 : 16;
+      EXPECT_EQ(codes::group_kernels_of({dim, bits, bits}, few).attend, nullptr);
+      EXPECT_NE(codes::group_kernels_of({dim, bits, bits}, few + 1).attend, nullptr);
       EXPECT_EQ(codes::group_kernels_of({dim, bits, bits}, 49).attend, nullptr);
     }
   }
