@@ -14,10 +14,8 @@ bool warpgroups_run_here() {
 WideKernels group_kernels_of([[maybe_unused]] const CodeShape& shape,
                              [[maybe_unused]] uint32_t rows) {
 #ifdef KEYHOLE_HOPPER
-  // Of 256 components the pass for few query rows takes longer for 9 to 16 than this one for 24. Parts of steps with fewer rows
-  // have fewer heads than the kernels count with.
-  const uint32_t few = shape.dim > 128 ? kPartHeads / 2 : kPartHeads;
-  if (rows <= few || shape.key_bits != shape.value_bits) return {};
+  // Parts of steps with fewer rows may have fewer heads than the kernels count with.
+  if (rows <= kPartHeads / 2 || shape.key_bits != shape.value_bits) return {};
   switch (shape.dim) {
     case 64: return group_kernels_of_64(shape.key_bits, rows);
     case 128: return group_kernels_of_128(shape.key_bits, rows);
