@@ -91,11 +91,13 @@ std::string of_lists(const Card& card, const CardShares& shares, double componen
     return "codes in lists are all read, as GPUs of compute capability " + card.capability() +
            " have no lists (needed: 9.0), nor memory for them";
   }
-  return "codes in lists at " + share_text(shares.lists) + " of copies, a KV head's mean keys at " +
+  return "of codes in lists 12 % are read, more in heads that look at everything, and a KV head's "
+         "mean "
+         "keys at " +
          rate(shares.lists_scored) + ", a layer " +
          format_number((shares.lists_fixed + shares.lists_fixed_per_component * components) *
                        kMicro) +
-         " us beside them, 12 % of the lists' rows being read";
+         " us beside them";
 }
 
 std::string assumptions(const CardQuestion& question) {
@@ -103,15 +105,16 @@ std::string assumptions(const CardQuestion& question) {
   const CardShares shares;
   const double components = static_cast<double>(question.engine.q_heads) /
                             question.engine.kv_heads * question.engine.head_dim;
-  std::string text =
-      "taken for granted: copies within the card at " + share_text(shares.copies) +
-      " of its bandwidth, codes of 4 and 2 bits at " + share_text(shares.codes_4) + " and " +
-      share_text(shares.codes_2) + " of these, full attention at " + share_text(shares.full) +
-      "; a layer " +
-      format_number((shares.fixed + shares.fixed_per_component * components) * kMicro) +
-      " us beside them, and " + std::to_string(question.exact_rows) +
-      " rows of each KV head over the bus at " + rate(question.card.bus) + "; " +
-      of_lists(question.card, shares, components) + ". ";
+  const uint32_t dim = question.engine.head_dim;
+  std::string text = "taken for granted: copies within the card at " + share_text(shares.copies) +
+                     " of its bandwidth, full attention at " + share_text(shares.full) +
+                     " of these, codes of 4 and 2 bits at " +
+                     rate(rate_of_codes(question.card, 4.0, dim)) + " and " +
+                     rate(rate_of_codes(question.card, 2.0, dim)) + "; a layer " +
+                     format_number(fixed_seconds_of_codes(question.card, components) * kMicro) +
+                     " us beside them, and " + std::to_string(question.exact_rows) +
+                     " rows of each KV head over the bus at " + rate(question.card.bus) + "; " +
+                     of_lists(question.card, shares, components) + ". ";
   text += question.weights == 0
               ? "Without --weights there is no time of a whole token. "
               : "Weights, " + format_bytes(question.weights) + " a token, at " +
@@ -146,9 +149,8 @@ CardEstimate estimate_codes(const CardQuestion& question, const std::string& ind
   layer.code_bytes = plan.code_bytes / plan.code_layers;
   if (parameter_of(spec, "lists", 0) != 0) {
     layer.code_bits = bits_of(spec);
-    constexpr double kFactorBytes = 6.0;  // of a row, with its part of a block's means
-    const double of_row = layer.code_bits * layer.head_dim / 4.0 + kFactorBytes;
-    const double bytes = static_cast<double>(question.context) * layer.kv_heads * of_row;
+    const double bytes = static_cast<double>(question.context) * layer.kv_heads *
+                         code_row_bytes(layer.code_bits, layer.head_dim);
     // A plan without memory for them has no lists: the card has no kernels for them, or rows are too few.
     constexpr double kLeastWithLists = 1.25;  // times the codes; lists take more
     const bool has_lists = static_cast<double>(layer.code_bytes) > kLeastWithLists * bytes;
@@ -222,8 +224,12 @@ ordered_json card_json(const CardQuestion& question, const std::vector<CardEstim
             {"codes_2", shares.codes_2},
             {"fixed_s", shares.fixed},
             {"fixed_per_component_s", shares.fixed_per_component},
+            {"single_per_component_s", shares.single_per_component},
             {"full_fixed_s", shares.full_fixed},
-            {"lists", shares.lists},
+            {"others_4", shares.others_4},
+            {"others_2", shares.others_2},
+            {"wide_4", shares.wide_4},
+            {"wide_2", shares.wide_2},
             {"lists_scored", shares.lists_scored},
             {"lists_fixed_s", shares.lists_fixed},
             {"lists_fixed_per_component_s", shares.lists_fixed_per_component}}},

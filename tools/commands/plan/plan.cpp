@@ -279,7 +279,7 @@ void print(const Request& request, const std::vector<Row>& rows) {
         "\nauto takes no lists of codes on a GPU: a layer whose heads look at everything takes a "
         "seventh longer with\nthem, and 4 bits lose more. Where heads look at little, lists=64 "
         "takes "
-        "46 us a layer in place of 73 (an H100,\n8 KV heads of 128 at 128k) and two and a half "
+        "44 us a layer in place of 70 (an H100,\n8 KV heads of 128 at 128k) and two and a half "
         "times "
         "the memory of codes.");
   }

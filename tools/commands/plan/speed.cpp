@@ -21,28 +21,47 @@ double components_of(const CardLayer& shape) {
 
 }  // namespace
 
+double rate_of_codes(const Card& card, double bits, uint32_t head_dim, const CardShares& shares) {
+  constexpr uint32_t kWide = 256;
+  const double four = std::clamp((bits - 2.0) / 2.0, 0.0, 1.0);
+  const bool leave_cache_first = card.compute_major == 9 && card.compute_minor == 0;
+  const double share = leave_cache_first ? std::lerp(shares.codes_2, shares.codes_4, four)
+                                         : std::lerp(shares.others_2, shares.others_4, four);
+  const double rate = card.bandwidth * shares.copies * share;
+  if (head_dim <= kWide) return rate;
+  return std::min(rate, std::lerp(shares.wide_2, shares.wide_4, four));
+}
+
+double code_row_bytes(double bits, uint32_t head_dim) {
+  constexpr double kBitsOfByte = 8.0, kFactors = 4.0, kMeans = 2.0 * 2.0 / 256.0;
+  return (2.0 * bits / kBitsOfByte + kMeans) * head_dim + kFactors;
+}
+
+double fixed_seconds_of_codes(const Card& card, double components, const CardShares& shares) {
+  return shares.fixed + components * (card.has_clusters() ? shares.fixed_per_component
+                                                          : shares.single_per_component);
+}
+
 double seconds_of_codes(const Card& card, const CardLayer& shape, const CardShares& shares) {
-  const double copies = card.bandwidth * shares.copies;
-  const double share = std::lerp(shares.codes_2, shares.codes_4,
-                                 std::clamp((shape.code_bits - 2.0) / 2.0, 0.0, 1.0));
-  return shares.fixed + shares.fixed_per_component * components_of(shape) +
-         static_cast<double>(shape.code_bytes) / (copies * share) +
+  return fixed_seconds_of_codes(card, components_of(shape), shares) +
+         static_cast<double>(shape.code_bytes) /
+             rate_of_codes(card, shape.code_bits, shape.head_dim, shares) +
          seconds_of_others(card, shape, shares);
 }
 
 double seconds_of_lists(const Card& card, const CardLayer& shape, const CardShares& shares) {
-  constexpr double kRowsOfList = 64.0, kShare = 0.12, kLeastRows = 8192.0, kBitsOfByte = 8.0;
+  constexpr double kRowsOfList = 64.0, kShare = 0.12, kLeastRows = 8192.0;
   constexpr double kFigures = 24.0;  // bytes of a list beside its means
   const double code_bytes = static_cast<double>(shape.code_bytes), dim = shape.head_dim;
-  const double rows = code_bytes * kBitsOfByte / (2.0 * shape.code_bits * shape.kv_heads * dim);
+  const double rows = code_bytes / shape.kv_heads / code_row_bytes(shape.code_bits, shape.head_dim);
   if (rows <= kLeastRows) return seconds_of_codes(card, shape, shares);
-  const double lists = rows / kRowsOfList;
+  const double lists = rows / kRowsOfList, mean_bytes = 2.0 * dim;  // of keys or values of a list
   const double read = std::max(kShare, kLeastRows / rows) * code_bytes +
-                      lists * shape.kv_heads * (4.0 * dim + kFigures);
+                      lists * shape.kv_heads * (mean_bytes + kFigures);
   const double seconds =
       shares.lists_fixed + shares.lists_fixed_per_component * components_of(shape) +
-      read / (card.bandwidth * shares.copies * shares.lists) +
-      lists * 2.0 * dim / shares.lists_scored + seconds_of_others(card, shape, shares);
+      read / rate_of_codes(card, shape.code_bits, shape.head_dim, shares) +
+      lists * mean_bytes / shares.lists_scored + seconds_of_others(card, shape, shares);
   return std::min(seconds, seconds_of_codes(card, shape, shares));
 }
 

@@ -15,33 +15,50 @@ struct CardLayer {
   double code_bits = 4.0;    ///< of a component of K or V, as the codes take them
   uint32_t exact_rows = 16;  ///< of a KV head, which the device reads from host memory
   uint64_t row_bytes = 0;    ///< of K and V of one token and KV head in host memory
-  uint64_t resident_bytes =
-      0;  ///< of sink and window on the card beyond the usual 640 tokens, which `fixed` holds
+  /// Of sink and window on the card beyond the usual 640 tokens, which `fixed` holds.
+  uint64_t resident_bytes = 0;
 };
 
-/// What the estimates take for granted. Each was measured on an H100 and an H200, as bench/RESULTS.md tells; the shares
-/// are of the rate at which a card copies within its own memory.
+/// What the estimates take for granted, from times of bench/RESULTS.md ("What `keyhole plan` says of a card"); the shares are
+/// of the rate at which a card copies within its own memory.
 struct CardShares {
   double copies = 0.89;   ///< of the bandwidth that its maker states
   double weights = 0.92;  ///< products of one token with weights in 16 bits
   double full = 0.97;     ///< full attention
-  double codes_4 = 0.84,
-         codes_2 = 0.78;  ///< passes over codes of 4 and of 2 bits; between them by their bits
-  /// What does not grow with the context, seconds a layer: queries are prepared once for each part of the codes, by the
-  /// components of a group's queries.
-  double fixed = 15e-6, fixed_per_component = 1e-6 / 64;
+  /// Passes over codes of 4 and of 2 bits, those of chosen lists too; between them by their bits. From 128k to 1M tokens of
+  /// 8 KV heads of 128 an H100 takes 350 and 196.5 us more, for 984 and 514 MB.
+  double codes_4 = 0.95, codes_2 = 0.88;
+  /// The same where codes do not leave the L2 cache first: kernels that are not of compute capability 9.0.
+  double others_4 = 0.84, others_2 = 0.78;
+  /// Bytes of codes a second of heads above 256 components, whose products take longer than their bytes on a fast card.
+  double wide_4 = 2.35e12, wide_2 = 1.9e12;
+  /// What does not grow with the context, seconds a layer: queries are prepared and what follows the pass is done by the
+  /// components of a group's queries. 19 us of 512 of them (4 heads of 128), 32 of 1,536 (6 of 256).
+  double fixed = 12.5e-6, fixed_per_component = 0.8e-6 / 64;
+  /// Without clusters one thread block of each KV head does what follows the pass: 105 us of 4,096 components (8 heads of 512).
+  double single_per_component = 1.4e-6 / 64;
   double full_fixed = 10e-6;
-  /// Codes in lists: seconds a layer, the share of copies at which chosen lists and the means of the others are read, and bytes a second
-  /// of a KV head's mean keys, which few multiprocessors score.
-  double lists_fixed = 27e-6, lists_fixed_per_component = 0.3e-6 / 64;
-  double lists = 0.59, lists_scored = 66e9;
+  /// Codes in lists: the same, with the choice; and bytes a second at which a KV head's mean keys are scored, which few
+  /// multiprocessors do.
+  double lists_fixed = 25.3e-6, lists_fixed_per_component = 0.6e-6 / 64;
+  double lists_scored = 115e9;
 };
+
+/// Bytes of a row of codes of K and V: its bits, two factors of 16 bits and its part of the means of a block of 256 rows.
+[[nodiscard]] double code_row_bytes(double bits, uint32_t head_dim);
+
+/// Bytes of codes a second.
+[[nodiscard]] double rate_of_codes(const Card& card, double bits, uint32_t head_dim,
+                                   const CardShares& shares = {});
+/// Seconds of a layer that codes take beside their bytes, by the components of a group's queries.
+[[nodiscard]] double fixed_seconds_of_codes(const Card& card, double components,
+                                            const CardShares& shares = {});
 
 /// Seconds of a layer's attention by codes, all of them read.
 [[nodiscard]] double seconds_of_codes(const Card& card, const CardLayer& shape,
                                       const CardShares& shares = {});
-/// Seconds of a layer's attention by codes in lists of 64 rows, where steps read their usual share of these: more in heads that look at
-/// everything. No longer than by all codes: steps of fewer rows read all.
+/// Seconds of a layer's attention by codes in lists of 64 rows, of which steps read 12 %: heads that look at everything have more
+/// read. No longer than by all codes: steps of fewer rows read all.
 [[nodiscard]] double seconds_of_lists(const Card& card, const CardLayer& shape,
                                       const CardShares& shares = {});
 /// Seconds of a layer's full attention, with K and V on the card.

@@ -133,7 +133,10 @@ TEST(CardReport, SaysWhatItKnowsOfTheCard) {
   EXPECT_EQ(card_json(question, {})["compute_capability"], "8.9");
   EXPECT_EQ(card_json(question, {})["shared_memory"], 99 * 1024);
   question.card = find_card("H100");
-  EXPECT_NE(card_text(question, {}, {}).find("codes in lists at"), std::string::npos);
+  EXPECT_NE(card_text(question, {}, {}).find("codes in lists 12 % are read"), std::string::npos);
+  EXPECT_EQ(card_text(question, {}, {}).find("1900 GB/s"), std::string::npos);
+  question.engine.head_dim = 512;
+  EXPECT_NE(card_text(question, {}, {}).find("2350 GB/s and 1900 GB/s"), std::string::npos);
 }
 
 }  // namespace

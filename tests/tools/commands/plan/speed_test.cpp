@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "tools/commands/plan/cards.h"
 #include "tools/terminal/errors.h"
@@ -18,8 +19,8 @@ CardLayer shape(uint32_t q_heads, uint32_t kv_heads, uint32_t dim, uint64_t toke
   s.kv_heads = kv_heads;
   s.head_dim = dim;
   s.kv_bytes = tokens * kv_heads * dim * 2 * 2;
-  // A scale and an offset of 16 bits for K's row and V's row.
-  s.code_bytes = tokens * kv_heads * (2 * (dim * bits / 8) + 8);
+  // A factor of 16 bits for K's row and V's row, and for 256 rows a mean of 16 bits for each component.
+  s.code_bytes = tokens * kv_heads * (2 * (dim * bits / 8) + 4 + dim / 64);
   s.code_bits = bits;
   s.row_bytes = uint64_t{2} * 2 * dim;
   return s;
@@ -28,72 +29,120 @@ CardLayer shape(uint32_t q_heads, uint32_t kv_heads, uint32_t dim, uint64_t toke
 struct Measured {
   const char* card;
   CardLayer shape;
-  double codes, full;  ///< microseconds of a layer in a token; 0: not measured
+  double us;  ///< of a layer in a token
 };
 
-/// bench/RESULTS.md, "Codes in sessions", "Several new tokens" and "Kernels of older devices"; full attention of the same shapes.
-TEST(CardSpeed, IsWithin15PercentOfWhatWasMeasured) {
-  constexpr double kAllowed = 0.15;
-  constexpr uint64_t k128 = 131072, k262 = 262144, k1M = 1048576;
-  const Measured all[] = {
-      {"H200", shape(32, 8, 128, k128, 4), 63.1, 140},
-      {"H200", shape(32, 8, 128, k128, 2), 45.0, 140},
-      {"H200", shape(32, 8, 128, k128 / 4, 4), 32.0, 43},
-      {"H200", shape(32, 8, 128, k128 / 4, 2), 27.6, 43},
-      {"H100", shape(32, 8, 128, k128, 4), 78.5, 194},
-      {"H100", shape(32, 8, 128, k128, 2), 55.0, 194},
-      {"H100", shape(24, 4, 256, k262, 4), 148.5, 389},
-      {"H100", shape(24, 4, 256, k262, 2), 101, 389},
-      {"H100", shape(16, 2, 256, k262, 4), 103, 215},
-      {"H100", shape(16, 2, 256, k262, 2), 80, 215},
-      {"H100", shape(32, 8, 128, k1M, 4), 473, 1480},
-      {"H100", shape(32, 8, 128, k1M, 2), 279, 1480},
-      {"H100", shape(32, 4, 512, k128, 4), 181.4, 0},
-      {"H200", shape(32, 4, 512, k128, 4), 182.3, 0},
-      {"H200", shape(32, 4, 512, k128, 2), 138.5, 0},
-      {"H200", shape(32, 2, 512, k128, 4), 167.0, 0},
-  };
+constexpr uint64_t k32k = 32768, k128k = 131072, k256k = 262144, k1M = 1048576;
+
+template <class Estimate>
+void expect_within(double allowed, const std::vector<Measured>& all, const Estimate& estimate) {
   for (const Measured& m : all) {
-    SCOPED_TRACE(std::string(m.card) + ", " + std::to_string(m.shape.kv_heads) + " KV heads of " +
-                 std::to_string(m.shape.head_dim) + ", " + std::to_string(m.shape.code_bits) +
-                 " bits, " + std::to_string(m.shape.kv_bytes) + " bytes");
-    const Card card = find_card(m.card);
-    EXPECT_NEAR(seconds_of_codes(card, m.shape) * 1e6, m.codes, kAllowed * m.codes);
-    if (m.full == 0.0) continue;
-    EXPECT_NEAR(seconds_of_full(card, m.shape) * 1e6, m.full, kAllowed * m.full);
+    EXPECT_NEAR(estimate(find_card(m.card), m.shape) * 1e6, m.us, allowed * m.us)
+        << m.card << ", " << m.shape.q_heads << " / " << m.shape.kv_heads << " of "
+        << m.shape.head_dim << ", " << m.shape.code_bits << " bits, " << m.shape.kv_bytes
+        << " bytes";
   }
 }
 
-/// bench/RESULTS.md, "Lists of codes on a device": with the rule by a head's output, where no head has more read.
-TEST(CardSpeed, OfListsIsWithin15PercentOfWhatWasMeasured) {
-  struct Lists {
-    CardLayer shape;
-    double us;
-  };
+double of_codes(const Card& card, const CardLayer& s) { return seconds_of_codes(card, s); }
+double of_lists(const Card& card, const CardLayer& s) { return seconds_of_lists(card, s); }
+double of_full(const Card& card, const CardLayer& s) { return seconds_of_full(card, s); }
+
+/// bench/RESULTS.md, "Codes of all keys and values": the tree in which codes leave the L2 cache first.
+TEST(CardSpeed, OfCodesIsWithin5PercentOfWhatWasMeasured) {
+  expect_within(0.05,
+                {{"H100", shape(32, 8, 128, k128k, 4), 70.0},
+                 {"H100", shape(32, 8, 128, k128k, 2), 48.5},
+                 {"H100", shape(24, 4, 256, k256k, 4), 130.8},
+                 {"H100", shape(24, 4, 256, k256k, 2), 85.8},
+                 {"H100", shape(32, 8, 128, k1M, 4), 420},
+                 {"H100", shape(32, 8, 128, k1M, 2), 245}},
+                of_codes);
+}
+
+/// bench/RESULTS.md, "Lists of codes on a device": the same tree, steps that read 12 % of the rows.
+TEST(CardSpeed, OfListsIsWithin5PercentOfWhatWasMeasured) {
+  expect_within(0.05,
+                {{"H100", shape(32, 8, 128, k128k, 4), 43.8},
+                 {"H100", shape(32, 8, 128, k128k, 2), 42.4},
+                 {"H100", shape(24, 4, 256, k256k, 4), 75.9},
+                 {"H100", shape(32, 8, 128, k1M, 4), 126.6}},
+                of_lists);
+}
+
+/// bench/RESULTS.md, "Codes of all keys and values" (heads of 512), "Kernels of older devices", "Lists of codes on a device" and
+/// "Codes in sessions": kernels whose codes did not leave the L2 cache first, which took 4 to 13 % longer on an H100.
+TEST(CardSpeed, IsWithin15PercentOfWhatOlderKernelsTook) {
+  expect_within(0.15,
+                {{"H100", shape(32, 8, 128, k32k, 4), 32.1},
+                 {"H100", shape(32, 8, 128, k32k, 2), 26.5},
+                 {"H100", shape(24, 4, 256, k32k, 4), 50.1},
+                 {"H100", shape(32, 4, 128, k128k, 4), 51.5},
+                 {"H100", shape(16, 2, 256, k256k, 4), 96.4},
+                 {"H100", shape(16, 2, 256, k256k, 2), 73.5},
+                 {"H100", shape(32, 4, 512, k128k, 4), 181.4},
+                 {"H200", shape(32, 8, 128, k32k, 4), 32.0},
+                 {"H200", shape(32, 8, 128, k32k, 2), 27.6},
+                 {"H200", shape(32, 8, 128, k128k, 4), 63.1},
+                 {"H200", shape(32, 8, 128, k128k, 2), 45.0},
+                 {"H200", shape(32, 8, 128, k1M, 4), 316.9},
+                 {"H200", shape(24, 4, 256, k256k, 4), 117.4},
+                 {"H200", shape(32, 4, 512, k128k, 4), 182.3},
+                 {"H200", shape(32, 4, 512, k128k, 2), 138.5},
+                 {"H200", shape(32, 2, 512, k128k, 4), 167.0}},
+                of_codes);
+  expect_within(0.15,
+                {{"H100", shape(32, 8, 128, 2 * k32k, 4), 36.3},
+                 {"H100", shape(32, 8, 128, k256k, 4), 63.4},
+                 {"H100", shape(24, 4, 256, 2 * k32k, 4), 45.0},
+                 {"H100", shape(24, 4, 256, k128k, 4), 57.3},
+                 {"H100", shape(32, 4, 128, k128k, 4), 41.7},
+                 {"H100", shape(16, 2, 256, k128k, 4), 51.5},
+                 {"H100", shape(16, 2, 256, k256k, 4), 65.5}},
+                of_lists);
+}
+
+/// bench/RESULTS.md, "Kernels of older devices": an H200 that says it is of compute capability 8.6, which has no clusters and 99
+/// KiB of shared memory. Heads of 256 are left out: there its pass for many query rows takes longer than their bytes, which no card
+/// of 8.6 has so fast.
+TEST(CardSpeed, IsWithin15PercentOfWhatKernelsWithoutClustersTook) {
+  const char* card = "141GiB,4800GB,55GB,8.6";
+  expect_within(0.15,
+                {{card, shape(32, 8, 128, k128k, 4), 66.0},
+                 {card, shape(32, 4, 512, k128k, 4), 235.6},
+                 {card, shape(32, 4, 512, k128k, 2), 202.6}},
+                of_codes);
+}
+
+/// bench/RESULTS.md, "Codes in sessions", "Codes of all keys and values" and "Ranks".
+TEST(CardSpeed, OfFullAttentionIsWithin5PercentOfWhatWasMeasured) {
+  expect_within(0.05,
+                {{"H100", shape(32, 8, 128, k1M, 4), 1471.3},
+                 {"H200", shape(32, 8, 128, k1M, 4), 1030},
+                 {"H200", shape(32, 8, 128, k128k, 4), 140},
+                 {"H200", shape(32, 8, 128, k32k, 4), 43}},
+                of_full);
+}
+
+TEST(CardSpeed, OfFewRowsInListsIsThatOfAllCodes) {
   const Card card = find_card("H100");
-  for (const Lists& m :
-       {Lists{shape(32, 8, 128, 131072, 4), 50.4}, Lists{shape(32, 8, 128, 262144, 4), 72.9},
-        Lists{shape(32, 8, 128, 1048576, 4), 212.5}, Lists{shape(24, 4, 256, 262144, 4), 101.1},
-        Lists{shape(24, 4, 256, 131072, 2), 60.3}}) {
-    EXPECT_NEAR(seconds_of_lists(card, m.shape) * 1e6, m.us, 0.15 * m.us) << m.us;
+  for (const uint64_t tokens : {8192, 16384}) {
+    const CardLayer few = shape(32, 8, 128, tokens, 4);
+    EXPECT_EQ(seconds_of_lists(card, few), seconds_of_codes(card, few)) << tokens;
   }
-  // A step reads all codes where that is faster.
-  const CardLayer few = shape(32, 8, 128, 16384, 4);
-  EXPECT_EQ(seconds_of_lists(card, few), seconds_of_codes(card, few));
-  const CardLayer none = shape(32, 8, 128, 8192, 4);
-  EXPECT_EQ(seconds_of_lists(card, none), seconds_of_codes(card, none));
 }
 
-/// Tokens a second of 14 GiB of weights in 16 bits with 32 layers behind 131,072 tokens.
-TEST(CardSpeed, OfWholeTokensIsWithin15PercentOfWhatWasMeasured) {
-  constexpr double kAllowed = 0.15;
+/// Tokens a second of 14 GiB of weights in 16 bits with 32 layers behind 131,072 tokens: bench/RESULTS.md, "Codes in sessions" and
+/// "Models of transformers".
+TEST(CardSpeed, OfWholeTokensIsWithin10PercentOfWhatWasMeasured) {
+  constexpr double kAllowed = 0.10;
   constexpr uint64_t kWeights = uint64_t{14} << 30U, kTokens = 131072;
   struct Token {
     const char* card;
     uint32_t bits;
     double rate;
   };
-  for (const Token& t : {Token{"H200", 4, 172}, Token{"H200", 2, 194}, Token{"H100", 4, 127}}) {
+  for (const Token& t : {Token{"H200", 4, 172}, Token{"H200", 2, 194}, Token{"H100", 4, 123.4}}) {
     const Card card = find_card(t.card);
     const double token = seconds_of_weights(card, kWeights) +
                          32 * seconds_of_codes(card, shape(32, 8, 128, kTokens, t.bits));
