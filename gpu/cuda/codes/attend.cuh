@@ -1,9 +1,9 @@
 // The pass over all codes of a layer. Each warp has a run of pairs of tiles, 32 rows a pair; all warps have the same
 // number of pairs, give or take one, whatever the number of blocks:
 //
-//   logits   gpu/cuda/codes/queries.cuh
+//   logits   gpu/cuda/codes/tile_logits.cuh
 //   weights  2^(logit - m), m a running maximum that moves only where a logit passes it by 2^6, so that a tile costs
-//            no reduction; weight times value factor in fp16, for up to 4 heads with its rounding error (ValueSums)
+//            no reduction; weight times value factor in fp16, for up to 4 heads with its rounding error (value_sums.cuh)
 //   values   the codes as they lie, which are subnormal fp16 numbers (one shift and mask for two codes, one mask alone
 //            where they lie right), m16n8k16; behind every block what all rows have in common is subtracted
 //
@@ -25,214 +25,25 @@
 
 #include <type_traits>
 
+#include "gpu/cuda/codes/attend_shared.cuh"
+#include "gpu/cuda/codes/grid_split.cuh"
 #include "gpu/cuda/codes/list_means.cuh"
 #include "gpu/cuda/codes/list_memory.cuh"
 #include "gpu/cuda/codes/listed_entries.cuh"
 #include "gpu/cuda/codes/pair_places.cuh"
 #include "gpu/cuda/codes/queries.cuh"
 #include "gpu/cuda/codes/resident_rows.cuh"
+#include "gpu/cuda/codes/tile_logits.cuh"
 #include "gpu/cuda/codes/tile_ring.cuh"
+#include "gpu/cuda/codes/value_sums.cuh"
 #include "gpu/cuda/common/grid_dependency.cuh"
 
 namespace keyhole::gpu::codes {
-
-constexpr float kHeadroom = 6.0F;  // log2: by how much a logit may pass the running maximum
-
-/// Where value codes come to lie in two fp16 numbers of a register, by a shift and a mask. Registers with an odd
-/// number, which hold components 8 and more of a product's 16, have another place where that saves a shift.
-template <int kBits>
-struct ValuePlaces;
-template <>
-struct ValuePlaces<2> {
-  static constexpr uint32_t kEvenMask = 0x03000300U, kOddMask = 0x00C000C0U;
-  __host__ __device__ static constexpr int left(int sub) {
-    return sub % 2 == 0 ? 8 - 2 * sub : 6 - 2 * sub;
-  }
-};
-template <>
-struct ValuePlaces<4> {
-  static constexpr uint32_t kEvenMask = 0x03C003C0U, kOddMask = 0x03C003C0U;
-  __host__ __device__ static constexpr int left(int sub) { return 6 - 4 * sub; }
-};
-
-/// Codes alone are subnormal fp16 numbers u / unit. Tensor cores multiply these exactly, and as fast as others.
-template <int kBits>
-struct ValueUnits {
-  static constexpr float kOdd = 262144.0F, kEven = kBits == 2 ? 65536.0F : kOdd;
-};
-
-/// The value codes of a register. rest: the fp16 bits beside the codes.
-template <int kBits, int kWords>
-__device__ inline uint32_t value_register(const uint32_t (&words)[kWords], int reg,
-                                          uint32_t rest = 0) {
-  using Places = ValuePlaces<kBits>;
-  constexpr int kPer = 16 / kBits;
-  const int left = Places::left(reg % kPer);
-  const uint32_t word = words[reg / kPer];
-  const uint32_t moved = left >= 0 ? word << left : word >> -left;
-  // This is one instruction, (moved & mask) | rest, as long as `rest` is 0 or in a register.
-  return (moved & (reg % 2 == 0 ? Places::kEvenMask : Places::kOddMask)) | rest;
-}
-
-/// Sums of weighted values by products of 8 columns: a warp's lane has components 16 m + lane/4 and 16 m + lane/4 + 8
-/// of head 4 t + lane % 4, for all t and m.
-///
-/// With 4 heads the columns hold their weights in fp16 and the rounding errors of these. With more heads two tiles
-/// share the columns, with weights in fp16 alone (errors of 2^-12 of each, no more than rounding an output to fp16
-/// causes), for half the products and registers.
-template <int kDim, int kHeadTiles>
-struct ValueSums {
-  static constexpr bool kShares = kHeadTiles > 1;
-  static constexpr int kColumns = kShares ? kHeadTiles / 2 : kHeadTiles;
-  static constexpr int kProducts = kDim / 16;  ///< 16 components each
-  using Products = float[kColumns][kProducts][4];
-
-  /// Makes the b registers of a tile's weights w, of rows lane/4 (x) and lane/4 + 8 (y), and adds the weights to
-  /// `sums` as the products have them.
-  __device__ static void take_weights(const float2 (&w)[kHeadTiles], float (&sums)[kHeadTiles],
-                                      uint32_t (&b)[kColumns][2]) {
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      if constexpr (kShares) {
-        const __half2 x = __floats2half2_rn(w[2 * c].x, w[2 * c + 1].x);
-        const __half2 y = __floats2half2_rn(w[2 * c].y, w[2 * c + 1].y);
-        sums[2 * c] += __low2float(x) + __low2float(y);
-        sums[2 * c + 1] += __high2float(x) + __high2float(y);
-        b[c][0] = transposed(packed(__low2half(x), __high2half(x)));
-        b[c][1] = transposed(packed(__low2half(y), __high2half(y)));
-      } else {
-        const __half x = __float2half_rn(w[c].x), y = __float2half_rn(w[c].y);
-        sums[c] += w[c].x + w[c].y;
-        b[c][0] = transposed(packed(x, __float2half_rn(w[c].x - __half2float(x))));
-        b[c][1] = transposed(packed(y, __float2half_rn(w[c].y - __half2float(y))));
-      }
-    }
-  }
-  __device__ static void scale(Products& acc, int t, float by) {
-#pragma unroll
-    for (int m = 0; m < kProducts; ++m) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (!kShares || i % 2 == t % 2) acc[kShares ? t / 2 : t][m][i] *= by;
-      }
-    }
-  }
-  /// Adds x and y to the two components that a lane has of a product.
-  __device__ static void add(Products& acc, int t, int m, float x, float y) {
-    float* to = acc[kShares ? t / 2 : t][m] + (kShares ? t % 2 : 0);
-    to[0] += x;
-    to[2] += y;
-  }
-  __device__ static float2 of(const Products& acc, int t, int m) {
-    const float* from = acc[kShares ? t / 2 : t][m];
-    if constexpr (kShares)
-      return {from[t % 2], from[t % 2 + 2]};
-    else
-      return {from[0] + from[1], from[2] + from[3]};
-  }
-};
-
-/// Prefetches the means and the noise of a block into L2, by a warp. Every lane loads a part of them, and the next
-/// pair needs them at once: coming from memory they would stop the warp for half a microsecond, twice for every 8
-/// pairs.
-template <size_t kBegin, size_t kEnd>
-__device__ inline void prefetch_means(const std::byte* block, int lane) {
-  constexpr size_t kLine = 128;
-  const size_t at = kBegin / kLine * kLine + kLine * static_cast<size_t>(lane);
-  if (at < kEnd) asm volatile("prefetch.global.L2 [%0];" ::"l"(block + at));
-}
-
-/// The states of the warps, four heads at a time; they take the place of the rings. A row is longer than its
-/// contents, so that the four heads of a warp lie in different banks.
-template <int kDim>
-struct WarpStates {
-  float o[kAttendWarps<kDim>][4][kDim + 8];
-};
-
-/// How many thread blocks share a multiprocessor. One block of 16 warps in place of two of 8 takes 2 us more at 128k:
-/// its warps wait for memory, and compute, at the same times. Blocks for 256 components have half as many warps, and
-/// where codes are small there is shared memory for three of them.
-template <int kDim, int kBits, int kHeadTiles>
-constexpr int attend_occupancy() {
-  if (kDim > 128) return kHeadTiles == 1 && kBits == 2 ? 3 : 2;
-  return kHeadTiles <= 2 ? 2 : 1;
-}
-
-/// Whether a pass is a second look alone, at rows of more components than a warp has registers for. It is part of kernels that need
-/// all shared memory for other things before, and 99 KiB have to be enough for it: so AttendShared lies behind the rings, these have
-/// one stage, and half as many resident rows are at hand.
-template <int kDim>
-constexpr bool kLooksAlone = kDim > 256;
-template <int kDim>
-constexpr int kFewestStages = kLooksAlone<kDim> ? 1 : kLeastStages;
-template <int kDim>
-constexpr uint32_t kResidentAtHand = kResidentBytes<kDim> / (kLooksAlone<kDim> ? 2 : 1);
-
-/// Shared memory of attend() beside the rings.
-template <int kDim, int kBits, int kHeadTiles>
-struct AttendShared {
-  SharedQueries<kDim, kBits, kHeadTiles> queries;
-  ResidentShared<kDim, 4 * kHeadTiles, kResidentAtHand<kDim>> resident;
-  float max[kAttendWarps<kDim>][4 * kHeadTiles], sum[kAttendWarps<kDim>][4 * kHeadTiles];
-};
-/// Bytes of shared memory that attend_kernel() declares.
-template <int kDim, int kBits, int kHeadTiles>
-constexpr size_t attend_fixed() {
-  return sizeof(AttendShared<kDim, kBits, kHeadTiles>);
-}
-
-/// Bytes of the rings of a thread block with the fewest stages.
-template <int kDim, int kBits>
-constexpr size_t kLeastRings =
-    kFewestStages<kDim>* size_t{kAttendWarps<kDim>} * TilePair<kDim, kBits>::kBytes;
-
-template <int kDim, int kBits, int kHeadTiles>
-__device__ inline AttendShared<kDim, kBits, kHeadTiles>& attend_shared(unsigned char* memory) {
-  using Shared = AttendShared<kDim, kBits, kHeadTiles>;
-  if constexpr (kLooksAlone<kDim>) {
-    static_assert(sizeof(WarpStates<kDim>) <= kLeastRings<kDim, kBits>);
-    return *reinterpret_cast<Shared*>(memory + kLeastRings<kDim, kBits>);
-  } else {
-    __shared__ alignas(16) unsigned char shared[sizeof(Shared)];
-    return *reinterpret_cast<Shared*>(shared);
-  }
-}
 
 /// Whether the heads of a group may be divided among several thread blocks, by blockIdx.z: there are no registers for
 /// 16 heads of that dimension.
 template <int kDim>
 constexpr bool kDividesGroup = kDim > 128;
-
-/// The split of a thread block in a launch of one step.
-struct GridSplit {
-  template <int kDim, int kHeadTiles>
-  using Resident = ResidentShare<kDim, kHeadTiles>;
-  static constexpr bool kFinds = false;  ///< see DoubtSplit of gpu/cuda/codes/settle_find.cuh
-  static constexpr bool kOnce = true;    ///< see TileRing
-  static constexpr bool kLists = false;  ///< see ListSplit
-
-  __device__ static uint32_t kv_head() { return blockIdx.y; }
-  __device__ static uint32_t number() { return blockIdx.x; }
-  __device__ static uint32_t count() { return gridDim.x; }
-  /// The split's place among the states that are merged.
-  __device__ static uint32_t place() { return blockIdx.x; }
-  /// The first of the blocks of codes that all splits attend together.
-  __device__ static uint32_t first_block() { return 0; }
-  __device__ static uint32_t end_block(const CodesParams& s) { return __ldcv(s.block_count); }
-};
-
-/// GridSplit of a step with lists: the splits read the pairs of the table that the choice has left, and attend the other lists
-/// by their means.
-struct ListSplit {
-  template <int kDim, int kHeadTiles>
-  using Resident = ResidentShare<kDim, kHeadTiles>;
-  static constexpr bool kFinds = false, kLists = true, kOnce = true;
-
-  __device__ static uint32_t kv_head() { return blockIdx.y; }
-  __device__ static uint32_t number() { return blockIdx.x; }
-  __device__ static uint32_t count() { return gridDim.x; }
-  __device__ static uint32_t place() { return blockIdx.x; }
-};
 
 /// Pairs behind those in its ring that a warp asks the L2 cache for while it prepares queries.
 inline constexpr uint32_t kPairsAhead = 2;

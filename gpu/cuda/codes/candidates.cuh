@@ -4,7 +4,7 @@
 #pragma once
 
 #include "gpu/cuda/codes/pair_places.cuh"
-#include "gpu/cuda/codes/queries.cuh"
+#include "gpu/cuda/codes/tile_logits.cuh"
 
 namespace keyhole::gpu::codes {
 

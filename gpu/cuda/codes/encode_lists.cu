@@ -9,11 +9,11 @@
 #include <cuda_fp16.h>
 
 #include "cpu/code_doubt.h"
-#include "gpu/cuda/codes/attend.cuh"
 #include "gpu/cuda/codes/encode_rows.cuh"
 #include "gpu/cuda/codes/int8_rows.cuh"
 #include "gpu/cuda/codes/list_params.h"
 #include "gpu/cuda/codes/make_lists.h"
+#include "gpu/cuda/codes/value_sums.cuh"
 #include "gpu/cuda/common/check.h"
 
 namespace keyhole::gpu {

@@ -1,6 +1,6 @@
 #include "gpu/cuda/codes/list_choice.cuh"
 
-#include "gpu/cuda/codes/attend.cuh"
+#include "gpu/cuda/codes/value_sums.cuh"
 
 namespace keyhole::gpu {
 namespace {

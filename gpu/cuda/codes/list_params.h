@@ -49,7 +49,7 @@ struct CodesLists {
 
 /// Mean values of a KV head's lists that are to be laid out as tensor cores take them: register 4 m + a of lane l holds, for j =
 /// 0, 1, component 16 m + l / 4 + 8 (a mod 2) of list 2 (l mod 4) + j + 8 (a div 2) of the tile, in the unit that the value
-/// codes of such components have in the pass (ValueUnits of gpu/cuda/codes/attend.cuh), relative to the largest.
+/// codes of such components have in the pass (ValueUnits of gpu/cuda/codes/value_sums.cuh), relative to the largest.
 struct MeanTiles {
   static constexpr uint32_t kLists = 16;  ///< of a tile
 

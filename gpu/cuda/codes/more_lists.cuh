@@ -13,9 +13,9 @@
 // The numbers of a bin are integers in units of the block's own sum, so that sums do not depend on the order of threads.
 #pragma once
 
-#include "gpu/cuda/codes/attend.cuh"
 #include "gpu/cuda/codes/cluster.cuh"
 #include "gpu/cuda/codes/own_lists.cuh"
+#include "gpu/cuda/codes/value_sums.cuh"
 
 namespace keyhole::gpu::codes {
 

@@ -1,79 +1,20 @@
-// A group's queries as the tensor cores want them, and the logits of a tile of 16 rows by their codes. Both kernels
-// of a step run the same instructions, so that both see the same bits.
-//
-//   scores   <q, u> in integers: keys' codes where they lie in their bytes (a mask, no shift) times q in two 8-bit
-//            parts (15 bits, less where codes lie high), which are two columns of one product m16n8k32: 4 heads fill
-//            its 8
-//   logits   scale * log2(e) * (f <q, level> + <q, mean>) - noise, in fp32: a lane has 2 rows of one head. The noise
-//            is taken up to kMostNoiseBias alone, as on the host
+// A group's queries as the tensor cores want them: rotated, and in integers of 15 bits, less where codes lie high in their bytes.
 #pragma once
 
 #include <cuda_fp16.h>
 
+#include "gpu/cuda/codes/code_math.cuh"
 #include "gpu/cuda/codes/params.h"
+#include "gpu/cuda/codes/warp_rows.cuh"
 #include "gpu/cuda/common/element.cuh"
-#include "gpu/cuda/common/rotation.cuh"
-#include "gpu/cuda/common/state.cuh"
-#include "gpu/cuda/common/tensor_core.cuh"
 #include "gpu/cuda/common/warp.cuh"
 
 namespace keyhole::gpu::codes {
 
-__device__ inline float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-/// Logarithms to 2^-22: absolutely for x between 1/2 and 2, relative to the result for others. The full functions are 25
-/// instructions more, each of which comes from memory where it runs once.
-__device__ inline float log2_fast(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ inline float log_fast(float x) { return log2_fast(x) * kLn2; }
-/// natural_weight() with weights below 2^-126 as zeros.
-__device__ inline float weight_fast(float lse, float base) {
-  return exp2_fast((lse - base) * kLog2E);
-}
-
-/// The codes of step `step` of a tile's keys, rows lane/4 + 8 r, as u times 2^key_shift(step).
-template <int kBits, int kWords>
-__device__ inline uint32_t key_register(const uint32_t (&words)[kWords], int step, int r) {
-  constexpr int kPer = 8 / kBits;
-  constexpr uint32_t kMask = kBits == 2 ? 0x03030303U : 0x0F0F0F0FU;
-  if (step / kPer * 2 + r >= kWords) return 0;  // components beyond a head dimension of 80
-  return words[step / kPer * 2 + r] & (kMask << (step % kPer * kBits));
-}
+/// The codes of step `step` of a tile's keys are multiplied where they lie: they are codes times 2^key_shift(step).
 template <int kBits>
 __device__ inline int key_shift(int step) {
   return step % (8 / kBits) * kBits;
-}
-
-template <int kWords>
-__device__ inline void load_words(const std::byte* tile, int lane, uint32_t (&words)[kWords]) {
-  const auto* from = reinterpret_cast<const uint32_t*>(tile) + lane * kWords;
-  if constexpr (kWords % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < kWords; i += 4) {
-      const uint4 x = __ldcs(reinterpret_cast<const uint4*>(from + i));
-      words[i] = x.x;
-      words[i + 1] = x.y;
-      words[i + 2] = x.z;
-      words[i + 3] = x.w;
-    }
-  } else if constexpr (kWords % 2 == 0) {
-#pragma unroll
-    for (int i = 0; i < kWords; i += 2) {
-      const uint2 x = __ldcs(reinterpret_cast<const uint2*>(from + i));
-      words[i] = x.x;
-      words[i + 1] = x.y;
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) words[i] = __ldcs(from + i);
-  }
 }
 
 /// A query head of a step: the token it belongs to, and its number in the model.
@@ -98,119 +39,12 @@ __device__ inline float value_scale_of(const CodesParams& s, uint32_t kv_head) {
   return scale > 0.0F ? scale : 1.0F;
 }
 
-__device__ inline float max_of_head(float x) {  // over the 8 lanes with the same lane % 4
-#pragma unroll
-  for (int step = 4; step < 32; step *= 2) x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, step));
-  return x;
-}
-__device__ inline float sum_of_head(float x) {
-#pragma unroll
-  for (int step = 4; step < 32; step *= 2) x += __shfl_xor_sync(kWholeWarp, x, step);
-  return x;
-}
-
-/// The sum over a warp of number lane % 4, returned in all lanes.
-__device__ inline float sum_of_own_head(const float (&sums)[4], int lane) {
-  // Each exchange halves the number of heads that a lane sums, until only its own is left.
-  const bool odd = (lane & 1) != 0;
-  const float a =
-      (odd ? sums[1] : sums[0]) + __shfl_xor_sync(kWholeWarp, odd ? sums[0] : sums[1], 1);
-  const float b =
-      (odd ? sums[3] : sums[2]) + __shfl_xor_sync(kWholeWarp, odd ? sums[2] : sums[3], 1);
-  const bool high = (lane & 2) != 0;
-  return sum_of_head((high ? b : a) + __shfl_xor_sync(kWholeWarp, high ? a : b, 2));
-}
-
-/// Number of quads of components that a lane has of a row that a warp works on: quad u is components 128 u + 4 lane
-/// .. + 3. It is one up to a dimension of 128, where some lanes may have none.
-template <int kDim>
-constexpr int kLaneQuads = (kDim + 127) / 128;
-/// Number of components of a lane.
-template <int kDim>
-constexpr int kLaneParts = 4 * kLaneQuads<kDim>;
-
-/// Rotates a row of which each lane of a warp has its quads, or back. `row` holds the same in shared memory, for
-/// dimensions that are no power of 2, whose passes overlap.
-template <int kDim>
-__device__ inline void rotate_quads(float (&x)[kLaneParts<kDim>], float* row, int lane, bool back) {
-  if constexpr ((kDim & (kDim - 1)) != 0) {
-    static_assert(kDim <= 128, "a lane has one quad");
-    if (4 * lane < kDim) *reinterpret_cast<float4*>(row + 4 * lane) = {x[0], x[1], x[2], x[3]};
-    __syncwarp();
-    rotate_in_shared(row, kDim, back);
-    if (4 * lane < kDim) {
-      const float4 y = *reinterpret_cast<const float4*>(row + 4 * lane);
-      x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
-    }
-  } else {
-    constexpr int kParts = kLaneParts<kDim>;
-    float signs[kParts];
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      signs[i] = code_sign(0, static_cast<uint32_t>(i / 4 * 128 + 4 * lane + i % 4));
-      if (!back) x[i] *= signs[i];
-    }
-#pragma unroll
-    for (int i = 0; i < kParts; i += 4) {
-      const float a = x[i] + x[i + 1], b = x[i] - x[i + 1];
-      const float c = x[i + 2] + x[i + 3], d = x[i + 2] - x[i + 3];
-      x[i] = a + c, x[i + 1] = b + d, x[i + 2] = a - c, x[i + 3] = b - d;
-    }
-#pragma unroll
-    for (int step = 1; step < kDim / kParts; step *= 2) {
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        const float other = __shfl_xor_sync(kWholeWarp, x[i], step);
-        x[i] = (lane & step) != 0 ? other - x[i] : x[i] + other;
-      }
-    }
-#pragma unroll
-    for (int step = 4; step < kParts; step *= 2) {
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        if ((i & step) != 0) continue;
-        const float a = x[i], b = x[i + step];
-        x[i] = a + b, x[i + step] = a - b;
-      }
-    }
-    const float norm = rsqrtf(static_cast<float>(kDim));
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) x[i] *= back ? norm * signs[i] : norm;
-  }
-}
-
-/// Writes a lane's quads of a row, times `unit`, to shared memory.
-template <int kDim>
-__device__ inline void store_quads(float* row, int lane, const float (&x)[kLaneParts<kDim>],
-                                   float unit) {
-#pragma unroll
-  for (int u = 0; u < kLaneQuads<kDim>; ++u) {
-    *reinterpret_cast<float4*>(row + 128 * u + 4 * lane) = {
-        x[4 * u] * unit, x[4 * u + 1] * unit, x[4 * u + 2] * unit, x[4 * u + 3] * unit};
-  }
-}
-__device__ inline void convert_quad(const RawQuad& raw, DType dtype, float* x) {
-  float y[4];
-  convert(raw, dtype, y);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] = y[i];
-}
-
 /// The constants of a head's query that all tiles need.
 struct HeadConstants {
   float slope;   ///< of the logit by <q, u>: 2 scale log2(e) * step of q
   float offset;  ///< of the logit at u = 0
   float noise;   ///< 0.5 scale^2 |q'|^2 log2(e)
 };
-
-/// The capped logit of a logit in base 2. cap: log2(e) times the soft-cap. `slope`: gets the derivative.
-__device__ inline float capped(float logit, float cap, float& slope) {
-  // Computes tanh by an exponential: an error of 2e-7, and five instructions in place of fifty.
-  const float e = exp2_fast(2.0F * kLog2E * __fdividef(logit, cap));
-  const float t = 1.0F - __fdividef(2.0F, 1.0F + e);
-  slope = fmaf(-t, t, 1.0F);
-  return cap * t;
-}
 
 /// The heads that a thread block works on, in tiles of 4. Here all are heads of one step, from `first` on in its
 /// groups.
@@ -408,123 +242,5 @@ __device__ inline void load_products(const SharedQueries<kDim, kBits, kHeadTiles
     head[t] = queries.constants[4 * t + lane % 4];
   }
 }
-
-/// <row of head lane % 4, mean>, in all lanes; rows already have the logits' scale.
-template <int kDim>
-__device__ inline float mean_logit(const float (*rows)[kDim], const __half* mean, int lane) {
-  float sums[4] = {};
-#pragma unroll
-  for (int i = 0; i < kDim; i += 64) {
-    const int j = i + 2 * lane;
-    if (kDim % 64 != 0 && j >= kDim) break;
-    const float2 m = __half22float2(*reinterpret_cast<const __half2*>(mean + j));
-#pragma unroll
-    for (int h = 0; h < 4; ++h) {
-      const float2 q = *reinterpret_cast<const float2*>(&rows[h][j]);
-      sums[h] = fmaf(q.x, m.x, fmaf(q.y, m.y, sums[h]));
-    }
-  }
-  return sum_of_own_head(sums, lane);
-}
-
-/// Products <q, u> of rows lane/4 and lane/4 + 8 of every tile, both parts of them, with heads 4 t + lane % 4. q: the
-/// b registers. Several tiles go side by side, so that their products wait for results together.
-template <int kDim, int kBits, int kHeadTiles, class Tile, int kTiles>
-__device__ inline void tile_scores(const Tile (&tiles)[kTiles],
-                                   const uint32_t (&q)[kHeadTiles][(kDim + 31) / 32][2],
-                                   int (&scores)[kTiles][kHeadTiles][4]) {
-#pragma unroll
-  for (int step = 0; step < (kDim + 31) / 32; ++step) {
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      uint32_t a[4];
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        a[r] = key_register<kBits>(tiles[i].keys, 2 * step + r / 2, r % 2);
-      }
-#pragma unroll
-      for (int t = 0; t < kHeadTiles; ++t) {
-        multiply_add_bytes(scores[i][t], a, q[t][step][0], q[t][step][1]);
-      }
-    }
-  }
-}
-
-/// The number whose product with f is added to the logit of the block's mean. row: 0 or 1 of the lane's two.
-__device__ inline float score_of_row(const int (&scores)[4], int row, const HeadConstants& head) {
-  const int whole = scores[2 * row] * 128 + scores[2 * row + 1];
-  return fmaf(static_cast<float>(whole), head.slope, head.offset);
-}
-
-/// Logits in base 2 of rows lane/4 (x) and lane/4 + 8 (y) of every tile, for head 4 t + lane % 4. middle: the logits
-/// of the block's mean key; cap: log2(e) times the soft-cap.
-template <int kHeadTiles, class Tile, int kTiles>
-__device__ inline void weigh_scores(const Tile (&tiles)[kTiles],
-                                    const int (&scores)[kTiles][kHeadTiles][4],
-                                    const HeadConstants (&head)[kHeadTiles], float noise, float cap,
-                                    const float (&middle)[kHeadTiles],
-                                    float2 (&logits)[kTiles][kHeadTiles]) {
-  constexpr float kMostBias = kMostNoiseBias * kLog2E;
-  const auto product = [&](int i, int t, int row) {
-    return score_of_row(scores[i][t], row, head[t]);
-  };
-#pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
-    const float f0 = __low2float(tiles[i].factors[0]), f1 = __low2float(tiles[i].factors[1]);
-    const float square0 = f0 * f0, square1 = f1 * f1;
-#pragma unroll
-    for (int t = 0; t < kHeadTiles; ++t) {
-      const float n = head[t].noise * noise, least = middle[t] - kMostBias;
-      logits[i][t].x = fmaf(f0, product(i, t, 0), fmaxf(fmaf(-n, square0, middle[t]), least));
-      logits[i][t].y = fmaf(f1, product(i, t, 1), fmaxf(fmaf(-n, square1, middle[t]), least));
-    }
-  }
-  if (cap == 0.0F) return;
-#pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
-    const float f0 = __low2float(tiles[i].factors[0]), f1 = __low2float(tiles[i].factors[1]);
-#pragma unroll
-    for (int t = 0; t < kHeadTiles; ++t) {
-      const float n = head[t].noise * noise;
-      float slope;
-      const float l0 = capped(fmaf(f0, product(i, t, 0), middle[t]), cap, slope);
-      logits[i][t].x = l0 - fminf(n * slope * slope * (f0 * f0), kMostBias);
-      const float l1 = capped(fmaf(f1, product(i, t, 1), middle[t]), cap, slope);
-      logits[i][t].y = l1 - fminf(n * slope * slope * (f1 * f1), kMostBias);
-    }
-  }
-}
-
-/// Computes tile_scores() and weigh_scores() at once.
-template <int kDim, int kBits, int kHeadTiles, class Tile, int kTiles>
-__device__ inline void tile_logits(const Tile (&tiles)[kTiles],
-                                   const uint32_t (&q)[kHeadTiles][(kDim + 31) / 32][2],
-                                   const HeadConstants (&head)[kHeadTiles], float noise, float cap,
-                                   const float (&middle)[kHeadTiles],
-                                   float2 (&logits)[kTiles][kHeadTiles]) {
-  int scores[kTiles][kHeadTiles][4] = {};
-  tile_scores<kDim, kBits, kHeadTiles>(tiles, q, scores);
-  weigh_scores<kHeadTiles>(tiles, scores, head, noise, cap, middle, logits);
-}
-
-/// The part of a tile of 16 rows that a lane holds.
-template <int kDim, int kBits>
-struct CodeTile {
-  static constexpr CodeShape kShape{kDim, kBits, kBits};
-  static constexpr int kKeyWords = static_cast<int>(kShape.key_words());
-  static constexpr int kValueWords = static_cast<int>(kShape.value_words());
-  uint32_t keys[kKeyWords];
-  uint32_t values[kValueWords];
-  __half2 factors[2];  ///< (f, g) of rows lane/4 and lane/4 + 8
-
-  /// Loads keys and factors alone, of a tile of those that begin at `codes` and `their_factors`.
-  __device__ void load_keys(const std::byte* codes, const std::byte* their_factors, int tile,
-                            int lane) {
-    load_words<kKeyWords>(codes + size_t{kCodeLanes} * kKeyWords * 4 * tile, lane, keys);
-    const auto* from = reinterpret_cast<const __half2*>(their_factors) + kCodeTile * tile;
-    factors[0] = from[lane / 4];
-    factors[1] = from[lane / 4 + 8];
-  }
-};
 
 }  // namespace keyhole::gpu::codes

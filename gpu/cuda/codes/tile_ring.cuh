@@ -9,7 +9,7 @@
 // resident tokens and what the pass leaves for the kernel behind it stay there.
 #pragma once
 
-#include "gpu/cuda/codes/queries.cuh"
+#include "gpu/cuda/codes/tile_logits.cuh"
 #include "gpu/cuda/common/async_copy.cuh"
 
 namespace keyhole::gpu::codes {
@@ -211,5 +211,15 @@ class TileRing {
   const std::byte* from_;         ///< the lane's first piece of the KV head's first block
   uint32_t keys_to_, values_to_;  ///< its place of a pair's first pieces, in the ring's first pair
 };
+
+/// Prefetches the means and the noise of a block into L2, by a warp. Every lane loads a part of them, and the next
+/// pair needs them at once: coming from memory they would stop the warp for half a microsecond, twice for every 8
+/// pairs.
+template <size_t kBegin, size_t kEnd>
+__device__ inline void prefetch_means(const std::byte* block, int lane) {
+  constexpr size_t kLine = 128;
+  const size_t at = kBegin / kLine * kLine + kLine * static_cast<size_t>(lane);
+  if (at < kEnd) asm volatile("prefetch.global.L2 [%0];" ::"l"(block + at));
+}
 
 }  // namespace keyhole::gpu::codes

@@ -39,10 +39,15 @@
 
 #include <type_traits>
 
+#include "gpu/cuda/codes/combined_rows.cuh"
+#include "gpu/cuda/codes/grid_split.cuh"
 #include "gpu/cuda/codes/resident_heads.cuh"
+#include "gpu/cuda/codes/tile_logits.cuh"
+#include "gpu/cuda/codes/value_sums.cuh"
 #include "gpu/cuda/codes/warpgroup_ring.cuh"
 #include "gpu/cuda/codes/warpgroup_shape.cuh"
-#include "gpu/cuda/codes/wide.cuh"
+#include "gpu/cuda/codes/wide_shape.cuh"
+#include "gpu/cuda/common/grid_dependency.cuh"
 #include "gpu/cuda/common/wgmma_held.cuh"
 
 namespace keyhole::gpu::codes {

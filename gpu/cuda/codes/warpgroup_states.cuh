@@ -3,8 +3,8 @@
 #pragma once
 
 #include "gpu/cuda/codes/resident_rows.cuh"
-#include "gpu/cuda/codes/wide.cuh"
 #include "gpu/cuda/codes/wide_params.h"
+#include "gpu/cuda/codes/wide_shape.cuh"
 
 namespace keyhole::gpu::codes {
 
