@@ -1,25 +1,14 @@
 #include "runtime/stream/stream_runner.h"
 
 #include <algorithm>
-#include <chrono>
 #include <exception>
 #include <new>
 #include <string>
 
 #include "runtime/engine/sizes.h"
 #include "runtime/stream/device_rows.h"
-#include "runtime/stream/stream_delivery.h"
 
 namespace keyhole::runtime {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-// A step that was submitted comes within the time of a model layer's other kernels, 100 us to 1 ms: the serving
-// thread spins for it, as naps take 50 us or more. Beyond that (the stream has a prefill before it) the thread naps.
-constexpr uint32_t kAwaitSpinUs = 3000;
-
-}  // namespace
 
 StreamRunner::StreamRunner(const Engine& engine, const SessionParams& params,
                            gpu::StreamSteps& steps, DeviceCodes& codes, StreamClient& client,
@@ -46,105 +35,6 @@ StreamRunner::~StreamRunner() {
   gives_up_.store(true);
   server_.stop();
   for (uint32_t l = 0; l < model_.resident_layers(); ++l) steps_->give_up(l, sequences_[l]);
-}
-
-// ---- The host's part -----------------------------------------------------------------------------
-
-bool StreamRunner::can_serve(const StreamStep& step, bool waits) {
-  if (failure_ || step.keeps != nullptr) return true;
-  gpu::Published published;
-  const uint32_t spin_us = waits ? kAwaitSpinUs : 0;
-  const uint64_t timeout_us = waits ? timeout_us_ : 0;
-  return steps_->await(step.layer, step.sequence, spin_us, timeout_us, gives_up_, published) ||
-         waits;
-}
-
-void StreamRunner::serve(const StreamStep& step) {
-  if (step.keeps != nullptr) {
-    if (failure_) return;
-    for (const uint32_t layer : step.keeps->layers) {
-      steps_->keep_newest_of_copy(layer, step.keeps->of, step.keeps->kept);
-    }
-    return;
-  }
-  if (failure_) return steps_->give_up(step.layer, step.sequence);
-  try {
-    gpu::Published published;
-    // Its queries are here, or the wait for them has ended without.
-    if (!steps_->await(step.layer, step.sequence, 0, 0, gives_up_, published)) {
-      std::string text;
-      const Status status = steps_->failure(text);
-      if (status != Status::ok) throw Error(status, text);
-      throw Error(Status::timeout,
-                  "layer " + std::to_string(step.layer) +
-                      ": the query of a step has not come within " +
-                      std::to_string(timeout_us_ / 1000) +
-                      " ms (timeout_ms): was the stream's work, or an announced graph, launched?");
-    }
-    serve_published(step, published);
-  } catch (...) {
-    client_->drop_audit();
-    keep_failure();
-    steps_->give_up(step.layer, step.sequence);
-  }
-}
-
-void StreamRunner::serve_published(const StreamStep& step, const gpu::Published& published) {
-  const auto arrived = Clock::now();
-  client_->close_audit(true);  // the stream comes here after the steps before have ended
-  check_finite_rows(step, published);
-  if (step.coded) {
-    if (step.appends != 0) client_->append_published(step.layer, published, step.appends);
-    const uint32_t heads = model_.of(step.layer).kv_heads;
-    for (uint32_t h = 0; h < heads; ++h) steps_->deliver(step.layer, h, step.sequence);
-    steps_served_ += 1;
-    coded_tokens_ += std::max(step.appends, 1U);
-    // After all that the device could wait for. q stays until the host has taken the layer's next step.
-    if (!step.audited) return;
-    client_->begin_audit(step, published);
-    client_->end_served_audit();
-    return;
-  }
-  // A full window gives tokens to the host, which this very step attends there.
-  const bool overflows = step.appends != 0 && client_->resident_counts(step.layer).window ==
-                                                  params_->window + params_->flush_block;
-  if (overflows) client_->append_published(step.layer, published, 1);
-  const uint32_t appended = step.appends != 0 && !overflows ? 1 : 0;
-  client_->prepare_work(step.layer, client_->tokens(step.layer) + appended - 1);
-  if (step.audited) client_->begin_audit(step, published);
-  StreamDelivery delivery(*steps_, step);
-  client_->start_step(step.layer, published.q, delivery);
-  std::exception_ptr error;
-  try {
-    if (appended != 0) client_->append_published(step.layer, published, 1);  // while workers search
-  } catch (...) {
-    error = std::current_exception();
-  }
-  client_->finish_step();
-  if (error) std::rethrow_exception(error);
-  if (step.audited) client_->end_served_audit();
-  serve_seconds_ += std::chrono::duration<double>(Clock::now() - arrived).count();
-  steps_served_ += 1;
-}
-
-void StreamRunner::check_finite_rows(const StreamStep& step,
-                                     const gpu::Published& published) const {
-  const uint32_t tokens = std::max(step.appends, 1U);
-  const LayerShape shape = model_.of(step.layer);
-  const auto check = [&](const char* name, const void* data, uint32_t heads, DType dtype) {
-    const TensorView rows =
-        dense_tensor(static_cast<const std::byte*>(data), tokens, heads, shape.head_dim, dtype);
-    // Rows lie one after the other: one look at all of them, and at each only where that finds something.
-    if (engine_->kernels().all_finite[static_cast<int>(dtype)](
-            rows.data, size_t{tokens} * heads * shape.head_dim)) {
-      return;
-    }
-    check_finite(engine_->kernels(), rows, name, 0, tokens, dtype);
-  };
-  check("q", published.q, shape.q_heads, DType::f32);
-  if (step.appends == 0) return;
-  check("k", published.k, shape.kv_heads, model_.kv_dtype);
-  check("v", published.v, shape.kv_heads, model_.kv_dtype);
 }
 
 void StreamRunner::keep_failure() {
@@ -353,37 +243,6 @@ void StreamRunner::submit(StreamStep step) {
 
 // ---- Steps ---------------------------------------------------------------------------------------
 
-void StreamRunner::prepare_capture(uint64_t id, uint32_t layer) {
-  captures_.enter(id, graph_version());
-  try {
-    if (codes_->layer_has(layer) && !codes_->is_current(layer)) {
-      throw Error(Status::invalid_argument,
-                  "capture: layer " + std::to_string(layer) +
-                      " has tokens without codes; call keyhole_session_synchronize before "
-                      "cudaStreamBeginCapture");
-    }
-    if (captures_.newest().steps().size() >= StreamServer::kCapacity) {
-      throw Error(Status::invalid_argument,
-                  "capture: a step of layer " + std::to_string(layer) + " after " +
-                      std::to_string(captures_.newest().steps().size()) + " others, allowed: " +
-                      std::to_string(StreamServer::kCapacity) + " steps in a graph");
-    }
-  } catch (...) {
-    captures_.newest().spoil();
-    throw;
-  }
-}
-
-uint64_t StreamRunner::capture_of_step() const {
-  const uint64_t id = steps_->capture_id(stream_);
-  if (id == gpu::kLostCapture) {
-    throw Error(Status::busy,
-                "the capture on the session's stream has failed, or another stream is being "
-                "captured and the session's is the default stream: end that capture first");
-  }
-  return id;
-}
-
 uint64_t StreamRunner::open(uint32_t layer, uint32_t appends) {
   check_no_open_step();
   failure_.rethrow();
@@ -477,61 +336,6 @@ void StreamRunner::enqueue_end(const TensorOut& out, float* lse) {
     }
     steps_->end(open_layer_, out, lse, stream_);
   });
-}
-
-void StreamRunner::announce(uint64_t graph) {
-  failure_.rethrow();
-  check_not_capturing();
-  check_no_open_step();
-  const Capture* known = graph == 0 ? &captures_.newest() : captures_.find(graph);
-  if (known == nullptr) {
-    throw Error(Status::invalid_argument, "no graph has the number " + std::to_string(graph) +
-                                              ", or " + std::to_string(Captures::kMost) +
-                                              " others were captured since: capture it again");
-  }
-  const auto captured = known->steps();
-  if (known->is_spoiled()) {
-    throw Error(Status::invalid_argument,
-                "a call failed while the graph was captured: capture it again");
-  }
-  if (captured.empty()) {
-    throw Error(Status::invalid_argument, "no step was captured on the session's stream");
-  }
-  server_.drain();
-  note_device_failure();
-  failure_.rethrow();
-  // All is checked before anything is submitted: the graph runs as a whole or not at all.
-  std::fill(ahead_.begin(), ahead_.end(), 0U);
-  for (const StreamStep& step : captured) {
-    check_tokens(step.layer, step.appends, ahead_[step.layer]);
-    ahead_[step.layer] += step.appends;
-  }
-  for (const StreamStep& step : captured) update_index(step.layer);
-  place_windows(captured);
-  for (const StreamStep& step : captured) {
-    if (model_.slides(step.layer)) continue;
-    make_room(step.layer, ahead_[step.layer]);
-    update_codes(step.layer);
-  }
-  if (known->version() != graph_version()) {
-    throw Error(Status::invalid_argument,
-                "the session has changed since the graph was captured: capture it again");
-  }
-  if (params_->host_memory_limit != 0) {
-    know_held_bytes();
-    uint64_t offloaded = 0;
-    for (uint32_t l = 0; l < model_.layers; ++l) {
-      if (!model_.slides(l)) offloaded += offloaded_bytes(l, ahead_[l]);
-    }
-    check_memory(offloaded);
-  }
-  for (const StreamStep& step : captured) {
-    if (model_.slides(step.layer)) {
-      note_window_step(step.layer, step.appends);
-    } else {
-      submit(counted(step));
-    }
-  }
 }
 
 // ---- Figures -------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@
 // Where the device attends everything (gpu/codes.h) the serving thread only takes k and v in, and a calling thread that
 // waits for that does it itself (StreamServer::wait()): no call needs the serving thread to get a core.
 //
-// Sliding layers (gpu/windows.h) have no host's part: stream_runner_windows.cpp.
+// The host's part is in stream_runner_host.cpp, and what captured graphs take in stream_runner_graphs.cpp. Sliding layers
+// (gpu/windows.h) have no host's part: stream_runner_windows.cpp.
 //
 // The runner knows of a session only what StreamClient, and of sliding layers StreamWindows, tell.
 #pragma once
@@ -190,7 +191,6 @@ class StreamRunner {
   void prepare(uint32_t layer, uint32_t appends);
   /// What every step begins with; the number of the capture that it is recorded in, 0: none.
   uint64_t open(uint32_t layer, uint32_t appends);
-  void prepare_capture(uint64_t id, uint32_t layer);
   void check_tokens(uint32_t layer, uint32_t appends, uint32_t ahead) const;
   void update_index(uint32_t layer);
   /// Where rows leave the window in blocks: makes room for `appended` tokens, so that the device's own rule, which
@@ -208,12 +208,16 @@ class StreamRunner {
   void submit(StreamStep step);
   /// Keeps the exception being handled as the session's failure.
   void keep_failure();
+  void note_device_failure();
   /// Runs an update of codes until it succeeds or `layer` has none any more.
   template <class F>
   void keep_codes(uint32_t layer, F&& update);
   /// Runs launches of a step; what they throw spoils the capture, or ends the session's stream steps.
   template <class F>
   void launch(bool is_captured, F&& launches);
+
+  // stream_runner_graphs.cpp
+  void prepare_capture(uint64_t id, uint32_t layer);
 
   // stream_runner_windows.cpp
   void note_window_step(uint32_t layer, uint32_t appends);
@@ -222,12 +226,11 @@ class StreamRunner {
   void place_windows(std::span<const StreamStep> steps);
   void keep_newest_of_windows(const KeptTokens& tokens);
 
-  // For the server; see there.
+  // stream_runner_host.cpp: for the server; see there.
   [[nodiscard]] bool can_serve(const StreamStep& step, bool waits);
   void serve(const StreamStep& step);
   void serve_published(const StreamStep& step, const gpu::Published& published);
   void check_finite_rows(const StreamStep& step, const gpu::Published& published) const;
-  void note_device_failure();
 
   const Engine* engine_;
   const SessionParams* params_;

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "tools/llama/keyhole_cache.h"
+#include "tools/llama/engine_config.h"
 
 namespace keyhole::tools {
 

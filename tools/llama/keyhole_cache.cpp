@@ -1,12 +1,9 @@
 #include "tools/llama/keyhole_cache.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
-#include <cstring>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <type_traits>
 
 #include "keyhole/batch.h"
@@ -15,83 +12,11 @@
 #include "runtime/files/float16.h"
 
 namespace keyhole::tools {
-
-keyhole_dtype kv_dtype_of(const LlamaConfig& model) {
-  if (model.dtype == "bfloat16") return KEYHOLE_BF16;
-  return model.dtype == "float32" ? KEYHOLE_F32 : KEYHOLE_F16;
-}
-
 namespace {
 
 // A session waits for the device, in whose stream the ranks' gathers are, by this much longer than the ranks wait for
 // each other.
 constexpr uint32_t kBeyondRanksMs = 10000;
-
-/// RoPE's fields, the same in an engine and in a layer.
-template <class Config>
-void set_rope(const RopeSettings& rope, Config& config) {
-  const RopeScaling& scaling = rope.scaling;
-  config.rope_theta = 0.0F;
-  config.rope_scaling = KEYHOLE_ROPE_NONE;
-  switch (scaling.kind) {
-    case RopeScaling::Kind::none: break;
-    case RopeScaling::Kind::linear: config.rope_scaling = KEYHOLE_ROPE_LINEAR; break;
-    case RopeScaling::Kind::llama3:
-      config.rope_scaling = KEYHOLE_ROPE_LLAMA3;
-      config.rope_low_freq_factor = static_cast<float>(scaling.low_freq_factor);
-      config.rope_high_freq_factor = static_cast<float>(scaling.high_freq_factor);
-      break;
-    case RopeScaling::Kind::yarn:
-      config.rope_scaling = KEYHOLE_ROPE_YARN;
-      config.rope_beta_fast = static_cast<float>(scaling.beta_fast);
-      config.rope_beta_slow = static_cast<float>(scaling.beta_slow);
-      config.rope_whole_pairs = scaling.whole_pairs ? 1 : -1;
-      break;
-    case RopeScaling::Kind::longrope: return;
-  }
-  config.rope_theta = static_cast<float>(rope.theta);
-  config.rope_dim = rope.dims;
-  if (scaling.kind == RopeScaling::Kind::none) return;
-  config.rope_factor = static_cast<float>(scaling.factor);
-  config.rope_original_context = scaling.original_context;
-}
-
-}  // namespace
-
-// An engine knows the shape of the model. K and q reach the library after RoPE; its parameters are
-// given so that an index may undo it.
-keyhole_engine_config engine_config(const LlamaConfig& model) {
-  keyhole_engine_config config;
-  keyhole_engine_config_init(&config);
-  config.layers = std::max(1U, model.full_layers());
-  config.q_heads = model.q_heads;
-  config.kv_heads = model.kv_heads;
-  config.head_dim = model.head_dim;
-  config.kv_dtype = kv_dtype_of(model);
-  config.scale = static_cast<float>(model.attention_scale);
-  config.softcap = static_cast<float>(model.attention_softcap);
-  set_rope(model.rope, config);
-  return config;
-}
-
-std::vector<keyhole_layer_config> add_sliding_layers(const LlamaConfig& model,
-                                                     keyhole_engine_config& config) {
-  std::vector<keyhole_layer_config> layers(model.layers);
-  uint32_t place = model.full_layers();
-  for (keyhole_layer_config& layer : layers) keyhole_layer_config_init(&layer, &config);
-  for (uint32_t layer = 0; layer < model.layers; ++layer) {
-    if (!model.slides(layer)) continue;
-    keyhole_layer_config& own = layers[place++];
-    own.window = model.windows[layer];
-    own.window_slack = kWindowSlack;
-    set_rope(model.sliding_rope, own);
-  }
-  config.layers = config.layer_count = model.layers;
-  config.layer_configs = layers.data();
-  return layers;
-}
-
-namespace {
 
 ElementType element_of(keyhole_dtype dtype) {
   if (dtype == KEYHOLE_BF16) return ElementType::bf16;
@@ -400,78 +325,6 @@ void KeyholeCache::attend(uint32_t layer, const float* q, float* out) {
   check(keyhole_session_attend(session_.get(), places_[layer], &queries, nullptr, nullptr, &result,
                                nullptr));
   gather_heads(out, 1);
-}
-
-void KeyholeCache::use_stream(void* stream) {
-  check(keyhole_session_set_stream(session_.get(), stream));
-  stream_ = stream;
-}
-
-void KeyholeCache::enqueue_attend(uint32_t layer, const float* q, const float* k, const float* v,
-                                  float* out, float* room) {
-  const auto own = [&](const float* data, uint32_t all, uint32_t count) {
-    return own_rows(data, all, count, 1, KEYHOLE_DEVICE);
-  };
-  const keyhole_tensor queries = own(q, q_heads_, own_q_heads_);
-  const keyhole_tensor keys = own(k, kv_heads_, own_kv_heads_);
-  const keyhole_tensor values = own(v, kv_heads_, own_kv_heads_);
-  const keyhole_tensor result = heads(shares_heads() ? room : out, own_q_heads_, KEYHOLE_DEVICE);
-  check(keyhole_session_attend(session_.get(), places_[layer], &queries, &keys, &values, &result,
-                               nullptr));
-  if (!shares_heads()) return;
-  // One token's heads: those of the ranks lie behind each other in their order.
-  check(keyhole_communicator_gather_on_stream(
-      heads_of_ranks_, room, out, size_t{own_q_heads_} * head_dim_ * sizeof(float), stream_));
-}
-
-void KeyholeCache::enqueue_extend(uint32_t layer, uint32_t n, const float* q, const float* k,
-                                  const float* v, float* out) {
-  const auto tokens = [&](const float* data, uint32_t heads) {
-    const int64_t shape[] = {n, heads, head_dim_};
-    keyhole_tensor t = keyhole_tensor_host(data, KEYHOLE_F32, 3, shape);
-    t.memory = KEYHOLE_DEVICE;
-    return t;
-  };
-  const keyhole_tensor queries = tokens(q, q_heads_), keys = tokens(k, kv_heads_);
-  const keyhole_tensor values = tokens(v, kv_heads_), result = tokens(out, q_heads_);
-  check(keyhole_session_extend(session_.get(), places_[layer], &queries, &keys, &values, nullptr,
-                               &result, nullptr));
-}
-
-void KeyholeCache::synchronize() {
-  // Sessions that share tokens meet by themselves. Those that share heads do not know of each other: they meet before they wait for
-  // the stream, which may stand in a gather, and once they know how the step went.
-  meet_ranks();
-  try {
-    check(keyhole_session_synchronize(session_.get()));
-  } catch (const std::exception& e) {
-    meet_ranks(&e);
-    throw;
-  }
-  meet_ranks();
-}
-
-void KeyholeCache::meet_ranks(const std::exception* why) {
-  if (!shares_heads()) return;
-  std::array<char, 256> own{};
-  if (why != nullptr) std::strncpy(own.data(), why->what(), own.size() - 1);
-  std::vector<std::array<char, 256>> all(keyhole_communicator_get_size(heads_of_ranks_));
-  check(keyhole_communicator_gather(heads_of_ranks_, own.data(), all.data(), own.size()));
-  for (size_t r = 0; r < all.size() && why == nullptr; ++r) {
-    if (all[r][0] == 0) continue;
-    throw std::runtime_error("rank " + std::to_string(r) + ": " + all[r].data());
-  }
-}
-
-bool KeyholeCache::can_be_captured() const {
-  return on_device_ && std::string_view(statistics().signal) == "wait";
-}
-
-bool KeyholeCache::announce() {
-  const keyhole_status status = keyhole_session_announce(session_.get());
-  if (status == KEYHOLE_INVALID_ARGUMENT) return false;
-  check(status);
-  return true;
 }
 
 void KeyholeCache::truncate(uint32_t tokens) {

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "tests/tools/llama/synthetic_model.h"
-#include "tools/llama/keyhole_cache.h"
+#include "tools/llama/engine_config.h"
 
 namespace keyhole::tools {
 namespace {

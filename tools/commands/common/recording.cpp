@@ -10,7 +10,7 @@
 #include "tools/commands/common/gpu_memory.h"
 #include "tools/commands/common/task_fit.h"
 #include "tools/io/trace.h"
-#include "tools/llama/keyhole_cache.h"
+#include "tools/llama/engine_config.h"
 #include "tools/llama/prefill.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"

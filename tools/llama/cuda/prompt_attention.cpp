@@ -1,7 +1,7 @@
 #include "tools/llama/cuda/prompt_attention.h"
 
+#include "tools/llama/engine_config.h"
 #include "tools/llama/gpu_model.h"
-#include "tools/llama/keyhole_cache.h"
 
 namespace keyhole::tools::cuda {
 namespace {
