@@ -40,9 +40,13 @@ struct BlockedLayer {
 struct CodedAttention {
   bool refused = false;  ///< too many rows weigh, or codes do not say enough about some
   uint32_t rows = 0;     ///< of all KV heads that were read exactly, once for all queries
-  uint32_t passes = 0;   ///< over the codes: one, and others of queries in doubt
+  uint32_t passes =
+      0;  ///< over the codes: one, and others of queries in doubt
   uint32_t doubted = 0;  ///< query heads of tokens that were in doubt, or listed too many rows
   uint32_t heads = 0;    ///< KV heads with such
+  /// Blocks of codes that each tile of query rows has attended, but for query rows of `doubted`, which have attended all of them where
+  /// there was another pass; 0: all have.
+  uint32_t chosen_blocks = 0;
 };
 
 /// One at a time on a stream; calls enqueue, in order, and are not captured. All throw Error: invalid_argument,
@@ -64,6 +68,8 @@ class BlockedAttention {
   /// Whether attend_codes() has kernels for these codes. Devices of compute capability 9.0 have them, for 2 or 4 bits, as many
   /// of values as of keys.
   [[nodiscard]] virtual bool attends_codes(const CodedRows& /*rows*/) const { return false; }
+  /// Whether it then attends rows.chosen_blocks of their blocks, which are fewer than there are; else it attends all of them.
+  [[nodiscard]] virtual bool chooses_codes(const CodedRows& /*rows*/) const { return false; }
   /// All queries attend all of these rows, but for those that weigh by their codes, as single steps do
   /// (docs/what-codes-hold.md). Comes after all other rows, of which there are some: what they weigh says which of these do.
   /// Waits for the stream. Where it is refused the state is as before, and all rows are to be attended in place of their codes.

@@ -29,7 +29,8 @@ struct CodedRows {
   uint32_t row_bytes = 0;
   DType dtype = DType::f16;  ///< of the rows: f16, bf16, f32, i8
   /// Blocks that 128 query rows of a KV head attend, those whose mean keys weigh most for the mean of one of its query
-  /// heads, of which two are the newest. 0, or as many as there are: all, which attend where there are no kernels for a choice, too.
+  /// heads, of which two are the newest. 0, or as many as there are: all, as where there are no kernels for a choice
+  /// (BlockedAttention::chooses_codes()).
   uint32_t chosen_blocks = 0;
   /// The device's copy of the scales of rows of dtype i8, `[blocks, kv_heads, 2, dim]` bf16; else null.
   const uint16_t* row_scales = nullptr;

@@ -82,7 +82,12 @@ gpu::CodedRows DeviceExtender::codes_of_turn(uint32_t layer, const ExtendArgs& a
     return {};
   if (chosen != 0) {
     rows.chosen_blocks = chosen;
-    return parts_.blocks.blocked(layer).attends_codes(rows) ? rows : gpu::CodedRows{};
+    const gpu::BlockedAttention& blocked = parts_.blocks.blocked(layer);
+    if (!blocked.attends_codes(rows)) return {};
+    if (chosen >= rows.blocks || blocked.chooses_codes(rows)) return rows;
+    // All are attended, by what is the fastest.
+    rows.chosen_blocks = 0;
+    if (n > kMostCodedTurn) return {};
   }
   const LayerShape m = parts_.engine.model().of(layer);
   const double of_row =
@@ -96,7 +101,9 @@ gpu::CodedRows DeviceExtender::codes_of_turn(uint32_t layer, const ExtendArgs& a
     step = std::min(step, kTokenUs + of_row * m.q_heads / kTokenOperationsPerUs);
   }
   const bool masks = args.mask != nullptr && n > parts_.params.window;  // what no step takes
-  if (coded > kSurelyFaster * times.in_full || (!masks && coded > n * step) ||
+  // By a pattern no steps are taken: the other way is in full.
+  const bool by_steps = chosen == 0 && !masks;
+  if (coded > kSurelyFaster * times.in_full || (by_steps && coded > n * step) ||
       !parts_.blocks.blocked(layer).attends_codes(rows)) {
     return {};
   }
@@ -298,11 +305,15 @@ void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args, bool
   const KvPieces resident = parts_.sequence.resident().stream_steps()->device_rows(layer);
   for (uint32_t i = 0; i < resident.count; ++i) blocked.attend(resident.pieces[i], stream);
   const bool has_rows = parts_.params.mode != KEYHOLE_MODE_RESIDENT;
-  if (has_rows) attend_rows(coded, parts_.sequence.rows(layer));
+  // As they are taken in, tokens bring others out of the window.
+  const uint32_t before = parts_.sequence.tokens(layer),
+                 rows = has_rows ? parts_.sequence.rows(layer) : 0;
+  if (has_rows) attend_rows(coded, rows);
   blocked.attend_new(args.k, args.v, args.mask, stream);
   bool is_answered = false;
+  gpu::CodedAttention end;
   if (coded != 0) {
-    const gpu::CodedAttention end = attend_codes(blocked, codes, stream, take_in);
+    end = attend_codes(blocked, codes, stream, take_in);
     if (end.refused) attend_rows(0, coded);
     is_answered = is_taken_in && !end.refused && end.passes <= 1;
   }
@@ -313,12 +324,19 @@ void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args, bool
   } else {
     parts_.prompts.prefill(layer, args.k, args.v, is_prompt ? &args.q : nullptr);
   }
-  const bool reads_rows = parts_.params.mode != KEYHOLE_MODE_RESIDENT;
-  uint64_t rows = reads_rows ? parts_.sequence.rows(layer) : 0;
-  if (codes.chosen_blocks != 0 && codes.chosen_blocks < codes.blocks) {
-    rows -= uint64_t{codes.blocks - codes.chosen_blocks} * kCodeBlock;
+  count_attended(layer, args.q.tokens, before, rows, codes, end);
+}
+
+void DeviceExtender::count_attended(uint32_t layer, size_t n, uint32_t before, uint32_t rows,
+                                    const gpu::CodedRows& codes, const gpu::CodedAttention& end) {
+  const uint64_t queries = uint64_t{parts_.engine.model().of(layer).q_heads} * n;
+  uint64_t keys = rows * queries;
+  if (!end.refused && end.chosen_blocks != 0) {
+    const uint64_t left_out = codes.blocks - end.chosen_blocks, few = queries - end.doubted;
+    keys -= left_out * kCodeBlock * few;
+    parts_.patterns.add_coded(layer, static_cast<uint32_t>(n), before, left_out * few);
   }
-  parts_.totals.add_on_device(args.q.tokens, rows * m.of(layer).q_heads * args.q.tokens);
+  parts_.totals.add_on_device(n, keys);
 }
 
 bool DeviceExtender::takes_one_step(uint32_t layer, const ExtendArgs& args) {

@@ -83,6 +83,10 @@ class DeviceExtender {
   /// is to attend, see ExtendPatterns::coded_blocks(); 0: where codes are the fastest, all of them.
   [[nodiscard]] gpu::CodedRows codes_of_turn(uint32_t layer, const ExtendArgs& args,
                                              uint32_t chosen);
+  /// Counts what n tokens behind `before` have attended, of `rows` offloaded rows, the first of which `codes` are of. end: what has
+  /// come of these.
+  void count_attended(uint32_t layer, size_t n, uint32_t before, uint32_t rows,
+                      const gpu::CodedRows& codes, const gpu::CodedAttention& end);
   /// Attends codes; refused: their rows are to be attended in place of them. meanwhile: see BlockedAttention::attend_codes().
   [[nodiscard]] gpu::CodedAttention attend_codes(gpu::BlockedAttention& blocked,
                                                  const gpu::CodedRows& codes, gpu::Stream stream,

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cpu/block_attention.h"
+#include "cpu/code_layout.h"
 #include "runtime/prefill/prefill_pattern.h"
 
 namespace keyhole::runtime {
@@ -71,6 +72,21 @@ uint32_t ExtendPatterns::coded_blocks(uint32_t layer, const ExtendArgs& args, ui
   const bool alike = std::all_of(heads.begin(), heads.end(),
                                  [&](const gpu::PromptPattern& other) { return other == first; });
   return alike && rows > first.dense_rows ? first.coded_blocks : 0;
+}
+
+void ExtendPatterns::add_coded(uint32_t layer, uint32_t n, uint32_t before, uint64_t left_out) {
+  constexpr uint32_t kTile = cpu::kPromptQueries, kRows = 64;
+  gpu::PromptBlocks blocks;
+  uint32_t tiles = 0;
+  for (uint32_t first = 0; first < n; first += kTile, ++tiles) {
+    const uint64_t rows = uint64_t{before} + std::min(first + kTile, n);
+    blocks.seen += (rows + kRows - 1) / kRows * engine_->model().of(layer).q_heads;
+  }
+  // The last tile counts as the others, however few tokens it has.
+  const double of_tiles = static_cast<double>(left_out) * tiles / n * (kCodeBlock / kRows);
+  blocks.attended =
+      blocks.seen - std::min(blocks.seen, static_cast<uint64_t>(std::llround(of_tiles)));
+  add(blocks);
 }
 
 uint64_t ExtendPatterns::keys_in(uint32_t layer, uint32_t n,

@@ -47,6 +47,9 @@ class ExtendPatterns {
     blocks_.attended += blocks.attended;
     blocks_.seen += blocks.seen;
   }
+  /// So have n tokens behind `before`, each query head all that it sees but for blocks of codes: left_out of them, summed over the
+  /// query heads of the tokens.
+  void add_coded(uint32_t layer, uint32_t n, uint32_t before, uint64_t left_out);
   [[nodiscard]] const gpu::PromptBlocks& blocks() const { return blocks_; }
 
  private:

@@ -76,6 +76,11 @@ bool FakeBlocked::attends_codes(const gpu::CodedRows& rows) const {
   return rows.blocks != 0 && rows.dtype == shape_.dtype && rows.kv_heads == shape_.kv_heads;
 }
 
+bool FakeBlocked::chooses_codes(const gpu::CodedRows& rows) const {
+  return attends_codes(rows) && !*never_chooses && rows.chosen_blocks != 0 &&
+         rows.chosen_blocks < rows.blocks;
+}
+
 gpu::CodedAttention FakeBlocked::attend_codes(const gpu::CodedRows& rows, gpu::Stream stream,
                                               const std::function<void()>& meanwhile) {
   *coded_calls += 1;
@@ -100,7 +105,12 @@ gpu::CodedAttention FakeBlocked::attend_codes(const gpu::CodedRows& rows, gpu::S
   meanwhile();
   wait_();
   if (doubts) attend(view, stream);
-  return {.passes = doubts ? 2U : 1U};
+  gpu::CodedAttention end{.passes = doubts ? 2U : 1U};
+  if (chooses_codes(rows)) {
+    end.chosen_blocks = rows.chosen_blocks;
+    end.doubted = *doubted;
+  }
+  return end;
 }
 
 void FakeBlocked::finish(const TensorOut& out, float* lse, gpu::Stream) {

@@ -29,6 +29,9 @@ class FakeBlocked final : public gpu::BlockedAttention {
   std::atomic<uint64_t>* coded_calls = nullptr;      ///< of attend_codes()
   std::atomic<uint32_t>* chosen_blocks = nullptr;    ///< of the last attend_codes()
   const std::atomic<bool>* refuses_codes = nullptr;  ///< says attend_codes()
+  const std::atomic<bool>* never_chooses = nullptr;  ///< says chooses_codes()
+  /// Of these query heads of tokens attend_codes() says that they were in doubt, where it has chosen.
+  const std::atomic<uint32_t>* doubted = nullptr;
   /// Its first pass is not enough: only what comes after `meanwhile` attends the codes.
   const std::atomic<bool>* doubts_codes = nullptr;
 
@@ -37,7 +40,9 @@ class FakeBlocked final : public gpu::BlockedAttention {
   void attend_new(const TensorView& k, const TensorView& v, const uint64_t* mask,
                   gpu::Stream) override;
   bool attends_codes(const gpu::CodedRows& rows) const override;
-  /// Attends the rows themselves, so that one that is attended twice or never shows.
+  bool chooses_codes(const gpu::CodedRows& rows) const override;
+  /// Attends the rows themselves, and all of them, so that one that is attended twice or never shows. Where it says that it chooses
+  /// it says that it has chosen.
   gpu::CodedAttention attend_codes(const gpu::CodedRows& rows, gpu::Stream stream,
                                    const std::function<void()>& meanwhile) override;
   void finish(const TensorOut& out, float* lse, gpu::Stream) override;

@@ -82,6 +82,8 @@ class FakeGpu final : public gpu::Device {
     made->chosen_blocks = &engine_->chosen_blocks;
     made->refuses_codes = &engine_->refuses_codes;
     made->doubts_codes = &engine_->doubts_codes;
+    made->never_chooses = &engine_->never_chooses;
+    made->doubted = &engine_->doubted;
     return made;
   }
   std::unique_ptr<gpu::ListedAttention> make_listed(gpu::Resident&,

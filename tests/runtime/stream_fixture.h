@@ -37,6 +37,8 @@ struct StreamEngine {
   std::atomic<uint32_t> chosen_blocks = 0;  ///< CodedRows::chosen_blocks of the last of them
   std::atomic<bool> refuses_codes = false;  ///< says each of these
   std::atomic<bool> doubts_codes = false;   ///< see FakeBlocked
+  std::atomic<bool> never_chooses = false;  ///< likewise
+  std::atomic<uint32_t> doubted = 0;        ///< likewise
   std::atomic<uint64_t> listed_calls = 0;   ///< of ListedAttention::attend(), likewise
   std::atomic<uint64_t> listed_places = 0;  ///< where their rows lay
   std::unique_ptr<keyhole_engine> handle;

@@ -26,6 +26,11 @@ bool CodedTurn::supports(const CodedRows& rows) {
          (bits == 2 || bits == 4) && (d == 64 || d == 80 || d == 96 || d == 128 || d == 256);
 }
 
+bool CodedTurn::chooses(const CodedRows& rows, uint32_t group) {
+  return rows.chosen_blocks > kNewestBlocks && rows.chosen_blocks < rows.blocks &&
+         has_coded_choice(rows.code.dim) && can_choose_coded(rows.blocks, group);
+}
+
 void CodedTurn::give_back() {
   if (memory_.bytes() == 0) return;
   const size_t bytes = memory_.bytes();
@@ -158,10 +163,7 @@ CodedAttention CodedTurn::attend(const CodedRows& rows, const BlockedParams& que
   p.o_before = queries.o;
   p.sums_before = queries.sums;
   p.padded = padded_rows(p.n * p.group);
-  if (rows.chosen_blocks > kNewestBlocks && rows.chosen_blocks < rows.blocks &&
-      has_coded_choice(rows.code.dim) && can_choose_coded(rows.blocks, p.group)) {
-    p.chosen_blocks = rows.chosen_blocks;
-  }
+  if (chooses(rows, p.group)) p.chosen_blocks = rows.chosen_blocks;
   p.splits = splits_of(p.padded);
   p.list_capacity = kListCapacity;
   p.row_capacity = std::min(rows.blocks * kCodeBlock, kMostFetched);
@@ -172,6 +174,7 @@ CodedAttention CodedTurn::attend(const CodedRows& rows, const BlockedParams& que
 
   before_->record(stream);
   CodedAttention end;
+  end.chosen_blocks = p.chosen_blocks;
   while (true) {
     const auto place = [&](uint32_t* list, auto& number, auto& lse, auto& counts) {
       number = list;

@@ -126,6 +126,10 @@ class CudaBlocked final : public BlockedAttention {
            CodedTurn::supports(rows);
   }
 
+  bool chooses_codes(const CodedRows& rows) const override {
+    return attends_codes(rows) && CodedTurn::chooses(rows, shape_.q_heads / shape_.kv_heads);
+  }
+
   CodedAttention attend_codes(const CodedRows& rows, Stream stream,
                               const std::function<void()>& meanwhile) override {
     if (is_first_ || is_coded_) refuse("codes before other rows, or twice");

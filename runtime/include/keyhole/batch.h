@@ -78,9 +78,15 @@ keyhole_session_attend_queries(keyhole_session* session, uint32_t layer, const k
  * "codes:blocks=B" is about codes on the device, and there such calls look at no K and V but what weighs much: each tile
  * of 128 query rows of a KV head (32 tokens of 4 query heads) attends by code the B blocks of 256 offloaded tokens whose
  * mean keys weigh most for the mean query of one of its heads, the two newest among them, exactly the tokens whose
- * weight is more than 1/512, and as ever sink, window and the new tokens themselves. No head is in doubt then. It takes
- * some 150 MiB of device memory. Needs compute capability 9.0 and head dimensions of 64, 128 or 256; without, and where
- * layers have no codes on the device, or no more than `from` offloaded tokens, all are attended.
+ * weight is more than 1/512 of what it attends, and as ever sink, window and the new tokens themselves. Where these are more
+ * than 8,192 tokens of a KV head for all queries of 1,024 new tokens, 1/512 is of what the mean keys of all blocks weigh,
+ * too. No head is in doubt then. It takes some 150 MiB of device memory. The pattern is followed on devices of compute
+ * capability 9.0, with head dimensions of 64, 128 or 256, at most 16 query heads for a KV head, all with this pattern,
+ * more than `from` and 256 B offloaded tokens and at most 8,388,608. Else all of them are attended, which
+ * keyhole_session_get_extend_blocks() does not count: exactly; or by code, where they have codes and that is estimated to
+ * be faster. Exactly in any case are layers that have no codes on the device, or codes whose exact tokens the host reads,
+ * or are 0; chunks of a prompt (keyhole_session_set_prompt_chunk); and calls for which codes do not do: still too many
+ * tokens weigh that much, or the codes of some may be off by anything (docs/what-codes-hold.md).
  * Sliding layers, KEYHOLE_MODE_RESIDENT, captures, and with tensors in device memory K and V in f32 and head dimensions
  * other than 64, 80, 96, 128, 256 know no patterns: such calls attend as without one. Audits do not look at such calls.
  * Copies of the session have the pattern, files do not.
@@ -100,7 +106,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_session_set_prompt_chunk(keyhole_session* session, uint32_t tokens);
 
 /* Blocks of 64 tokens, summed over tiles of 128 new tokens and query heads, of all such calls of the session that were
- * not dense: those attended, and those that the new tokens see. Errors: BUSY. */
+ * not dense: those attended, and those that the new tokens see. Of "codes:blocks=B" four for a block of 256 tokens, and
+ * everything else that the call attends. Errors: BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_get_extend_blocks(
     const keyhole_session* session, uint64_t* attended, uint64_t* seen);
 

@@ -166,6 +166,67 @@ TEST_P(StreamExtend, ManyTokensAttendBlocksOfCodesByThePattern) {
   step(s.get(), m);
 }
 
+// What is counted is what was attended: chosen blocks, all of them where the device does not choose or has refused.
+TEST_P(StreamExtend, NumbersSayWhichBlocksOfCodesWereAttended) {
+  if (!GetParam().coded || GetParam().dtype != KEYHOLE_F16) GTEST_SKIP() << "codes of f16";
+  if (GetParam().kept != KEYHOLE_KV_HOST_SAME) GTEST_SKIP() << "this device has no codes of int8";
+  StreamEngine device(engine_config_);
+  SessionPtr s = make_session(device.handle.get(), config());
+  StoredModel m = model();
+  constexpr uint32_t kChosen = 3, kMany = 130;
+  prompt(s.get(), m, 1500);
+  step(s.get(), m);
+  ASSERT_OK(keyhole_session_set_extend_pattern(s.get(), "codes:blocks=3,from=0", 128));
+  const auto layers = uint64_t{engine_config_.layers}, heads = uint64_t{engine_config_.q_heads};
+  struct Counts {
+    uint64_t keys, attended, seen;
+  };
+  uint32_t blocks = 0, total = 0;  // before the turn
+  const auto turn_of_many = [&] {
+    const keyhole_layer_tokens before = layer_tokens(s.get(), 0);
+    total = before.total;
+    blocks = (before.indexed + before.pending) / kCodeBlock;
+    EXPECT_GT(blocks, kChosen + 1);
+    Counts sums{};
+    EXPECT_EQ(keyhole_session_get_extend_blocks(s.get(), &sums.attended, &sums.seen), KEYHOLE_OK);
+    const uint64_t keys = statistics(s.get()).keys_attended;
+    extend(s.get(), m, kMany);
+    Counts now{statistics(s.get()).keys_attended - keys, 0, 0};
+    EXPECT_EQ(keyhole_session_get_extend_blocks(s.get(), &now.attended, &now.seen), KEYHOLE_OK);
+    return Counts{now.keys, now.attended - sums.attended, now.seen - sums.seen};
+  };
+  const auto in_blocks = [](uint64_t rows) { return (rows + 63) / 64; };
+  const uint64_t queries = layers * heads * kMany;
+
+  Counts counts = turn_of_many();
+  EXPECT_EQ(counts.keys, queries * kChosen * kCodeBlock);
+  // Two tiles of tokens, of 128 and of 2.
+  uint64_t seen = layers * heads * (in_blocks(total + 128) + in_blocks(total + kMany));
+  EXPECT_EQ(counts.seen, seen);
+  EXPECT_EQ(counts.attended, seen - layers * heads * 2 * 4 * (blocks - kChosen));
+
+  device.doubted =
+      7;  // query heads of tokens of each layer, which have attended all in another pass
+  counts = turn_of_many();
+  EXPECT_EQ(counts.keys,
+            (queries - 7 * layers) * kChosen * kCodeBlock + 7 * layers * blocks * kCodeBlock);
+  device.doubted = 0;
+
+  device.refuses_codes = true;
+  counts = turn_of_many();
+  EXPECT_EQ(counts.keys, queries * blocks * kCodeBlock);
+  EXPECT_EQ(counts.seen, 0U) << "all of it was dense";
+  device.refuses_codes = false;
+
+  device.never_chooses = true;
+  const uint64_t coded = device.coded_calls;
+  counts = turn_of_many();
+  EXPECT_EQ(counts.keys, queries * blocks * kCodeBlock);
+  EXPECT_EQ(counts.seen, 0U);
+  EXPECT_EQ(device.coded_calls, coded + layers) << "all of them, by code";
+  EXPECT_EQ(device.chosen_blocks, 0U);
+}
+
 TEST_P(StreamExtend, ManyTokensAttendCodesAtOnce) {
   if (!GetParam().coded || GetParam().dtype != KEYHOLE_F16) GTEST_SKIP() << "codes of f16";
   if (kSanitized && GetParam().kept != KEYHOLE_KV_HOST_SAME) GTEST_SKIP() << "takes long here";
