@@ -15,11 +15,11 @@ constexpr float kLargestHalf = 65504.0F;
 // What is larger after the balance is beyond fp16 by far; the square of a row of them is finite.
 constexpr float kLargestScaled = 1e15F;
 
-/// x in fp16. Where it is beyond fp16 the largest number stands for it, and `fits` becomes false.
-uint16_t to_half(float x, bool& fits) {
-  if (!(std::abs(x) <= kLargestHalf)) {
+/// x in fp16. Where it is beyond `most` that stands for it, and `fits` becomes false.
+uint16_t to_half(float x, bool& fits, float most = kLargestHalf) {
+  if (!(std::abs(x) <= most)) {
     fits = false;
-    x = std::signbit(x) ? -kLargestHalf : kLargestHalf;
+    x = std::signbit(x) ? -most : most;
   }
   return cpu::f32_to_f16(x);
 }
@@ -100,8 +100,8 @@ void put_code(std::byte* words, CodePlace place, uint32_t code) {
   std::memcpy(words + size_t{place.word} * 4, &word, 4);
 }
 
-void put_half(std::byte* at, float x, bool& fits) {
-  const uint16_t bits = to_half(x, fits);
+void put_half(std::byte* at, float x, bool& fits, float most = kLargestHalf) {
+  const uint16_t bits = to_half(x, fits, most);
   std::memcpy(at, &bits, sizeof bits);
 }
 
@@ -110,7 +110,7 @@ void put_half(std::byte* at, float x, bool& fits) {
 class Residuals {
  public:
   Residuals(const cpu::Kernels& kernels, const RowsView& rows, std::span<const uint32_t> ids,
-            const float* scale, float one_scale, bool& fits)
+            const float* scale, float one_scale, float most_mean, bool& fits)
       : dim_(rows.dim), data_(ids.size() * rows.dim), means_(rows.dim) {
     for (size_t i = 0; i < ids.size(); ++i) {
       float* row = data_.data() + i * dim_;
@@ -125,7 +125,7 @@ class Residuals {
     for (uint32_t j = 0; j < dim_; ++j) {
       float sum = 0.0F;
       for (size_t i = 0; i < ids.size(); ++i) sum += data_[i * dim_ + j];
-      means_[j] = cpu::f16_to_f32(to_half(sum * share, fits));
+      means_[j] = cpu::f16_to_f32(to_half(sum * share, fits, most_mean));
     }
     for (size_t i = 0; i < ids.size(); ++i) {
       for (uint32_t j = 0; j < dim_; ++j) data_[i * dim_ + j] -= means_[j];
@@ -145,7 +145,7 @@ void encode_values(const CodeShape& shape, const Balance& balance, const cpu::Ke
                    const CodeRunOf<std::byte>& out, bool& fits) {
   if (rows.tokens == 0) return;
   const uint32_t dim = shape.dim;
-  Residuals values(kernels, rows, ids, nullptr, 1.0F / balance.value_scale, fits);
+  Residuals values(kernels, rows, ids, nullptr, 1.0F / balance.value_scale, kMostValueMean, fits);
   for (uint32_t j = 0; j < dim; ++j) put_half(out.value_mean + size_t{j} * 2, values.mean(j), fits);
   if (shape.value_bits == 0) return;
   for (uint32_t i = 0; i < ids.size(); ++i) {
@@ -155,7 +155,7 @@ void encode_values(const CodeShape& shape, const Balance& balance, const cpu::Ke
       put_code(words, shape.value_place(i % kCodeTile, j), coded.codes[j]);
     }
     put_half(out.factors + size_t{i} * 4 + 2, coded.product / static_cast<float>(coded.levels),
-             fits);
+             fits, kMostValueFactor);
   }
 }
 
@@ -217,7 +217,7 @@ CodeRunFigures encode_rows(const CodeShape& shape, const Balance& balance,
   const float share = 1.0F / static_cast<float>(n);
   CodeRunFigures figures;
   bool fits = true;
-  Residuals keys(kernels, kv.keys, ids, balance.key_scale.data(), 1.0F, fits);
+  Residuals keys(kernels, kv.keys, ids, balance.key_scale.data(), 1.0F, kLargestHalf, fits);
   for (uint32_t i = 0; i < n; ++i) {
     const CodedRow coded = code_row(keys.row(i), dim, shape.key_bits);
     std::byte* words = out.keys + size_t{i / kCodeTile} * kCodeLanes * shape.key_words() * 4;

@@ -249,12 +249,16 @@ INSTANTIATE_TEST_SUITE_P(Ways, HeadsOf512InDoubt,
                          testing::Combine(testing::Values(2U, 4U), testing::Values(1U, 4U),
                                           testing::Bool()));
 
-// Rows of which one is a hundred thousand times as long as those that the balance was learned from.
+// Rows of which one is a hundred thousand times as long as those that the balance was learned from, or values of a block, all of them
+// some ten thousand times.
 TEST(CodesInDoubtOnce, WhatFp16CannotHoldIsRead) {
   KEYHOLE_NEEDS_GPU();
   constexpr uint32_t kDim = 64, kRows = 4 * kCodeBlock;
-  for (const bool of_keys : {true, false}) {
+  enum class Long { key, value, block_of_values };
+  for (const Long is_long : {Long::key, Long::value, Long::block_of_values}) {
+    const bool of_keys = is_long == Long::key;
     for (const uint32_t bits : {2U, 4U}) {
+      SCOPED_TRACE(std::to_string(static_cast<int>(is_long)) + ", bits " + std::to_string(bits));
       CodesShape shape;
       shape.layers = 1;
       shape.kv_heads = 2;
@@ -278,7 +282,9 @@ TEST(CodesInDoubtOnce, WhatFp16CannotHoldIsRead) {
       for (uint32_t i = 0; i < kRows; ++i) {
         auto k = random_floats(rng, row, 1e-3F), v = random_floats(rng, row, 1e-3F);
         // Only rows of the second KV head are made long.
-        for (size_t j = kDim; i == 700 && j < row; ++j) (of_keys ? k : v)[j] *= 1e6F;
+        const bool in_block = is_long == Long::block_of_values && i / kCodeBlock == 2;
+        for (size_t j = kDim; (in_block || i == 700) && j < row; ++j)
+          (of_keys ? k : v)[j] *= in_block ? 3e4F : 1e6F;
         rows.append(k, v);
         if (i + 1 == kCodeBlock) rows.learn(random_floats(rng, row * 3));
       }

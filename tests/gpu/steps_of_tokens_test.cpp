@@ -18,6 +18,7 @@ struct TokensSetting {
   DType dtype, caller;
   float softcap = 0.0F;
   Signal signal = Signal::device_wait;
+  float longer = 1.0F;  ///< values of the last block than those that the balance is learned from
 };
 
 class TokensSession {
@@ -61,14 +62,33 @@ class TokensSession {
       for (uint32_t i = 0; i < 2 * kCodeBlock; ++i) {
         auto v = random_floats(rng_, row_, 2.0F);
         for (float& x : v) x += 1.0F;
+        if (i >= kCodeBlock) {
+          for (float& x : v) x *= set_.longer;
+        }
         offloaded.append(random_floats(rng_, row_), v);
+        if (i + 1 == (set_.longer == 1.0F ? 2 : 1) * kCodeBlock) {
+          offloaded.learn(random_floats(rng_, row_ * set_.group));
+        }
       }
-      offloaded.learn(random_floats(rng_, row_ * set_.group));
       offloaded.cut(sink == shape_.sink ? 2 * kCodeBlock : 0);
       offloaded.tell(*codes_, layer);
       offloaded.extend();
       codes_->encode(layer, 0, sink == shape_.sink ? 2 : 0, stream_.get());
     }
+  }
+  /// The largest value factor of the first layer's codes, and whether fp16 holds all of them.
+  [[nodiscard]] std::pair<float, bool> largest_factor() const {
+    float most = 0.0F;
+    bool is_known = true;
+    for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+      for (uint32_t b = 0; b < 2; ++b) {
+        const index::CodeRun run = rows_[0]->codes(h).run(b);
+        const index::CodeRunReader reader(codes_shape_.code, run);
+        for (uint32_t i = 0; i < kCodeBlock; ++i) most = std::max(most, reader.value_factor(i));
+        is_known = is_known && run.noise < kUnknownNoise;
+      }
+    }
+    return {most, is_known};
   }
   [[nodiscard]] uint32_t most() const { return codes_->most_tokens(0); }
 
@@ -270,6 +290,28 @@ TEST(StepsOfTokens, OfHeadsOf512AnswerAsEachTokenAlone) {
   run({512, 4, 8, DType::f16, DType::f16}, 5, 30);
   run({512, 2, 4, DType::bf16, DType::f32}, 5, 30);
   run({512, 4, 16, DType::f16, DType::f16}, 5, 30);
+}
+
+// Sums of weights times value factors are numbers of fp16 as long as the encoder lets factors be.
+TEST(StepsOfTokens, OfValuesAsLongAsFactorsMayBe) {
+  KEYHOLE_NEEDS_GPU();
+  for (const uint32_t bits : {2U, 4U}) {
+    for (const uint32_t dim : {64U, 80U, 128U, 256U}) {
+      for (const float longer : {bits == 2 ? 1400.0F : 4150.0F, 6500.0F}) {
+        SCOPED_TRACE("values " + std::to_string(longer) + " times as long");
+        const TokensSetting set{dim,   bits, 4, DType::f16, DType::f32, 0.0F, Signal::device_wait,
+                                longer};
+        run(set, 5, 30);
+        TokensSession s(set, 5);
+        s.prefill(5, 30);
+        const auto [factor, is_known] = s.largest_factor();
+        EXPECT_GT(factor, 0.5F * kMostValueFactor);
+        EXPECT_EQ(is_known, longer != 6500.0F);
+        EXPECT_LE(factor, kMostValueFactor);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
 }
 
 TEST(StepsOfTokens, BeginInTheSink) {

@@ -482,6 +482,41 @@ TEST(KvCodes, LevelsOfTheMachineGiveTheSameBits) {
   }
 }
 
+// Values of rows that come later may be as long as fp16 is: what a device cannot sum up by code is told, and read.
+TEST(KvCodes, ValuesWhoseFactorsAreTooLargeAreTold) {
+  constexpr uint32_t kDim = 128;
+  for (const uint32_t bits : {2U, 4U}) {
+    // Of normal numbers a factor is the step between levels times their deviation, within a third.
+    const float most = kMostValueFactor / code_step(bits);
+    for (const float longer : {0.7F * most, 1.5F * most}) {
+      CodedHead head(kDim, 512, 47);
+      for (size_t i = 256 * kDim; i < head.values.size(); ++i) head.values[i] *= longer;
+      KvCodes codes({kDim, bits, bits},
+                    learn_balance(kernels(), head.kv(256), CodedHead::view(head.queries, kDim)));
+      codes.extend(kernels(), head.kv());
+      EXPECT_LT(codes.run(0).noise, kUnknownNoise);
+      EXPECT_EQ(codes.run(1).noise == kUnknownNoise, longer > most) << bits << " bits";
+      const CodeRun run = codes.run(1);
+      const CodeRunReader reader({kDim, bits, bits}, run);
+      float largest = 0.0F;
+      for (uint32_t i = 0; i < kCodeBlock; ++i) largest = std::max(largest, reader.value_factor(i));
+      EXPECT_LE(largest, kMostValueFactor);
+      EXPECT_GT(largest, 0.5F * kMostValueFactor);
+    }
+    // Means are added to 15 factors.
+    CodedHead head(kDim, 512, 47);
+    for (size_t i = 256; i < 512; ++i) head.values[i * kDim + 3] += 8e5F;
+    KvCodes codes({kDim, bits, bits},
+                  learn_balance(kernels(), head.kv(256), CodedHead::view(head.queries, kDim)));
+    codes.extend(kernels(), head.kv());
+    EXPECT_EQ(codes.run(1).noise, kUnknownNoise);
+    for (uint32_t j = 0; j < kDim; ++j) {
+      EXPECT_LE(std::abs(CodeRunReader({kDim, bits, bits}, codes.run(1)).value_mean(j)),
+                kMostValueMean);
+    }
+  }
+}
+
 TEST(KvCodes, StrangeRowsStayFinite) {
   for (const uint32_t bits : kBits) {
     CodedHead head(64, 512, 31);

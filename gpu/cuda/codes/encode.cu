@@ -159,7 +159,8 @@ __global__ void __launch_bounds__(kEncodeThreads)
     __syncthreads();
   }
   if (threadIdx.x < dim) {
-    const __half mean = to_half(sum * (1.0F / kCodeBlock), fits);
+    const __half mean =
+        to_half(sum * (1.0F / kCodeBlock), fits, is_keys ? codes::kLargestHalf : kMostValueMean);
     shared.means[threadIdx.x] = __half2float(mean);
     auto* to = reinterpret_cast<__half*>(
         out + (is_keys ? p.shape.key_mean_at() : p.shape.value_mean_at()));
@@ -194,7 +195,7 @@ __global__ void __launch_bounds__(kEncodeThreads)
         shared.noise[row] =
             empty ? 0.0F : fmaxf(0.0F, coded.all_levels - explained) / static_cast<float>(dim);
       } else {
-        factors[2 * row] = to_half(coded.product / coded.all_levels, fits);
+        factors[2 * row] = to_half(coded.product / coded.all_levels, fits, kMostValueFactor);
       }
     }
     __syncthreads();

@@ -146,7 +146,8 @@ class ListEncoder {
     }
     if (threadIdx.x < dim()) {
       const float share = 1.0F / static_cast<float>(rows_);
-      const __half mean = codes::to_half(sum * share, fits);
+      const __half mean =
+          codes::to_half(sum * share, fits, kKeys ? codes::kLargestHalf : kMostValueMean);
       shared_.means[threadIdx.x] = __half2float(mean);
       out[threadIdx.x] = __half_as_ushort(mean);
     }
@@ -226,7 +227,8 @@ class ListEncoder {
 
   /// By one thread.
   __device__ __half factor_of(const codes::CodedRow& coded, uint32_t row, bool& fits) {
-    if constexpr (!kKeys) return codes::to_half(coded.product / coded.all_levels, fits);
+    if constexpr (!kKeys)
+      return codes::to_half(coded.product / coded.all_levels, fits, kMostValueFactor);
     const auto dims = static_cast<float>(dim());
     const bool is_empty = !(coded.product > 0.0F);
     const __half factor = codes::to_half(is_empty ? 0.0F : coded.square / coded.product, fits);

@@ -10,12 +10,13 @@
 
 namespace keyhole::gpu::codes {
 
-/// fp16 as in files: numbers beyond its range become the largest number, not infinity, and `fits` becomes false.
-__device__ inline __half to_half(float x, bool& fits) {
-  constexpr float kLargest = 65504.0F;
-  if (!(fabsf(x) <= kLargest)) {
+constexpr float kLargestHalf = 65504.0F;
+
+/// fp16 as in files: numbers beyond `most` become that, not infinity, and `fits` becomes false.
+__device__ inline __half to_half(float x, bool& fits, float most = kLargestHalf) {
+  if (!(fabsf(x) <= most)) {
     fits = false;
-    x = signbit(x) ? -kLargest : kLargest;
+    x = signbit(x) ? -most : most;
   }
   return __float2half_rn(x);
 }

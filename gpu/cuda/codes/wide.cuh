@@ -317,6 +317,18 @@ class WidePass {
     }
     float2 logits[2][kColumns];
     weigh_scores<kColumns>(tiles, scores, head, noise, cap, middle, logits);
+    // 32 weights times factors are a number of fp16; weights of new maxima, at most 1, are taken with any factors.
+    constexpr float kMostScaled = 2047.0F;
+    static_assert(32.0F * kMostScaled <= 65504.0F && kMostScaled >= kMostValueFactor);
+    float room[2][2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float g = __high2float(tiles[i].factors[r]);
+        room[i][r] = g > 0.0F ? fmaxf(__fdividef(kMostScaled, g), 1.0F) : HUGE_VALF;
+      }
+    }
     bool moves = false;
     float sums[kColumns], scaled[kColumns];
 #pragma unroll
@@ -332,6 +344,7 @@ class WidePass {
       for (int i = 0; i < 2; ++i) {
         const float p0 = exp2_fast(logits[i][t].x - top[t]);
         const float p1 = exp2_fast(logits[i][t].y - top[t]);
+        moves = moves || p0 > room[i][0] || p1 > room[i][1];
         const __half w0 = __float2half_rn(p0 * __high2float(tiles[i].factors[0]));
         const __half w1 = __float2half_rn(p1 * __high2float(tiles[i].factors[1]));
         sums[t] += p0 + p1;
