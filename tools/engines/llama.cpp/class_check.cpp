@@ -1,8 +1,9 @@
 // Answers of small random models of many classes, with the cache in Keyhole and with llama.cpp alone: prompts in
 // batches, steps of two sequences, drafts of which some are taken back, a copied sequence.
-//   llama-class-check [-v] LARGEST [NAME|FILE.gguf ...]
+//   llama-class-check [-v] [--on-cpu WEIGHTS] LARGEST [NAME|FILE.gguf ...]
 // NAME is one of the built-in classes (default: all of them), FILE.gguf any model. GGML_BACKEND_PATH names the backend,
-// KEYHOLE_GGML its settings. An answer's error is the root mean square of what its logits differ by, over their own
+// KEYHOLE_GGML its settings; where there are cards, the first one is taken. WEIGHTS, a regular expression, names weights
+// that llama.cpp computes with on the CPU then. An answer's error is the root mean square of what its logits differ by, over their own
 // spread. Noise is the error of llama.cpp with other threads, batches and its other way to attend; `past` is the error
 // when the first tokens of the prompts are other ones, so that a check of models that do not look back would be seen.
 // Exits with 1 where an error is larger than LARGEST and than four times the noise, where fewer or more layers lie in
@@ -59,7 +60,14 @@ struct Way {
   bool flash = true;
   bool unified = false;
   bool other_beginning = false;
+  const char* on_cpu = nullptr;  // the weights that stay there, by a regular expression; NULL: none
 };
+
+/// On the first card; where there is none, the device on the CPU. NULL: the backend was not loaded.
+ggml_backend_dev_t keyhole_device() {
+  ggml_backend_dev_t card = ggml_backend_dev_by_name("KEYHOLE0");
+  return card != nullptr ? card : ggml_backend_dev_by_name("KEYHOLE");
+}
 
 using Answers = std::vector<std::vector<float>>;
 
@@ -67,12 +75,14 @@ class Model {
  public:
   Model(const std::string& name, const Way& way) : way_(way) {
     llama_model_params params = llama_model_default_params();
-    std::array<ggml_backend_dev_t, 2> devices{
-        way.keyhole ? ggml_backend_dev_by_name("KEYHOLE") : nullptr, nullptr};
+    std::array<ggml_backend_dev_t, 2> devices{way.keyhole ? keyhole_device() : nullptr, nullptr};
     if (way.keyhole && devices[0] == nullptr) {
       throw std::runtime_error("GGML_BACKEND_PATH names no libggml-keyhole.so");
     }
     params.devices = devices.data();
+    const std::array<llama_model_tensor_buft_override, 2> on_cpu{
+        {{way.on_cpu, ggml_backend_cpu_buffer_type()}, {nullptr, nullptr}}};
+    if (way.keyhole && way.on_cpu != nullptr) params.tensor_buft_overrides = on_cpu.data();
     const auto classes = model_classes();
     const auto known = std::find_if(classes.begin(), classes.end(),
                                     [&](const ModelClass& c) { return name == c.name; });
@@ -225,7 +235,7 @@ Answers answers_of(const std::string& name, const Way& way, Log* log) {
 }
 
 /// Whether all is as it has to be; prints a line.
-bool check(const std::string& name, double largest, bool loud) {
+bool check(const std::string& name, double largest, const char* on_cpu, bool loud) {
   const auto classes = model_classes();
   const auto known = std::find_if(classes.begin(), classes.end(),
                                   [&](const ModelClass& c) { return name == c.name; });
@@ -250,9 +260,9 @@ bool check(const std::string& name, double largest, bool loud) {
   double noise = 0;
   double past = 0;
   try {
-    error = error_of(answers_of(name, {.keyhole = true}, &log), right);
+    error = error_of(answers_of(name, {.keyhole = true, .on_cpu = on_cpu}, &log), right);
     const int layers = attended_layers(log);
-    unified = error_of(answers_of(name, {.keyhole = true, .unified = true}, &log),
+    unified = error_of(answers_of(name, {.keyhole = true, .unified = true, .on_cpu = on_cpu}, &log),
                        answers_of(name, {.flash = flash, .unified = true}, nullptr));
     noise = error_of(answers_of(name, {.threads = 1, .batch = 48}, nullptr), right);
     past = error_of(answers_of(name, {.flash = flash, .other_beginning = true}, nullptr), right);
@@ -287,9 +297,14 @@ bool check(const std::string& name, double largest, bool loud) {
 
 int run(int argc, char** argv) {
   const bool loud = argc > 1 && std::strcmp(argv[1], "-v") == 0;
-  const int first = loud ? 2 : 1;
+  int first = loud ? 2 : 1;
+  const char* on_cpu = nullptr;
+  if (argc > first + 1 && std::strcmp(argv[first], "--on-cpu") == 0) {
+    on_cpu = argv[first + 1];
+    first += 2;
+  }
   if (argc <= first) {
-    std::puts("llama-class-check [-v] LARGEST [NAME|FILE.gguf ...]");
+    std::puts("llama-class-check [-v] [--on-cpu WEIGHTS] LARGEST [NAME|FILE.gguf ...]");
     return 2;
   }
   llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
@@ -301,7 +316,7 @@ int run(int argc, char** argv) {
   }
   int failed = 0;
   for (const std::string& name : names) {
-    failed += static_cast<int>(!check(name, std::atof(argv[first]), loud));
+    failed += static_cast<int>(!check(name, std::atof(argv[first]), on_cpu, loud));
   }
   std::printf("%zu models, %d of them not as they have to be\n", names.size(), failed);
   return failed == 0 ? 0 : 1;

@@ -62,12 +62,6 @@ void CardCache::add(const ggml_tensor* tensor, const CacheName& name) {
   }
 }
 
-void CardCache::lend(const CacheName& name) {
-  const auto found = layers_.find(name.layer);
-  if (found == layers_.end() || store_ || !found->second.left.empty()) return;
-  found->second.left = "layers without cells of their own attend to its";
-}
-
 void CardCache::announce(const ggml_tensor* attention, const CacheName& name) {
   // When the engine is made, meet_attention() says where a graph is not as those before.
   const auto found = layers_.find(name.layer);
@@ -210,6 +204,8 @@ std::string CardCache::why_to_leave(const ggml_tensor* node, Layer& layer) {
                      ids_.size() == static_cast<size_t>(q->ne[1] * q->ne[3]);
   std::string why;
   if (!fresh || layer.met == batch_) {
+    // A layer without cells of its own attends over this one's, in this graph or in one that follows it.
+    if (fresh && !store_) layer.left = "layers without cells of their own attend to its";
     why = "attention without new tokens of its layer";
   } else if (layer.known == 0 || layer.known != uid_) {
     why = why_not(node);

@@ -58,9 +58,6 @@ class CardCache {
   /// A FLASH_ATTN_EXT of a graph: remembers the layer's shape, as an engine wants all of them.
   void announce(const ggml_tensor* attention, const CacheName& name);
 
-  /// Another layer attends over this layer's cells.
-  void lend(const CacheName& name);
-
   /// A graph of this backend begins, the `graph`th, whose ggml_cgraph::uid is `uid`. threads: with which llama.cpp computes on
   /// the host now; 0: not known.
   void begin(ggml_backend_t cuda, uint64_t graph, uint64_t uid, int threads) {

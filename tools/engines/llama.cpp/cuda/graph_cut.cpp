@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -54,11 +53,10 @@ std::vector<Mark> find_marks(const ggml_cgraph* graph) {
       }
     }
   }
-  std::set<std::pair<CardCache*, int>> attended;
   for (const Mark& mark : marks) {
-    if (mark.kind != Mark::Kind::kAttend) continue;
-    mark.cache->announce(graph->nodes[mark.node], mark.name);
-    if (!attended.emplace(mark.cache, mark.name.layer).second) mark.cache->lend(mark.name);
+    if (mark.kind == Mark::Kind::kAttend) {
+      mark.cache->announce(graph->nodes[mark.node], mark.name);
+    }
   }
   return marks;
 }

@@ -101,6 +101,13 @@ bool is_graph_buffer(const ggml_backend_buffer* buffer) {
   return buffer != nullptr && buffer->iface.free_buffer == free_graph_buffer;
 }
 
+void keep_masks(const ggml_tensor* node) {
+  for (ggml_tensor* source : node->src) {
+    // As the scheduler does with copies of inputs that are not to be written over.
+    if (source != nullptr && is_mask(source)) ggml_set_output(source);
+  }
+}
+
 void hold_tensor(const ggml_tensor* tensor) {
   const ggml_tensor* whole = root(tensor);
   if (!is_graph_buffer(whole->buffer)) return;

@@ -19,6 +19,11 @@ namespace keyhole::llama_cpp {
                                                       size_t size, size_t of_masks);
 [[nodiscard]] bool is_graph_buffer(const ggml_backend_buffer* buffer);
 
+/// Has llama.cpp's allocator leave the masks that a node reads as they are until all of the graph is computed. Where a part of it is
+/// computed on the CPU it would use their host memory again, once the scheduler has copied them to the card: as it sees it, that is all
+/// that reads them there. The scheduler asks whether a device computes a node before memory is planned.
+void keep_masks(const ggml_tensor* node);
+
 /// Gives memory to a tensor of such a buffer, or to what it is a view of; does nothing with others. Throws std::runtime_error where the
 /// card has too little.
 void hold_tensor(const ggml_tensor* tensor);

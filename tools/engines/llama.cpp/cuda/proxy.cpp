@@ -129,6 +129,7 @@ ggml_backend_buffer_type_t host_buffer_type(ggml_backend_dev_t device) {
   return ggml_backend_dev_host_buffer_type(of(device).cuda);
 }
 bool supports_op(ggml_backend_dev_t device, const ggml_tensor* node) {
+  keep_masks(node);
   return ggml_backend_dev_supports_op(of(device).cuda, node);
 }
 bool supports_buft(ggml_backend_dev_t device, ggml_backend_buffer_type_t buffers) {
