@@ -29,10 +29,11 @@ CardCache::CardCache(const Settings& settings, CardMemory& memory, CardStream& s
       memory_(memory),
       stream_(sessions),
       prompts_(prompts),
-      lazy_([this] { return store_->make(); }) {}
+      lazy_([this] { return store_->make(); }),
+      follower_([this](const Following& f) { catch_up(*f.session, f.stream, f.cells); }) {}
 
 CardCache::~CardCache() {
-  if (following_.valid()) following_.wait();
+  follower_.drop();
   if (!sequences_) return;
   for (const auto& sequence : sequences_->all()) {
     try {
@@ -94,7 +95,7 @@ bool CardCache::takeable() const {
 
 /// llama.cpp attends from now on, over its cells: nothing of them is in sessions.
 void CardCache::stay(const std::string& why) {
-  if (following_.valid()) following_.wait();
+  follower_.drop();
   if (!on_card() || gone_ != 0) {
     throw std::runtime_error(why + ", which Keyhole cannot follow");
   }
@@ -180,6 +181,7 @@ void CardCache::meet_write(const ggml_tensor* node, const CacheName& name) {
     stay("keys and values do not come together");
   }
   if (!number_of(x) && layer.left.empty()) {
+    end_following();  // it reads which layers are left
     layer.left = std::string("keys or values come in ") + ggml_type_name(x->type);
   }
 }
@@ -392,6 +394,7 @@ uint32_t CardCache::copied(const CacheName& name, uint32_t from, uint32_t to) {
 
 void CardCache::cleared() {
   if (!cells_) return;
+  gone_ = 0;
   end_following();
   sequences_->clear();
   cells_->clear();
@@ -399,7 +402,6 @@ void CardCache::cleared() {
   abandoned_ = true;
   for (auto& [number, layer] : layers_) layer.rows.let_go(memory_);
   come_back();
-  gone_ = 0;
 }
 
 }  // namespace keyhole::llama_cpp

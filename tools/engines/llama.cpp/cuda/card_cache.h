@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <future>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,6 +16,7 @@
 #include "tools/engines/llama.cpp/cuda/card_memory.h"
 #include "tools/engines/llama.cpp/cuda/card_rows.h"
 #include "tools/engines/llama.cpp/cuda/card_stream.h"
+#include "tools/engines/llama.cpp/cuda/follower.h"
 #include "tools/engines/llama.cpp/cuda/half_queries.h"
 #include "tools/engines/llama.cpp/cuda/lazy_session.h"
 #include "tools/engines/llama.cpp/nodes.h"
@@ -188,8 +188,8 @@ class CardCache {
   std::vector<std::vector<Part>> parts_;
   Way way_ = Way::kCard;
 
-  /// Tokens of batches before are brought to sessions, by a thread of its own.
-  std::future<void> following_;
+  /// Brings tokens of batches before to sessions.
+  Follower follower_;
 };
 
 }  // namespace keyhole::llama_cpp

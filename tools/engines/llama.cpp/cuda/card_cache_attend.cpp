@@ -151,6 +151,7 @@ void CardCache::check_not_gone() {
                        [&](const Token& token) { return token.stamp <= gone_; })) {
         continue;
       }
+      end_following();  // to these sessions, maybe
       sequences_->drop_current();
       parts_.clear();
       throw std::runtime_error(

@@ -5,8 +5,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <future>
-#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -45,12 +43,7 @@ void CardCache::no_memory() {
 void CardCache::follow_on_card(bool ends) {
   open();
   if (ends) return hand_over(ids_);
-  struct Work {
-    Session* session;
-    uint32_t stream;
-    std::vector<uint32_t> cells;
-  };
-  std::vector<Work> work;
+  std::vector<Following> work;
   for (const auto& parts : parts_) {
     for (const Part& part : parts) {
       if (part.past < settings_.card) continue;
@@ -60,19 +53,13 @@ void CardCache::follow_on_card(bool ends) {
     }
   }
   stream_.follow(cuda_);
-  // These rows stay as they are, and the sessions are there until end_following(). The rows of the batch before may still come: those of
-  // this one are behind them.
-  auto before = std::make_shared<std::future<void>>(std::move(following_));
-  following_ = std::async(std::launch::async, [this, work = std::move(work), before] {
-    if (before->valid()) before->get();
-    for (const Work& w : work) catch_up(*w.session, w.stream, w.cells);
-  });
+  // These rows stay as they are, and the sessions are there until end_following().
+  follower_.take(std::move(work));
 }
 
 void CardCache::end_following() {
-  if (!following_.valid()) return;
   try {
-    following_.get();
+    follower_.finish();
   } catch (const std::runtime_error& error) {
     stay(error.what());
   }
