@@ -1,18 +1,23 @@
 // Sessions on the machine's CUDA device whose steps choose among lists of codes, beside exact attention on the host: prompts,
-// appends, truncation, copies, files, graphs.
+// appends, truncation, copies, files, graphs; drafts of which some stay, beside double precision.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "gpu/device.h"
+#include "keyhole/batch.h"
 #include "keyhole/inspect.h"
 #include "keyhole/save.h"
 #include "keyhole/stream.h"
 #include "tests/captured_graph.h"
+#include "tests/runtime/device_turn.h"
 #include "tests/runtime/device_vector.h"
 #include "tests/runtime/fixture.h"
 #include "tests/temporary_folder.h"
@@ -200,6 +205,226 @@ TEST_F(CudaLists, StayInAGraph) {
     Answer seen{out.get(), {}};
     EXPECT_LT(error(seen, on_host(exact_.get(), nq)), 0.05) << "token " << t;
   }
+}
+
+/// Drafts of a session that chooses among lists. Keys and values of all tokens are kept here, and attended in double precision.
+class CudaListsWithDrafts : public CudaLists {
+ protected:
+  static constexpr uint32_t kDrafts = 7;
+  static constexpr uint32_t kListed = 8192, kTokens = kListed + 700;
+  /// Of a draft's value, in a component of its own: a draft that is attended twice or not at all moves the mean of all values
+  /// there by 0.03.
+  static constexpr float kMark = 256.0F;
+  using Turn = DeviceTurn<DeviceVector>;
+
+  void SetUp() override {
+    CudaLists::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    exact_.reset(), lists_.reset(), codes_.reset();
+    keyhole_session_config c = small_session();
+    c.max_tokens = 12000;
+    c.flush_block = c.append_block = 256;
+    c.budget.top_k = 16;
+    c.budget.tail = KEYHOLE_TAIL_CODES;
+    c.offload_placement = KEYHOLE_PLACE_DEVICE;
+    c.index = "codes:k=4,v=4,lists=64,miss=0,from=8192";
+    lists_ = make_session(engine_.get(), c);
+    c.index = "codes:k=4,v=4";
+    codes_ = make_session(engine_.get(), c);
+    k_ = numbers_.many(kTokens * kv());
+    v_ = numbers_.many(kTokens * kv());
+    const std::vector<float> q = numbers_.many(kTokens * static_cast<size_t>(hq() * d())),
+                             centres = numbers_.many(64 * kv());
+    for (uint32_t i = 0; i < kTokens; ++i) {
+      const size_t centre = numbers_.below(64);
+      for (size_t j = 0; j < kv(); ++j) {
+        k_[i * kv() + j] += 2.0F * centres[centre * kv() + j];
+        v_[i * kv() + j] += centres[centre * kv() + j];
+      }
+    }
+    const keyhole_tensor tk = tensor(k_, {kTokens, hkv(), d()}),
+                         tv = tensor(v_, {kTokens, hkv(), d()}),
+                         tq = tensor(q, {kTokens, hq(), d()});
+    for (keyhole_session* s : {lists_.get(), codes_.get()}) {
+      ASSERT_OK(keyhole_session_append(s, 0, &tk, &tv, &tq));
+      ASSERT_OK(keyhole_session_set_stream(s, stream_));
+    }
+  }
+  [[nodiscard]] size_t kv() const { return static_cast<size_t>(hkv() * d()); }
+  [[nodiscard]] size_t tokens() const { return k_.size() / kv(); }
+
+  /// New drafts in the turn's memory. The queries of every second one are zeros.
+  void draw(Turn& turn) {
+    turn.host = new_tokens(turn.shape, turn.host.n, numbers_);
+    const auto row = static_cast<size_t>(hq() * d());
+    for (uint32_t i = 0; i < turn.host.n; ++i) {
+      if (i % 2 == 1) std::fill_n(turn.host.q.begin() + static_cast<ptrdiff_t>(i * row), row, 0.0F);
+      for (int64_t h = 0; h < hkv(); ++h) {
+        turn.host.v[i * kv() + static_cast<size_t>(h * d()) + (marks_ + i) % 64] += kMark;
+      }
+    }
+    marks_ += turn.host.n;
+    turn.fill(stream_);
+  }
+  /// Of one query, to all tokens and to the drafts that it sees: the log-sum-exp of a head, and its output.
+  double attend(const float* q, int64_t head, const NewTokens& drafts, uint64_t sees,
+                std::vector<double>& o) const {
+    const auto dim = static_cast<size_t>(d()),
+               at = static_cast<size_t>(head / (hq() / hkv())) * dim;
+    o.assign(dim, 0.0);
+    double sum = 0.0;  // logits are within a few nats of 0
+    const auto take = [&](const float* key, const float* value) {
+      double dot = 0.0;
+      for (size_t j = 0; j < dim; ++j) dot += double{q[j]} * key[j];
+      const double w = std::exp(double{config_.scale} * dot);
+      sum += w;
+      for (size_t j = 0; j < dim; ++j) o[j] += w * value[j];
+    };
+    for (size_t i = 0; i < tokens(); ++i) take(&k_[i * kv() + at], &v_[i * kv() + at]);
+    for (uint32_t i = 0; i < drafts.n; ++i) {
+      if ((sees >> i & 1U) != 0) take(&drafts.k[i * kv() + at], &drafts.v[i * kv() + at]);
+    }
+    for (double& x : o) x /= sum;
+    return std::log(sum);
+  }
+  void expect_row(const float* q, const Answer& seen, uint32_t row, const NewTokens& drafts,
+                  uint64_t sees) const {
+    const auto dim = static_cast<size_t>(d());
+    const bool flat = std::all_of(q, q + hq() * d(), [](float x) { return x == 0.0F; });
+    std::vector<double> right;
+    for (int64_t h = 0; h < hq(); ++h) {
+      SCOPED_TRACE("token " + std::to_string(row) + ", head " + std::to_string(h));
+      const size_t at = static_cast<size_t>(row * hq() + h);
+      const double lse = attend(q + static_cast<size_t>(h) * dim, h, drafts, sees, right);
+      double difference = 0.0, norm = 1e-30, most = 0.0;
+      for (size_t j = 0; j < dim; ++j) {
+        const double x = seen.o[at * dim + j] - right[j];
+        difference += x * x;
+        norm += right[j] * right[j];
+        most = std::max(most, std::abs(x));
+      }
+      ASSERT_LT(std::sqrt(difference / norm), 0.05);
+      // A query of zeros counts: a token more or less of 9,000 is 1.1e-4 of the log-sum-exp.
+      ASSERT_NEAR(seen.lse[at], lse, flat ? 4e-5 : 0.02);
+      if (flat) {
+        ASSERT_LT(most, 0.01);
+      }
+    }
+  }
+  /// The drafts' answers; those that `kept` names follow the tokens then.
+  void expect_drafts(Turn& turn, const uint64_t* mask, const std::vector<uint32_t>& kept) {
+    turn.fetch();
+    const auto row = static_cast<size_t>(hq() * d());
+    const Answer seen{turn.host.answer.o, turn.host.answer.lse};
+    for (uint32_t i = 0; i < turn.host.n; ++i) {
+      expect_row(&turn.host.q[i * row], seen, i, turn.host,
+                 mask != nullptr ? mask[i] : (uint64_t{2} << i) - 1);
+      if (HasFatalFailure()) return;
+    }
+    for (const uint32_t i : kept) {
+      for (auto [all, from] : {std::pair{&k_, &turn.host.k}, std::pair{&v_, &turn.host.v}}) {
+        const auto begin = from->begin() + static_cast<ptrdiff_t>(i * kv());
+        all->insert(all->end(), begin, begin + static_cast<ptrdiff_t>(kv()));
+      }
+    }
+  }
+  /// Steps that choose, with and without a query that looks at anything.
+  void expect_steps(keyhole_session* s) {
+    for (const bool flat : {false, true}) {
+      std::vector<float> q(static_cast<size_t>(hq() * d()));
+      if (!flat) q = numbers_.many(q.size());
+      expect_row(q.data(), on_device(s, q), 0, {}, 0);
+    }
+  }
+  /// The steps of lists_ are not those of all codes: it chooses.
+  void expect_to_choose() {
+    const auto n = static_cast<int64_t>(tokens() - kTokens);
+    const std::vector<float> k(k_.begin() + kTokens * kv(), k_.end()),
+        v(v_.begin() + kTokens * kv(), v_.end());
+    const keyhole_tensor tk = tensor(k, {n, hkv(), d()}), tv = tensor(v, {n, hkv(), d()});
+    ASSERT_OK(keyhole_session_append(codes_.get(), 0, &tk, &tv, nullptr));
+    const std::vector<float> q = numbers_.many(static_cast<size_t>(hq() * d()));
+    const CudaLists::Answer by_codes = on_device(codes_.get(), q);
+    EXPECT_GT(error(on_device(lists_.get(), q), by_codes), 1e-5);
+  }
+  /// Two branches behind the first draft.
+  static constexpr std::array<uint64_t, kDrafts> kTree{1, 3, 5, 11, 21, 43, 85};
+  static constexpr std::array<uint32_t, 4> kPath{0, 2, 4, 6};
+
+  std::vector<float> k_, v_;
+  uint32_t marks_ = 0;
+};
+
+TEST_F(CudaListsWithDrafts, AttendEveryTokenOnce) {
+  keyhole_session* const s = lists_.get();
+  expect_steps(s);
+  Turn turn(Shape(config_), kDrafts, numbers_);
+  for (uint32_t round = 0; round < 120; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    draw(turn);
+    const bool is_tree = round % 3 == 2;
+    const uint64_t* const mask = is_tree ? kTree.data() : nullptr;
+    std::vector<uint32_t> kept(kPath.begin(), kPath.end());
+    if (!is_tree) {
+      kept.clear();
+      for (uint32_t i = 0; i < round % (kDrafts + 1); ++i) kept.push_back(i);
+    }
+    ASSERT_OK(turn.extend(s, 0, mask));
+    ASSERT_OK(keyhole_session_accept(s, static_cast<uint32_t>(kept.size()),
+                                     is_tree ? kept.data() : nullptr));
+    ASSERT_OK(keyhole_session_synchronize(s));
+    expect_drafts(turn, mask, kept);
+    ASSERT_FALSE(HasFatalFailure());
+    if (round % 8 == 7) expect_steps(s);
+    ASSERT_FALSE(HasFatalFailure());
+  }
+  ASSERT_GT(tokens(), kTokens + 256U);  // drafts are among the codes
+  expect_to_choose();
+}
+
+TEST_F(CudaListsWithDrafts, AttendEveryTokenOnceInGraphs) {
+  keyhole_session* const s = lists_.get();
+  Turn turn(Shape(config_), kDrafts, numbers_), one(Shape(config_), 1, numbers_);
+  // What a graph does has to have been done before.
+  draw(turn);
+  ASSERT_OK(turn.extend(s, 0, kTree.data()));
+  ASSERT_OK(keyhole_session_accept(s, 4, kPath.data()));
+  ASSERT_OK(keyhole_session_synchronize(s));
+  expect_drafts(turn, kTree.data(), {kPath.begin(), kPath.end()});
+  expect_steps(s);
+  ASSERT_FALSE(HasFatalFailure());
+  const CapturedGraph drafts(stream_, cudaStreamCaptureModeThreadLocal,
+                             [&] { ASSERT_OK(turn.extend(s, 0, kTree.data())); });
+  uint64_t number_of_drafts = 0, number_of_step = 0;
+  ASSERT_OK(keyhole_session_get_graph(s, &number_of_drafts));
+  const CapturedGraph step(stream_, cudaStreamCaptureModeThreadLocal,
+                           [&] { ASSERT_OK(one.attend(s, 0, false)); });
+  ASSERT_OK(keyhole_session_get_graph(s, &number_of_step));
+  for (uint32_t round = 0; round < 100; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    draw(turn);
+    ASSERT_OK(keyhole_session_announce_graph(s, number_of_drafts));
+    drafts.launch();
+    const uint32_t m = round % 5;
+    const std::vector<uint32_t> kept(kPath.begin(), kPath.begin() + m);
+    ASSERT_OK(keyhole_session_accept(s, m, kPath.data()));
+    ASSERT_OK(keyhole_session_synchronize(s));
+    expect_drafts(turn, kTree.data(), kept);
+    ASSERT_FALSE(HasFatalFailure());
+    // A step of one token by the other graph, which chooses; of every second one the query is zeros.
+    draw(one);
+    if (round % 2 == 1) {
+      std::fill(one.host.q.begin(), one.host.q.end(), 0.0F);
+      one.q.set(one.host.q, stream_);
+    }
+    ASSERT_OK(keyhole_session_announce_graph(s, number_of_step));
+    step.launch();
+    ASSERT_OK(keyhole_session_synchronize(s));
+    expect_drafts(one, nullptr, {0});
+    ASSERT_FALSE(HasFatalFailure());
+  }
+  ASSERT_GT(tokens(), kTokens + 256U);
+  expect_to_choose();
 }
 
 }  // namespace
