@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
+#include <random>
+#include <string>
 #include <thread>
 
 #include "tests/gpu/codes_fixture.h"
@@ -242,10 +245,10 @@ const auto kCausal = [](uint32_t, uint32_t) { return true; };
 /// Two branches: even drafts, and odd ones.
 const auto kTree = [](uint32_t i, uint32_t j) { return i % 2 == j % 2; };
 
-void run(const TokensSetting& set, uint32_t sink, uint32_t window) {
+void run(const TokensSetting& set, uint32_t sink, uint32_t window, uint32_t seed = 5) {
   SCOPED_TRACE("d " + std::to_string(set.dim) + ", bits " + std::to_string(set.bits) + ", group " +
                std::to_string(set.group));
-  TokensSession s(set, 5);
+  TokensSession s(set, seed);
   s.prefill(sink, window);
   const uint32_t most = s.most();
   const uint32_t rows = set.dim <= 256 ? kMostStepRows : 32;
@@ -311,6 +314,27 @@ TEST(StepsOfTokens, OfValuesAsLongAsFactorsMayBe) {
         if (HasFatalFailure()) return;
       }
     }
+  }
+}
+
+/// What the shapes above leave out: all of them would take minutes.
+TEST(StepsOfTokens, OfDrawnShapesAnswerAsEachTokenAlone) {
+  KEYHOLE_NEEDS_GPU();
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 rng(seed);
+  const auto one_of = [&](const auto& values) { return values[rng() % std::size(values)]; };
+  constexpr uint32_t kDims[] = {64, 80, 96, 128, 256};
+  constexpr DType kTypes[] = {DType::f16, DType::bf16, DType::f32};
+  constexpr uint32_t kWindows[] = {30, 90, 130};
+  for (uint32_t i = 0; i < 12; ++i) {
+    const auto group = static_cast<uint32_t>(1 + rng() % 16);
+    TokensSetting set{one_of(kDims), rng() % 2 == 0 ? 2U : 4U, group, one_of(kTypes),
+                      one_of(kTypes)};
+    set.softcap = rng() % 4 == 0 ? 15.0F : 0.0F;
+    SCOPED_TRACE("shape " + std::to_string(i));
+    run(set, 5, one_of(kWindows), static_cast<uint32_t>(rng()));
+    if (HasFailure()) return;
   }
 }
 

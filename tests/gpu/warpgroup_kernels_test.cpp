@@ -1,12 +1,16 @@
 // That steps of many query rows take the pass by Hopper's warpgroup products where it is to be had: without it they have the same
-// answers, only later.
+// answers, only later. And that its states are those of double precision, for every group and number of tokens that it takes.
 #include "gpu/cuda/codes/warpgroup_kernels.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <random>
+#include <string>
+#include <utility>
 
 #include "gpu/cuda/common/kernel_generation.h"
+#include "tests/gpu/codes_layer.h"
 #include "tests/gpu/cuda_fixture.h"
 
 namespace keyhole::gpu::test {
@@ -32,6 +36,68 @@ TEST(WarpgroupKernels, AreTakenWhereTheDeviceHasThem) {
   EXPECT_EQ(codes::group_kernels_of({96, 4, 4}, 24).attend, nullptr);
   EXPECT_EQ(codes::group_kernels_of({128, 2, 4}, 24).attend, nullptr);
 }
+
+/// Whether clusters choose the step's rows: some need more shared memory than there is.
+bool chosen_by_a_cluster(const Case& c) {
+  CodesStep step;
+  step.shape = c.shape();
+  step.kv_heads = kKvHeads;
+  step.group = c.group;
+  step.tokens = c.tokens;
+  step.wide = codes_are_wide(c.shape(), c.group, shared_memory_of(0).of_block);
+  step.block_capacity = c.blocks + c.spare;
+  step.cluster = true;
+  EXPECT_EQ(prepare_codes(step, 0), cudaSuccess);
+  return step.cluster;
+}
+
+/// Steps of a dimension and a number of bits with all groups and numbers of tokens that have 17 to 48 query rows together.
+class WarpgroupSteps : public testing::TestWithParam<std::pair<uint32_t, uint32_t>> {};
+
+TEST_P(WarpgroupSteps, OfEveryGroupAndNumberOfTokensAreThoseOfDoublePrecision) {
+  KEYHOLE_NEEDS_GPU();
+  if (kernels_major(0) != 9) GTEST_SKIP() << "kernels of another device run here";
+  const auto [dim, bits] = GetParam();
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 rng(seed);
+  uint32_t taken = 0;
+  for (uint32_t group = 1; group <= 16; ++group) {
+    for (uint32_t tokens = 2; tokens <= 8; ++tokens) {
+      const uint32_t rows = group * tokens;
+      if (rows <= 16 || rows > kMostStepRows || tokens > most_step_tokens(group)) continue;
+      Case c{dim, bits, rows};
+      c.tokens = tokens;
+      c.blocks = 1 + rng() % 6;
+      c.spare = rng() % 3;
+      c.resident = rng() % 2 == 0;
+      c.scale = rng() % 2 == 0 ? 1.0F : 2.0F;
+      c.softcap = rng() % 4 == 0 ? 5.0F : 0.0F;
+      const uint32_t exact_rows = rng() % 2 == 0 ? 16 : 0;
+      SCOPED_TRACE("group " + std::to_string(group) + ", tokens " + std::to_string(tokens) +
+                   ", resident " + std::to_string(c.resident) + ", scale " +
+                   std::to_string(c.scale) + ", cap " + std::to_string(c.softcap));
+      ASSERT_NE(codes::group_kernels_of({dim, bits, bits}, rows).attend, nullptr);
+      c.cluster = chosen_by_a_cluster(c);
+      Layer layer(c);
+      ASSERT_TRUE(layer.step().wide);
+      layer.run(exact_rows);
+      layer.check(c.blocks);
+      ++taken;
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GT(taken, 30U);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, WarpgroupSteps,
+                         testing::Values(std::pair{64U, 2U}, std::pair{64U, 4U},
+                                         std::pair{128U, 2U}, std::pair{128U, 4U},
+                                         std::pair{256U, 2U}, std::pair{256U, 4U}),
+                         [](const auto& test) {
+                           return "dim" + std::to_string(test.param.first) + "bits" +
+                                  std::to_string(test.param.second);
+                         });
 
 }  // namespace
 }  // namespace keyhole::gpu::test
