@@ -213,8 +213,8 @@ class CudaListsWithDrafts : public CudaLists {
   static constexpr uint32_t kDrafts = 7;
   static constexpr uint32_t kListed = 8192, kTokens = kListed + 700;
   /// Of a draft's value, in a component of its own: a draft that is attended twice or not at all moves the mean of all values
-  /// there by 0.03.
-  static constexpr float kMark = 256.0F;
+  /// there by 0.11. What codes of 4 bits leave of that mean is some 0.003, and 0.007 with 400 drafts among them.
+  static constexpr float kMark = 1024.0F;
   using Turn = DeviceTurn<DeviceVector>;
 
   void SetUp() override {
@@ -260,7 +260,7 @@ class CudaListsWithDrafts : public CudaLists {
     for (uint32_t i = 0; i < turn.host.n; ++i) {
       if (i % 2 == 1) std::fill_n(turn.host.q.begin() + static_cast<ptrdiff_t>(i * row), row, 0.0F);
       for (int64_t h = 0; h < hkv(); ++h) {
-        turn.host.v[i * kv() + static_cast<size_t>(h * d()) + (marks_ + i) % 64] += kMark;
+        turn.host.v[i * kv() + static_cast<size_t>(h * d()) + (marks_ + i) % 64] = kMark;
       }
     }
     marks_ += turn.host.n;
@@ -307,7 +307,7 @@ class CudaListsWithDrafts : public CudaLists {
       // A query of zeros counts: a token more or less of 9,000 is 1.1e-4 of the log-sum-exp.
       ASSERT_NEAR(seen.lse[at], lse, flat ? 4e-5 : 0.02);
       if (flat) {
-        ASSERT_LT(most, 0.01);
+        ASSERT_LT(most, 0.04);
       }
     }
   }
