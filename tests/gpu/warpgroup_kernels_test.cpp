@@ -44,14 +44,14 @@ bool chosen_by_a_cluster(const Case& c) {
   step.kv_heads = kKvHeads;
   step.group = c.group;
   step.tokens = c.tokens;
-  step.wide = codes_are_wide(c.shape(), c.group, shared_memory_of(0).of_block);
+  step.wide = codes_are_wide(c.shape(), c.group, shared_memory_of(0).of_block, c.tokens);
   step.block_capacity = c.blocks + c.spare;
   step.cluster = true;
   EXPECT_EQ(prepare_codes(step, 0), cudaSuccess);
   return step.cluster;
 }
 
-/// Steps of a dimension and a number of bits with all groups and numbers of tokens that have 17 to 48 query rows together.
+/// Steps of a dimension and a number of bits with all groups and numbers of tokens that have 9 to 48 query rows together.
 class WarpgroupSteps : public testing::TestWithParam<std::pair<uint32_t, uint32_t>> {};
 
 TEST_P(WarpgroupSteps, OfEveryGroupAndNumberOfTokensAreThoseOfDoublePrecision) {
@@ -65,7 +65,7 @@ TEST_P(WarpgroupSteps, OfEveryGroupAndNumberOfTokensAreThoseOfDoublePrecision) {
   for (uint32_t group = 1; group <= 16; ++group) {
     for (uint32_t tokens = 2; tokens <= 8; ++tokens) {
       const uint32_t rows = group * tokens;
-      if (rows <= 16 || rows > kMostStepRows || tokens > most_step_tokens(group)) continue;
+      if (rows <= 8 || rows > kMostStepRows || tokens > most_step_tokens(group)) continue;
       Case c{dim, bits, rows};
       c.tokens = tokens;
       c.blocks = 1 + rng() % 6;
