@@ -109,9 +109,10 @@ struct CodeShape {
   return bits == 1 ? 0.7979F : bits == 2 ? 0.4978F : 0.1676F;
 }
 
-/// The largest factor, and component of a mean, of values. Kernels sum up 32 weights times factors in fp16, each of a weight that passes the
-/// running maximum by no more than 4 where factors are large: 16 * 4 * 1023 is 65,472, and single ones pass it by 64. A value by its
-/// code, the mean and 15 times the factor at most, is a number of fp16, too. A run of rows with larger ones has kUnknownNoise.
+/// The largest factor, and component of a mean, of values. Kernels sum up 32 weights times factors in fp16, each of a
+/// weight that passes the running maximum by no more than 4 where factors are large: 16 * 4 * 1023 is 65,472, and
+/// single ones pass it by 64. A value by its code, the mean and 15 times the factor at most, is a number of fp16, too.
+/// A run of rows with larger ones has kUnknownNoise.
 inline constexpr float kMostValueFactor = 1023.0F, kMostValueMean = 50000.0F;
 
 /// The most that the noise of a key's code takes from the log weight of its row: half of a variance of 2. The logit

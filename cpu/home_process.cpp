@@ -7,8 +7,8 @@
 namespace keyhole::cpu {
 namespace {
 
-/// Forks between this process and the one that loaded the library. Raised in each child before anything else runs there; a
-/// question to the system, getpid(), would cost every call some 100 ns.
+/// Forks between this process and the one that loaded the library. Raised in each child before anything else runs
+/// there; a question to the system, getpid(), would cost every call some 100 ns.
 std::atomic<uint64_t> forks_so_far{0};
 
 void count_fork() { forks_so_far.fetch_add(1, std::memory_order_relaxed); }

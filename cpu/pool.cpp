@@ -5,8 +5,8 @@
 // Claiming a task is a compare-and-swap on (generation, tasks left); the generation makes a claim on a slot
 // that was reused in the meantime fail, and with it everything that was read from the slot before.
 //
-// On the caller's threads (PoolConfig::run) there are no slots and nobody waits: a job is a counter, from which each thread that
-// the caller sends takes tasks until there are none. So it does not matter how many of them come, or when.
+// On the caller's threads (PoolConfig::run) there are no slots and nobody waits: a job is a counter, from which each
+// thread that the caller sends takes tasks until there are none. So it does not matter how many of them come, or when.
 #include "cpu/pool.h"
 
 #include <algorithm>

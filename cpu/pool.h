@@ -20,10 +20,10 @@ struct PoolConfig {
   uint32_t spin_us = 50;  ///< how long an idle worker spins before it sleeps; 0: sleep at once
   /// Where threads is 0: this many cores are left to others, as long as one is left to use.
   uint32_t spare = 0;
-  /// Not null: jobs run on the caller's threads, and the pool starts none. Called by finish() and run() with count <= `threads`: it
-  /// calls task(context, i) once for each i of [0, count), on any threads, at once or one after the other, and returns
-  /// when all of these calls have returned; i is the worker number of what runs meanwhile. Called by several threads at
-  /// once where finish() is. `pin` and `spin_us` mean nothing then.
+  /// Not null: jobs run on the caller's threads, and the pool starts none. Called by finish() and run() with count <=
+  /// `threads`: it calls task(context, i) once for each i of [0, count), on any threads, at once or one after the
+  /// other, and returns when all of these calls have returned; i is the worker number of what runs meanwhile. Called by
+  /// several threads at once where finish() is. `pin` and `spin_us` mean nothing then.
   void (*run)(void* user, void (*task)(void* context, uint32_t i), void* context,
               uint32_t count) = nullptr;
   void* run_user = nullptr;

@@ -43,7 +43,8 @@ std::byte* reserve(size_t bytes, int flags) {
   return begin + before;
 }
 
-/// n bytes of private memory that begin with `kept` bytes of `from`, in place of what is there. Throws Error(out_of_memory).
+/// n bytes of private memory that begin with `kept` bytes of `from`, in place of what is there. Throws
+/// Error(out_of_memory).
 void map_private_copy(const std::byte* from, size_t kept, size_t n, std::byte* at) {
   void* const pages =
       mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

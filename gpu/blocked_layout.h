@@ -8,7 +8,8 @@
 
 namespace keyhole::gpu {
 
-/// Few tokens leave most of a device idle unless thread blocks share the rows: as many states there are of theirs, side by side.
+/// Few tokens leave most of a device idle unless thread blocks share the rows: as many states there are of theirs, side
+/// by side.
 inline constexpr uint32_t kFewBlockedTokens = 64, kBlockedStates = 16;
 
 struct BlockedLayout {

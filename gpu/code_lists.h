@@ -1,8 +1,8 @@
-// Lists of near rows on the device (index/scan/code_lists.h says what they are, index/scan/list_choice.h how a step chooses
-// among them): a step scores the lists' mean keys, reads the lists that weigh by their codes, and takes the others by
-// their mean values with the second-order weight of their spread. Rows that no list has yet, the newest ones, are read
-// as blocks. The blocks of listed rows stay: a second look at codes in doubt, steps of several tokens and those of several
-// sessions in one launch read these, and steps whose heads look at everything.
+// Lists of near rows on the device (index/scan/code_lists.h says what they are, index/scan/list_choice.h how a step
+// chooses among them): a step scores the lists' mean keys, reads the lists that weigh by their codes, and takes the
+// others by their mean values with the second-order weight of their spread. Rows that no list has yet, the newest ones,
+// are read as blocks. The blocks of listed rows stay: a second look at codes in doubt, steps of several tokens and
+// those of several sessions in one launch read these, and steps whose heads look at everything.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,15 @@
 
 namespace keyhole::gpu {
 
-/// Up to how many rows of lists a step reads: a share of the listed rows, `least` at least, and more for heads whose unread lists
-/// would hold more than `miss` of their output, by the upper estimate of index/scan/list_choice.h (0: no more).
+/// Up to how many rows of lists a step reads: a share of the listed rows, `least` at least, and more for heads whose
+/// unread lists would hold more than `miss` of their output, by the upper estimate of index/scan/list_choice.h (0: no
+/// more).
 ///
-/// Where heads look at everything, all blocks are faster than lists. A KV head that would read more than the share `most` of the
-/// listed rows reads them in this step. Where lists have taken a layer's step longer than all blocks would, its next `keeps`
-/// steps read these without choosing, and then one chooses again. So a step's result depends on those before it; the steps of a
-/// copy, of a loaded session, and those behind a change of lists begin with one that chooses.
+/// Where heads look at everything, all blocks are faster than lists. A KV head that would read more than the share
+/// `most` of the listed rows reads them in this step. Where lists have taken a layer's step longer than all blocks
+/// would, its next `keeps` steps read these without choosing, and then one chooses again. So a step's result depends on
+/// those before it; the steps of a copy, of a loaded session, and those behind a change of lists begin with one that
+/// chooses.
 struct ListShare {
   float share = 0.12F;
   uint32_t least = 8192;
@@ -28,8 +30,8 @@ struct ListShare {
   uint32_t keeps = 31;
 };
 
-/// Listed rows from which on a step may choose among lists. Whether that is faster than reading all blocks depends on their bytes
-/// and on the number of KV heads (runtime/plan/list_gain.h).
+/// Listed rows from which on a step may choose among lists. Whether that is faster than reading all blocks depends on
+/// their bytes and on the number of KV heads (runtime/plan/list_gain.h).
 inline constexpr uint32_t kListsFrom = 32768;
 
 /// Fewer rows than that a list does not have on average.
@@ -60,8 +62,8 @@ inline constexpr uint32_t kPairRows = 2 * kCodeTile;
 /// Sizes for the lists of a KV head with room for `blocks` blocks of rows.
 struct ListSizes {
   uint32_t lists = 0;
-  /// Pairs that there is memory for: the rows' own and 5/8 of a pair for each list, or 11 a block, and some. Rows whose clusters would
-  /// need more are cut into even lists (ListStretch).
+  /// Pairs that there is memory for: the rows' own and 5/8 of a pair for each list, or 11 a block, and some. Rows whose
+  /// clusters would need more are cut into even lists (ListStretch).
   uint32_t pairs = 0;
   /// Pairs that a step may have to read, of lists and of blocks.
   uint32_t groups = 0;
@@ -76,11 +78,12 @@ struct ListSizes {
   }
 };
 
-/// The most rows that are clustered together: they take as long as their number squared, and the error does not fall with it.
+/// The most rows that are clustered together: they take as long as their number squared, and the error does not fall
+/// with it.
 inline constexpr uint32_t kListStretch = 16384;
 
-/// What the lists of rows that are clustered together have at most, of a KV head: the sum over all stretches is no more than
-/// ListSizes.
+/// What the lists of rows that are clustered together have at most, of a KV head: the sum over all stretches is no more
+/// than ListSizes.
 struct ListStretch {
   uint32_t clusters = 0;
   uint32_t lists = 0;

@@ -1,4 +1,5 @@
-// A layer's codes and the rows that they stand for, as attention of many new tokens reads them (BlockedAttention::attend_codes()).
+// A layer's codes and the rows that they stand for, as attention of many new tokens reads them
+// (BlockedAttention::attend_codes()).
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,8 @@ struct CodedRows {
   const float* key_scale = nullptr;      ///< `[kv_heads, dim]` of the balanced space
   const float* value_scale = nullptr;    ///< `[kv_heads]`
   const CodeFigures* figures = nullptr;  ///< `[kv_heads]`
-  // The rows themselves, in pinned host memory: row i of KV head h at h * kv_head_stride + i * row_bytes, aligned to 16 bytes.
+  // The rows themselves, in pinned host memory: row i of KV head h at h * kv_head_stride + i * row_bytes, aligned to 16
+  // bytes.
   const std::byte* keys = nullptr;
   const std::byte* values = nullptr;
   size_t kv_head_stride = 0;  ///< bytes

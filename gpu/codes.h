@@ -1,13 +1,13 @@
-// Codes of the offloaded keys and values on the device: every token is attended in every step, the heaviest rows of each
-// KV head exactly, all others by 2 or 4 bits per element (cpu/code_layout.h says where every bit lies; index/scan/kv_codes.h
-// is the reference of both encoding and attention).
+// Codes of the offloaded keys and values on the device: every token is attended in every step, the heaviest rows of
+// each KV head exactly, all others by 2 or 4 bits per element (cpu/code_layout.h says where every bit lies;
+// index/scan/kv_codes.h is the reference of both encoding and attention).
 //
 // The device reads exact rows, and the rows that it encodes, from pinned host memory by itself (gpu/pinned_memory.h):
 // no host
 // thread is in a step's path. 16 rows of 8 KV heads take 5 us over PCIe 5; beyond 64 a head they fall off a cliff (512:
-// 205 us). Where the memory of rows cannot be pinned (CodesShape::rows_by_host) a step asks the host for the rows that it
-// has chosen, and a thread of the host puts them where the device reads them (serve_rows()): the same bits but in doubt,
-// one exchange over the bus later.
+// 205 us). Where the memory of rows cannot be pinned (CodesShape::rows_by_host) a step asks the host for the rows that
+// it has chosen, and a thread of the host puts them where the device reads them (serve_rows()): the same bits but in
+// doubt, one exchange over the bus later.
 //
 // Where codes cannot tell which rows weigh, a step looks at the KV head's codes once more, reads what might weigh
 // exactly, whatever its number, and sums up the rest again (docs/what-codes-hold.md, gpu/cuda/codes/settle.cuh): on
@@ -49,8 +49,8 @@ struct CodesShape {
   /// Rows need not lie in pinned memory: encode() copies them, steps wait for serve_rows().
   bool rows_by_host = false;
   std::vector<LogitParams> layer_logits{};  ///< `[layers]`; empty: `logits` of all
-  /// As ResidentShape::shapes; code.dim is of no use then. sinks are `[q_heads]` of each layer, one behind the other, those without
-  /// KV heads among them.
+  /// As ResidentShape::shapes; code.dim is of no use then. sinks are `[q_heads]` of each layer, one behind the other,
+  /// those without KV heads among them.
   std::vector<LayerShape> shapes{};
   std::vector<char>
       coded{};  ///< with shapes, `[layers]`: the layers that have codes, in place of coded_layers
@@ -62,11 +62,12 @@ struct CodesShape {
   bool asks_doubt = true;
   /// There is memory for blocks after copy_layer() and complete() alone: codes of a copy take none for what they share.
   bool blocks_later = false;
-  /// Rows of a list on average, where rows may be put in lists beside their blocks (gpu/code_lists.h); 0: there are none.
+  /// Rows of a list on average, where rows may be put in lists beside their blocks (gpu/code_lists.h); 0: there are
+  /// none.
   uint32_t list_rows = 0;
   ListShare list_share = {};
-  /// Rows of a layer that are in lists or will be (made_lists()) from which on its steps choose among the lists in use; with fewer they
-  /// read all blocks.
+  /// Rows of a layer that are in lists or will be (made_lists()) from which on its steps choose among the lists in use;
+  /// with fewer they read all blocks.
   uint32_t lists_from = kListsFrom;
 
   [[nodiscard]] const LogitParams& logits_of(uint32_t layer) const {
@@ -74,8 +75,8 @@ struct CodesShape {
   }
 };
 
-/// Calls of make_lists() whose work a device has ahead of it at most, some tens of launches each: launches wait for one another
-/// where there are a thousand.
+/// Calls of make_lists() whose work a device has ahead of it at most, some tens of launches each: launches wait for one
+/// another where there are a thousand.
 inline constexpr uint32_t kListingsAtOnce = 8;
 
 /// Heads in doubt since the beginning: see DoubtBoard.
@@ -91,7 +92,8 @@ struct CodesDoubts {
 };
 
 /// Codes of the offloaded tokens of all heads of a session, in device memory. One thread at a time; calls that do not
-/// say that they enqueue come while no step of the session is under way. All throw Error: invalid_argument, device_error.
+/// say that they enqueue come while no step of the session is under way. All throw Error: invalid_argument,
+/// device_error.
 ///
 /// There is memory for coded_layers layers: the first that are named to set_balance() or set_rows(). Other layers have
 /// count() 0, and every other call refuses them.
@@ -99,20 +101,21 @@ class Codes {
  public:
   virtual ~Codes() = default;
 
-  /// The balanced space of a head (index/scan/balance.h): key_scale `[head_dim]` in host memory, all finite and above 0,
-  /// and the number that values are divided by. Before the head's first block; codes made with another one are void.
+  /// The balanced space of a head (index/scan/balance.h): key_scale `[head_dim]` in host memory, all finite and above
+  /// 0, and the number that values are divided by. Before the head's first block; codes made with another one are void.
   virtual void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
                            float value_scale) = 0;
-  /// Where K and V of the layer's offloaded rows lie: pinned host memory (PinnedMemory), or any with rows_by_host, aligned
-  /// to 16 bytes. The rows of a KV head lie without gaps, and V as K does; how many the view has does not matter, as rows
-  /// come behind them. Steps read any row below kCodeBlock * count(layer), encode() those of its blocks: they stay where
-  /// they are, and as they are, until the stream has done so. Scales of rows of dtype i8 lie `[blocks, kv_heads, 2 (of K,
-  /// of V), head_dim]`, pinned likewise; encode() alone reads them, and keeps a copy for the steps.
+  /// Where K and V of the layer's offloaded rows lie: pinned host memory (PinnedMemory), or any with rows_by_host,
+  /// aligned to 16 bytes. The rows of a KV head lie without gaps, and V as K does; how many the view has does not
+  /// matter, as rows come behind them. Steps read any row below kCodeBlock * count(layer), encode() those of its
+  /// blocks: they stay where they are, and as they are, until the stream has done so. Scales of rows of dtype i8 lie
+  /// `[blocks, kv_heads, 2 (of K, of V), head_dim]`, pinned likewise; encode() alone reads them, and keeps a copy for
+  /// the steps.
   virtual void set_rows(uint32_t layer, const KvView& rows) = 0;
-  /// Enqueues: blocks [first, first + count) of the layer are encoded from their rows; the layer has first + count blocks
-  /// after that, for steps that are enqueued later on the stream. first <= count(layer): also replaces. 128k rows of 8
-  /// KV heads take about as long as their bytes take over the bus; with rows_by_host, as copies of pageable memory take,
-  /// which may wait for what was enqueued before.
+  /// Enqueues: blocks [first, first + count) of the layer are encoded from their rows; the layer has first + count
+  /// blocks after that, for steps that are enqueued later on the stream. first <= count(layer): also replaces. 128k
+  /// rows of 8 KV heads take about as long as their bytes take over the bus; with rows_by_host, as copies of pageable
+  /// memory take, which may wait for what was enqueued before.
   virtual void encode(uint32_t layer, uint32_t first, uint32_t count, Stream stream) = 0;
   /// Enqueues: the layer has `blocks` blocks, no more than now.
   virtual void truncate(uint32_t layer, uint32_t blocks, Stream stream) = 0;
@@ -121,18 +124,19 @@ class Codes {
 
   /// Whether make_lists() may put rows of a layer in lists.
   [[nodiscard]] virtual bool takes_lists(uint32_t /*layer*/) const { return false; }
-  /// Begins to put rows [begin, begin + rows) of all KV heads in lists (gpu/cuda/codes/make_lists.h), on a stream of its own
-  /// behind what was enqueued so far: waits for nothing, and steps read these rows as blocks until use_lists(). begin:
-  /// made_lists(layer); rows: kListStretch at most, all with blocks; both are multiples of kCodeBlock. Rows stay where and as
-  /// they are until use_lists() has taken their lists, or until truncate(), encode() or stop_lists() has taken them back. What
-  /// then cuts through the rows of a call takes all of its lists.
-  /// Returns false, and has begun nothing, while kListingsAtOnce earlier calls are under way, and where no lists can be used:
-  /// without list_rows, with rows_by_host, on devices without clusters.
+  /// Begins to put rows [begin, begin + rows) of all KV heads in lists (gpu/cuda/codes/make_lists.h), on a stream of
+  /// its own behind what was enqueued so far: waits for nothing, and steps read these rows as blocks until use_lists().
+  /// begin: made_lists(layer); rows: kListStretch at most, all with blocks; both are multiples of kCodeBlock. Rows stay
+  /// where and as they are until use_lists() has taken their lists, or until truncate(), encode() or stop_lists() has
+  /// taken them back. What then cuts through the rows of a call takes all of its lists.
+  /// Returns false, and has begun nothing, while kListingsAtOnce earlier calls are under way, and where no lists can be
+  /// used: without list_rows, with rows_by_host, on devices without clusters.
   virtual bool make_lists(uint32_t /*layer*/, uint32_t /*begin*/, uint32_t /*rows*/) {
     return false;
   }
-  /// Enqueues: steps of one token that are enqueued later choose among all lists of the layer that have been made by now
-  /// (CodesShape::lists_from), in the order of their rows. Waits for nothing. While the stream is captured nothing changes.
+  /// Enqueues: steps of one token that are enqueued later choose among all lists of the layer that have been made by
+  /// now (CodesShape::lists_from), in the order of their rows. Waits for nothing. While the stream is captured nothing
+  /// changes.
   virtual void use_lists(uint32_t /*layer*/, Stream /*stream*/) {}
   /// Waits until no rows of the layer are read for lists. Lists that steps do not use are forgotten.
   virtual void stop_lists(uint32_t /*layer*/) {}
@@ -141,36 +145,39 @@ class Codes {
   /// Rows of the layer among whose lists steps choose after all that was enqueued: the first ones.
   [[nodiscard]] virtual uint32_t listed(uint32_t /*layer*/) const { return 0; }
 
-  /// The layer, which has no blocks, has those of `from`, codes of the same shape, and their balance, as they are after all
-  /// that was enqueued there. Device memory that holds nothing else is shared, until encode() of either writes there, which
-  /// takes new memory then (Error(out_of_device_memory), and nothing was enqueued). Rows are not `from`'s: set_rows() comes
-  /// before. No step of either session is under way; waits for the device. Batches of such sessions read what is shared once.
+  /// The layer, which has no blocks, has those of `from`, codes of the same shape, and their balance, as they are after
+  /// all that was enqueued there. Device memory that holds nothing else is shared, until encode() of either writes
+  /// there, which takes new memory then (Error(out_of_device_memory), and nothing was enqueued). Rows are not `from`'s:
+  /// set_rows() comes before. No step of either session is under way; waits for the device. Batches of such sessions
+  /// read what is shared once.
   virtual void copy_layer(uint32_t layer, Codes& from) = 0;
   /// These codes as steps of a CUDA device read them; null: they lie on no such device.
   [[nodiscard]] virtual CudaCodes* on_cuda() { return nullptr; }
   /// The codes that have this layer, where a session has codes for each shape of its layers (gpu/mixed_parts.h), null
   /// where layers of its shape have none; else these themselves.
   [[nodiscard]] virtual Codes* of_layer(uint32_t /*layer*/) { return this; }
-  /// The codes of a layer and where its rows lie, for BlockedAttention::attend_codes(), after all that was enqueued here;
-  /// CodedRows::blocks_at is null where there are none, where the host reads rows, and where no row is read exactly.
+  /// The codes of a layer and where its rows lie, for BlockedAttention::attend_codes(), after all that was enqueued
+  /// here; CodedRows::blocks_at is null where there are none, where the host reads rows, and where no row is read
+  /// exactly.
   [[nodiscard]] virtual CodedRows coded_rows(uint32_t /*layer*/) const { return {}; }
   /// Takes all memory for blocks that blocks_later has left out and no copy_layer() has brought. Throws
   /// Error(out_of_device_memory).
   virtual void complete() = 0;
 
-  /// Of a shape with rows_by_host, else 0. The device counts the steps over these codes, of all layers together, from 1 in the
-  /// order of the stream, and each asks for the rows of every KV head. Puts the rows that the newest step of a KV head has
-  /// asked for where it reads them, and lets it go on; returns the number of the head's newest step that was served (cyclic;
-  /// the same as before where none has asked). Any thread, one at a time for a KV head; beside all other calls. Does not wait,
-  /// and must be called again and again while a step is under way, by a thread that waits for no work of the device.
+  /// Of a shape with rows_by_host, else 0. The device counts the steps over these codes, of all layers together, from 1
+  /// in the order of the stream, and each asks for the rows of every KV head. Puts the rows that the newest step of a
+  /// KV head has asked for where it reads them, and lets it go on; returns the number of the head's newest step that
+  /// was served (cyclic; the same as before where none has asked). Any thread, one at a time for a KV head; beside all
+  /// other calls. Does not wait, and must be called again and again while a step is under way, by a thread that waits
+  /// for no work of the device.
   virtual uint32_t serve_rows(uint32_t kv_head) = 0;
-  /// Steps up to this number wait for no rows any more: what they write is NaN, and StreamSteps::failure() says why. Any
-  /// thread.
+  /// Steps up to this number wait for no rows any more: what they write is NaN, and StreamSteps::failure() says why.
+  /// Any thread.
   virtual void give_up_rows(uint32_t step) = 0;
 
-  /// Tokens that a step of the layer may have (StreamSteps::step_tokens()): most_step_tokens(), or fewer where the device lacks the shared
-  /// memory. The exact rows of each of its parts (step_parts()) are chosen together, exact_rows for each token, kMostDeviceRows at
-  /// most (with rows_by_host exact_rows).
+  /// Tokens that a step of the layer may have (StreamSteps::step_tokens()): most_step_tokens(), or fewer where the
+  /// device lacks the shared memory. The exact rows of each of its parts (step_parts()) are chosen together, exact_rows
+  /// for each token, kMostDeviceRows at most (with rows_by_host exact_rows).
   [[nodiscard]] virtual uint32_t most_tokens(uint32_t layer) const = 0;
 
   /// A block as it lies in device memory, to out (code.block_bytes()), after all that was enqueued here: waits for the

@@ -120,8 +120,8 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
     copied = take({2, kv_heads, copied_blocks, kCodeBlock, dim, dtype_size(shape.dtype)});
   }
   if (shape.sinks != nullptr) sinks = take({shape.layers, shape.q_heads, sizeof(float)});
-  // A maximum of every 32 rows and padded head, and the splits' states: o, a maximum, a sum, and the codes' log-sum-exp.
-  // Of several tokens as many heads as the largest step has.
+  // A maximum of every 32 rows and padded head, and the splits' states: o, a maximum, a sum, and the codes'
+  // log-sum-exp. Of several tokens as many heads as the largest step has.
   const auto of_token = static_cast<uint32_t>(group);
   const uint32_t tokens = most_codes_tokens(shape);
   const size_t heads = std::max<size_t>(group * tokens, 1),
@@ -135,7 +135,8 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
       aligned_product({kv_heads, splits, heads, dim + 3, sizeof(float)});
   if (has_lists(shape)) {
     lists = ListSizes(static_cast<uint32_t>(capacity), shape.list_rows);
-    // Steps of one token alone choose among lists: maxima of all pairs and the table of these; scores, weights and bins.
+    // Steps of one token alone choose among lists: maxima of all pairs and the table of these; scores, weights and
+    // bins.
     const size_t padded_one = group <= 4 ? 4 : group <= 8 ? 8 : 16;
     add(work_bytes, aligned_product({kv_heads, lists.groups, padded_one + 2, sizeof(float)}));
     add(work_bytes, aligned_product({kv_heads, lists.lists, 2 * padded_one + 1, sizeof(float)}));
@@ -213,7 +214,8 @@ std::string why_no_codes(const CodesShape& shape) {
   check_codes(shape);
   const uint32_t keys = shape.code.key_bits, values = shape.code.value_bits;
   if (keys == values && keys != 1) return {};
-  // Codes of the host alone: they would double the kernels. 1 bit is not enough for answers, and unequal bits have shown no use.
+  // Codes of the host alone: they would double the kernels. 1 bit is not enough for answers, and unequal bits have
+  // shown no use.
   return "no device has kernels for codes with key_bits " + std::to_string(keys) +
          " and value_bits " + std::to_string(values) + "; allowed are 2 of both or 4 of both";
 }

@@ -6,8 +6,8 @@
 
 namespace keyhole::gpu {
 
-/// Parts that a KV head's blocks are divided into by the pass over the codes, at most: as many states of its group wait to
-/// be merged. 2 thread blocks on each of 256 multiprocessors, more than any GPU of today has.
+/// Parts that a KV head's blocks are divided into by the pass over the codes, at most: as many states of its group wait
+/// to be merged. 2 thread blocks on each of 256 multiprocessors, more than any GPU of today has.
 [[nodiscard]] constexpr uint32_t most_code_splits(uint32_t kv_heads) {
   constexpr uint32_t kThreadBlocks = 512;
   constexpr uint32_t kMost = 256;  // that the merge has shared memory for
@@ -72,8 +72,9 @@ struct CodesLayout {
 
   /// An allocation of its own: `[layers, capacity, kv_heads, block_bytes]`, of all layers that have codes.
   size_t blocks_bytes = 0;
-  // In the other, of the same layers: key_scales `[layers, kv_heads, dim]` and value_scales `[layers, kv_heads]` fp32, counts
-  // `[layers, 2]` uint32 (blocks, and those in common with copies), row_scales `[layers, capacity, kv_heads, 2, dim]` bf16 where rows are i8.
+  // In the other, of the same layers: key_scales `[layers, kv_heads, dim]` and value_scales `[layers, kv_heads]` fp32,
+  // counts `[layers, 2]` uint32 (blocks, and those in common with copies), row_scales
+  // `[layers, capacity, kv_heads, 2, dim]` bf16 where rows are i8.
   size_t key_scales = 0, value_scales = 0, counts = 0, row_scales = 0;
   // Blocks of all KV heads follow one another: what a prefix of the tokens has is one stretch of memory.
   size_t head_stride = 0;   ///< bytes of a block
@@ -87,7 +88,8 @@ struct CodesLayout {
   size_t sinks = 0;  ///< where there are any, of all layers of the model: `[layers, q_heads]` fp32
   size_t work = 0;   ///< of the step under way: CodesStep::work of gpu/cuda/codes/codes_kernels.h
   size_t work_bytes = 0;  ///< no less than codes_work_bytes()
-  // Lists, where there are any, in an allocation of their own: of each layer its parts, from the beginning of the layer's.
+  // Lists, where there are any, in an allocation of their own: of each layer its parts, from the beginning of the
+  // layer's.
   ListSizes lists{0, 1};     ///< of a KV head
   ListWorkLayout list_work;  ///< behind all layers' lists
   size_t list_pairs = 0, list_ids = 0, list_places = 0, list_figures = 0, list_key_means = 0,

@@ -20,12 +20,13 @@ class HostCopies {
   virtual void read(const void* device, size_t row_bytes, size_t pitch, size_t rows, Stream stream,
                     const Take& take) = 0;
 
-  /// A stream whose work comes after all that was enqueued on `stream` so far, and beside what is enqueued there later; the
-  /// same one in every call. Throws Error(device_error).
+  /// A stream whose work comes after all that was enqueued on `stream` so far, and beside what is enqueued there later;
+  /// the same one in every call. Throws Error(device_error).
   [[nodiscard]] virtual Stream beside(Stream stream) = 0;
 
-  /// Copies `rows` rows of row_bytes each, which lie without gaps in host memory, to where they lie `pitch` bytes apart on the
-  /// device, after all that was enqueued on the stream before. Returns when they are there. Throws Error(device_error).
+  /// Copies `rows` rows of row_bytes each, which lie without gaps in host memory, to where they lie `pitch` bytes apart
+  /// on the device, after all that was enqueued on the stream before. Returns when they are there. Throws
+  /// Error(device_error).
   virtual void write(const std::byte* data, size_t row_bytes, size_t rows, void* device,
                      size_t pitch, Stream stream) = 0;
 };

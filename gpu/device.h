@@ -118,8 +118,8 @@ struct DeviceInfo {
 
 /// The major compute capability whose kernels run on CUDA device `ordinal`: its own; or an older one, where this build
 /// has no newer code for it (PTX of 8.0 runs on every later device, without what came later); or at most the one in the
-/// environment variable KEYHOLE_CUDA_CAPABILITY ("8.0"), with which a newer device takes the ways of an older one, in no more shared
-/// memory than that has.
+/// environment variable KEYHOLE_CUDA_CAPABILITY ("8.0"), with which a newer device takes the ways of an older one, in
+/// no more shared memory than that has.
 /// Throws Error(invalid_argument) for another text there, Error(device_error) where the device has no kernels;
 /// Error(unsupported) in a build without CUDA.
 [[nodiscard]] int kernels_major(int ordinal);
@@ -128,8 +128,8 @@ struct DeviceInfo {
 /// shared memory, bf16 on tensor cores).
 [[nodiscard]] std::string unsupported_reason(const DeviceInfo& device);
 
-/// Why sessions of models of this shape do not run on a device; empty: they do. 99 KiB of shared memory, which all devices of
-/// compute capability 8.0 or newer have, are enough for every shape.
+/// Why sessions of models of this shape do not run on a device; empty: they do. 99 KiB of shared memory, which all
+/// devices of compute capability 8.0 or newer have, are enough for every shape.
 [[nodiscard]] std::string unsupported_shape(uint32_t q_heads, uint32_t kv_heads, uint32_t head_dim);
 
 /// The GPUs that this build and machine can see; empty without CUDA. Never throws.

@@ -1,6 +1,6 @@
 // k-means on a CUDA device: which centroid is nearest to each of many points, and Lloyd's iterations over that.
-// Scores are formed to fp32's precision on tensor cores (gpu/cuda/indexing/plane_tiles.cuh); sums of points are integers
-// (fixed point, 2^-40 of the largest element), whose order does not matter: results are deterministic.
+// Scores are formed to fp32's precision on tensor cores (gpu/cuda/indexing/plane_tiles.cuh); sums of points are
+// integers (fixed point, 2^-40 of the largest element), whose order does not matter: results are deterministic.
 #pragma once
 
 #include <cstddef>

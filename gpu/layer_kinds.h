@@ -1,6 +1,6 @@
-// Layers of different shapes on a device: layers of one shape are a kind, whose parts on the device (resident tokens, codes,
-// windows) are those of a model that has these layers alone. So kernels, arenas and strides know one shape, and what is counted
-// for a session is the sum over its kinds.
+// Layers of different shapes on a device: layers of one shape are a kind, whose parts on the device (resident tokens,
+// codes, windows) are those of a model that has these layers alone. So kernels, arenas and strides know one shape, and
+// what is counted for a session is the sum over its kinds.
 #pragma once
 
 #include <cstddef>
@@ -48,8 +48,8 @@ class LayerKinds {
 
 // What a device makes for each kind of a shape: the shape itself where its layers are alike.
 [[nodiscard]] std::vector<ResidentShape> parts_of(const ResidentShape& shape);
-/// layers of a part is 0 where none of its layers has codes: nothing is made for it. sinks: memory for those of the parts, which
-/// these point into.
+/// layers of a part is 0 where none of its layers has codes: nothing is made for it. sinks: memory for those of the
+/// parts, which these point into.
 [[nodiscard]] std::vector<CodesShape> parts_of(const CodesShape& shape, std::vector<float>& sinks);
 [[nodiscard]] std::vector<WindowsShape> parts_of(const WindowsShape& shape);
 

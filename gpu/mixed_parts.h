@@ -1,6 +1,6 @@
-// What a session with layers of different shapes has on a device: of each part one for each shape (gpu/layer_kinds.h), behind the
-// interface of one, which takes the model's numbers of layers. A step goes to the parts of its layer's shape as it is: nothing
-// is added to its work on the stream. The parts count against one limit of memory (SessionOnDevice).
+// What a session with layers of different shapes has on a device: of each part one for each shape (gpu/layer_kinds.h),
+// behind the interface of one, which takes the model's numbers of layers. A step goes to the parts of its layer's shape
+// as it is: nothing is added to its work on the stream. The parts count against one limit of memory (SessionOnDevice).
 //
 // `device` makes the parts, by shapes of layers that are alike; these functions throw as it does. What is made for a
 // mixed Resident is for its steps alone, and destroyed before it.

@@ -27,8 +27,8 @@ struct NeighbourTask {
   TensorView queries;
   /// `[queries.tokens]` where queries lie; null exactly where key_extra is.
   const float* query_extra = nullptr;
-  /// `[queries.tokens]` where queries lie, or null: query i sees keys [0, limits[i]) alone. Rising limits make the least
-  /// work.
+  /// `[queries.tokens]` where queries lie, or null: query i sees keys [0, limits[i]) alone. Rising limits make the
+  /// least work.
   const uint32_t* limits = nullptr;
   uint32_t most = 0;  ///< N: so many keys per query, 1..kMostNeighbours
   /// Not 0: queries are the keys themselves, query i key i, and at most this many are returned, the edges of a relative

@@ -1,5 +1,6 @@
-// Attention states of all ranks of a spread sequence in device memory: this rank's, all of them when they are gathered, and their merge
-// (keyhole/parallel.h). Everything is enqueued on the caller's stream; one step after the other uses the same memory.
+// Attention states of all ranks of a spread sequence in device memory: this rank's, all of them when they are gathered,
+// and their merge (keyhole/parallel.h). Everything is enqueued on the caller's stream; one step after the other uses
+// the same memory.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +34,8 @@ class RankStates {
   [[nodiscard]] virtual float* all() = 0;
   /// Enqueues a state in own(). Throws Error(device_error).
   virtual void fill(Nothing what, uint32_t rows, uint32_t dim, Stream stream) = 0;
-  /// Enqueues the merge of all() into out `[rows, dim]`, without gaps, and lse `[rows]` or null. Throws Error(device_error).
+  /// Enqueues the merge of all() into out `[rows, dim]`, without gaps, and lse `[rows]` or null. Throws
+  /// Error(device_error).
   virtual void merge(uint32_t rows, uint32_t dim, void* out, DType dtype, float* lse,
                      Stream stream) = 0;
   /// Whether the stream has done all that was enqueued, or the device has failed. Not during a capture.

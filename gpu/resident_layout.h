@@ -2,7 +2,8 @@
 //
 // Pinned memory, one block per layer:
 //   lines     one 128-byte line per KV head for each direction, so that no two flags share a line
-//   rows      q, k, v of two steps (a step's are valid until the layer's next one is awaited), of most_step_tokens() each
+//   rows      q, k, v of two steps (a step's are valid until the layer's next one is awaited), of most_step_tokens()
+//             each
 //   slots     the host's states, per KV head o `[group, head_dim]`, lse `[group]`
 //   answers   with keeps_answers, what two steps wrote, likewise, and a line per KV head that says of which step
 // and behind the layers what the session has once.
@@ -37,15 +38,16 @@ class PinnedLayout {
   [[nodiscard]] size_t delivered(uint32_t layer, uint32_t kv_head) const {
     return layer * layer_ + delivered_ + kv_head * kLine;
   }
-  /// q `[tokens, q_heads, head_dim]` fp32, k and v `[tokens, kv_heads, head_dim]` q_place() and kv_place() further; of the
-  /// step's parity.
+  /// q `[tokens, q_heads, head_dim]` fp32, k and v `[tokens, kv_heads, head_dim]` q_place() and kv_place() further; of
+  /// the step's parity.
   [[nodiscard]] size_t rows(uint32_t layer, uint32_t sequence) const {
     return layer * layer_ + rows_ + (sequence & 1U) * rows_bytes_;
   }
   [[nodiscard]] size_t slot(uint32_t layer, uint32_t kv_head) const {
     return layer * layer_ + slots_ + kv_head * slot_bytes_;
   }
-  /// Answers of steps of the sequence's parity, as slots; the line of the newest step that has left one (PublishedLine).
+  /// Answers of steps of the sequence's parity, as slots; the line of the newest step that has left one
+  /// (PublishedLine).
   [[nodiscard]] size_t answer(uint32_t layer, uint32_t kv_head, uint32_t sequence) const {
     return layer * layer_ + answers_ + (sequence & 1U) * answer_bytes_ + kv_head * slot_bytes_;
   }

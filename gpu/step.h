@@ -39,8 +39,8 @@ inline constexpr uint32_t kMostStepRows = 48;
   return tokens < 1 ? 1 : tokens > kMost ? kMost : tokens;
 }
 
-/// A step over codes attends all of its query rows in one pass; what follows takes them in parts of whole tokens, of up to
-/// kMaxDeviceGroup query rows each. Every part has exact rows of its own.
+/// A step over codes attends all of its query rows in one pass; what follows takes them in parts of whole tokens, of up
+/// to kMaxDeviceGroup query rows each. Every part has exact rows of its own.
 struct StepParts {
   uint32_t count;
   uint32_t tokens;  ///< of every part but the last, which may have fewer
@@ -71,14 +71,14 @@ inline constexpr uint32_t kMostStepParts = 5;  ///< 5 tokens of 9 query heads
 /// Tokens that masks of drafts are about, at most.
 inline constexpr uint32_t kMostDrafts = 64;
 
-/// Several new tokens of a layer, in device memory: q and out `[tokens, q_heads, head_dim]`, k and v `[tokens, kv_heads,
-/// head_dim]`, lse `[tokens, q_heads]` fp32 or null.
+/// Several new tokens of a layer, in device memory: q and out `[tokens, q_heads, head_dim]`, k and v
+/// `[tokens, kv_heads, head_dim]`, lse `[tokens, q_heads]` fp32 or null.
 struct ManyTokens {
   TensorView q, k, v;  ///< 1..Codes::most_tokens(layer) tokens
   TensorOut out;
   float* lse = nullptr;
-  /// Each attends to all tokens before the newest `drafts` (>= tokens, <= kMostDrafts; these are the newest), and of those to
-  /// the ones that its word of `sees` has: bit j is the j-th.
+  /// Each attends to all tokens before the newest `drafts` (>= tokens, <= kMostDrafts; these are the newest), and of
+  /// those to the ones that its word of `sees` has: bit j is the j-th.
   uint32_t drafts = 0;
   std::array<uint64_t, kMaxDeviceGroup> sees{};
   StepGroup* group = nullptr;  ///< see OnDevice
@@ -109,8 +109,8 @@ class Codes;
 struct OnDevice {
   Codes* codes = nullptr;
   bool keeps_answer = false;
-  /// A whole step over codes that can go with those of other sessions is added to this group (its count() grows), in place of
-  /// being enqueued; null: it is enqueued.
+  /// A whole step over codes that can go with those of other sessions is added to this group (its count() grows), in
+  /// place of being enqueued; null: it is enqueued.
   StepGroup* group = nullptr;
 };
 
@@ -122,9 +122,9 @@ class StreamSteps {
 
   /// Enqueues the first half. Without k and v nothing is appended. A token goes to the sink until that is full,
   /// then to the window; a full window (window_capacity) first falls back to its W - 1 newest tokens.
-  /// Codes of this layer are all attended; q stays as it is until end()'s work has ended. With Signal::host_launch and codes it first waits,
-  /// on the calling thread, until the host has delivered all heads of the layer's step before; throws Error(timeout).
-  /// Throws Error(device_error) if a launch fails; nothing is enqueued then.
+  /// Codes of this layer are all attended; q stays as it is until end()'s work has ended. With Signal::host_launch and
+  /// codes it first waits, on the calling thread, until the host has delivered all heads of the layer's step before;
+  /// throws Error(timeout). Throws Error(device_error) if a launch fails; nothing is enqueued then.
   virtual void begin(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
                      const OnDevice& tokens, Stream stream) = 0;
   /// Enqueues the second half: out `[q_heads, head_dim]`, lse `[q_heads]` fp32 in device memory or null.
@@ -140,7 +140,8 @@ class StreamSteps {
                            Stream stream) = 0;
   /// A group for up to `most` steps of sessions of this device, in one go or several.
   [[nodiscard]] virtual std::unique_ptr<StepGroup> make_group(uint32_t most) = 0;
-  /// Enqueues: of the newest `of` resident tokens of these layers those remain that `kept` names, rising numbers below `of`.
+  /// Enqueues: of the newest `of` resident tokens of these layers those remain that `kept` names, rising numbers below
+  /// `of`.
   virtual void keep_newest(std::span<const uint32_t> layers, uint32_t of,
                            std::span<const uint32_t> kept, Stream stream) = 0;
 
@@ -167,9 +168,9 @@ class StreamSteps {
   /// The same of all steps of all layers, now and later: the session ends, and memory that is freed waits for kernels.
   virtual void give_up_all() {}
 
-  /// What a step wrote, or would have written without rounding to the dtype of out: o `[group, head_dim]`, lse `[group]`.
-  /// False: it is not here, which is so until a later step of the stream, of any layer, was awaited, or the stream was
-  /// waited for. It stays until the host has delivered the layer's next step.
+  /// What a step wrote, or would have written without rounding to the dtype of out: o `[group, head_dim]`, lse
+  /// `[group]`. False: it is not here, which is so until a later step of the stream, of any layer, was awaited, or the
+  /// stream was waited for. It stays until the host has delivered the layer's next step.
   [[nodiscard]] virtual bool answer(uint32_t layer, uint32_t kv_head, uint32_t sequence,
                                     StateView& out) = 0;
   /// The host's copy of the resident tokens of all KV heads, sink first, oldest first, until the layer has others.
@@ -193,8 +194,8 @@ class StreamSteps {
   [[nodiscard]] virtual Status failure(std::string& text) = 0;
 
   /// Sums since the beginning: time that merges on the device (with codes: publishing) waited for the host, and how
-  /// often they looked; of the KV head with most of them, as heads wait at the same time. Copied from the device: some 10 us
-  /// a call.
+  /// often they looked; of the KV head with most of them, as heads wait at the same time. Copied from the device: some
+  /// 10 us a call.
   [[nodiscard]] virtual uint64_t wait_nanoseconds() const = 0;
   [[nodiscard]] virtual uint64_t merges() const = 0;
 };

@@ -1,8 +1,9 @@
-// Sliding layers on a device: each keeps its newest tokens in a ring, and a step attends to exactly the newest W of them.
-// Nothing of a step goes to the host, and none waits for it: the host knows how many tokens there are by counting, and has no
-// copy of them. Token t of a layer lies in slot t % slots, so that both find it.
+// Sliding layers on a device: each keeps its newest tokens in a ring, and a step attends to exactly the newest W of
+// them. Nothing of a step goes to the host, and none waits for it: the host knows how many tokens there are by
+// counting, and has no copy of them. Token t of a layer lies in slot t % slots, so that both find it.
 //
-// One kernel does all of a step: the resident attention (gpu/step.h) over the ring's newest tokens, without an exchange.
+// One kernel does all of a step: the resident attention (gpu/step.h) over the ring's newest tokens, without an
+// exchange.
 #pragma once
 
 #include <algorithm>
@@ -34,8 +35,8 @@ struct WindowsShape {
   DType dtype = DType::f16;  ///< of K and V: f32, f16 or bf16
   std::vector<Layer> layers;
   std::vector<float> sinks;  ///< learned, natural log, `[layers, q_heads]`; empty: none
-  /// Heads of each layer where they differ, in place of those above, `[layers]`; sinks are then those of one layer behind those of
-  /// the layer before. Such a session has one Windows for each shape (gpu/mixed_parts.h).
+  /// Heads of each layer where they differ, in place of those above, `[layers]`; sinks are then those of one layer
+  /// behind those of the layer before. Such a session has one Windows for each shape (gpu/mixed_parts.h).
   std::vector<LayerShape> shapes{};
 };
 
@@ -51,8 +52,8 @@ struct SeenDrafts {
     while (static_cast<uint32_t>(std::popcount(seen)) > window) seen &= seen - 1;
     return seen;
   }
-  /// The newest tokens among which all lie that a step with a window attends to: the drafts, and those before them that the
-  /// window has room for.
+  /// The newest tokens among which all lie that a step with a window attends to: the drafts, and those before them that
+  /// the window has room for.
   [[nodiscard]] uint32_t reach(uint32_t window) const {
     if (drafts == 0) return window;
     return window - std::min(window, static_cast<uint32_t>(std::popcount(sees))) + drafts;
@@ -64,10 +65,10 @@ class Windows {
  public:
   virtual ~Windows() = default;
 
-  // These wait for their own copies, never for a caller's stream, and may come during a capture. No step of the layer is under
-  // way. Throw Error(device_error).
-  /// The layer's tokens become first, first + 1, ... first + n - 1: K and V `[n, kv_heads, head_dim]` of the shape's dtype in
-  /// host memory, n <= slots.
+  // These wait for their own copies, never for a caller's stream, and may come during a capture. No step of the layer
+  // is under way. Throw Error(device_error).
+  /// The layer's tokens become first, first + 1, ... first + n - 1: K and V `[n, kv_heads, head_dim]` of the shape's
+  /// dtype in host memory, n <= slots.
   virtual void fill(uint32_t layer, uint32_t first, uint32_t n, const std::byte* k,
                     const std::byte* v) = 0;
   /// Of the layer's tokens those that are first, ... first + n - 1 remain; all of these are there.
@@ -76,18 +77,18 @@ class Windows {
   virtual void read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k,
                     std::byte* v) const = 0;
 
-  /// Tokens of a prompt come, first, first + 1, ...: those of k and v, n <= slots of them, after which the layer's tokens
-  /// are the newest `kept` (n <= kept <= slots), those before the new ones being there. Waits for the stream; not during a
-  /// capture. Throws Error(invalid_argument | device_error).
+  /// Tokens of a prompt come, first, first + 1, ...: those of k and v, n <= slots of them, after which the layer's
+  /// tokens are the newest `kept` (n <= kept <= slots), those before the new ones being there. Waits for the stream;
+  /// not during a capture. Throws Error(invalid_argument | device_error).
   virtual void append(uint32_t layer, uint32_t first, uint32_t kept, const TensorView& k,
                       const TensorView& v, Stream stream) = 0;
   /// Whether rows of head_dim elements, of a layer's q, k or v, are finite once they are rounded to a dtype. Likewise.
   [[nodiscard]] virtual bool are_finite(uint32_t layer, const TensorView& rows, DType as,
                                         Stream stream) = 0;
 
-  /// Enqueues a step: k and v (both null: none) are appended, in a full ring in place of the oldest token, then q attends; out
-  /// `[q_heads, head_dim]`, lse `[q_heads]` fp32 in device memory or null. May be captured. The layer has a token then. Of
-  /// drafts: drafts.reach() <= slots, or the layer has had no more tokens than slots.
+  /// Enqueues a step: k and v (both null: none) are appended, in a full ring in place of the oldest token, then q
+  /// attends; out `[q_heads, head_dim]`, lse `[q_heads]` fp32 in device memory or null. May be captured. The layer has
+  /// a token then. Of drafts: drafts.reach() <= slots, or the layer has had no more tokens than slots.
   /// Throws Error(invalid_argument | device_error); nothing is enqueued then.
   virtual void step(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
                     const SeenDrafts& drafts, const TensorOut& out, float* lse, Stream stream) = 0;
@@ -95,13 +96,13 @@ class Windows {
   virtual void begin(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
                      Stream stream) = 0;
   virtual void end(uint32_t layer, const TensorOut& out, float* lse, Stream stream) = 0;
-  /// Enqueues: of the newest `of` (<= kMostDrafts) tokens of these layers, which are there, those remain that `kept` names,
-  /// rising numbers below `of`.
+  /// Enqueues: of the newest `of` (<= kMostDrafts) tokens of these layers, which are there, those remain that `kept`
+  /// names, rising numbers below `of`.
   virtual void keep_newest(std::span<const uint32_t> layers, uint32_t of,
                            std::span<const uint32_t> kept, Stream stream) = 0;
 
-  /// What steps have found since the last call: q, k or v with a NaN or an infinity, or k or v beyond the dtype (not_finite; the
-  /// step's output is NaN or of no use, and what it appended as well). Does not wait.
+  /// What steps have found since the last call: q, k or v with a NaN or an infinity, or k or v beyond the dtype
+  /// (not_finite; the step's output is NaN or of no use, and what it appended as well). Does not wait.
   [[nodiscard]] virtual Status failure(std::string& text) = 0;
   /// Device memory.
   [[nodiscard]] virtual size_t bytes() const = 0;

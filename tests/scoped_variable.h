@@ -7,8 +7,8 @@
 
 namespace keyhole::test {
 
-/// Sets variable `name`, or takes it away where value is null; the destructor gives it back what it had. For tests that run in one
-/// thread.
+/// Sets variable `name`, or takes it away where value is null; the destructor gives it back what it had. For tests that
+/// run in one thread.
 class ScopedVariable {
  public:
   ScopedVariable(const char* name, const char* value) : name_(name) {

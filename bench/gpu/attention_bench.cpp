@@ -1,9 +1,10 @@
-// Causal attention of a whole prompt, one layer of an 8B shape (32 query and 8 KV heads of 128), K and V on the device, 4096 queries
-// (or CHUNK) at a time: all rows, by the kernel of all devices (of numbers in f32, too) and by Hopper's; lists of all blocks; lists of a share of them, chosen at random
-// beside the first block and the newest ones. Of more than 200,000 tokens dense attention, the first and the newest tokens, and the
-// patterns. Patterns have two times: that of the choice, where next to nothing of what it finds is attended, and what attention
-// takes beside it. Numbers are random, so that a mass takes about its share of the blocks, and thresholds pass over all or nothing.
-// Patterns that differ in a stride alone are left out there. heads=24/4/256: so many query and KV heads of so many components;
+// Causal attention of a whole prompt, one layer of an 8B shape (32 query and 8 KV heads of 128), K and V on the device,
+// 4096 queries (or CHUNK) at a time: all rows, by the kernel of all devices (of numbers in f32, too) and by Hopper's;
+// lists of all blocks; lists of a share of them, chosen at random beside the first block and the newest ones. Of more
+// than 200,000 tokens dense attention, the first and the newest tokens, and the patterns. Patterns have two times: that
+// of the choice, where next to nothing of what it finds is attended, and what attention takes beside it. Numbers are
+// random, so that a mass takes about its share of the blocks, and thresholds pass over all or nothing. Patterns that
+// differ in a stride alone are left out there. heads=24/4/256: so many query and KV heads of so many components;
 // `dense`: dense attention in 16 bits alone.
 //
 //   gpu_attention_bench [heads=Q/KV/D] [dense] [tokens[/CHUNK] ..]

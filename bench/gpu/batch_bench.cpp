@@ -5,10 +5,11 @@
 // attention. Sequences are built one by one, or are forks of one. Microseconds a layer for all sequences together;
 // tokens reach a session from one buffer of 8192.
 //
-//   gpu_batch_bench [layers] [bits] [weights] [SEQUENCESxTOKENS | SEQUENCESfTOKENS ...]    f: forks; e.g. 16x32768 16f131072
+//   gpu_batch_bench [layers] [bits] [weights] [SEQUENCESxTOKENS | SEQUENCESfTOKENS ...]    f: forks
+//   e.g. 16x32768 16f131072
 //
-// weights: the products of a layer are in the graph, too; in the place of the other ways stand tokens a second of 32 layers with
-// the logits, and those with full attention at its floor.
+// weights: the products of a layer are in the graph, too; in the place of the other ways stand tokens a second of 32
+// layers with the logits, and those with full attention at its floor.
 #include <cuda_runtime_api.h>
 #include <keyhole/batch.h>
 #include <keyhole/inspect.h>

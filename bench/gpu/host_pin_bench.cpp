@@ -1,5 +1,6 @@
-// What it costs to make host memory readable by the device: first writes to fresh pages, and the driver's lock on pages that
-// are there, by page size, piece size and number of threads; and what both cost a thread that enqueues work meanwhile.
+// What it costs to make host memory readable by the device: first writes to fresh pages, and the driver's lock on pages
+// that are there, by page size, piece size and number of threads; and what both cost a thread that enqueues work
+// meanwhile.
 //
 //   gpu_host_pin_bench [MiB of a measurement]
 #include <cuda_runtime_api.h>

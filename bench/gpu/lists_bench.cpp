@@ -1,12 +1,13 @@
-// Time of a layer's attention over lists of codes on the device, beside that over all codes and the least time that each's
-// bytes take: layers in a graph. Arguments, in any order: `d=128`, `g=4` query heads of a KV head, `kv=8` KV heads, `b=4` bits,
-// `t=131072` tokens, `rows=64` rows of a list on average, `layers=8`, `share=12` percent of the rows that a step reads,
-// `miss=0` percent of a head's output that unread lists may hold (ListShare::miss), `middle=0` the mean of values, in percent of what they
-// deviate from it: with 0 outputs are short, and heads with `miss` read next to all lists, from some 200 on they read no more,
-// `wide=0` KV heads whose values have no mean, `spread=60` percent of a nat by which lists' logits deviate, several with commas,
-// `blocks=0` thread blocks of a KV head that choose (CodesLists::blocks), `most=90` percent of the rows from which on a KV head reads
-// all blocks (ListShare::most). With `miss` there are three times: of lists however many, of steps that choose and read what is
-// faster then, and of those that remember what that was (ListShare::keeps).
+// Time of a layer's attention over lists of codes on the device, beside that over all codes and the least time that
+// each's bytes take: layers in a graph. Arguments, in any order: `d=128`, `g=4` query heads of a KV head, `kv=8` KV
+// heads, `b=4` bits, `t=131072` tokens, `rows=64` rows of a list on average, `layers=8`, `share=12` percent of the rows
+// that a step reads, `miss=0` percent of a head's output that unread lists may hold (ListShare::miss), `middle=0` the
+// mean of values, in percent of what they deviate from it: with 0 outputs are short, and heads with `miss` read next to
+// all lists, from some 200 on they read no more, `wide=0` KV heads whose values have no mean, `spread=60` percent of a
+// nat by which lists' logits deviate, several with commas, `blocks=0` thread blocks of a KV head that choose
+// (CodesLists::blocks), `most=90` percent of the rows from which on a KV head reads all blocks (ListShare::most). With
+// `miss` there are three times: of lists however many, of steps that choose and read what is faster then, and of those
+// that remember what that was (ListShare::keeps).
 #include <cuda_runtime.h>
 
 #include <algorithm>

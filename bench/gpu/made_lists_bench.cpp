@@ -1,7 +1,7 @@
-// Time in which the device puts a layer's rows in lists of codes, by part, beside the time in which it encodes their blocks and
-// the least time that their bytes take over the bus; and how near clusters are by the number of k-means iterations. Arguments,
-// in any order: `d=128`, `kv=8` KV heads, `b=4` bits, `t=131072` tokens, `rows=64` rows of a list on average,
-// `together=16384` rows that are clustered together.
+// Time in which the device puts a layer's rows in lists of codes, by part, beside the time in which it encodes their
+// blocks and the least time that their bytes take over the bus; and how near clusters are by the number of k-means
+// iterations. Arguments, in any order: `d=128`, `kv=8` KV heads, `b=4` bits, `t=131072` tokens, `rows=64` rows of a
+// list on average, `together=16384` rows that are clustered together.
 #include <cuda_runtime.h>
 
 #include <algorithm>

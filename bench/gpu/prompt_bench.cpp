@@ -1,5 +1,5 @@
-// What codes on the device add to handing over a prompt with K and V in device memory, in chunks, shape of Llama-3-8B (32
-// layers, 8 KV heads with 4 query heads each, 128 components, f16): a session with codes beside one without, whose
+// What codes on the device add to handing over a prompt with K and V in device memory, in chunks, shape of Llama-3-8B
+// (32 layers, 8 KV heads with 4 query heads each, 128 components, f16): a session with codes beside one without, whose
 // offloaded tokens the host attends. First the time of the calls, then that of waiting until all is encoded.
 //
 //   gpu_prompt_bench [tokens] [layers] [kv_heads]

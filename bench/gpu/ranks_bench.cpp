@@ -1,13 +1,14 @@
-// A step of a layer over several ranks, each with a GPU: context parallel and tensor parallel, by the default index and by full
-// attention (all tokens resident) split likewise, for an 8B model's shape (32 query heads, 8 KV heads, 128 components, f16). Beside them
-// a rank's share with nobody to wait for, and the gather and merge alone. Steps are enqueued one by one, and as graphs of
-// 32 of them.
+// A step of a layer over several ranks, each with a GPU: context parallel and tensor parallel, by the default index and
+// by full attention (all tokens resident) split likewise, for an 8B model's shape (32 query heads, 8 KV heads, 128
+// components, f16). Beside them a rank's share with nobody to wait for, and the gather and merge alone. Steps are
+// enqueued one by one, and as graphs of 32 of them.
 //
 //   gpu_ranks_bench RANKS [TOKENS ...]
 //
 // Ranks are threads over NCCL. With fewer GPUs than ranks they share them, which NCCL 2.30 and newer does
-// (NCCL_MULTI_RANK_GPU_ENABLE): then the ranks do not step together, as one GPU would do all their work, and what remains are a
-// rank's share alone, and the gather and the merge. Two share a GPU at most: with four NCCL waits for itself.
+// (NCCL_MULTI_RANK_GPU_ENABLE): then the ranks do not step together, as one GPU would do all their work, and what
+// remains are a rank's share alone, and the gather and the merge. Two share a GPU at most: with four NCCL waits for
+// itself.
 #include <keyhole/attention.h>
 #include <keyhole/nccl.h>
 #include <nccl.h>
@@ -148,8 +149,8 @@ StepUs step_us(const Rank& r, const Way& way, uint32_t tokens) {
   return us;
 }
 
-/// Microseconds of a gather of all ranks' states on the stream and of their merge, `[32, 129]` floats of each rank; of the merge; and
-/// of both in a graph, where no launch counts.
+/// Microseconds of a gather of all ranks' states on the stream and of their merge, `[32, 129]` floats of each rank; of
+/// the merge; and of both in a graph, where no launch counts.
 struct Merge {
   double both = 0, merge = 0, in_graph = 0;
 };
@@ -184,7 +185,8 @@ Merge merge_us(const Rank& r, std::barrier<>& meet) {
     must(cudaStreamSynchronize(r.stream) == cudaSuccess, "synchronize");
     return us_since(begin) / runs;
   };
-  // Ranks that share a GPU: while one loads a kernel or makes a graph, none may wait in a gather, as that can wait for the GPU.
+  // Ranks that share a GPU: while one loads a kernel or makes a graph, none may wait in a gather, as that can wait for
+  // the GPU.
   (void)run(1, false);
   meet.arrive_and_wait();
   (void)run(kRuns, true);

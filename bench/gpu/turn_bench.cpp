@@ -1,11 +1,12 @@
-// Several new tokens at once in a session with codes on the device, tensors in device memory, by default in the shape of
-// Llama-3-8B (8 KV heads with 4 query heads each, 128 components, f16): drafts in a graph, none of which is accepted, so that the context stays as
-// long; and turns, which are attended at once or a few tokens at a time, as the library chooses. Microseconds a layer, beside
-// one token; resident attention included. Drafts with the products of a layer beside: in the graph, too. Then longer turns, exactly
-// and by a pattern of prompts, whose share of the blocks it says: numbers here are random, so that no choice by weight gives one
-// that texts have. The default chooses as `auto` does, and attends the newest 10 % of 128k in place of what it has chosen.
-// Beside drafts stands the share of the floor: the time in which a copy moves as many bytes as the layer's codes have. The products
-// are those of Llama-3-8B in any shape.
+// Several new tokens at once in a session with codes on the device, tensors in device memory, by default in the shape
+// of Llama-3-8B (8 KV heads with 4 query heads each, 128 components, f16): drafts in a graph, none of which is
+// accepted, so that the context stays as long; and turns, which are attended at once or a few tokens at a time, as the
+// library chooses. Microseconds a layer, beside one token; resident attention included. Drafts with the products of a
+// layer beside: in the graph, too. Then longer turns, exactly and by a pattern of prompts, whose share of the blocks it
+// says: numbers here are random, so that no choice by weight gives one that texts have. The default chooses as `auto`
+// does, and attends the newest 10 % of 128k in place of what it has chosen. Beside drafts stands the share of the
+// floor: the time in which a copy moves as many bytes as the layer's codes have. The products are those of Llama-3-8B
+// in any shape.
 //
 //   gpu_turn_bench [tokens] [layers] [bits] [pattern] [query heads] [KV heads] [components]
 #include <cuda_runtime_api.h>

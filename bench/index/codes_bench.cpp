@@ -1,5 +1,5 @@
-// Attention by codes (index/scan/code_scan.h), group of 4, d = 128, 16 rows to be read exactly, beside plain reading of as
-// many bytes; and encoding.
+// Attention by codes (index/scan/code_scan.h), group of 4, d = 128, 16 rows to be read exactly, beside plain reading of
+// as many bytes; and encoding.
 //   pass     one KV head, one thread
 //   threads  32 KV heads (4 layers of 8) that no cache holds, on so many threads; the floor reads on as many
 //

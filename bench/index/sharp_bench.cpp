@@ -1,7 +1,7 @@
-// Codes where logits spread by up to hundreds of nats (index/scan/code_scan_doubt.cpp): 32,768 keys of norm 100 with d = 128, a
-// group of 4, 16 rows to be read exactly, one thread; beside plain reading of the codes' bytes. Arguments: the standard
-// deviation of the logits times 10, bits, bias of the keys (tests/index/sharp_heads.h: 0 none, 1 all channels, 2 few, 3 turned
-// by the position).
+// Codes where logits spread by up to hundreds of nats (index/scan/code_scan_doubt.cpp): 32,768 keys of norm 100 with
+// d = 128, a group of 4, 16 rows to be read exactly, one thread; beside plain reading of the codes' bytes. Arguments:
+// the standard deviation of the logits times 10, bits, bias of the keys (tests/index/sharp_heads.h: 0 none, 1 all
+// channels, 2 few, 3 turned by the position).
 //
 //   x_floor      time of the pass, with what it reads in doubt / time of reading the codes
 //   error, lse   the largest of the group against exact attention in double: |o - o*| / |o*|, |lse - lse*|

@@ -2,9 +2,9 @@
 // of its own, at once and after it has grown by a block; beside the time in which one thread copies as many bytes as
 // the indexes have.
 //
-// batch: one token of each of 16 copies (4 query heads for a KV head), which have N tokens in common and up to 480 of their
-// own, by keyhole_session_extend_batch, beside keyhole_session_extend of one after the other in the same run: `ratio`
-// is how many times as long that takes.
+// batch: one token of each of 16 copies (4 query heads for a KV head), which have N tokens in common and up to 480 of
+// their own, by keyhole_session_extend_batch, beside keyhole_session_extend of one after the other in the same run:
+// `ratio` is how many times as long that takes.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>

@@ -1,8 +1,10 @@
-// What a step of a layer costs over many ranks: the real code on one rank's real share of the tokens, beside a modelled network.
+// What a step of a layer costs over many ranks: the real code on one rank's real share of the tokens, beside a modelled
+// network.
 //
-// Only one rank is there. Its share is timed by itself, and again as a rank of a transport whose other ranks are alike: they
-// answer with its own message, after latency * ceil(log2 ranks) + (ranks - 1) * bytes / bandwidth. Keys are random. With one KV head
-// 1M tokens fit a small machine; the times of a share and of a merge are of the heads that are there.
+// Only one rank is there. Its share is timed by itself, and again as a rank of a transport whose other ranks are alike:
+// they answer with its own message, after latency * ceil(log2 ranks) + (ranks - 1) * bytes / bandwidth. Keys are
+// random. With one KV head 1M tokens fit a small machine; the times of a share and of a merge are of the heads that are
+// there.
 //     ranks_simulation [TOKENS_IN_ALL [LATENCY_US [GBYTE_PER_S [KV_HEADS]]]]      16777216, 5, 12.5, 1
 #include <keyhole/parallel.h>
 

@@ -24,8 +24,8 @@ uint16_t to_half(float x, bool& fits, float most = kLargestHalf) {
   return cpu::f32_to_f16(x);
 }
 
-/// Four at a time: the compiler's own vectoriser leaves loops of so changing steps scalar. The order of the operations on
-/// every element is that of the definition.
+/// Four at a time: the compiler's own vectoriser leaves loops of so changing steps scalar. The order of the operations
+/// on every element is that of the definition.
 void hadamard(float* x, uint32_t size) {
   using Four = float __attribute__((vector_size(16)));
   const auto load = [](const float* at) {
@@ -105,8 +105,8 @@ void put_half(std::byte* at, float x, bool& fits, float most = kLargestHalf) {
   std::memcpy(at, &bits, sizeof bits);
 }
 
-/// The rows in fp32, each channel times its scale, rotated; then the mean of each component, rounded as it is stored, taken
-/// away.
+/// The rows in fp32, each channel times its scale, rotated; then the mean of each component, rounded as it is stored,
+/// taken away.
 class Residuals {
  public:
   Residuals(const cpu::Kernels& kernels, const RowsView& rows, std::span<const uint32_t> ids,

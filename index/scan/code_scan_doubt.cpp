@@ -1,33 +1,34 @@
 // Where codes cannot tell which rows weigh.
 //
-// A logit by code is unbiased, off by a normal error of variance t = scale^2 |q'|^2 f^2 noise (index/scan/kv_codes.h): a share of
-// the spread of the logits themselves (0.11 of their standard deviation at 4 bits, 0.37 at 2, 0.76 at 1), whatever their size.
-// While t is small, codes say what a row weighs, and the few rows that weigh most are read exactly. In a head whose logits
-// spread by 20 nats an error at 2 bits is of 7 nats: the row that outweighs all others may be the fiftieth by code. Long keys
-// make such heads: a bias of the projection that RoPE turns, norms of hundreds.
+// A logit by code is unbiased, off by a normal error of variance t = scale^2 |q'|^2 f^2 noise (index/scan/kv_codes.h):
+// a share of the spread of the logits themselves (0.11 of their standard deviation at 4 bits, 0.37 at 2, 0.76 at 1),
+// whatever their size. While t is small, codes say what a row weighs, and the few rows that weigh most are read
+// exactly. In a head whose logits spread by 20 nats an error at 2 bits is of 7 nats: the row that outweighs all others
+// may be the fiftieth by code. Long keys make such heads: a bias of the projection that RoPE turns, norms of hundreds.
 //
-// So after the chosen rows were read, for each head, with W the weight by code of what was not read and w that of its heaviest
-// row, both as shares of all:
+// So after the chosen rows were read, for each head, with W the weight by code of what was not read and w that of its
+// heaviest row, both as shares of all:
 //
-//     no doubt   the unread rows are off by sqrt((e^t - 1 + r) w W) at most, r being the squared error of a value by its code;
-//                that is below kError of the output, or even 16 unread rows cannot hold what is missing to nine tenths of the
-//                weight: then errors of many rows are averaged, and reading some of them would not help. The output is taken
-//                to be as long as values that are alike make it, or as it is, if that is shorter: where most weight lies on a
-//                sink whose value is short, light rows count for as much as their values are longer, and kLight is more
-//     doubt      else; and where t > 2, when such sums say nothing, where an unread row may weigh e^-kLight: its logit by code
-//                and 4 standard deviations. If most weight is unread, this is asked of the weights of such rows only as
-//                far as their errors are likely to show
+//     no doubt   the unread rows are off by sqrt((e^t - 1 + r) w W) at most, r being the squared error of a value by
+//                its code; that is below kError of the output, or even 16 unread rows cannot hold what is missing to
+//                nine tenths of the weight: then errors of many rows are averaged, and reading some of them would not
+//                help. The output is taken to be as long as values that are alike make it, or as it is, if that is
+//                shorter: where most weight lies on a sink whose value is short, light rows count for as much as their
+//                values are longer, and kLight is more
+//     doubt      else; and where t > 2, when such sums say nothing, where an unread row may weigh e^-kLight: its logit
+//                by code and 4 standard deviations. If most weight is unread, this is asked of the weights of such rows
+//                only as far as their errors are likely to show
 //
-// In doubt every row whose logit by code and 4 standard deviations reach the log-sum-exp less kLight is read exactly, lists of
-// rows that may hold one are read by their codes, and the rest is summed up without these rows. If the log-sum-exp was too
-// large by the codes' errors, this is done again with what it has become. At most an eighth of the rows; if there are more, all
-// are read exactly: one step of that head then costs what exact attention does. All are read, too, where a run holds a row that
-// fp16 cannot hold in the balance that was learned from the first rows (kUnknownNoise), or a query is so long in that balance
-// that its logits by code are no numbers (kLongestQuery).
+// In doubt every row whose logit by code and 4 standard deviations reach the log-sum-exp less kLight is read exactly,
+// lists of rows that may hold one are read by their codes, and the rest is summed up without these rows. If the
+// log-sum-exp was too large by the codes' errors, this is done again with what it has become. At most an eighth of the
+// rows; if there are more, all are read exactly: one step of that head then costs what exact attention does. All are
+// read, too, where a run holds a row that fp16 cannot hold in the balance that was learned from the first rows
+// (kUnknownNoise), or a query is so long in that balance that its logits by code are no numbers (kLongestQuery).
 //
-// Of 32,768 normal keys and a group of 4 heads (bench/index/sharp_bench.cpp): logits of up to 2 nats' standard deviation read the
-// chosen 16 rows alone; 8 nats 280 rows at 4 bits and 3,350 at 2, 50 nats 51 and 1,430. In between, where thousands of rows
-// might be among some dozen that weigh, 2 bits read all from 4 to 5 nats.
+// Of 32,768 normal keys and a group of 4 heads (bench/index/sharp_bench.cpp): logits of up to 2 nats' standard
+// deviation read the chosen 16 rows alone; 8 nats 280 rows at 4 bits and 3,350 at 2, 50 nats 51 and 1,430. In between,
+// where thousands of rows might be among some dozen that weigh, 2 bits read all from 4 to 5 nats.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -42,8 +43,8 @@ namespace {
 
 // Where lists' logits spread by more than 4 nats, a row of an unread list may be anything.
 constexpr float kWideList = 16.0F;
-// Elsewhere lists are asked for rows that outweigh all others. If 16 rows of unread lists hold 0.9 of the weight, one of
-// them weighs 9/16 of what all others do: this many nats below their log-sum-exp.
+// Elsewhere lists are asked for rows that outweigh all others. If 16 rows of unread lists hold 0.9 of the weight, one
+// of them weighs 9/16 of what all others do: this many nats below their log-sum-exp.
 constexpr float kHiddenLight = 0.575F;
 // By how much the log-sum-exp rises if such a row was there.
 constexpr float kHiddenRise = 0.1F;
@@ -198,8 +199,9 @@ void CodeScan::set_bounds(const CodeSearch& s, const float* lights, Doubt& d) {
   }
 }
 
-// Unread lists weigh what second order says. Behind a soft-cap this may be many times what their rows can, as half of the
-// rows of a list whose mean is at the cap are far below it: the log-sum-exp would seem to be out of the reach of any row.
+// Unread lists weigh what second order says. Behind a soft-cap this may be many times what their rows can, as half of
+// the rows of a list whose mean is at the cap are far below it: the log-sum-exp would seem to be out of the reach of
+// any row.
 void CodeScan::least_logits(const CodeSearch& s, const Doubt& d, const float* lights,
                             float* least) {
   const float cap = s.logits.softcap;

@@ -20,8 +20,8 @@ constexpr size_t kListsPerScan = 256;
 // Logits below a head's heaviest list at which lists count as its lightest.
 constexpr float kDeepest = 32.0F;
 
-// Up to this variance of a list's logits all of it counts, beyond only as its root grows, without a step in value or slope:
-// keys of some models are hundreds long, and the widest list is not the best one then.
+// Up to this variance of a list's logits all of it counts, beyond only as its root grows, without a step in value or
+// slope: keys of some models are hundreds long, and the widest list is not the best one then.
 constexpr float kWidestSpread = 16.0F;
 constexpr float kFar = 8.0F;  // 2 sqrt(kWidestSpread)
 

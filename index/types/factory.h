@@ -17,8 +17,8 @@ namespace keyhole::index {
 [[nodiscard]] std::unique_ptr<Index> make_index(std::string_view spec, uint32_t dim, DType dtype,
                                                 const Context& context);
 
-/// Checks a spec without making anything; throws as make_index does. also: what the caller takes beside the types, for the
-/// text of an error.
+/// Checks a spec without making anything; throws as make_index does. also: what the caller takes beside the types, for
+/// the text of an error.
 void check_spec(std::string_view spec, std::string_view also = {});
 
 /// The bits per element of the codes of rows (Index::codes()) that an index of this spec has where it is built with

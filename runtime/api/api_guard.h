@@ -62,8 +62,8 @@ void require(const Handle* handle, const char* name) {
   if (!handle->home.is_here()) refuse_child(name);
 }
 
-/// Deletes an object. One of the process that this was forked from is left as it lies: its threads are not here to be joined,
-/// and what it has on a device is the parent's.
+/// Deletes an object. One of the process that this was forked from is left as it lies: its threads are not here to be
+/// joined, and what it has on a device is the parent's.
 template <class Handle>
 void destroy(Handle* handle) {
   if (handle != nullptr && handle->home.is_here()) delete handle;

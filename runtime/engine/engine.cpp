@@ -17,8 +17,8 @@ constexpr uint32_t kMaxThreads = 4096;
 
 constexpr uint32_t kDefaultTimeoutMs = 10000;
 
-// Of a text that is spread over ranks. Long enough that a turn of a chat lies on one rank, short enough that a prompt of some
-// ten thousand tokens is shared by all.
+// Of a text that is spread over ranks. Long enough that a turn of a chat lies on one rank, short enough that a prompt
+// of some ten thousand tokens is shared by all.
 constexpr uint32_t kDefaultBlockTokens = 4096;
 constexpr uint32_t kMostBlockTokens = uint32_t{1} << 30;
 

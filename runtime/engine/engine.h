@@ -51,14 +51,15 @@ class Engine {
     return {kernels_, pool_.get(), classifiers_.of(layer, kv_head), model_.logits_of(layer),
             accelerator_.get()};
   }
-  /// Memory that codes of a new session may take beside its resident tokens: within the limit and what is free, or half of
-  /// what is free; UINT64_MAX: no limit, and not known. Null: the device has no codes.
+  /// Memory that codes of a new session may take beside its resident tokens: within the limit and what is free, or half
+  /// of what is free; UINT64_MAX: no limit, and not known. Null: the device has no codes.
   [[nodiscard]] CodeRoom code_room(size_t device_memory_limit) const;
   /// Of a session, for other things than resident tokens and codes.
   struct OtherBytes {
     uint64_t taken = 0, to_come = 0;
   };
-  /// The same of a session that is there, with its resident tokens and `held` bytes of codes, which make way for others.
+  /// The same of a session that is there, with its resident tokens and `held` bytes of codes, which make way for
+  /// others.
   [[nodiscard]] uint64_t code_room_of(const gpu::ResidentShape& shape, size_t device_memory_limit,
                                       size_t held, const OtherBytes& others) const;
   /// The ranks that sessions are spread over; null: none.

@@ -1,5 +1,5 @@
-// Checked access to the caller's tensors: views of them, whose shapes and dtypes were checked; finiteness; conversion row
-// by row.
+// Checked access to the caller's tensors: views of them, whose shapes and dtypes were checked; finiteness; conversion
+// row by row.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -9,13 +9,13 @@
 
 namespace keyhole::runtime {
 
-/// Checks that `t` is `[n, heads, dim]` (n <= max_tokens, 1 where `one_token` is set), or `[heads, dim]`, which is one token; in
-/// device memory only where `device` is set. Throws Error(invalid_argument | unsupported) with `name`.
+/// Checks that `t` is `[n, heads, dim]` (n <= max_tokens, 1 where `one_token` is set), or `[heads, dim]`, which is one
+/// token; in device memory only where `device` is set. Throws Error(invalid_argument | unsupported) with `name`.
 [[nodiscard]] TensorView check_rows(const keyhole_tensor* t, const char* name, uint32_t heads,
                                     uint32_t dim, bool one_token, bool device = false);
 
-/// The values of the tokens whose keys are `k`: the tensor, as check_rows() takes it, or the first value_dim components of the
-/// keys where the model has them there (then the tensor must be NULL).
+/// The values of the tokens whose keys are `k`: the tensor, as check_rows() takes it, or the first value_dim components
+/// of the keys where the model has them there (then the tensor must be NULL).
 [[nodiscard]] TensorView check_values(const keyhole_tensor* v, const ModelShape& model,
                                       uint32_t layer, const TensorView& k, bool one_token,
                                       bool device = false);
@@ -35,7 +35,8 @@ namespace keyhole::runtime {
 void convert_row(const cpu::Kernels& kernels, const std::byte* src, DType from, std::byte* dst,
                  DType to, uint32_t dim, float* scratch);
 
-/// A row of a tensor as the library keeps it: `dim` elements of dtype `to`, those that the tensor lacks are 0. scratch: as above.
+/// A row of a tensor as the library keeps it: `dim` elements of dtype `to`, those that the tensor lacks are 0. scratch:
+/// as above.
 void store_row(const cpu::Kernels& kernels, const TensorView& rows, size_t token, size_t head,
                std::byte* dst, DType to, uint32_t dim, float* scratch);
 
@@ -53,8 +54,8 @@ struct TokenSample {
 void check_finite(const cpu::Kernels& kernels, const TensorView& rows, const char* name,
                   uint32_t begin, uint32_t end, DType to, const TokenSample& sample = {});
 
-/// Throws Error(not_finite) where one of `n` elements of an attention is not finite: q, K and V were, so products or sums of them
-/// are beyond fp32.
+/// Throws Error(not_finite) where one of `n` elements of an attention is not finite: q, K and V were, so products or
+/// sums of them are beyond fp32.
 void check_answer(const cpu::Kernels& kernels, const std::byte* o, DType dtype, size_t n);
 
 }  // namespace keyhole::runtime

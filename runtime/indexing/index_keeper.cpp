@@ -8,8 +8,9 @@
 namespace keyhole::runtime {
 namespace {
 
-// From so many queries on that come at once, the heads of a layer take theirs in parallel: a prompt's first thousands, of which all
-// are kept until the sample is full, else held its chunks up by 1.3 ms each (8 KV heads of 128, 16 threads).
+// From so many queries on that come at once, the heads of a layer take theirs in parallel: a prompt's first thousands,
+// of which all are kept until the sample is full, else held its chunks up by 1.3 ms each (8 KV heads of 128, 16
+// threads).
 constexpr uint32_t kTokensInParallel = 128;
 
 }  // namespace

@@ -40,13 +40,14 @@ class IndexKeeper {
   /// rows where the device has codes.
   [[nodiscard]] uint32_t indexed(uint32_t layer) const;
 
-  /// Takes a sample of a prompt's queries `[tokens, q_heads, dim]`, which are those of the prompt's tokens that `of` says;
-  /// token 0 of the prompt is the one at `position`. A first index under way is begun anew.
+  /// Takes a sample of a prompt's queries `[tokens, q_heads, dim]`, which are those of the prompt's tokens that `of`
+  /// says; token 0 of the prompt is the one at `position`. A first index under way is begun anew.
   void sample_queries(uint32_t layer, const TensorView& q, const TokenSample& of,
                       uint32_t position);
   /// The stride of the sample: only positions that are multiples of it are wanted.
   [[nodiscard]] uint32_t query_stride(uint32_t layer) const;
-  /// Takes the sample of the same head of another keeper, see QuerySample::take_moved(). A first index under way is begun anew.
+  /// Takes the sample of the same head of another keeper, see QuerySample::take_moved(). A first index under way is
+  /// begun anew.
   template <class Turn>
   void take_moved_queries(uint32_t layer, uint32_t kv_head, const QuerySample& from, uint32_t first,
                           uint32_t count, const Turn& turn) {

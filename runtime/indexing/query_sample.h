@@ -49,9 +49,9 @@ class QuerySample {
   [[nodiscard]] static bool is_stride(uint32_t stride) {
     return stride != 0 && stride <= (1U << 30U) && (stride & (stride - 1)) == 0;
   }
-  /// What is left of `from` when the tokens [first, first + count) are gone and those behind have moved up: its queries, those
-  /// behind by way of turn(row). Their positions are multiples of a stride that count allows, which may be smaller.
-  /// Throws std::bad_alloc, and then nothing has changed.
+  /// What is left of `from` when the tokens [first, first + count) are gone and those behind have moved up: its
+  /// queries, those behind by way of turn(row). Their positions are multiples of a stride that count allows, which may
+  /// be smaller. Throws std::bad_alloc, and then nothing has changed.
   template <class Turn>
   void take_moved(const QuerySample& from, uint32_t first, uint32_t count, const Turn& turn) {
     std::vector<uint32_t> kept;

@@ -2,8 +2,8 @@
 //
 //     [0, sink) resident | [sink, sink + rows) offloaded | the window: resident
 //
-// so every token is either resident (in the memory of the device, gpu::Resident) or offloaded (in the host's OffloadStore), by
-// construction.
+// so every token is either resident (in the memory of the device, gpu::Resident) or offloaded (in the host's
+// OffloadStore), by construction.
 #pragma once
 
 #include "runtime/kv/kv_layer.h"
@@ -57,11 +57,11 @@ class FullLayer final : public KvLayer {
   /// The first n staged tokens become offloaded rows, behind those that there are.
   void store_staged(uint32_t n);
 
-  /// Becomes a copy of `from`, the same layer of a sequence with the same parameters, and shares its offloaded rows. It is empty
-  /// before.
+  /// Becomes a copy of `from`, the same layer of a sequence with the same parameters, and shares its offloaded rows. It
+  /// is empty before.
   void copy_from(const FullLayer& from);
-  /// The token counts, the resident K and V `[sink + window, kv_heads, head_dim]`, and per KV head the offloaded K and V `[rows,
-  /// head_dim]`; then, where these are int8, the scales of their blocks.
+  /// The token counts, the resident K and V `[sink + window, kv_heads, head_dim]`, and per KV head the offloaded K and
+  /// V `[rows, head_dim]`; then, where these are int8, the scales of their blocks.
   void save(ChecksumWriter& out) const;
   /// Throws Error(corrupt | io); then it must not be used any more. It is empty before.
   void load(ChecksumReader& in);

@@ -1,5 +1,5 @@
-// The tokens of one layer of a sequence, as those see them that need not know how the layer attends: a full layer keeps all of
-// its tokens (kv/full_layer.h), a sliding layer those of its window (kv/sliding_layer.h).
+// The tokens of one layer of a sequence, as those see them that need not know how the layer attends: a full layer keeps
+// all of its tokens (kv/full_layer.h), a sliding layer those of its window (kv/sliding_layer.h).
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,8 @@ class KvLayer {
   /// A step attends to so many of the newest tokens; 0: to all of them.
   [[nodiscard]] virtual uint32_t reach() const = 0;
 
-  /// Host memory that n tokens more will take; nothing where they come to memory that the sequence has from the beginning.
+  /// Host memory that n tokens more will take; nothing where they come to memory that the sequence has from the
+  /// beginning.
   [[nodiscard]] virtual std::optional<uint64_t> more_bytes(uint32_t n) const = 0;
   /// Appends the tokens of k and v, which hold equally many, all finite, and no more than max_tokens allows.
   virtual void append(const TensorView& k, const TensorView& v) = 0;
@@ -48,12 +49,13 @@ class KvLayer {
     uint32_t sink = 0, rows = 0, window = 0;
   };
   [[nodiscard]] virtual Split split(uint32_t tokens) const = 0;
-  /// Throws Error(invalid_argument) where the layer does not keep what its first `tokens` tokens need to be attended again.
+  /// Throws Error(invalid_argument) where the layer does not keep what its first `tokens` tokens need to be attended
+  /// again.
   virtual void check_truncation(uint32_t tokens) const = 0;
   /// Forgets all tokens but the first `tokens`. check_truncation() has let them pass.
   virtual void truncate(uint32_t tokens) = 0;
-  /// Throws Error(invalid_argument) where the layer cannot drop some of the newest `of` tokens, so that its first `left` stay,
-  /// and read `first_moved`, the first of those that will be appended again (nothing: none).
+  /// Throws Error(invalid_argument) where the layer cannot drop some of the newest `of` tokens, so that its first
+  /// `left` stay, and read `first_moved`, the first of those that will be appended again (nothing: none).
   virtual void check_drop(uint32_t left, std::optional<uint32_t> first_moved,
                           uint32_t of) const = 0;
   /// Whether the device can drop some of the newest tokens in the order of a stream.
@@ -61,8 +63,8 @@ class KvLayer {
 
   /// What a step attends beside the offloaded rows.
   [[nodiscard]] virtual gpu::Resident& resident() = 0;
-  /// The token of the next step stands `ahead` tokens behind the newest one here, itself counted: tokens that are not here yet
-  /// are part of what it reaches.
+  /// The token of the next step stands `ahead` tokens behind the newest one here, itself counted: tokens that are not
+  /// here yet are part of what it reaches.
   virtual void set_ahead(uint32_t ahead) = 0;
 };
 

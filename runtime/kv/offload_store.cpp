@@ -112,8 +112,8 @@ void OffloadStore::prepare(uint32_t layer, uint32_t n) {
 
 void OffloadStore::set_pinned(uint32_t layer, size_t pinned) {
   Layer& l = layers_[layer];
-  // Memory is taken when it is pinned, not when rows come, and with it the page where the next rows begin: once pinned, it
-  // cannot be exchanged.
+  // Memory is taken when it is pinned, not when rows come, and with it the page where the next rows begin: once pinned,
+  // it cannot be exchanged.
   if (pinned > l.pinned) {
     const size_t next = std::min(capacity_, size_t{l.rows} + kScaleRows);
     take(layer, l.rows, std::max(pinned, next));

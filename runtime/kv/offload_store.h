@@ -1,8 +1,8 @@
 // Host memory for the K and V of offloaded tokens: per (layer, KV head) two arrays `[rows,
 // head_dim]` that never move while they grow, so that indexes can keep views of them.
 //
-// A copy of a session shares the pages of the rows that there are (cpu/shared_arrays.h): each owns what it adds, and who
-// cuts shared rows and adds others takes pages of its own for them.
+// A copy of a session shares the pages of the rows that there are (cpu/shared_arrays.h): each owns what it adds, and
+// who cuts shared rows and adds others takes pages of its own for them.
 //
 // Rows of dtype i8 come in blocks of kScaleRows, each with its own scales: per layer one array `[blocks, kv_heads, 2,
 // head_dim]` of bf16, of K and then of V, that does not move either.
@@ -27,8 +27,8 @@ namespace keyhole::runtime {
 class OffloadStore {
  public:
   /// Reserves address space for `capacity` rows per head; memory is taken as rows are written.
-  /// pool: that takes part in taking much of it at once, and outlives the store; null: nobody. Throws Error(out_of_memory).
-  /// shapes: `[layers]`, of which kv_heads and head_dim count.
+  /// pool: that takes part in taking much of it at once, and outlives the store; null: nobody. Throws
+  /// Error(out_of_memory). shapes: `[layers]`, of which kv_heads and head_dim count.
   OffloadStore(std::span<const LayerShape> shapes, DType dtype, size_t capacity,
                cpu::Pool* pool = nullptr);
   /// Of layers that are alike.
@@ -88,17 +88,17 @@ class OffloadStore {
     return dtype_ == DType::i8 ? (rows + kScaleRows - 1) / kScaleRows * scale_stride(layer) : 0;
   }
 
-  /// The first `pinned` rows of the layer's arrays are pinned, or about to be, whether they are held or not: their memory
-  /// is not given back. Where fewer are than before, what is neither pinned nor held goes back, else it throws as
-  /// prepare().
+  /// The first `pinned` rows of the layer's arrays are pinned, or about to be, whether they are held or not: their
+  /// memory is not given back. Where fewer are than before, what is neither pinned nor held goes back, else it throws
+  /// as prepare().
   void set_pinned(uint32_t layer, size_t pinned);
   /// Drops rows >= rows and gives their memory back. Rows that are i8 are cut between blocks.
   void truncate(uint32_t layer, uint32_t rows);
   /// Gives the layer, which is empty, the rows of `from`, a store of the same shape that nobody uses meanwhile. Throws
   /// Error(out_of_memory).
   void share(uint32_t layer, const OffloadStore& from);
-  /// Whether other rows in the place of those from `row` on would lie on other pages: those that are there, others read,
-  /// too. What is pinned of them must be unpinned before.
+  /// Whether other rows in the place of those from `row` on would lie on other pages: those that are there, others
+  /// read, too. What is pinned of them must be unpinned before.
   [[nodiscard]] bool is_shared(uint32_t layer, uint32_t row) const;
 
   /// Rows [0, n) of the layer are in both stores, which have the same shape, the same memory.

@@ -16,8 +16,8 @@ class ResidentTruth {
   /// Engine and steps outlive it.
   ResidentTruth(const Engine& engine, gpu::StreamSteps& steps);
 
-  /// Of the layer's resident tokens as they are now, for queries `[group, head_dim]`: o `[group, head_dim]`, lse `[group]`,
-  /// valid until the next call.
+  /// Of the layer's resident tokens as they are now, for queries `[group, head_dim]`: o `[group, head_dim]`, lse
+  /// `[group]`, valid until the next call.
   [[nodiscard]] StateView state(uint32_t layer, uint32_t kv_head, const float* queries);
 
  private:

@@ -1,5 +1,5 @@
-// The tokens of one sequence: where each of them lies, and the calls that move them, layer by layer (kv/kv_layer.h). Which
-// offloaded rows are indexed, others know (indexing/index_keeper.h).
+// The tokens of one sequence: where each of them lies, and the calls that move them, layer by layer (kv/kv_layer.h).
+// Which offloaded rows are indexed, others know (indexing/index_keeper.h).
 //
 // Where codes stand for the offloaded rows, these come in whole blocks (SessionParams::row_block(), 256
 // rows as in cpu/code_layout.h): what is left over waits in the window, and returns to it when a
@@ -77,8 +77,9 @@ class Sequence {
 
   /// Where the resident tokens of full layers lie.
   [[nodiscard]] gpu::Resident& resident() { return *resident_; }
-  // For a device that evicts tokens from the window of a full layer by itself: it writes them to the staging buffers `[window +
-  // flush_block, kv_heads, head_dim]` of the model's dtype and the layer's shape, and the first n of them become offloaded rows.
+  // For a device that evicts tokens from the window of a full layer by itself: it writes them to the staging buffers
+  // `[window + flush_block, kv_heads, head_dim]` of the model's dtype and the layer's shape, and the first n of them
+  // become offloaded rows.
   [[nodiscard]] std::byte* staging_k() { return staging_.k(); }
   [[nodiscard]] std::byte* staging_v() { return staging_.v(); }
   void store_staged(uint32_t layer, uint32_t n) { full_[layer]->store_staged(n); }

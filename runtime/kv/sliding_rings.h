@@ -1,11 +1,12 @@
-// K and V of the sliding layers of one sequence: a ring of each. Of a layer with a window of W tokens it keeps W and some
-// behind them (Window::slots()), and a step attends to exactly its newest W.
+// K and V of the sliding layers of one sequence: a ring of each. Of a layer with a window of W tokens it keeps W and
+// some behind them (Window::slots()), and a step attends to exactly its newest W.
 //
-// A layer's tokens lie in host memory, or on a device with streams (gpu::Windows): where its last call had its tensors. They
-// move when that changes, as a prompt comes to host memory and is decoded on the device. Counts are known here either way.
+// A layer's tokens lie in host memory, or on a device with streams (gpu::Windows): where its last call had its tensors.
+// They move when that changes, as a prompt comes to host memory and is decoded on the device. Counts are known here
+// either way.
 //
-// In host memory a ring is to a step the resident tokens of the layer (gpu::Resident) without a sink, so that searches, audits
-// and learned sinks need not know of it.
+// In host memory a ring is to a step the resident tokens of the layer (gpu::Resident) without a sink, so that searches,
+// audits and learned sinks need not know of it.
 #pragma once
 
 #include <memory>
@@ -23,8 +24,8 @@ namespace keyhole::runtime {
 
 class SlidingRings final : public gpu::Resident, public StreamWindows {
  public:
-  /// Address space for the rings of the model's sliding layers, for sequences of at most max_tokens; memory comes as tokens do.
-  /// The engine, and the resident tokens of other layers, whose device it shares, outlive it.
+  /// Address space for the rings of the model's sliding layers, for sequences of at most max_tokens; memory comes as
+  /// tokens do. The engine, and the resident tokens of other layers, whose device it shares, outlive it.
   SlidingRings(const Engine& engine, uint32_t max_tokens, gpu::Resident& others);
 
   /// Tokens that have come to a layer, of which it attends to window_count().
@@ -42,8 +43,8 @@ class SlidingRings final : public gpu::Resident, public StreamWindows {
   /// So many of the tokens that follow are passed over: they will have left when those behind them have come.
   void skip(uint32_t layer, uint32_t n);
 
-  /// The token of the next step stands `ahead` tokens behind the newest one here, itself counted: the window of that step
-  /// reaches back less far, as tokens that are not here yet are part of it.
+  /// The token of the next step stands `ahead` tokens behind the newest one here, itself counted: the window of that
+  /// step reaches back less far, as tokens that are not here yet are part of it.
   void set_ahead(uint32_t ahead) { ahead_ = ahead; }
   /// K and V of a token that is still here, `[kv_heads, head_dim]`.
   void read_token(uint32_t layer, uint32_t token, std::byte* k, std::byte* v) const {
@@ -52,14 +53,14 @@ class SlidingRings final : public gpu::Resident, public StreamWindows {
 
   // Of a device, in sliding_rings_device.cpp.
   [[nodiscard]] bool lies_on_device(uint32_t layer) const { return at(layer).on_device; }
-  /// Back to host memory: no step of the layer is under way, and none has failed. Throws Error(device_error); then it has not
-  /// moved.
+  /// Back to host memory: no step of the layer is under way, and none has failed. Throws Error(device_error); then it
+  /// has not moved.
   void move_to_host(uint32_t layer);
   [[nodiscard]] bool can_lie_on_device() const {
     return engine_->device_has(gpu::DevicePart::windows);
   }
-  /// Appends the tokens of k and v `[n, kv_heads, head_dim]` in device memory, all finite; waits for the stream. No step of
-  /// the layer is under way. Throws as move_to_device().
+  /// Appends the tokens of k and v `[n, kv_heads, head_dim]` in device memory, all finite; waits for the stream. No
+  /// step of the layer is under way. Throws as move_to_device().
   void append_on_device(uint32_t layer, const TensorView& k, const TensorView& v,
                         gpu::Stream stream);
   /// Device memory: what was taken; what it will be once steps have been there.
@@ -87,8 +88,8 @@ class SlidingRings final : public gpu::Resident, public StreamWindows {
 
   /// Of all sliding layers. from: with the same parameters; it is empty before.
   void copy_from(const SlidingRings& from);
-  /// Per sliding layer the number of tokens that came and that are kept, and these `[kept, kv_heads, head_dim]`, K and V.
-  /// Throws as read_all().
+  /// Per sliding layer the number of tokens that came and that are kept, and these `[kept, kv_heads, head_dim]`, K and
+  /// V. Throws as read_all().
   void save(ChecksumWriter& out) const;
   /// Throws Error(corrupt | io); then it must not be used any more. It is empty before.
   void load(ChecksumReader& in);
@@ -135,8 +136,8 @@ class SlidingRings final : public gpu::Resident, public StreamWindows {
     uint32_t tokens = 0;          ///< that came, with those that have left
     std::vector<std::byte> k, v;  ///< `[n, kv_heads, head_dim]`
   };
-  /// All of them; of those on the device, after a step that was given something else, those before the first that is not
-  /// finite. Throws Error(device_error), or Error(not_finite) where the ring does not reach back to their window.
+  /// All of them; of those on the device, after a step that was given something else, those before the first that is
+  /// not finite. Throws Error(device_error), or Error(not_finite) where the ring does not reach back to their window.
   [[nodiscard]] Kept read_all(const Ring& ring) const;
   [[nodiscard]] uint32_t place_of(const Ring& ring) const {
     return static_cast<uint32_t>(&ring - rings_.data());

@@ -1,5 +1,5 @@
-// A transport over MPI. Collectives are begun and tested until they are done or the time is up, so that a rank that is gone
-// ends a wait. MPI may still write to the memory of one that was given up: that memory is never given back.
+// A transport over MPI. Collectives are begun and tested until they are done or the time is up, so that a rank that is
+// gone ends a wait. MPI may still write to the memory of one that was given up: that memory is never given back.
 #include <keyhole/mpi.h>
 #include <mpi.h>
 

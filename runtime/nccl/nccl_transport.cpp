@@ -1,5 +1,5 @@
-// A transport over NCCL, with a communicator and a stream of its own. The host never blocks in CUDA: it polls the stream, so that a
-// rank that is gone ends a wait, and then the communicator is aborted, which ends NCCL's kernels.
+// A transport over NCCL, with a communicator and a stream of its own. The host never blocks in CUDA: it polls the
+// stream, so that a rank that is gone ends a wait, and then the communicator is aborted, which ends NCCL's kernels.
 #include <cuda_runtime_api.h>
 #include <keyhole/nccl.h>
 #include <nccl.h>
@@ -165,7 +165,8 @@ keyhole_status NcclTransport::open(ncclComm_t parent, uint32_t timeout_ms, char*
   const OnDevice on(device_);
   if (on.status() != cudaSuccess) return cuda_error(on.status(), "cudaSetDevice", text);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  // A nonblocking communicator starts a thread for every call. What could block is the first use of a connection, below.
+  // A nonblocking communicator starts a thread for every call. What could block is the first use of a connection,
+  // below.
   config.blocking = 1;
   config.splitShare = 0;  // an abort must not reach the parent
   keyhole_status status =

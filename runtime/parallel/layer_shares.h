@@ -1,5 +1,5 @@
-// What a rank holds of the tokens of a text: its blocks of them (ranks/blocks.h), and of sliding layers, which have few tokens,
-// all of them.
+// What a rank holds of the tokens of a text: its blocks of them (ranks/blocks.h), and of sliding layers, which have few
+// tokens, all of them.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Sessions of an engine, over its ranks where it has any: new ones and saved ones. With ranks both calls are collective.
+// Sessions of an engine, over its ranks where it has any: new ones and saved ones. With ranks both calls are
+// collective.
 #pragma once
 
 #include <functional>

@@ -155,8 +155,8 @@ void take_rows(const Session& from, const LayerShares& old, const LayerShares& m
   }
 }
 
-/// A session with the settings, sliding layers and identity of the file of rank 0, and this rank's share of all other tokens, none of
-/// which is indexed.
+/// A session with the settings, sliding layers and identity of the file of rank 0, and this rank's share of all other
+/// tokens, none of which is indexed.
 std::unique_ptr<Session> load_redivided(const std::shared_ptr<const Engine>& engine,
                                         const std::string& path, const Names& names, bool is_whole,
                                         const ExpectedIdentity& expected) {

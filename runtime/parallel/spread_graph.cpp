@@ -1,5 +1,5 @@
-// Launches of graphs of a spread session. At the end of a block all ranks capture again. One that has to for a reason of its own does so
-// while the others' streams wait for it: no rank asks another whether it is ready.
+// Launches of graphs of a spread session. At the end of a block all ranks capture again. One that has to for a reason
+// of its own does so while the others' streams wait for it: no rank asks another whether it is ready.
 #include "runtime/parallel/spread_graph.h"
 
 #include <string>

@@ -1,6 +1,6 @@
-// The steps of a spread session that the last graph capture of its stream recorded (SpreadSession::announce()). What a rank does in a
-// step depends on whose the token is that it appends: a graph stands for tokens of the same owner alone, and all ranks capture
-// again at the end of a block, as NCCL wants captures of all ranks to be alike.
+// The steps of a spread session that the last graph capture of its stream recorded (SpreadSession::announce()). What a
+// rank does in a step depends on whose the token is that it appends: a graph stands for tokens of the same owner alone,
+// and all ranks capture again at the end of a block, as NCCL wants captures of all ranks to be alike.
 #pragma once
 
 #include <cstdint>

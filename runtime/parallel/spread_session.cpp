@@ -270,7 +270,8 @@ void SpreadSession::shorten(const std::vector<uint32_t>& left) {
   } catch (...) {
     error = std::current_exception();
   }
-  // The others have shorter layers from here on: this rank's next call is still theirs, and tells them why it takes no part.
+  // The others have shorter layers from here on: this rank's next call is still theirs, and tells them why it takes no
+  // part.
   if (failure_ == nullptr) failure_ = error;
   tokens_ = left;
   std::fill(extended_.begin(), extended_.end(), Extended{});

@@ -1,9 +1,10 @@
-// A sequence that is spread over ranks (keyhole/parallel.h), as one session: an ordinary session holds this rank's tokens, and
-// knows nothing of others; here it is decided which of a call's tokens are its own, and the states of all ranks are merged.
+// A sequence that is spread over ranks (keyhole/parallel.h), as one session: an ordinary session holds this rank's
+// tokens, and knows nothing of others; here it is decided which of a call's tokens are its own, and the states of all
+// ranks are merged.
 //
-// Of every token it is known from its place in the text alone whose it is (parallel/layer_shares.h). A layer holds the first
-// tokens(layer) of the text, on all ranks together: that number is the same on every rank, and with it what each of them
-// holds. Whatever fails on one rank is taken back on all. Sliding layers are whole on every rank.
+// Of every token it is known from its place in the text alone whose it is (parallel/layer_shares.h). A layer holds the
+// first tokens(layer) of the text, on all ranks together: that number is the same on every rank, and with it what each
+// of them holds. Whatever fails on one rank is taken back on all. Sliding layers are whole on every rank.
 #pragma once
 
 #include <exception>
@@ -28,8 +29,8 @@ class SpreadSession final : public SessionInterface {
   /// own holds this rank's share of the first tokens[layer] tokens of each layer.
   SpreadSession(std::unique_ptr<Session> own, std::vector<uint32_t> tokens);
 
-  /// Makes this rank's session, and finds out whether all ranks have made theirs alike. Throws what `make` throws on any rank,
-  /// Error(unsupported) for index types that need the tokens' places.
+  /// Makes this rank's session, and finds out whether all ranks have made theirs alike. Throws what `make` throws on
+  /// any rank, Error(unsupported) for index types that need the tokens' places.
   [[nodiscard]] static std::unique_ptr<Session> make_own(
       Communicator& ranks, const std::function<std::unique_ptr<Session>()>& make);
 
@@ -77,19 +78,20 @@ class SpreadSession final : public SessionInterface {
   /// Throws Error(unsupported).
   std::unique_ptr<SessionInterface> without(uint32_t first, uint32_t count, int32_t shift) override;
 
-  // Steps. Those with tensors in host memory are collective. Those with tensors in device memory, spread_steps.cpp, are this
-  // rank's step, the gather of all ranks' states and their merge, on the session's stream. The first waits for all ranks, the
-  // others for none. Where this rank's part fails, all ranks' answers are NaN from then on, and the next call that waits for
-  // all of them throws the error on all.
+  // Steps. Those with tensors in host memory are collective. Those with tensors in device memory, spread_steps.cpp, are
+  // this rank's step, the gather of all ranks' states and their merge, on the session's stream. The first waits for all
+  // ranks, the others for none. Where this rank's part fails, all ranks' answers are NaN from then on, and the next
+  // call that waits for all of them throws the error on all.
   void attend(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
               const TensorOut& out, float* lse) override;
   void attend_begin(uint32_t layer, const TensorView& q, const TensorView* k,
                     const TensorView* v) override;
   std::optional<OpenStep> open_step() const override;
   void attend_end(const TensorOut& out, float* lse) override;
-  /// Announces one launch of the graph that was captured last on the stream. Throws Error(invalid_argument) where nothing was
-  /// captured or this rank has to capture again, and then has done nothing: the other ranks' streams wait for it. Where
-  /// this rank cannot make the graph's steps, it enqueues what enqueue() would in their place, and throws why.
+  /// Announces one launch of the graph that was captured last on the stream. Throws Error(invalid_argument) where
+  /// nothing was captured or this rank has to capture again, and then has done nothing: the other ranks' streams wait
+  /// for it. Where this rank cannot make the graph's steps, it enqueues what enqueue() would in their place, and throws
+  /// why.
   void announce(uint64_t graph) override;
   [[nodiscard]] uint64_t last_graph() override;
   void set_stream(gpu::Stream stream) override {
@@ -98,7 +100,8 @@ class SpreadSession final : public SessionInterface {
     graph_ = {};
   }
 
-  // Of what a rank has no part of its own; all throw Error(unsupported), but for extend_blocks(), which are this rank's.
+  // Of what a rank has no part of its own; all throw Error(unsupported), but for extend_blocks(), which are this
+  // rank's.
   void set_extend_pattern(const char* pattern, uint32_t tokens) override;
   void set_prompt_chunk(uint32_t tokens) override;
   void attend_queries(uint32_t layer, const TensorView& q, const TensorOut& out,
@@ -114,15 +117,15 @@ class SpreadSession final : public SessionInterface {
                      const TensorOut& out, float* lse) override;
   void search_tokens(uint32_t layer, const TensorView& q, const TokenSearch::Found& found) override;
 
-  /// Collective. Before other calls: all steps that were enqueued are done on all ranks, where any was since all ranks met last;
-  /// throws what has ended the session's steps.
+  /// Collective. Before other calls: all steps that were enqueued are done on all ranks, where any was since all ranks
+  /// met last; throws what has ended the session's steps.
   void settle();
   /// Throws why this rank takes no more steps, if it does not.
   void check_failure() const {
     if (failure_ != nullptr) std::rethrow_exception(failure_);
   }
-  /// Returns when the stream has done what was enqueued. Throws Error(timeout) where ranks have not come in time: then they are
-  /// lost, and nothing is left on the stream that waits for them.
+  /// Returns when the stream has done what was enqueued. Throws Error(timeout) where ranks have not come in time: then
+  /// they are lost, and nothing is left on the stream that waits for them.
   void wait_for_stream();
 
   /// Of the whole text, `[layers]`.
@@ -179,7 +182,8 @@ class SpreadSession final : public SessionInterface {
   void enqueue(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
                const TensorOut* out, float* lse);
   void enqueue_end(const TensorOut& out, float* lse);
-  /// Throws Error where nothing can be enqueued; the first time takes the memory, on all ranks together, but in a capture.
+  /// Throws Error where nothing can be enqueued; the first time takes the memory, on all ranks together, but in a
+  /// capture.
   void open_device(uint32_t layer, const TensorOut* out, bool is_captured);
   /// Runs a step's launches, or its first half's; what they throw is kept in step_.
   void launch(const TensorView& q, const TensorView* k, const TensorView* v, const TensorOut* out,

@@ -1,6 +1,6 @@
-// Spread sessions with tensors in device memory. A step is enqueued whole: this rank's own step into a state, the gather of all
-// ranks' states, their merge. No message of the library's goes with it, so that no host waits for another; what went
-// wrong on a rank is told when all ranks meet next, in settle().
+// Spread sessions with tensors in device memory. A step is enqueued whole: this rank's own step into a state, the
+// gather of all ranks' states, their merge. No message of the library's goes with it, so that no host waits for
+// another; what went wrong on a rank is told when all ranks meet next, in settle().
 #include <algorithm>
 #include <chrono>
 #include <string>

@@ -10,8 +10,9 @@ namespace keyhole::runtime {
 namespace {
 
 constexpr uint32_t kMostBits = 4, kFewestBits = 2;
-/// On a host: at 128k as many answers as by all rows (60 and 60 of 64 on kv and pass key, exact attention 60 and 60) at a third of
-/// the time. Up to 8,192 rows, which a step would read whole, exact attention takes as long, and needs no build of seconds.
+/// On a host: at 128k as many answers as by all rows (60 and 60 of 64 on kv and pass key, exact attention 60 and 60) at
+/// a third of the time. Up to 8,192 rows, which a step would read whole, exact attention takes as long, and needs no
+/// build of seconds.
 constexpr const char* kHostCodes = "codes:k=4,v=4,lists=64,from=8192";
 
 std::string codes_spec(uint32_t bits) {

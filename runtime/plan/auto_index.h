@@ -2,11 +2,11 @@
 //
 // "exact" is the mode in which every token is attended, and a type that builds nothing.
 //
-// "auto": on a CUDA device it is codes of all offloaded rows in the device's memory, of 4 bits or, where more layers then
-// have room there, of 2 (code_plan.h says which layers). Of 64 kv questions at 128k these answered 59 and 58, exact
-// attention 59; 1 bit answered 22, so it is no default (bench/RESULTS.md). They are in no lists of near rows there
-// (kAutoTakesLists of list_gain.h). On the host it is codes of 4 bits in lists, from 8,192 offloaded tokens on; their steps read
-// a quarter of the bytes of K and V.
+// "auto": on a CUDA device it is codes of all offloaded rows in the device's memory, of 4 bits or, where more layers
+// then have room there, of 2 (code_plan.h says which layers). Of 64 kv questions at 128k these answered 59 and 58,
+// exact attention 59; 1 bit answered 22, so it is no default (bench/RESULTS.md). They are in no lists of near rows
+// there (kAutoTakesLists of list_gain.h). On the host it is codes of 4 bits in lists, from 8,192 offloaded tokens on;
+// their steps read a quarter of the bytes of K and V.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ inline constexpr std::string_view kExactIndex = "exact";
 /// The type that it stands for.
 inline constexpr std::string_view kExactType = "flat";
 
-/// Checks the spec of a session's index, which is not one of these two any more: as index::check_spec(), but names them as
-/// allowed.
+/// Checks the spec of a session's index, which is not one of these two any more: as index::check_spec(), but names them
+/// as allowed.
 void check_index(std::string_view spec);
 
 /// Throws Error(invalid_argument) where an index of the spec undoes RoPE and the model is said to have none.

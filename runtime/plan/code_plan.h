@@ -91,9 +91,9 @@ struct CodeBytes {
 /// for what the device would read.
 [[nodiscard]] CodePlan with_rows_placed(CodePlan plan, uint64_t pinned, uint64_t tokens,
                                         const SessionParams& params, const ModelShape& model);
-/// Returns the plan with as many of its layers as there is room for, the last ones. It loses its lists if that makes room for
-/// more layers: a step is faster by all codes on a device than by the host. Where exact_rows_by leaves it open, the host reads
-/// the exact rows if that makes room for more still.
+/// Returns the plan with as many of its layers as there is room for, the last ones. It loses its lists if that makes
+/// room for more layers: a step is faster by all codes on a device than by the host. Where exact_rows_by leaves it
+/// open, the host reads the exact rows if that makes room for more still.
 [[nodiscard]] CodePlan fitting(CodePlan plan, const CodeBytes& room, uint64_t tokens,
                                const SessionParams& params, const ModelShape& model);
 

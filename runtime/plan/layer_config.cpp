@@ -46,8 +46,8 @@ void scale_llama3(const keyhole_layer_config& c, const std::string& prefix,
   }
 }
 
-/// YaRN (arXiv:2309.00071): pairs that turn more than beta_fast times within the original context stay, those that turn less
-/// than beta_slow times are slowed down by the factor, and between the two lies a ramp over the pairs' numbers.
+/// YaRN (arXiv:2309.00071): pairs that turn more than beta_fast times within the original context stay, those that turn
+/// less than beta_slow times are slowed down by the factor, and between the two lies a ramp over the pairs' numbers.
 void scale_yarn(const keyhole_layer_config& c, const std::string& prefix, index::RopeParams& rope) {
   const double fast = c.rope_beta_fast > 0.0F ? c.rope_beta_fast : kDefaultBetaFast;
   const double slow = c.rope_beta_slow > 0.0F ? c.rope_beta_slow : kDefaultBetaSlow;

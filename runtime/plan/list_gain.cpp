@@ -15,8 +15,9 @@ CodeShape code_of(const CodePlan& plan, const LayerShape& layer) {
 
 uint64_t rows_for_lists(const LayerShape& layer, const CodeShape& code) {
   if (!is_device_index_dim(layer.head_dim)) return 0;
-  // Microseconds of a layer, each the sum of what it has of its own, what a group's queries take, and what grows with the rows. Lists are
-  // those of a layer with heads that have more of them read, which chooses for 10 us longer than others.
+  // Microseconds of a layer, each the sum of what it has of its own, what a group's queries take, and what grows with
+  // the rows. Lists are those of a layer with heads that have more of them read, which chooses for 10 us longer than
+  // others.
   constexpr double kAll = 9.4, kAllOfComponent = 1.0 / 64;
   constexpr double kLists = 30.6, kListsOfComponent = 1.3 / 64;
   constexpr double kAllBytes4 = 2.6e6,

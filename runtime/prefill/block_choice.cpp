@@ -17,8 +17,8 @@ uint64_t in_units(float share) {
   return std::isnan(share) ? 0 : static_cast<uint64_t>(double{share} * kShareUnits);
 }
 
-/// Of a share of all samples together: 0 for 1, one more for each 1/8 of an octave less. What is not finite is attended, so that
-/// outputs say so.
+/// Of a share of all samples together: 0 for 1, one more for each 1/8 of an octave less. What is not finite is
+/// attended, so that outputs say so.
 uint32_t bin_of(float share) {
   if (std::isnan(share)) return 0;
   if (share <= 0.0F) return kBins - 1;
@@ -35,7 +35,8 @@ float whole(const float* row, const cpu::PromptPiece::Span& seen) {
   return top + std::log(sum);
 }
 
-/// What is kept anyhow, and the `most` heaviest others that have any weight, rising; their number. Blocks of a unit have the same share.
+/// What is kept anyhow, and the `most` heaviest others that have any weight, rising; their number. Blocks of a unit
+/// have the same share.
 template <class IsKept>
 uint32_t keep_heaviest(const cpu::PromptPiece::Span& seen, uint32_t most, uint32_t unit,
                        IsKept&& is_kept, const float* shares, uint32_t* list) {

@@ -14,8 +14,8 @@
 
 namespace keyhole::runtime {
 
-/// As gpu::PromptAttention says, but that all pointers of a stretch are the host's, in f32, f16 or bf16 each, at any address and
-/// with any strides, that streams are not looked at, and that a call returns when it is done.
+/// As gpu::PromptAttention says, but that all pointers of a stretch are the host's, in f32, f16 or bf16 each, at any
+/// address and with any strides, that streams are not looked at, and that a call returns when it is done.
 class HostPrompt final : public gpu::PromptAttention {
  public:
   /// Head dimensions: all that the host has (is_supported_head_dim).
@@ -49,7 +49,8 @@ class HostPrompt final : public gpu::PromptAttention {
   [[nodiscard]] Plan plan(const cpu::PromptPiece& piece,
                           std::span<const gpu::PromptPattern> patterns) const;
   [[nodiscard]] cpu::PromptPiece piece_of(const gpu::PromptStretch& stretch) const;
-  /// The lines of the heads that attend by them; the stretch's last slice ends with the tile that begins with query `last_tile`.
+  /// The lines of the heads that attend by them; the stretch's last slice ends with the tile that begins with query
+  /// `last_tile`.
   void find_lines(const cpu::PromptPiece& piece, uint32_t last_tile, std::span<const Heads> groups);
   void attend_slice(cpu::PromptPiece piece, uint32_t begin, uint32_t n,
                     std::span<const Heads> groups);
@@ -65,8 +66,8 @@ class HostPrompt final : public gpu::PromptAttention {
   cpu::GroupWeights groups_;
   cpu::LineWeights line_weights_;
   gpu::PromptBlocks totals_;
-  // Of a slice: weights `[heads, samples, blocks]` of the heads of one pattern (before that, of a stretch, sums over columns and
-  // then diagonals, `[2][heads, rows]`), lists of all heads.
+  // Of a slice: weights `[heads, samples, blocks]` of the heads of one pattern (before that, of a stretch, sums over
+  // columns and then diagonals, `[2][heads, rows]`), lists of all heads.
   std::vector<float> weights_;
   std::vector<uint32_t> counts_, lists_;
   std::vector<uint64_t> looked_up_;  ///< `[heads, tiles]`

@@ -1,6 +1,6 @@
-// What ranks say to each other: messages of equal length from every rank to every rank, over a transport that the user has
-// brought (keyhole/parallel.h). Each message says which call it belongs to, so that ranks whose calls differ notice it, and
-// how the call went on its rank, so that an error of one is every rank's.
+// What ranks say to each other: messages of equal length from every rank to every rank, over a transport that the user
+// has brought (keyhole/parallel.h). Each message says which call it belongs to, so that ranks whose calls differ notice
+// it, and how the call went on its rank, so that an error of one is every rank's.
 #pragma once
 
 #include <atomic>
@@ -44,9 +44,10 @@ class Communicator {
     Wait wait = Wait::step;
   };
 
-  /// The payloads of all ranks, one after the other, valid until the next call. `error`: why this rank could not do its part;
-  /// null: it could. Where one could not, throws on all ranks Error(its status, "rank R: its text"). Throws Error(timeout |
-  /// rank_failed) where ranks are lost or make another call; then all later calls throw the same. Error(busy): another thread is inside.
+  /// The payloads of all ranks, one after the other, valid until the next call. `error`: why this rank could not do its
+  /// part; null: it could. Where one could not, throws on all ranks Error(its status, "rank R: its text"). Throws
+  /// Error(timeout | rank_failed) where ranks are lost or make another call; then all later calls throw the same.
+  /// Error(busy): another thread is inside.
   struct Payloads {
     const std::byte* data = nullptr;
     size_t stride = 0;
@@ -61,15 +62,16 @@ class Communicator {
   /// Runs `part`, and then agree()s: throws on all ranks what it threw on one.
   void together(const Call& call, const std::function<void()>& part);
 
-  /// Device memory of every rank, enqueued on `stream`. Throws Error(unsupported) where the transport has no such function,
-  /// Error(timeout | rank_failed | busy) as exchange().
+  /// Device memory of every rank, enqueued on `stream`. Throws Error(unsupported) where the transport has no such
+  /// function, Error(timeout | rank_failed | busy) as exchange().
   void gather_on_stream(const void* own, void* all, size_t bytes, void* stream);
 
   /// Whether the transport has gathers of device memory.
   [[nodiscard]] bool gathers_on_stream() const {
     return transport_.all_gather_on_stream != nullptr;
   }
-  /// Ranks are lost: a gather on a stream has not ended in time. What is enqueued ends. Throws Error(status); busy: as exchange().
+  /// Ranks are lost: a gather on a stream has not ended in time. What is enqueued ends. Throws Error(status); busy: as
+  /// exchange().
   [[noreturn]] void abandon(Status status, const std::string& text);
 
   /// Adds up in the order of the ranks.

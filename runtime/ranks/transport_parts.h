@@ -1,5 +1,6 @@
-// What transports in libraries of their own share (runtime/mpi, runtime/nccl), and the library's own waits for ranks: how they wait,
-// and how an error that such a library finds becomes the thread's. Header alone, as these libraries share no source.
+// What transports in libraries of their own share (runtime/mpi, runtime/nccl), and the library's own waits for ranks:
+// how they wait, and how an error that such a library finds becomes the thread's. Header alone, as these libraries
+// share no source.
 #pragma once
 
 #include <chrono>
@@ -10,8 +11,8 @@
 
 namespace keyhole::ranks {
 
-/// Between two looks at whether others have come. A step's message is on its way for some microseconds: for 200 there is no
-/// pause. Longer waits leave the core to others, which may be ranks of this host.
+/// Between two looks at whether others have come. A step's message is on its way for some microseconds: for 200 there
+/// is no pause. Longer waits leave the core to others, which may be ranks of this host.
 inline void pause_since(std::chrono::steady_clock::time_point begin) {
   using namespace std::chrono_literals;
   if (std::chrono::steady_clock::now() - begin > 200us) std::this_thread::sleep_for(50us);

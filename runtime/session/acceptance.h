@@ -22,16 +22,17 @@ class Acceptance {
         extended_(&extended),
         stream_(&stream) {}
 
-  /// Keeps those of the tokens appended last whose numbers are in `path` `[m]`, with null the first m. Takes effect in the order
-  /// of the stream where the tokens were appended there and still lie in the window, else on the host when the stream is idle.
-  /// Throws Error, and then has changed nothing.
+  /// Keeps those of the tokens appended last whose numbers are in `path` `[m]`, with null the first m. Takes effect in
+  /// the order of the stream where the tokens were appended there and still lie in the window, else on the host when
+  /// the stream is idle. Throws Error, and then has changed nothing.
   void accept(uint32_t m, const uint32_t* path);
 
  private:
   using Extended = ExtendedTokens::Extended;
   /// Whether all layers that took part have so many of the newest tokens on the device.
   [[nodiscard]] bool drops_on_device(uint32_t newest) const;
-  /// Throws Error(invalid_argument) where a layer cannot keep the first `prefix` new tokens and move others up behind them.
+  /// Throws Error(invalid_argument) where a layer cannot keep the first `prefix` new tokens and move others up behind
+  /// them.
   void check_drop(const Extended& e, uint32_t prefix, const std::vector<uint32_t>& moved) const;
   void accept_on_host(const Extended& e, uint32_t m, const uint32_t* path);
   void accept_on_stream(const Extended& e, uint32_t m, const uint32_t* path);

@@ -1,5 +1,5 @@
-// Which layers of a session have codes of their offloaded rows on the device, decided anew whenever heads, budgets or what lies
-// where have changed. On a device without streams no layer has any, and all calls do nothing.
+// Which layers of a session have codes of their offloaded rows on the device, decided anew whenever heads, budgets or
+// what lies where have changed. On a device without streams no layer has any, and all calls do nothing.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,8 @@ class CodePlacement {
 
   /// Decides anew for the heads as they are; throws what DeviceCodes::plan() throws.
   void place();
-  /// place() after a change that failed. Throws nothing: the first error is the one to tell, the next step finds this one
-  /// again.
+  /// place() after a change that failed. Throws nothing: the first error is the one to tell, the next step finds this
+  /// one again.
   void place_again() noexcept;
   /// Decides for heads that are not the session's yet.
   void plan(std::span<const HeadParams* const> heads) {

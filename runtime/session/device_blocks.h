@@ -1,5 +1,5 @@
-// Attention of many new tokens at once on a device, over all rows (gpu/blocked.h) or lists of blocks of them (gpu/listed.h): what
-// was made for each shape of layers, and the offloaded rows that it reads.
+// Attention of many new tokens at once on a device, over all rows (gpu/blocked.h) or lists of blocks of them
+// (gpu/listed.h): what was made for each shape of layers, and the offloaded rows that it reads.
 #pragma once
 
 #include <array>
@@ -29,7 +29,8 @@ class DeviceBlocks {
   [[nodiscard]] bool has_blocked(uint32_t layer) const;
   /// Whether it has attention over lists of blocks, for so many rows.
   [[nodiscard]] bool has_listed(uint64_t rows) const;
-  /// For layers of the layer's shape, made when it is first asked for. Throws Error(out_of_device_memory | device_error).
+  /// For layers of the layer's shape, made when it is first asked for. Throws Error(out_of_device_memory |
+  /// device_error).
   [[nodiscard]] gpu::BlockedAttention& blocked(uint32_t layer);
   [[nodiscard]] gpu::ListedAttention& listed(uint32_t layer);
   /// Gives back the device memory of listed(layer), if there is any.

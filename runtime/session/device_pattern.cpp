@@ -1,6 +1,6 @@
-// Many new tokens of a layer by a pattern of prompts, with tensors in device memory (gpu/listed.h): blocks of all tokens that there
-// are are chosen and attended on the device, for which offloaded K and V cross the bus once, head by head. Where the pattern
-// is dense, or there is no memory for it, all rows are attended.
+// Many new tokens of a layer by a pattern of prompts, with tensors in device memory (gpu/listed.h): blocks of all
+// tokens that there are are chosen and attended on the device, for which offloaded K and V cross the bus once, head by
+// head. Where the pattern is dense, or there is no memory for it, all rows are attended.
 #include <algorithm>
 #include <vector>
 

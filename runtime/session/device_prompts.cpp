@@ -18,8 +18,8 @@ DevicePrompts::Brought DevicePrompts::bring(uint32_t layer, const TensorView& k,
   brought.v = copies.read(v, "v", stream, memory_->rows[1]);
   if (q == nullptr) return brought;
   check_as_many(*q, k);
-  // Of a prompt's queries, two thirds of all bytes, a sample takes one in 32 and less: the others need not leave the device. Rows
-  // with gaps between heads are copied one by one, equally far apart: all of them.
+  // Of a prompt's queries, two thirds of all bytes, a sample takes one in 32 and less: the others need not leave the
+  // device. Rows with gaps between heads are copied one by one, equally far apart: all of them.
   TokenSample& sample = brought.sample;
   const bool spreads = q->on_device() && q->head_stride == ptrdiff_t{q->dim};
   if (spreads && sequence_->layer(layer).offloads()) sample.step = keeper_->query_stride(layer);

@@ -32,8 +32,8 @@ class DevicePrompts {
   /// Does what SessionTokens::prefill() does for tensors of which some lie in device memory. Waits for the stream.
   void prefill(uint32_t layer, const TensorView& k, const TensorView& v, const TensorView* q);
 
-  /// The same in two halves, in a layer that offloads: tokens in host memory, until bring() is called again, and storing them. stream: after
-  /// which they may be read; bring() waits for it.
+  /// The same in two halves, in a layer that offloads: tokens in host memory, until bring() is called again, and
+  /// storing them. stream: after which they may be read; bring() waits for it.
   struct Brought {
     TensorView k, v;
     std::optional<TensorView> q;  ///< of the sample; none: it has none of these tokens
@@ -52,7 +52,8 @@ class DevicePrompts {
   void finish_taking_in(uint32_t layer) { tokens_->finish_taking_in(layer); }
 
  private:
-  /// Stores tokens of a sliding layer on the device; false: they are to come by way of host memory, and nothing has changed.
+  /// Stores tokens of a sliding layer on the device; false: they are to come by way of host memory, and nothing has
+  /// changed.
   [[nodiscard]] bool prefill_window(uint32_t layer, const TensorView& k, const TensorView& v,
                                     const TensorView* q);
 

@@ -19,7 +19,8 @@ struct ExtendArgs {
 /// Tokens [begin, begin + n) of `args`, with the mask of all of them.
 [[nodiscard]] ExtendArgs slice(const ExtendArgs& args, uint32_t begin, uint32_t n);
 
-/// Throws Error(invalid_argument) unless q, k and v hold equally many tokens, at least one, and the mask is one for them.
+/// Throws Error(invalid_argument) unless q, k and v hold equally many tokens, at least one, and the mask is one for
+/// them.
 void check_counts(const ExtendArgs& args);
 
 }  // namespace keyhole::runtime

@@ -1,4 +1,5 @@
-// Several tokens of a session with tensors in host memory: alone, and what a batch of sessions asks of each (host_batch.h).
+// Several tokens of a session with tensors in host memory: alone, and what a batch of sessions asks of each
+// (host_batch.h).
 #pragma once
 
 #include <cstddef>
@@ -29,15 +30,16 @@ class HostExtends {
     while (extension.start()) extension.finish();
     extension.append();
   }
-  /// The states of what the layer holds, (0, -inf) for nothing, for tokens that are not appended: q and out `[n, q_heads, ..]`,
-  /// lse `[n, q_heads]` or null.
+  /// The states of what the layer holds, (0, -inf) for nothing, for tokens that are not appended: q and out
+  /// `[n, q_heads, ..]`, lse `[n, q_heads]` or null.
   void answer(uint32_t layer, const TensorView& q, const TensorOut& out, float* lse);
 
   // For a batch.
   [[nodiscard]] std::unique_ptr<HostExtension> begin(uint32_t layer, const ExtendArgs& args) {
     return std::make_unique<HostExtension>(parts_, layer, args);
   }
-  /// Whether both sessions hold enough of a layer's offloaded rows, or of their codes, in the same memory to read them together.
+  /// Whether both sessions hold enough of a layer's offloaded rows, or of their codes, in the same memory to read them
+  /// together.
   [[nodiscard]] bool is_copy(uint32_t layer, const HostExtends& other) const;
   /// See Sequence::common_rows().
   [[nodiscard]] uint32_t common_rows(uint32_t layer, const HostExtends& other) const {

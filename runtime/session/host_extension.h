@@ -1,6 +1,6 @@
-// Several new tokens of one layer of one session, with tensors in host memory: their K and V in the dtype in which they will be
-// stored, the answers of some tokens after the other, each by one step over what the session holds and the new tokens that they
-// see, and when all answers are known the append. Batches have several of these under way at once.
+// Several new tokens of one layer of one session, with tensors in host memory: their K and V in the dtype in which they
+// will be stored, the answers of some tokens after the other, each by one step over what the session holds and the new
+// tokens that they see, and when all answers are known the append. Batches have several of these under way at once.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Host memory of a session, and its limit (host_memory_limit). What holds memory says how much; the sum is added up when
-// somebody asks.
+// Host memory of a session, and its limit (host_memory_limit). What holds memory says how much; the sum is added up
+// when somebody asks.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Many new tokens of a layer by a pattern of prompts, with tensors in host memory: blocks of all tokens that there are, sink,
-// offloaded rows as they lie, window and new ones, are chosen and attended by the host.
+// Many new tokens of a layer by a pattern of prompts, with tensors in host memory: blocks of all tokens that there are,
+// sink, offloaded rows as they lie, window and new ones, are chosen and attended by the host.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ class HostPattern {
         steps_(&steps),
         totals_(&totals) {}
 
-  /// Writes the answers of an extend that ExtendPatterns::apply_to(); `fresh` has its K and V as they will be stored. The new
-  /// tokens are not appended. Throws Error(out_of_memory | not_finite).
+  /// Writes the answers of an extend that ExtendPatterns::apply_to(); `fresh` has its K and V as they will be stored.
+  /// The new tokens are not appended. Throws Error(out_of_memory | not_finite).
   void attend(uint32_t layer, const ExtendArgs& args, const NewTokens& fresh);
 
  private:

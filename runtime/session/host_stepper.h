@@ -45,12 +45,12 @@ class HostStepper {
   HostStepper(const HostStepper&) = delete;
   HostStepper& operator=(const HostStepper&) = delete;
 
-  // One step: prepare(), launch(), finish(), each of which throws Error, with no audit open then. The step, HostSteps::one() or
-  // joint(), is used by nobody else meanwhile.
+  // One step: prepare(), launch(), finish(), each of which throws Error, with no audit open then. The step,
+  // HostSteps::one() or joint(), is used by nobody else meanwhile.
   /// Gives the step the tokens' queries, of a tensor `[tokens, q_heads, head_dim]`, and says what each KV head does.
   void prepare(DecodeStep& step, const StepTokens& tokens, const TensorView& q);
-  /// Hands it to the pool. fresh: the new tokens that it attends beside those that the sequence holds; null: none. They stay
-  /// valid until finish().
+  /// Hands it to the pool. fresh: the new tokens that it attends beside those that the sequence holds; null: none. They
+  /// stay valid until finish().
   void launch(DecodeStep& step, const StepTokens& tokens, const NewTokens* fresh);
   /// Waits for it, and writes the tokens' answers to their places in out and lse (null: not wanted).
   void finish(DecodeStep& step, const StepTokens& tokens, const TensorOut& out, float* lse);

@@ -91,9 +91,9 @@ void HostSteps::try_to_reserve(uint32_t layer, const char* for_what) {
 void HostSteps::reserve(bool anew) {
   codes_->place();  // budgets may have changed
   memory_->note_peak();
-  // Of each spec, and dimension of keys, the largest index: another one's scratch is not always large enough for it. Of its
-  // trees the one with most rows and the one with most partitions: a tree that has grown in many small blocks has more of
-  // them.
+  // Of each spec, and dimension of keys, the largest index: another one's scratch is not always large enough for it. Of
+  // its trees the one with most rows and the one with most partitions: a tree that has grown in many small blocks has
+  // more of them.
   std::vector<Selection::Use> uses;
   std::vector<const std::string*> specs;
   std::vector<const index::TailTree*> finest;  // [specs]

@@ -1,5 +1,5 @@
-// What a session's tokens are, as its caller has said: the model's id, and a hash of the token ids. A saved context is not
-// taken for another model's, or for another text's.
+// What a session's tokens are, as its caller has said: the model's id, and a hash of the token ids. A saved context is
+// not taken for another model's, or for another text's.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ struct ExpectedIdentity {
   const int32_t* tokens = nullptr;
   uint64_t count = 0;
 
-  /// Throws Error(invalid_argument) unless a session of this identity, with `held` tokens, is of this model and holds the
-  /// first of these tokens.
+  /// Throws Error(invalid_argument) unless a session of this identity, with `held` tokens, is of this model and holds
+  /// the first of these tokens.
   void check(const Identity& identity, uint32_t held) const;
 };
 

@@ -1,5 +1,5 @@
-// The memory that a session takes, by kind. What it shares with its copies is counted by the first of them that still has it, so
-// that the sum over sessions counts every page once.
+// The memory that a session takes, by kind. What it shares with its copies is counted by the first of them that still
+// has it, so that the sum over sessions counts every page once.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 // What engines with attention of their own ask for: the state of the offloaded tokens alone, of tokens that they have
-// chosen, and the tokens that a search chooses. Nothing is appended, sink and window stay as they are, and no step is under way.
+// chosen, and the tokens that a search chooses. Nothing is appended, sink and window stay as they are, and no step is
+// under way.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,8 @@ class OffloadedStates {
   OffloadedStates(const OffloadedStates&) = delete;
   OffloadedStates& operator=(const OffloadedStates&) = delete;
 
-  // q and out may lie in device memory, both of them and lse with them. All throw Error(unsupported) of a sliding layer.
+  // q and out may lie in device memory, both of them and lse with them. All throw Error(unsupported) of a sliding
+  // layer.
   /// See keyhole_session_attend_offloaded.
   void attend_offloaded(uint32_t layer, const TensorView& q, const TensorOut& out, float* lse);
   /// See keyhole_session_attend_tokens.
@@ -35,7 +37,8 @@ class OffloadedStates {
   }
 
  private:
-  /// Runs call(q, out, lse) with rows in host memory, between which and the caller's they are copied where these are a device's.
+  /// Runs call(q, out, lse) with rows in host memory, between which and the caller's they are copied where these are a
+  /// device's.
   template <class Call>
   void by_way_of_host(uint32_t layer, const TensorView& q, const TensorOut& out, float* lse,
                       const Call& call);
@@ -45,7 +48,8 @@ class OffloadedStates {
                              const TensorOut& out, float* lse);
   /// Checks q and puts it where a step reads it. Throws Error(unsupported) of a sliding layer.
   void take_queries(uint32_t layer, const TensorView& q);
-  /// Writes o and lse `[q_heads, head_dim]`, `[q_heads]` to the caller's; throws Error(internal) for what is not finite.
+  /// Writes o and lse `[q_heads, head_dim]`, `[q_heads]` to the caller's; throws Error(internal) for what is not
+  /// finite.
   void give_state(uint32_t layer, const float* o, const float* lse, const TensorOut& out,
                   float* out_lse) const;
 

@@ -1,4 +1,5 @@
-// Memory that prompts alone need. It is kept from one chunk of a prompt to the next, and given back by the next step or build.
+// Memory that prompts alone need. It is kept from one chunk of a prompt to the next, and given back by the next step or
+// build.
 #pragma once
 
 #include <array>

@@ -1,6 +1,7 @@
-// One sequence being decoded: a facade that owns the session's parts, in an order in which each knows only those before it,
-// and orders the calls to them. Every token is resident, indexed or pending, in exactly one of the three: resident or offloaded
-// by the sequence, and of the offloaded rows of a head [0, indexed) are in its index, all later ones pending.
+// One sequence being decoded: a facade that owns the session's parts, in an order in which each knows only those before
+// it, and orders the calls to them. Every token is resident, indexed or pending, in exactly one of the three: resident
+// or offloaded by the sequence, and of the offloaded rows of a head [0, indexed) are in its index, all later ones
+// pending.
 #pragma once
 
 #include <exception>
@@ -94,8 +95,8 @@ class Session final : public SessionInterface {
     ExtendArgs args;
     std::exception_ptr error = nullptr;  ///< why it has failed; the session has not changed then
   };
-  /// Different sessions of one engine, all tensors in host memory or all on the device; members with an error or without tokens
-  /// are left alone. Throws nothing that is a member's.
+  /// Different sessions of one engine, all tensors in host memory or all on the device; members with an error or
+  /// without tokens are left alone. Throws nothing that is a member's.
   static void extend_batch(uint32_t layer, std::span<BatchMember> members);
 
   // For files (session_file.h) and ranks (parallel/spread_session.h).
@@ -105,8 +106,8 @@ class Session final : public SessionInterface {
   [[nodiscard]] StreamStepper& stream() { return stream_; }
   /// As enter(), but for the failure of earlier steps.
   void wait_until(Needs needs);
-  /// Whether a step of the layer, after those that were enqueued, takes a block of pending rows in, or begins one. Waits for the
-  /// host's part of the steps before.
+  /// Whether a step of the layer, after those that were enqueued, takes a block of pending rows in, or begins one.
+  /// Waits for the host's part of the steps before.
   [[nodiscard]] bool append_will_be_due(uint32_t layer);
   [[nodiscard]] const Sequence& sequence() const { return sequence_; }
   [[nodiscard]] const IndexKeeper& keeper() const { return keeper_; }
@@ -119,8 +120,8 @@ class Session final : public SessionInterface {
   /// Waits for audits under way. After it, and without a step, the session can be copied.
   void finish_audits() { audits_.finish(); }
   void save(ChecksumWriter& out) const;
-  /// The session is new, and has the parameters, and the settings of heads, of the one that was saved. Reads to the end of the
-  /// file. Throws Error(corrupt | io).
+  /// The session is new, and has the parameters, and the settings of heads, of the one that was saved. Reads to the end
+  /// of the file. Throws Error(corrupt | io).
   void load(ChecksumReader& in);
   void copy_from(const Session& from);  ///< of a new session, with the parameters of `from`
   /// Goes on with the figures of a session that this one takes the place of.

@@ -19,8 +19,8 @@ namespace keyhole::runtime {
 /// was.
 void save_session(const Session& session, const std::string& path);
 
-/// Throws Error(io | corrupt | version), and Error(invalid_argument) for an engine of another shape, and for another identity than
-/// is expected.
+/// Throws Error(io | corrupt | version), and Error(invalid_argument) for an engine of another shape, and for another
+/// identity than is expected.
 [[nodiscard]] std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engine,
                                                     const std::string& path,
                                                     const ExpectedIdentity& expected = {});

@@ -29,12 +29,13 @@ enum class Needs {
   copy,  ///< it reads what no step may change meanwhile: as no_step, but also after stream steps have failed
   stream,  ///< it may come while a stream has steps under way
   end,     ///< it ends a step
-  look  ///< another thread than the caller's reads figures: waits for the host's part of steps on a stream, for no stream
+  /// Another thread than the caller's reads figures: waits for the host's part of steps on a stream, for no stream.
+  look
 };
 
-/// One call at a time. Layers are below model().layers, tensors have the shapes of their layer, and lie in device memory only
-/// where engine().has_streams(): who calls has checked that. Calls throw Error and then have changed nothing, except where the
-/// public header says so.
+/// One call at a time. Layers are below model().layers, tensors have the shapes of their layer, and lie in device
+/// memory only where engine().has_streams(): who calls has checked that. Calls throw Error and then have changed
+/// nothing, except where the public header says so.
 class SessionInterface {
  public:
   SessionInterface() = default;
@@ -45,8 +46,8 @@ class SessionInterface {
   [[nodiscard]] virtual const Engine& engine() const = 0;
   [[nodiscard]] virtual const SessionParams& params() const = 0;
 
-  /// Before any other call: waits until the session is as the call needs it; throws Error(busy) where it cannot be, and the
-  /// failure of earlier steps where the call changes the session.
+  /// Before any other call: waits until the session is as the call needs it; throws Error(busy) where it cannot be, and
+  /// the failure of earlier steps where the call changes the session.
   virtual void enter(Needs needs) = 0;
   /// A call has thrown: where the device has failed, the session takes no more steps or changes.
   virtual void keep_device_failure(const Error& e) = 0;
@@ -65,8 +66,8 @@ class SessionInterface {
                        const TensorView* q) = 0;
   virtual void build(const BuildProgress& progress) = 0;
   virtual void truncate(uint32_t tokens) = 0;
-  /// What takes the session's place where tokens [first, first + count) go and keys behind them are turned by `shift` positions;
-  /// null: nothing changes. The session stays as it is. See keyhole_session_remove.
+  /// What takes the session's place where tokens [first, first + count) go and keys behind them are turned by `shift`
+  /// positions; null: nothing changes. The session stays as it is. See keyhole_session_remove.
   [[nodiscard]] virtual std::unique_ptr<SessionInterface> without(uint32_t first, uint32_t count,
                                                                   int32_t shift) = 0;
 
@@ -89,7 +90,8 @@ class SessionInterface {
   virtual void set_extend_pattern(const char* pattern, uint32_t tokens) = 0;
   virtual void set_prompt_chunk(uint32_t tokens) = 0;
   [[nodiscard]] virtual gpu::PromptBlocks extend_blocks() const = 0;
-  /// The answers of what the layer holds to queries whose tokens are not appended: q and out in host memory, equally many tokens.
+  /// The answers of what the layer holds to queries whose tokens are not appended: q and out in host memory, equally
+  /// many tokens.
   virtual void attend_queries(uint32_t layer, const TensorView& q, const TensorOut& out,
                               float* lse) = 0;
   /// The session as a member of keyhole_session_extend_batch.

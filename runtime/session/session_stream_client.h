@@ -1,5 +1,5 @@
-// What steps on a stream ask of the session that they belong to (stream/stream_runner.h): counts, room, the host's part of a
-// step, audits.
+// What steps on a stream ask of the session that they belong to (stream/stream_runner.h): counts, room, the host's part
+// of a step, audits.
 #pragma once
 
 #include <cstdint>

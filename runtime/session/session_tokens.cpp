@@ -65,8 +65,8 @@ void SessionTokens::check_room(uint32_t layer, uint32_t n) const {
 void SessionTokens::prefill(uint32_t layer, const TensorView& k, const TensorView& v,
                             const TensorView* q, const TokenSample& sample) {
   check_append(layer, k, v);
-  // The device encodes rows of earlier calls while the host takes these in: behind them it would keep the stream from the
-  // next call's copies.
+  // The device encodes rows of earlier calls while the host takes these in: behind them it would keep the stream from
+  // the next call's copies.
   stream_->encode_pinned(layer);
   if (q != nullptr) {
     if (sample.step == 1) check_as_many(*q, k);

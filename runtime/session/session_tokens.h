@@ -1,5 +1,5 @@
-// How tokens come to a session and go again: checked before anything changes, and told to every part that keeps something of
-// them.
+// How tokens come to a session and go again: checked before anything changes, and told to every part that keeps
+// something of them.
 #pragma once
 
 #include <cstdint>
@@ -58,8 +58,8 @@ class SessionTokens {
   }
   /// Drops the layer's tokens >= n; there are more.
   void truncate_layer(uint32_t layer, uint32_t n);
-  /// Each layer to its own number of tokens. Throws Error(invalid_argument) before anything has changed where a sliding layer no
-  /// longer holds its window before its token to[layer].
+  /// Each layer to its own number of tokens. Throws Error(invalid_argument) before anything has changed where a sliding
+  /// layer no longer holds its window before its token to[layer].
   void truncate(std::span<const uint32_t> to);
 
  private:

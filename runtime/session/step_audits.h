@@ -1,5 +1,5 @@
-// Audits of a session's steps on the host: a record for each head that is audited, begun with the step and handed over with its
-// answer.
+// Audits of a session's steps on the host: a record for each head that is audited, begun with the step and handed over
+// with its answer.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ class StepAudits {
              SessionAudits& audits, HostSteps& steps);
 
   [[nodiscard]] bool on() const { return audits_->on(); }
-  /// HostSteps::one() is about to answer a token of the layer, and its work is prepared. Searches may become wider. What it
-  /// throws has left no record open.
+  /// HostSteps::one() is about to answer a token of the layer, and its work is prepared. Searches may become wider.
+  /// What it throws has left no record open.
   void begin(uint32_t layer);
   /// The step has an answer. by_codes: the device has attended its offloaded tokens by their codes.
   void end(uint32_t layer, bool by_codes);

@@ -1,5 +1,5 @@
-// What each KV head does in a step on the host: which of its offloaded rows are searched, read by their codes, or attended
-// exactly. The step itself is step/decode_step.h.
+// What each KV head does in a step on the host: which of its offloaded rows are searched, read by their codes, or
+// attended exactly. The step itself is step/decode_step.h.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,8 @@ class StepWork {
         keeper_(&keeper),
         codes_(&codes) {}
 
-  /// Writes the work of the layer's heads into a step that answers `tokens` tokens, the first of which is at `position`.
+  /// Writes the work of the layer's heads into a step that answers `tokens` tokens, the first of which is at
+  /// `position`.
   void prepare(DecodeStep& step, uint32_t layer, uint32_t position, uint32_t tokens) const;
   /// The first offloaded row that a step attends exactly, but for those of a block that has no codes yet.
   [[nodiscard]] size_t exact_from(uint32_t layer, uint32_t kv_head) const;

@@ -2,7 +2,8 @@
 //
 //   submit   count(): whether a KV head of the step is audited; then the step keeps its answer
 //   serve    open(): a record for each of these heads, with the queries and the offloaded rows of that moment
-//            take_resident(): the exact state of the resident tokens by the host's copy, before the next step changes it
+//            take_resident(): the exact state of the resident tokens by the host's copy, before the next step changes
+//            it
 //   later    close(): the answer; then the records may be audited, beside the decoding
 //
 // The answer of a step is here when a later one is served, as a stream comes to a step after it has done all before: so
@@ -21,8 +22,8 @@
 
 namespace keyhole::runtime {
 
-/// count() from the thread that submits steps, all else from the one that serves them, or while none is under way. Nothing
-/// throws but the constructor.
+/// count() from the thread that submits steps, all else from the one that serves them, or while none is under way.
+/// Nothing throws but the constructor.
 class StreamAudits {
  public:
   /// All that it is given outlives it.

@@ -1,5 +1,5 @@
-// Steps of a session in the order of its caller's stream. On a device without streams the session has none: its calls wait for
-// nothing here, and those that need a stream throw Error(unsupported).
+// Steps of a session in the order of its caller's stream. On a device without streams the session has none: its calls
+// wait for nothing here, and those that need a stream throw Error(unsupported).
 #pragma once
 
 #include <cstdint>
@@ -76,8 +76,8 @@ class StreamStepper {
   void check_failure() const {
     if (exists()) runner_->check_failure();
   }
-  /// What a call has thrown: where the device failed, nothing is known of the session's tokens any more, and it takes no more
-  /// steps or changes. During a capture only the graph is lost.
+  /// What a call has thrown: where the device failed, nothing is known of the session's tokens any more, and it takes
+  /// no more steps or changes. During a capture only the graph is lost.
   void keep_device_failure(const Error& e);
 
   // Codes of offloaded rows, while no step is under way on the stream.

@@ -30,7 +30,8 @@ struct NewTokens {
   uint32_t first = 0;
   uint32_t asking = 1;
 
-  /// How many of the new tokens, including itself, token `first` sees before a window cuts them; 0 where there are none.
+  /// How many of the new tokens, including itself, token `first` sees before a window cuts them; 0 where there are
+  /// none.
   [[nodiscard]] uint32_t seen_by_first() const;
 
   /// Writes the states of the asking tokens over the new tokens that they see. q `[asking, group, head_dim]`, where

@@ -86,8 +86,8 @@ void StepPlan::make(std::span<const HeadWork> works, uint32_t group) {
       tasks_.push_back({StepTask::Kind::ranks, h, p});
     }
   }
-  // A few heads at a time: later parts of a head keep less where earlier ones have ended, and what a head does after its
-  // last part runs beside parts of the next.
+  // A few heads at a time: later parts of a head keep less where earlier ones have ended, and what a head does after
+  // its last part runs beside parts of the next.
   constexpr uint32_t kHeadsAtATime = 4;
   for (uint32_t h = 0; h < kv_heads_; h += kHeadsAtATime) {
     for (uint32_t i = 0; i < kHeadsAtATime * index::kMostCodeParts; ++i) {

@@ -10,8 +10,8 @@
 
 namespace keyhole::runtime {
 
-/// Memory that is taken once for the chunks of a prompt. Taken anew for each, and cleared by one thread, it cost chunks of
-/// 8 MiB a third of their time.
+/// Memory that is taken once for the chunks of a prompt. Taken anew for each, and cleared by one thread, it cost chunks
+/// of 8 MiB a third of their time.
 class RowBuffer {
  public:
   /// Room for `bytes`, not initialised, until the next call.

@@ -1,9 +1,9 @@
 // Pinning of host memory beside the work of the session's thread.
 //
 // Batches of ranges are pinned one after the other by a thread of the queue's own. A range of 256 KiB takes the driver
-// 42 us, one of 2 MiB 70 us and one of 64 MiB 1.4 ms, and a launch that comes meanwhile waits for it, but the thread that
-// hands over a prompt does not wait for the 16 GiB of an 8B model at 128k. Where a range cannot be pinned the queue stops:
-// what comes later would fail as well, and whoever owns the memory is to decide what goes.
+// 42 us, one of 2 MiB 70 us and one of 64 MiB 1.4 ms, and a launch that comes meanwhile waits for it, but the thread
+// that hands over a prompt does not wait for the 16 GiB of an 8B model at 128k. Where a range cannot be pinned the
+// queue stops: what comes later would fail as well, and whoever owns the memory is to decide what goes.
 #pragma once
 
 #include <atomic>
@@ -35,8 +35,8 @@ class PinQueue {
   PinQueue(const PinQueue&) = delete;
   PinQueue& operator=(const PinQueue&) = delete;
 
-  /// Adds a batch, of at least one range, and returns its number. The ranges are those of gpu::PinnedMemory::add(); their
-  /// memory stays mapped until they are dropped. Throws Error(out_of_memory) where there can be no thread.
+  /// Adds a batch, of at least one range, and returns its number. The ranges are those of gpu::PinnedMemory::add();
+  /// their memory stays mapped until they are dropped. Throws Error(out_of_memory) where there can be no thread.
   uint64_t add(std::vector<Range> ranges);
   /// Whether all of the batch is pinned. It was not dropped.
   [[nodiscard]] bool is_pinned(uint64_t batch) const {

@@ -13,8 +13,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A step that was submitted comes within the time of a model layer's other kernels, 100 us to 1 ms. Beyond that the stream has
-// a prefill before it, or is not launched at all: then the thread naps.
+// A step that was submitted comes within the time of a model layer's other kernels, 100 us to 1 ms. Beyond that the
+// stream has a prefill before it, or is not launched at all: then the thread naps.
 constexpr std::chrono::microseconds kSpin{3000};
 constexpr std::chrono::microseconds kServerNap{20};
 // After so long without a request the thread yields: what the device waits for may need this core.

@@ -1,5 +1,5 @@
-// Reads the rows that steps over codes attend exactly, where the device does not (gpu::Codes::serve_rows()): a thread that
-// answers the device's requests while steps are under way, and sleeps otherwise.
+// Reads the rows that steps over codes attend exactly, where the device does not (gpu::Codes::serve_rows()): a thread
+// that answers the device's requests while steps are under way, and sleeps otherwise.
 //
 // It is a thread of its own, as a step waits for it in the middle of a kernel: the thread that serves steps
 // (StreamServer) waits for what that kernel publishes, which may have no room on the device until rows have come.
@@ -27,8 +27,8 @@ class RowServer {
   RowServer(const RowServer&) = delete;
   RowServer& operator=(const RowServer&) = delete;
 
-  /// One more step over the codes is about to be enqueued. Where it then is not, the thread waits for it in vain, until the
-  /// timeout after any step. From one thread at a time.
+  /// One more step over the codes is about to be enqueued. Where it then is not, the thread waits for it in vain, until
+  /// the timeout after any step. From one thread at a time.
   void expect();
   /// Steps that were served, cyclic.
   [[nodiscard]] uint32_t served() const { return static_cast<uint32_t>(served_.load()); }

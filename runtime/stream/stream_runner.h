@@ -9,8 +9,8 @@
 // Where the device attends everything (gpu/codes.h) the serving thread only takes k and v in, and a calling thread that
 // waits for that does it itself (StreamServer::wait()): no call needs the serving thread to get a core.
 //
-// The host's part is in stream_runner_host.cpp, and what captured graphs take in stream_runner_graphs.cpp. Sliding layers
-// (gpu/windows.h) have no host's part: stream_runner_windows.cpp.
+// The host's part is in stream_runner_host.cpp, and what captured graphs take in stream_runner_graphs.cpp. Sliding
+// layers (gpu/windows.h) have no host's part: stream_runner_windows.cpp.
 //
 // The runner knows of a session only what StreamClient, and of sliding layers StreamWindows, tell.
 #pragma once
@@ -89,8 +89,8 @@ class StreamClient {
 
 class StreamRunner {
  public:
-  /// Engine, params, steps, codes, client and windows (null: no layer slides) outlive the runner. Params may change while no
-  /// step is under way; changes of the mode need invalidate_graphs().
+  /// Engine, params, steps, codes, client and windows (null: no layer slides) outlive the runner. Params may change
+  /// while no step is under way; changes of the mode need invalidate_graphs().
   StreamRunner(const Engine& engine, const SessionParams& params, gpu::StreamSteps& steps,
                DeviceCodes& codes, StreamClient& client, StreamWindows* windows = nullptr);
   /// Ends the thread, and the device's waits for steps that it has not served.
@@ -100,8 +100,8 @@ class StreamRunner {
 
   /// q, k, v and out in device memory; with out null the first half of a step, else all of it. Throws Error:
   /// invalid_argument, out_of_memory (host_memory_limit), busy; those of update(); device_error where a launch fails.
-  /// group: where the step, if it is a whole one over codes, may wait for those of other sessions (its count() grows); until it is
-  /// launched this session enqueues nothing else.
+  /// group: where the step, if it is a whole one over codes, may wait for those of other sessions (its count() grows);
+  /// until it is launched this session enqueues nothing else.
   void enqueue(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
                const TensorOut* out, float* lse, gpu::StepGroup* group = nullptr);
   /// The same of a sliding layer, among drafts; of a first half drafts is empty.
@@ -112,14 +112,14 @@ class StreamRunner {
   void prepare_ahead(uint32_t layer, uint32_t appends);
   /// The step that was added to a group could not be launched: does what enqueue() would have done, and throws `error`.
   [[noreturn]] void fail_launch(const std::exception_ptr& error);
-  /// Several tokens of a layer at once, at most most_tokens(layer) of them. False: the layer is not attended by codes on the
-  /// device (any more), and nothing was done. tokens.group: as enqueue(), as what is thrown.
+  /// Several tokens of a layer at once, at most most_tokens(layer) of them. False: the layer is not attended by codes
+  /// on the device (any more), and nothing was done. tokens.group: as enqueue(), as what is thrown.
   [[nodiscard]] bool enqueue_tokens(uint32_t layer, const gpu::ManyTokens& tokens);
   [[nodiscard]] uint32_t most_tokens(uint32_t layer) const {
     return is_coded(layer) ? codes_->of_layer(layer)->most_tokens(layer) : 1;
   }
-  /// Enqueues that of the newest tokens of these layers, which are resident, some remain; waits for nothing, and graphs stay
-  /// valid. Throws Error: busy, device_error, or that of an earlier step.
+  /// Enqueues that of the newest tokens of these layers, which are resident, some remain; waits for nothing, and graphs
+  /// stay valid. Throws Error: busy, device_error, or that of an earlier step.
   void keep_newest(KeptTokens tokens);
   /// Tokens of a layer after all steps that were enqueued: waits for the host's part of them.
   [[nodiscard]] uint32_t settled_tokens(uint32_t layer) {
@@ -157,11 +157,12 @@ class StreamRunner {
   void wait_idle();
   /// Waits until the host's part of all steps is done, and leaves the stream alone: also during a capture.
   void wait_for_host() { server_.drain(); }
-  /// Enqueues what brings the layer's codes up to its rows, if it has any, and waits until their memory is pinned. Where it
-  /// cannot be, layers go to the host until it can, the first ones first; after any other failure all do. The log says so;
-  /// with KEYHOLE_PLACE_DEVICE it throws Error(out_of_memory | device_error).
+  /// Enqueues what brings the layer's codes up to its rows, if it has any, and waits until their memory is pinned.
+  /// Where it cannot be, layers go to the host until it can, the first ones first; after any other failure all do. The
+  /// log says so; with KEYHOLE_PLACE_DEVICE it throws Error(out_of_memory | device_error).
   void update_codes(uint32_t layer);
-  /// The same for a prompt that goes on, which waits for nothing: begins to pin rows, as DeviceCodes::pin_beside() does.
+  /// The same for a prompt that goes on, which waits for nothing: begins to pin rows, as DeviceCodes::pin_beside()
+  /// does.
   void pin_codes(uint32_t layer);
   /// And enqueues the encoding of rows of any layer that are pinned by now, before rows of `layer` come.
   void encode_pinned(uint32_t layer);

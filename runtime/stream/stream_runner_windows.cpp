@@ -1,5 +1,5 @@
-// Steps of sliding layers: the device attends all of it and nobody serves them, so that a step counts when it is enqueued or
-// announced.
+// Steps of sliding layers: the device attends all of it and nobody serves them, so that a step counts when it is
+// enqueued or announced.
 #include <algorithm>
 #include <iterator>
 #include <string>

@@ -13,7 +13,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a caller sleeps that could serve the step which it waits for, once its queries are here: a fraction of a token.
+// How long a caller sleeps that could serve the step which it waits for, once its queries are here: a fraction of a
+// token.
 constexpr std::chrono::microseconds kCallerNap{100};
 
 int next_of(int count) { return static_cast<int>(static_cast<uint32_t>(count) + 1); }

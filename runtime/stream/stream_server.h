@@ -1,9 +1,9 @@
 // Serves the host's part of stream steps: steps are submitted in the order in which the stream will come to them, and
 // served one after the other, by a thread of the session.
 //
-// Or by the caller's thread, where that waits for steps that are light (StreamStep::coded: copies of a few KiB). A system
-// whose cores are all busy gives the session's thread a core after some milliseconds, and the caller has one now. So a
-// step is claimed only while it is served, never while somebody waits for its queries.
+// Or by the caller's thread, where that waits for steps that are light (StreamStep::coded: copies of a few KiB). A
+// system whose cores are all busy gives the session's thread a core after some milliseconds, and the caller has one
+// now. So a step is claimed only while it is served, never while somebody waits for its queries.
 #pragma once
 
 #include <atomic>
@@ -40,8 +40,9 @@ struct StreamStep {
 
 class StreamServer {
  public:
-  /// Whether a step can be served now: what it needs is here, or will not come. `waits`: returns when it can, else false
-  /// if it cannot yet. From both threads at once, also for a step that the other one has just served; throws nothing.
+  /// Whether a step can be served now: what it needs is here, or will not come. `waits`: returns when it can, else
+  /// false if it cannot yet. From both threads at once, also for a step that the other one has just served; throws
+  /// nothing.
   using Await = std::function<bool(const StreamStep&, bool waits)>;
   /// Serves a step that can be served; from one thread at a time, throws nothing.
   using Serve = std::function<void(const StreamStep&)>;

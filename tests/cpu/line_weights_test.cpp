@@ -1,4 +1,5 @@
-// Weights of columns and diagonals for the last queries, and attention of single rows beside blocks, against double precision.
+// Weights of columns and diagonals for the last queries, and attention of single rows beside blocks, against double
+// precision.
 #include "cpu/line_weights.h"
 
 #include <set>

@@ -71,8 +71,8 @@ inline double decode(const std::byte* p, DType dtype) {
 /// Rows of a dtype in guarded memory, and their values in double.
 class TestRows {
  public:
-  /// `value(i, j)` gives the elements. Of `padding` bytes, whole elements lie between rows, and the rest behind the last
-  /// row, so that no row is aligned. Rows in int8 begin somewhere in a block of scales.
+  /// `value(i, j)` gives the elements. Of `padding` bytes, whole elements lie between rows, and the rest behind the
+  /// last row, so that no row is aligned. Rows in int8 begin somewhere in a block of scales.
   template <class Value>
   TestRows(size_t count, uint32_t dim, DType dtype, size_t padding, Value&& value)
       : stride_((dim + padding / dtype_size(dtype)) * dtype_size(dtype)),

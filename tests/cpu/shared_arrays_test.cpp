@@ -1,5 +1,5 @@
-// Arrays whose first bytes copies share: every object holds what was written to it, whatever others do; every page is there
-// once, counted once, and goes back when its last reader goes.
+// Arrays whose first bytes copies share: every object holds what was written to it, whatever others do; every page is
+// there once, counted once, and goes back when its last reader goes.
 #include "cpu/shared_arrays.h"
 
 #include <gtest/gtest.h>
@@ -241,8 +241,8 @@ TEST(SharedArrays, AreUsedByDifferentThreadsAtOnce) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// An audit or a build reads the rows of a session that is cut within a shared page and goes on: what is kept of the page
-// stays readable while the page is exchanged for another.
+// An audit or a build reads the rows of a session that is cut within a shared page and goes on: what is kept of the
+// page stays readable while the page is exchanged for another.
 TEST(SharedArrays, WhatIsKeptIsReadWhilePagesAreExchanged) {
   const size_t rounds = unless_sanitized(200, 50), kept = kPage / 2;
   for (size_t i = 0; i < rounds; ++i) {

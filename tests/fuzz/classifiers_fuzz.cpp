@@ -1,6 +1,6 @@
-// libFuzzer: any header of a classifier file, before data of any length, is either that of the model's classifiers or refused
-// by an Error with a text. The input ends with a byte that fills the data, and two of the data's length; what comes before
-// is the header's JSON, whose length is put before it.
+// libFuzzer: any header of a classifier file, before data of any length, is either that of the model's classifiers or
+// refused by an Error with a text. The input ends with a byte that fills the data, and two of the data's length; what
+// comes before is the header's JSON, whose length is put before it.
 #include <sys/mman.h>
 #include <unistd.h>
 

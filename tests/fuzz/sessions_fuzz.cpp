@@ -1,6 +1,7 @@
 // libFuzzer: any bytes are either a saved session, which can be used then, or refused by an Error.
-// Checksums are not looked at. Two programs: sessions uses what it has loaded, session_files does not, and is many times as fast. At its
-// start it writes sessions of every index type into the first folder that it is given, unless that has files.
+// Checksums are not looked at. Two programs: sessions uses what it has loaded, session_files does not, and is many
+// times as fast. At its start it writes sessions of every index type into the first folder that it is given, unless
+// that has files.
 #include <sys/prctl.h>
 #include <unistd.h>
 

@@ -1,5 +1,6 @@
-// The choice of blocks beside double precision: weights of sampled queries, and lists that hold the wanted mass with no block that
-// they could do without; then whole stretches of prompts, whose attention is dense where the choice takes everything.
+// The choice of blocks beside double precision: weights of sampled queries, and lists that hold the wanted mass with no
+// block that they could do without; then whole stretches of prompts, whose attention is dense where the choice takes
+// everything.
 #include <algorithm>
 #include <string>
 

@@ -1,5 +1,5 @@
-// Blocked attention's kernels beside double precision: lists of blocks (none, empty, all, random), rows and queries that end inside
-// tiles, positions, pieces one after the other, strides; the kernel of all devices and Hopper's.
+// Blocked attention's kernels beside double precision: lists of blocks (none, empty, all, random), rows and queries
+// that end inside tiles, positions, pieces one after the other, strides; the kernel of all devices and Hopper's.
 #include <algorithm>
 #include <limits>
 #include <optional>

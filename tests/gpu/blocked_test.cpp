@@ -1,5 +1,5 @@
-// Attention of many tokens at once beside double precision: shapes, dtypes, numbers of tokens around tiles and pieces, rows of
-// every place, masks, int8.
+// Attention of many tokens at once beside double precision: shapes, dtypes, numbers of tokens around tiles and pieces,
+// rows of every place, masks, int8.
 #include "gpu/blocked.h"
 
 #include "gpu/blocked_layout.h"

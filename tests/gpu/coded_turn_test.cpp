@@ -1,5 +1,6 @@
-// Many new tokens over codes at once: codes read back in double precision where no row is read exactly, and exact attention of
-// the rows beside single steps over the same codes elsewhere; heads whose codes cannot tell which rows weigh; blocks chosen by their means.
+// Many new tokens over codes at once: codes read back in double precision where no row is read exactly, and exact
+// attention of the rows beside single steps over the same codes elsewhere; heads whose codes cannot tell which rows
+// weigh; blocks chosen by their means.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -47,8 +48,8 @@ class CodedTurnTest : public testing::TestWithParam<TurnCase> {
     return x;
   }
 
-  /// scale: of logits, times 1 / sqrt(dim). needles: keys that one query each looks for, of tokens 0, tokens / 2 and the last.
-  /// apart: how far the keys of a block lie from those of others.
+  /// scale: of logits, times 1 / sqrt(dim). needles: keys that one query each looks for, of tokens 0, tokens / 2 and
+  /// the last. apart: how far the keys of a block lie from those of others.
   void make(uint32_t blocks, float scale, bool needles, float apart = 0.0F) {
     const TurnCase& c = GetParam();
     const uint32_t d = c.dim;
@@ -127,8 +128,8 @@ class CodedTurnTest : public testing::TestWithParam<TurnCase> {
   }
   [[nodiscard]] const float* sink() const { return sinks_.empty() ? nullptr : sinks_.data(); }
 
-  /// Runs over the query rows of a KV head: exact logits and rows; or, of all rows but the `exact` heaviest of the token's
-  /// group, codes.
+  /// Runs over the query rows of a KV head: exact logits and rows; or, of all rows but the `exact` heaviest of the
+  /// token's group, codes.
   struct Answer {
     std::vector<double> o;
     double lse;
@@ -216,8 +217,9 @@ class CodedTurnTest : public testing::TestWithParam<TurnCase> {
     return {o, top + std::log(total)};
   }
 
-  /// Of how many blocks the tile of 128 query rows that begins with row `first` of a KV head attends which: those that are
-  /// worth most to the head that gives them most, and the two newest. gap: how much more the last of them is worth than the next one.
+  /// Of how many blocks the tile of 128 query rows that begins with row `first` of a KV head attends which: those that
+  /// are worth most to the head that gives them most, and the two newest. gap: how much more the last of them is worth
+  /// than the next one.
   [[nodiscard]] std::vector<char> choice(uint32_t first, uint32_t h, double& gap) const {
     const TurnCase& c = GetParam();
     const uint32_t blocks = offloaded_->rows() / kCodeBlock;
@@ -325,7 +327,8 @@ TEST_P(CodedTurnTest, LongerValuesAreRefused) {
   (void)attend(true);
 }
 
-// Of blocks that are chosen, too, rows are read that weigh more than a share of what is attended, whatever the others would have weighed.
+// Of blocks that are chosen, too, rows are read that weigh more than a share of what is attended, whatever the others
+// would have weighed.
 TEST_P(CodedTurnTest, OfChosenBlocksHeavyRowsAreRead) {
   const TurnCase& c = GetParam();
   if (c.dim == 80 || c.dim == 96) GTEST_SKIP() << "all blocks are attended";

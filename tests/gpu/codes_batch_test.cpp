@@ -1,4 +1,5 @@
-// Steps of several layers' codes in one launch of each kernel, against double precision and against the same steps one by one.
+// Steps of several layers' codes in one launch of each kernel, against double precision and against the same steps one
+// by one.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -45,7 +46,8 @@ class Members {
       layers_[i]->check(counts_[i]);
     }
   }
-  /// Captures the steps once, and launches them `rounds` times; change(i): member i is about to be another, not in the first.
+  /// Captures the steps once, and launches them `rounds` times; change(i): member i is about to be another, not in the
+  /// first.
   template <class Change>
   void replay(uint32_t rounds, const Change& change) {
     cudaStream_t stream;

@@ -347,8 +347,8 @@ class Layer {
     return case_.softcap > 0.0F ? case_.softcap * std::tanh(x / case_.softcap) : x;
   }
 
-  /// Checks that the weights by code of the rows that were chosen for `heads` queries are the largest there are, up to the
-  /// rounding of q and what the noise takes off.
+  /// Checks that the weights by code of the rows that were chosen for `heads` queries are the largest there are, up to
+  /// the rounding of q and what the noise takes off.
   void check_choice(const index::KvCodes& codes, const index::CodeQueries& queries, uint32_t heads,
                     const std::vector<uint32_t>& rows) const {
     ASSERT_EQ(std::adjacent_find(rows.begin(), rows.end()), rows.end()) << "a row twice";

@@ -1,5 +1,5 @@
-// A layer's step over codes on the device against a reference in double precision: rows that were read exactly from their
-// own bytes, all others from the same codes on the host, resident tokens merged.
+// A layer's step over codes on the device against a reference in double precision: rows that were read exactly from
+// their own bytes, all others from the same codes on the host, resident tokens merged.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -24,8 +24,8 @@ namespace {
 
 using namespace test;  // NOLINT
 
-/// While it lives a thread of the host reads the rows of a layer's steps, in place of the device, which does not know where
-/// they lie.
+/// While it lives a thread of the host reads the rows of a layer's steps, in place of the device, which does not know
+/// where they lie.
 class RowsByHost {
  public:
   explicit RowsByHost(Layer& layer, std::chrono::milliseconds delay = {},
@@ -394,9 +394,9 @@ INSTANTIATE_TEST_SUITE_P(
              std::to_string(c.blocks) + kernel_of(std::get<1>(test.param));
     });
 
-// Logits that spread by tens of nats: what the noise takes is at its bound, and the rows' exact weights are far from those by
-// their codes. These steps take no second look (sharp_codes_test.cpp); without one, at 2 bits, and at 60 nats, the device's sums
-// are not the host's.
+// Logits that spread by tens of nats: what the noise takes is at its bound, and the rows' exact weights are far from
+// those by their codes. These steps take no second look (sharp_codes_test.cpp); without one, at 2 bits, and at 60 nats,
+// the device's sums are not the host's.
 INSTANTIATE_TEST_SUITE_P(Sharp, CodesOnDevice,
                          testing::Combine(testing::Values(Case{128, 4, 4, 9, 8.0F},
                                                           Case{128, 4, 4, 33, 20.0F}),

@@ -1,5 +1,5 @@
-// Parts of one session, and workspaces, on a CUDA device: each call asks a gpu::Device of its own, as nothing that one made needs it
-// any more.
+// Parts of one session, and workspaces, on a CUDA device: each call asks a gpu::Device of its own, as nothing that one
+// made needs it any more.
 #pragma once
 
 #include <memory>

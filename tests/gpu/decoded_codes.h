@@ -1,4 +1,5 @@
-// A block of codes read back in double precision, straight from its layout (cpu/code_layout.h): what a row's code stands for.
+// A block of codes read back in double precision, straight from its layout (cpu/code_layout.h): what a row's code
+// stands for.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// Patterns of a prompt's attention: dense where they take everything, chunks beside the whole, and heads that have patterns of their own
-// beside all heads by each of these.
+// Patterns of a prompt's attention: dense where they take everything, chunks beside the whole, and heads that have
+// patterns of their own beside all heads by each of these.
 #include <string>
 #include <vector>
 

@@ -1,4 +1,5 @@
-// Layers of different shapes, divided into those that are alike: what the parts are made of, and that they are counted as what they are.
+// Layers of different shapes, divided into those that are alike: what the parts are made of, and that they are counted
+// as what they are.
 #include "gpu/layer_kinds.h"
 
 #include <gtest/gtest.h>

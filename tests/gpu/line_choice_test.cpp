@@ -1,5 +1,5 @@
-// Columns and diagonals beside double precision: their weights, the heaviest of them, their rows, the lists of tiles; then a stretch's
-// attention over exactly the rows that these name, each once.
+// Columns and diagonals beside double precision: their weights, the heaviest of them, their rows, the lists of tiles;
+// then a stretch's attention over exactly the rows that these name, each once.
 #include <algorithm>
 #include <set>
 #include <string>

@@ -1,5 +1,5 @@
-// For tests of lists of codes on the device: a layer whose keys lie in clusters, the lists that the device makes of it, and the
-// right result of a step over them in double precision.
+// For tests of lists of codes on the device: a layer whose keys lie in clusters, the lists that the device makes of it,
+// and the right result of a step over them in double precision.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -201,8 +201,8 @@ class ListLayer {
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
 
-  /// Checks the last step against the host's choice, with all else in double precision. Lists that are read by ListShare::miss
-  /// are those of the step, and checked apart.
+  /// Checks the last step against the host's choice, with all else in double precision. Lists that are read by
+  /// ListShare::miss are those of the step, and checked apart.
   void check() {
     SCOPED_TRACE("blocks " + std::to_string(blocks()) + ", listed " +
                  std::to_string(codes_->listed(0)));
@@ -433,9 +433,9 @@ class ListLayer {
     return 0;
   }
   static size_t bin_of(double below) { return static_cast<size_t>(std::clamp(below, 0.0, 511.0)); }
-  /// The lists that a step has read are those of the host's choice by the share of the rows, and by ListShare::miss those that
-  /// double precision has in its limits, up to one bin of the order and two percent of the limit. No head leaves more than 1.6
-  /// times what the host's limit, from all components of the output, allows.
+  /// The lists that a step has read are those of the host's choice by the share of the rows, and by ListShare::miss
+  /// those that double precision has in its limits, up to one bin of the order and two percent of the limit. No head
+  /// leaves more than 1.6 times what the host's limit, from all components of the output, allows.
   void check_lists(uint32_t h, const index::ListChoice& choice,
                    const std::vector<bool>& read) const {
     std::vector<bool> by_rows(read.size());

@@ -1,4 +1,5 @@
-// Memory of attention by lists of blocks: how many KV heads lie on the device together, and that nothing overlaps. Needs no GPU.
+// Memory of attention by lists of blocks: how many KV heads lie on the device together, and that nothing overlaps.
+// Needs no GPU.
 #include "gpu/listed_layout.h"
 
 #include <gtest/gtest.h>

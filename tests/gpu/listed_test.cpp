@@ -1,5 +1,5 @@
-// Many new tokens by lists of blocks of rows that lie in several places, beside double precision over the blocks that are due, and
-// beside a prompt whose rows all lie on the device.
+// Many new tokens by lists of blocks of rows that lie in several places, beside double precision over the blocks that
+// are due, and beside a prompt whose rows all lie on the device.
 #include "gpu/listed.h"
 
 #include <string>
@@ -204,7 +204,8 @@ class ListedTest : public testing::TestWithParam<Case> {
     return ExactAttention(logits_, &q_[(t * size_t{shape_.q_heads} + head) * d], d)
         .logit(&k_[row * token() + head / GetParam().group * d]);
   }
-  /// Some tokens' answers are attention over those tokens up to their own that sees(position of the tile's first, token) says.
+  /// Some tokens' answers are attention over those tokens up to their own that sees(position of the tile's first,
+  /// token) says.
   template <class Sees>
   void expect_truth(const Answer& a, const Sees& sees) {
     const size_t d = shape_.head_dim;

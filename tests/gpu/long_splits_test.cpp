@@ -169,8 +169,8 @@ void check_long(const LongCase& c) {
   ASSERT_EQ(finish_codes(step, nullptr, false), cudaSuccess);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   const std::vector<float> seen = out.read();
-  // Queries are integers of 15 bits, and of fewer where codes lie high in their bytes. That moves logits by 6.4e-4 of what
-  // they spread with codes of 4 bits and by 1.3e-3 with 2 bits, and an output by no more than it moves these.
+  // Queries are integers of 15 bits, and of fewer where codes lie high in their bytes. That moves logits by 6.4e-4 of
+  // what they spread with codes of 4 bits and by 1.3e-3 with 2 bits, and an output by no more than it moves these.
   const double spread = double{c.spread} - 1.0;
   const double allowed = c.bits == 4 ? 2e-3 + 6.4e-4 * spread : 4e-3 + 1.3e-3 * spread;
   for (const uint32_t h : {0U, heads - 1}) {

@@ -44,8 +44,8 @@ struct MadeLists {
     const uint32_t* const from = ids.data() + size_t{places[list].first_pair} * kPairRows;
     return {from, from + places[list].rows};
   }
-  /// The codes of a list as the host lays them out: `[tiles]` key codes, `[tiles]` value codes, `[tiles, 16, 2]` factors. What the
-  /// device has beyond them is checked to be 0.
+  /// The codes of a list as the host lays them out: `[tiles]` key codes, `[tiles]` value codes, `[tiles, 16, 2]`
+  /// factors. What the device has beyond them is checked to be 0.
   [[nodiscard]] std::vector<std::byte> codes_of(uint32_t list) const {
     const size_t key_tile = size_t{kCodeLanes} * shape.key_words() * 4;
     const size_t value_tile = size_t{kCodeLanes} * shape.value_words() * 4;

@@ -1,5 +1,5 @@
-// Lists of codes that the device makes: each row once, the host's codes of the same rows bit for bit, figures against double
-// precision, clusters as near as the host's.
+// Lists of codes that the device makes: each row once, the host's codes of the same rows bit for bit, figures against
+// double precision, clusters as near as the host's.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -231,7 +231,8 @@ TEST(MadeLists, AreAsNearAsTheHosts) {
   }
 }
 
-/// Hard heads of a real model (tests/runtime/session/golden/cut_heads.py): sums of squared distances from the means of lists.
+/// Hard heads of a real model (tests/runtime/session/golden/cut_heads.py): sums of squared distances from the means of
+/// lists.
 TEST(MadeLists, OfRealHeadsAreAsNearAsTheHosts) {
   KEYHOLE_NEEDS_LISTS();
   const SafetensorsFile file(KEYHOLE_GOLDEN_FOLDER "/real_heads.safetensors");
@@ -319,8 +320,8 @@ TEST(MadeLists, AreEvenWhereClustersTakeTooManyPairs) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   ListLayer layer(c, seed);
-  // 252 clusters of 64 rows of the text each and of one, or two, of the last 256: three pairs each. That is more than there is room
-  // for.
+  // 252 clusters of 64 rows of the text each and of one, or two, of the last 256: three pairs each. That is more than
+  // there is room for.
   constexpr uint32_t kGroups = 252;
   const ListStretch room(64 * kCodeBlock, 64);
   ASSERT_GT(3 * kGroups, room.pairs);

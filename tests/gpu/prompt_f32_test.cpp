@@ -1,4 +1,5 @@
-// Attention of prompts in f32 beside double precision: all that each query sees, windows, soft-caps; and by patterns that choose.
+// Attention of prompts in f32 beside double precision: all that each query sees, windows, soft-caps; and by patterns
+// that choose.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -112,7 +113,8 @@ TEST_P(PromptF32Test, In99KiBToo) {
   for (const Shape& s : kShapes) expect_truth(s);
 }
 
-/// Windows that are shorter than a tile, than a block's rows, and as long as all; windows that end in the middle of tiles.
+/// Windows that are shorter than a tile, than a block's rows, and as long as all; windows that end in the middle of
+/// tiles.
 TEST_P(PromptF32Test, OverAWindowAndWithASoftCapToo) {
   for (Shape s : kShapes) {
     for (const uint32_t window : {1, 50, 64, 200}) {

@@ -249,8 +249,8 @@ INSTANTIATE_TEST_SUITE_P(Ways, HeadsOf512InDoubt,
                          testing::Combine(testing::Values(2U, 4U), testing::Values(1U, 4U),
                                           testing::Bool()));
 
-// Rows of which one is a hundred thousand times as long as those that the balance was learned from, or values of a block, all of them
-// some ten thousand times.
+// Rows of which one is a hundred thousand times as long as those that the balance was learned from, or values of a
+// block, all of them some ten thousand times.
 TEST(CodesInDoubtOnce, WhatFp16CannotHoldIsRead) {
   KEYHOLE_NEEDS_GPU();
   constexpr uint32_t kDim = 64, kRows = 4 * kCodeBlock;

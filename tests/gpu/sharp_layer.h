@@ -19,8 +19,9 @@ using index::test::SharpShape;
 using index::test::SharpTruth;
 
 /// The errors that are allowed where exact attention has 0.9 of its weight on 16 rows or fewer, and elsewhere
-/// (tests/index/sharp_heads_test.cpp). Of 512 components it is more elsewhere than for the groups of two there, as 6 heads share the
-/// rows that are read exactly: with keys of uneven norms 4 bits leave one head 0.314, and the host's kernels 0.312.
+/// (tests/index/sharp_heads_test.cpp). Of 512 components it is more elsewhere than for the groups of two there, as 6
+/// heads share the rows that are read exactly: with keys of uneven norms 4 bits leave one head 0.314, and the host's
+/// kernels 0.312.
 inline double allowed_error(uint32_t bits) { return bits == 4 ? 0.02 : 0.1; }
 inline double allowed_elsewhere(uint32_t bits, uint32_t dim) {
   return bits != 4 ? 0.9 : dim > 256 ? 0.4 : 0.3;

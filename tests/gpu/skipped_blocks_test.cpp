@@ -1,5 +1,5 @@
-// Blocks that attention passes over as no query gives them weight: with no threshold none is; else what is lost is no more than
-// blocks that are light enough have, in double precision; and such blocks' values are not touched.
+// Blocks that attention passes over as no query gives them weight: with no threshold none is; else what is lost is no
+// more than blocks that are light enough have, in double precision; and such blocks' values are not touched.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -47,8 +47,8 @@ class SkippedBlocksTest : public testing::TestWithParam<Case> {
     return causal_ ? rows_ - n_ + token + 1 : rows_;
   }
 
-  /// n queries; of the blocks, all but the first and the last few are light with the chance of 1 in 2: their logits are about 0,
-  /// others' largest some 20.
+  /// n queries; of the blocks, all but the first and the last few are light with the chance of 1 in 2: their logits are
+  /// about 0, others' largest some 20.
   void fill(uint32_t n, uint32_t rows, bool causal) {
     n_ = n, rows_ = rows, causal_ = causal;
     const uint32_t blocks = (rows + kListRows - 1) / kListRows;
@@ -106,8 +106,8 @@ class SkippedBlocksTest : public testing::TestWithParam<Case> {
     return cap > 0 ? cap * std::tanh(x / cap) : x;
   }
 
-  /// Compares with attention of all rows, or of those that are not light. Weight may be lost of blocks that have less than 2^-skip of
-  /// a query's largest.
+  /// Compares with attention of all rows, or of those that are not light. Weight may be lost of blocks that have less
+  /// than 2^-skip of a query's largest.
   void compare(const std::vector<float>& skips, bool without_light) {
     std::vector<double> w(rows_), o(dim());
     for (uint32_t t = 0; t < n_; t += 7) {

@@ -1,5 +1,5 @@
-// Codes in the 99 KiB of shared memory that GPUs for desktops give a thread block, on any device: the shapes whose usual kernels take
-// more, by the ways that these have, against double precision.
+// Codes in the 99 KiB of shared memory that GPUs for desktops give a thread block, on any device: the shapes whose
+// usual kernels take more, by the ways that these have, against double precision.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -1,6 +1,6 @@
-// Steps of several tokens over codes, and drafts of which some stay, against double precision: sink and window as masks say,
-// offloaded tokens by their codes. The exact rows are 0: which ones several tokens choose together, other tests look at (a
-// group of as many query heads, codes_test.cpp).
+// Steps of several tokens over codes, and drafts of which some stay, against double precision: sink and window as masks
+// say, offloaded tokens by their codes. The exact rows are 0: which ones several tokens choose together, other tests
+// look at (a group of as many query heads, codes_test.cpp).
 #include <gtest/gtest.h>
 
 #include <algorithm>

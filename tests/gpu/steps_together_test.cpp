@@ -1,5 +1,5 @@
-// Steps of several sessions that wait in a group and are launched together, against double precision: sink, window and codes,
-// what the host is sent, and windows that are flushed; sessions whose steps go alone beside them.
+// Steps of several sessions that wait in a group and are launched together, against double precision: sink, window and
+// codes, what the host is sent, and windows that are flushed; sessions whose steps go alone beside them.
 #include <gtest/gtest.h>
 
 #include <algorithm>

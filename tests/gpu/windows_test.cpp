@@ -1,4 +1,5 @@
-// Sliding layers on a CUDA device (gpu/windows.h) beside attention in double precision over exactly their newest tokens.
+// Sliding layers on a CUDA device (gpu/windows.h) beside attention in double precision over exactly their newest
+// tokens.
 #include <numeric>
 #include <optional>
 #include <tuple>

@@ -1,5 +1,5 @@
-// Codes in lists: what a step over the chosen ones gives against the same sums in double, which ones it chooses, and that every
-// row is in one list, once, as rows come and go.
+// Codes in lists: what a step over the chosen ones gives against the same sums in double, which ones it chooses, and
+// that every row is in one list, once, as rows come and go.
 #include "index/scan/code_lists.h"
 
 #include <gtest/gtest.h>
@@ -187,8 +187,8 @@ TEST(CodeLists, ChosenRowsLeaveTheState) {
   }
 }
 
-/// By how much a list stands out, by what it weighs with the whole of its spread above the lightest, for the head for which it does
-/// most; below the most that any does.
+/// By how much a list stands out, by what it weighs with the whole of its spread above the lightest, for the head for
+/// which it does most; below the most that any does.
 std::vector<double> depths_of(const ListedStep& step) {
   const CodeLists& lists = *step.search.rows.lists;
   const uint32_t dim = lists.shape().dim;

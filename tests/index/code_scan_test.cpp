@@ -117,8 +117,8 @@ TEST(CodeScan, EveryLevelGivesTheReferencesState) {
           const ScanAnswer seen = run(s, head.kv());
           EXPECT_TRUE(seen.rows.empty());
           for (uint32_t h = 0; h < group; ++h) {
-            // Queries of 1 and 2 bits are rounded to 8 bits, and so are weights in light blocks. The largest error of many
-            // heads is larger.
+            // Queries of 1 and 2 bits are rounded to 8 bits, and so are weights in light blocks. The largest error of
+            // many heads is larger.
             const double wide = dim > 256 || group > 16 ? 2.0 : 1.0;
             EXPECT_NEAR(seen.coded.lse[h], truth.lse[h],
                         wide * (key_bits == 4   ? 3e-4

@@ -136,8 +136,8 @@ TEST(CodeLayout, EveryCodeHasItsOwnBits) {
 }
 
 TEST(CodeLayout, IsTheTensorCoresOrder) {
-  // PTX ISA, "Matrix fragments for mma.m16n8k32": .u8 A: row = lane/4 (+ 8 for a1, a3), column = 4 (lane mod 4) + i mod 4
-  // (+ 16 for a2, a3). "... for mma.m16n8k16": .f16 A likewise with 2 (lane mod 4) + i mod 2 (+ 8).
+  // PTX ISA, "Matrix fragments for mma.m16n8k32": .u8 A: row = lane/4 (+ 8 for a1, a3), column = 4 (lane mod 4) + i mod
+  // 4 (+ 16 for a2, a3). "... for mma.m16n8k16": .f16 A likewise with 2 (lane mod 4) + i mod 2 (+ 8).
   const CodeShape shape{128, 2, 2};
   for (uint32_t lane = 0; lane < 32; ++lane) {
     for (uint32_t step = 0; step < 8;

@@ -69,7 +69,8 @@ TEST_P(Lifecycle, RandomOperations) {
   }
 }
 
-// Members of a family share what they hold until one changes it: each answers for its own rows, and memory is counted once.
+// Members of a family share what they hold until one changes it: each answers for its own rows, and memory is counted
+// once.
 TEST_P(Lifecycle, CopiesThatShareAnswerForTheirOwnRows) {
   constexpr size_t kCapacity = 500, kMost = 5;
   struct Member {

@@ -1,5 +1,5 @@
-// Codes where logits differ by much more than a code's error: the sweep over their spread, with and without a bias of the keys,
-// against attention in double; and when a step reads more rows than it was told to.
+// Codes where logits differ by much more than a code's error: the sweep over their spread, with and without a bias of
+// the keys, against attention in double; and when a step reads more rows than it was told to.
 #include "tests/index/sharp_heads.h"
 
 #include <gtest/gtest.h>
@@ -176,8 +176,8 @@ TEST(CodesInDoubt, QueriesThatAreNoNumbersHaveNoCodes) {
   EXPECT_TRUE(std::all_of(parts.begin(), parts.end(), [](int8_t x) { return x == 0; }));
 }
 
-// Queries of any size: from 1e15 on, where the balance has divided them, logits by code are no numbers in fp32, and all rows are
-// read exactly; of queries near 0 all rows weigh alike.
+// Queries of any size: from 1e15 on, where the balance has divided them, logits by code are no numbers in fp32, and all
+// rows are read exactly; of queries near 0 all rows weigh alike.
 TEST(CodesInDoubt, QueriesOfAnySizeAreAnswered) {
   const auto levels = cpu::available_levels();
   size_t number = 0;
@@ -273,8 +273,9 @@ TEST(CodesInDoubt, EverySharpHeadThatNeedsMoreRowsIsCounted) {
   EXPECT_GT(sharp, beyond);
 }
 
-// Where lists stand for rows by their means: a mean at a soft-cap says more than half of its rows weigh, and the one row that
-// outweighs all others may lie in a list whose logits spread little. Heads of such keys, of which some were missed.
+// Where lists stand for rows by their means: a mean at a soft-cap says more than half of its rows weigh, and the one
+// row that outweighs all others may lie in a list whose logits spread little. Heads of such keys, of which some were
+// missed.
 TEST(CodesInDoubt, ListsHideNoRowThatOutweighsAllOthers) {
   struct Case {
     uint32_t dim, bits;
@@ -309,8 +310,9 @@ TEST(CodesInDoubt, ListsHideNoRowThatOutweighsAllOthers) {
   }
 }
 
-// A sink: most weight lies on a row whose value is short, so that the output is short, and rows that weigh little count for as much
-// as their values are longer. Before doubt knew the output's length, 33 of these heads were beyond the limits.
+// A sink: most weight lies on a row whose value is short, so that the output is short, and rows that weigh little count
+// for as much as their values are longer. Before doubt knew the output's length, 33 of these heads were beyond the
+// limits.
 TEST(CodesInDoubt, ShortValuesOfHeavyRowsLetLightRowsCount) {
   size_t sharp = 0;
   for (const float length : {0.02F, 0.08F, 1.0F}) {

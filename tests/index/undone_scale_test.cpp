@@ -1,5 +1,5 @@
-// Outlier channels of keys whose RoPE is undone. What the model compares has channels many times as wide as the others, or
-// with a large constant; no inner product shows the one, no softmax the other, and partitions do not, either.
+// Outlier channels of keys whose RoPE is undone. What the model compares has channels many times as wide as the others,
+// or with a large constant; no inner product shows the one, no softmax the other, and partitions do not, either.
 #include "index/partitions/undone_scale.h"
 
 #include <algorithm>
@@ -139,8 +139,8 @@ TEST(UndoneScale, ConstantsGoWhicheverSideOfRopeTheyAreOf) {
   }
 }
 
-// A head whose channels stand in another order is the same head: pairs that lie side by side are balanced, and lose their
-// constants, as those that lie half a head apart.
+// A head whose channels stand in another order is the same head: pairs that lie side by side are balanced, and lose
+// their constants, as those that lie half a head apart.
 TEST(UndoneScale, PairsSideBySideAreThoseHalfAHeadApart) {
   const TurnedHead head({16.0F, 300.0F});
   const auto place = [](uint32_t j) {

@@ -57,7 +57,8 @@ class CodeLayers : public StreamCodes {
       return line.find(part) != std::string::npos;
     });
   }
-  /// More of the prompt, a truncation, a copy, a file, a step on the host, or up to 60 steps on the stream; then one more.
+  /// More of the prompt, a truncation, a copy, a file, a step on the host, or up to 60 steps on the stream; then one
+  /// more.
   void random_call(SessionPtr& s, Model& model, keyhole_engine* engine, const std::string& path) {
     switch (numbers_.below(7)) {
       case 0: prefill(s.get(), model, 1 + numbers_.below(300)); break;

@@ -1,4 +1,5 @@
-// New tokens of a layer in device memory, and the answers to them. Vector: floats there, as in tests/runtime/device_vector.h.
+// New tokens of a layer in device memory, and the answers to them. Vector: floats there, as in
+// tests/runtime/device_vector.h.
 #pragma once
 
 #include <cmath>

@@ -41,8 +41,8 @@ class FakeBlocked final : public gpu::BlockedAttention {
                   gpu::Stream) override;
   bool attends_codes(const gpu::CodedRows& rows) const override;
   bool chooses_codes(const gpu::CodedRows& rows) const override;
-  /// Attends the rows themselves, and all of them, so that one that is attended twice or never shows. Where it says that it chooses
-  /// it says that it has chosen.
+  /// Attends the rows themselves, and all of them, so that one that is attended twice or never shows. Where it says
+  /// that it chooses it says that it has chosen.
   gpu::CodedAttention attend_codes(const gpu::CodedRows& rows, gpu::Stream stream,
                                    const std::function<void()>& meanwhile) override;
   void finish(const TensorOut& out, float* lse, gpu::Stream) override;

@@ -1,12 +1,12 @@
-// The formats q4_0 and q8_0 as llama.cpp defines them: what KV caches of 4 and 8 bits keep of a number. Since April 2026 its
-// caches turn K and V by a Walsh-Hadamard matrix before they round, and take it back in the attention
+// The formats q4_0 and q8_0 as llama.cpp defines them: what KV caches of 4 and 8 bits keep of a number. Since April
+// 2026 its caches turn K and V by a Walsh-Hadamard matrix before they round, and take it back in the attention
 // (ggml-org/llama.cpp#21038); the plain formats are what they were before.
 //
-// Beside them the names of formats that keep the newest tokens in 16 bits and round several tokens together: aging_format.h has
-// what those are. The functions here are of the first four.
+// Beside them the names of formats that keep the newest tokens in 16 bits and round several tokens together:
+// aging_format.h has what those are. The functions here are of the first four.
 //
-// Keyhole stores none of these. They are here because people choose them who have no room for K and V in 16 bits: a row of
-// K or V that goes through a format and back holds exactly the numbers that such a cache attends to.
+// Keyhole stores none of these. They are here because people choose them who have no room for K and V in 16 bits: a row
+// of K or V that goes through a format and back holds exactly the numbers that such a cache attends to.
 #pragma once
 
 #include <cstddef>
@@ -47,19 +47,19 @@ inline constexpr uint32_t kKvFormatBlock = 32;
          (has_8_bits(format) ? kKvFormatBlock + 2 : kKvFormatBlock / 2 + 2);
 }
 
-/// The numbers of a head that are turned together before they are rounded: of keys the largest power of two that divides
-/// head_dim, of values 64. 0: none, in plain formats and where head_dim is no multiple of 64.
+/// The numbers of a head that are turned together before they are rounded: of keys the largest power of two that
+/// divides head_dim, of values 64. 0: none, in plain formats and where head_dim is no multiple of 64.
 [[nodiscard]] constexpr uint32_t rotated_together(KvFormat format, uint32_t head_dim, bool values) {
   if (!rotates(format) || head_dim % 64 != 0) return 0;
   return values ? 64 : head_dim & (~head_dim + 1);
 }
 
-/// Replaces each `size` of `count` numbers by their product with the orthonormal Walsh-Hadamard matrix, which is its own
-/// inverse. size: a power of two that divides count.
+/// Replaces each `size` of `count` numbers by their product with the orthonormal Walsh-Hadamard matrix, which is its
+/// own inverse. size: a power of two that divides count.
 void walsh_hadamard(float* numbers, size_t count, uint32_t size);
 
-/// Replaces rows `[count / head_dim, head_dim]` of keys or values by the numbers that such a cache attends to: turned, passed
-/// through the format, and turned back.
+/// Replaces rows `[count / head_dim, head_dim]` of keys or values by the numbers that such a cache attends to: turned,
+/// passed through the format, and turned back.
 void pass_rows(KvFormat format, float* rows, size_t count, uint32_t head_dim, bool values);
 
 /// Replaces `count` numbers, a multiple of 32, by what the format gives back for them, without a turn.

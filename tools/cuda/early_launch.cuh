@@ -34,8 +34,8 @@ __device__ inline uint4 load_once(const uint4* p) {
   return v;
 }
 
-/// Whether the current device starts kernels early: both it and their code for it have to be of 9.0 or newer. All kernels here are
-/// compiled alike: the first of them that is launched on a device is asked for all.
+/// Whether the current device starts kernels early: both it and their code for it have to be of 9.0 or newer. All
+/// kernels here are compiled alike: the first of them that is launched on a device is asked for all.
 inline cudaError_t starts_early(const void* kernel, bool& early) {
   enum Answer : uint8_t { kUnknown, kNo, kYes };
   constexpr int kMostKnown = 64;

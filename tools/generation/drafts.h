@@ -30,12 +30,12 @@ struct DraftLimits {
   std::function<bool(uint32_t)> ends;
 };
 
-/// Continues a text behind `last`, its last token, which neither of the two decoders has taken yet; what they hold is the
-/// same text. In each round the draft decodes `ahead` tokens greedily, the target takes them by one extend_each(), and
-/// both go back to those that the target's own greedy choices agree with. So the tokens are those that the target would
-/// choose alone, up to the rounding by which several tokens at once differ from one. Every round is whole: it may draft
-/// beyond the last token. Both decoders need room for `tokens + ahead + 1` tokens. `on_round`, called after each round
-/// with the number of tokens so far, may throw.
+/// Continues a text behind `last`, its last token, which neither of the two decoders has taken yet; what they hold is
+/// the same text. In each round the draft decodes `ahead` tokens greedily, the target takes them by one extend_each(),
+/// and both go back to those that the target's own greedy choices agree with. So the tokens are those that the target
+/// would choose alone, up to the rounding by which several tokens at once differ from one. Every round is whole: it may
+/// draft beyond the last token. Both decoders need room for `tokens + ahead + 1` tokens. `on_round`, called after each
+/// round with the number of tokens so far, may throw.
 [[nodiscard]] DraftedTokens decode_by_drafts(Decoder& target, Decoder& draft, uint32_t last,
                                              const DraftLimits& limits,
                                              const std::function<void(size_t)>& on_round = {});
@@ -53,8 +53,8 @@ struct PlainTokens {
 /// How far decoding by drafts went together with plain decoding of the same target.
 struct PlainPart {
   size_t tokens = 0;  ///< the first ones, which are the same
-  /// Plain decoding's margin of the token at which they part: a small one is a tie that rounding decides. NaN where they do
-  /// not.
+  /// Plain decoding's margin of the token at which they part: a small one is a tie that rounding decides. NaN where
+  /// they do not.
   double margin = 0.0;
 };
 [[nodiscard]] PlainPart compare_with_plain(const std::vector<uint32_t>& drafted,

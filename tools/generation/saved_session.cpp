@@ -63,7 +63,8 @@ fs::path next_kv_of(const fs::path& path) {
   }
 }
 
-/// What the file `path` calls `kv`: its name, or the end ".kv0" alone where the name is no UTF-8, which JSON cannot hold.
+/// What the file `path` calls `kv`: its name, or the end ".kv0" alone where the name is no UTF-8, which JSON cannot
+/// hold.
 std::string kv_name_of(const fs::path& path, const fs::path& kv) {
   const std::string name = kv.filename().string();
   if (is_utf8(name)) return name;

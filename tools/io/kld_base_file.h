@@ -1,5 +1,5 @@
-// A file that llama.cpp's `llama-perplexity --kl-divergence-base FILE` writes: a text in tokens, cut into chunks, and what a
-// model predicted in the second half of each, as log-probabilities in 16 bits. All numbers are little-endian.
+// A file that llama.cpp's `llama-perplexity --kl-divergence-base FILE` writes: a text in tokens, cut into chunks, and
+// what a model predicted in the second half of each, as log-probabilities in 16 bits. All numbers are little-endian.
 //
 //   "_logits_"                             8 bytes
 //   context, vocabulary, chunks            32 bits each: tokens of a chunk, tokens of the vocabulary, chunks
@@ -9,9 +9,9 @@
 //     steps                                [vocabulary] of 16 bits, and one more where the vocabulary is odd
 //
 // A chunk's first context / 2 tokens are a prompt; each token behind them but the last has a row, which predicts its
-// successor: token t has the log-probability least + step * steps[t], in nats. The writer cuts logits at 16 below the largest:
-// what is less has 0 steps, and more than its share. Tokens are those of the text: where the vocabulary puts a token in
-// front of every prompt, the model was given that one in place of each chunk's first token.
+// successor: token t has the log-probability least + step * steps[t], in nats. The writer cuts logits at 16 below the
+// largest: what is less has 0 steps, and more than its share. Tokens are those of the text: where the vocabulary puts a
+// token in front of every prompt, the model was given that one in place of each chunk's first token.
 #pragma once
 
 #include <cstddef>
@@ -35,9 +35,10 @@ class KldBaseFile {
 
   /// Opens a file and checks its header: as the other constructor, and CannotRead where the system refuses.
   explicit KldBaseFile(const std::filesystem::path& path);
-  /// Checks the header of `size` bytes that `read` gives. Throws std::runtime_error that begins with `name`, where they are
-  /// cut or no such file, where a count is outside of what is allowed (context 3 to 2^24, vocabulary 1 to 2^24, chunks 1 to
-  /// 2^31 - 1), and where the counts and the size do not fit. What is allocated later is no more than the file has.
+  /// Checks the header of `size` bytes that `read` gives. Throws std::runtime_error that begins with `name`, where they
+  /// are cut or no such file, where a count is outside of what is allowed (context 3 to 2^24, vocabulary 1 to 2^24,
+  /// chunks 1 to 2^31 - 1), and where the counts and the size do not fit. What is allocated later is no more than the
+  /// file has.
   KldBaseFile(std::string name, uint64_t size, ReadAt read);
 
   [[nodiscard]] const std::string& name() const { return name_; }
@@ -52,8 +53,9 @@ class KldBaseFile {
   /// `[context]` the tokens of a chunk. Throws std::runtime_error for one outside of the vocabulary.
   [[nodiscard]] std::vector<uint32_t> tokens(uint32_t chunk) const;
 
-  /// Writes `[vocabulary]` log-probabilities of the successor of token prompt() + row of a chunk. Throws std::runtime_error
-  /// for a row of which a number is not finite, the step negative, or a probability above 1 by more than rounding.
+  /// Writes `[vocabulary]` log-probabilities of the successor of token prompt() + row of a chunk. Throws
+  /// std::runtime_error for a row of which a number is not finite, the step negative, or a probability above 1 by more
+  /// than rounding.
   void read_row(uint32_t chunk, uint32_t row, std::span<float> log_probabilities);
 
  private:

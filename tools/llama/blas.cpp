@@ -38,8 +38,8 @@ bool has_room(size_t bytes) {
   return true;
 }
 
-/// OpenBLAS takes a buffer for each thread in its first product, and asks for one again and again where the system refuses.
-/// So the system is asked here, once for each number of threads.
+/// OpenBLAS takes a buffer for each thread in its first product, and asks for one again and again where the system
+/// refuses. So the system is asked here, once for each number of threads.
 void check_room_for_buffers(unsigned threads) {
   static std::atomic<unsigned> checked{0};
   const unsigned before = checked.load(std::memory_order_relaxed);

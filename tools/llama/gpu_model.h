@@ -25,9 +25,9 @@ void check_prefill_pattern(const LlamaConfig& config, const std::string& pattern
 
 /// How the products of a prompt's tokens, and of those of a turn, with the weights are formed. exact: activations are
 /// sums of two bf16, a product each (cuda/split.h). bf16: activations are rounded to bf16, which saves one of
-/// these products, and so are gate and up of bf16 weights before they are multiplied. automatic: as bf16 in a context of more
-/// than kFineTokens (gpu_sizes.h) of a model whose matrices all are bf16 and that does not ask for float32, which is how such
-/// models are run; else exact.
+/// these products, and so are gate and up of bf16 weights before they are multiplied. automatic: as bf16 in a context
+/// of more than kFineTokens (gpu_sizes.h) of a model whose matrices all are bf16 and that does not ask for float32,
+/// which is how such models are run; else exact.
 enum class PromptProducts { automatic, bf16, exact };
 
 /// The weights, as bf16 where that loses nothing, else as sums of two bf16. Immutable: several decoders may share
@@ -98,8 +98,8 @@ class GpuModel {
 /// The receiver of q, K and V of a prompt in device memory.
 struct DeviceSink {
   ElementType type = ElementType::f32;  ///< that k and v are wanted in: f32, f16 or bf16
-  /// Called like a LayerSink. The chunk is complete, and may change as soon as the call returns. k and v of layers that attend
-  /// to all tokens have been copied to the host while the GPU went on, as a cache keeps them there.
+  /// Called like a LayerSink. The chunk is complete, and may change as soon as the call returns. k and v of layers that
+  /// attend to all tokens have been copied to the host while the GPU went on, as a cache keeps them there.
   std::function<void(const DeviceLayerChunk&)> take;
   KvShare share = {};           ///< what is to be copied to the host
   uint64_t* brought = nullptr;  ///< counts the bytes that were; null: not wanted

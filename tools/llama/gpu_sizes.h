@@ -45,8 +45,8 @@ struct GpuPrefillSizes {
   size_t brought =
       0;  ///< `[2, chunk, kv_heads of the sink's share, d]`, in pinned memory to a sink on the GPU
   size_t export_bytes = 0;  ///< of one of these
-  /// Chunks that may be enqueued before the sink has taken them: what a sink takes longer for than the device needs for a layer's
-  /// first chunks, whose attention is short, it makes up for beside the later ones.
+  /// Chunks that may be enqueued before the sink has taken them: what a sink takes longer for than the device needs for
+  /// a layer's first chunks, whose attention is short, it makes up for beside the later ones.
   size_t exports = 0;
   size_t logits = 0;  ///< float `[vocab]`
   size_t lists = 0;   ///< bytes that the library takes to choose blocks

@@ -21,9 +21,9 @@ inline constexpr size_t kFewestHostTokens = 8;
 /// The tokens whose logits are computed.
 enum class LogitsOf : uint8_t { last, each };
 
-/// Takes `tokens` behind the `before` that the cache has, and returns the logits that follow the last, `[vocab]`, or each
-/// of them, `[tokens, vocab]`. The ropes are those of full and of sliding layers. Where it throws, layers may hold some
-/// of the tokens.
+/// Takes `tokens` behind the `before` that the cache has, and returns the logits that follow the last, `[vocab]`, or
+/// each of them, `[tokens, vocab]`. The ropes are those of full and of sliding layers. Where it throws, layers may hold
+/// some of the tokens.
 [[nodiscard]] std::vector<float> host_extend(const LlamaModel& model, KeyholeCache& cache,
                                              Team& team, std::span<const uint32_t> tokens,
                                              uint32_t before, const Rope& full, const Rope& sliding,

@@ -94,8 +94,8 @@ class KeyholeCache {
     std::vector<int32_t> tokens;
   };
   /// Loads the cache that save() wrote to `path`. Of the options only the engine's count: kv_dtype, threads, device,
-  /// classifiers; all others are the saved ones. kv_format and aging are not allowed. Other contents than these are refused;
-  /// null: any are taken.
+  /// classifiers; all others are the saved ones. kv_format and aging are not allowed. Other contents than these are
+  /// refused; null: any are taken.
   [[nodiscard]] static KeyholeCache load(const LlamaConfig& model,
                                          const KeyholeCacheOptions& options,
                                          const std::string& path,
@@ -187,8 +187,8 @@ class KeyholeCache {
   [[nodiscard]] keyhole_tensor heads(const float* data, uint32_t heads,
                                      keyhole_memory memory = KEYHOLE_HOST) const;
   enum class Kind : uint8_t { keys, values };
-  /// The `count` numbers as kv_format gives them back: `data` itself without a format, otherwise in memory that is valid until
-  /// the next call for the same kind.
+  /// The `count` numbers as kv_format gives them back: `data` itself without a format, otherwise in memory that is
+  /// valid until the next call for the same kind.
   const float* stored(const float* data, size_t count, Kind kind);
 
   // Of a cache whose tokens age, in keyhole_cache_aging.cpp.

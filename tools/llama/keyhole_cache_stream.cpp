@@ -49,8 +49,8 @@ void KeyholeCache::enqueue_extend(uint32_t layer, uint32_t n, const float* q, co
 }
 
 void KeyholeCache::synchronize() {
-  // Sessions that share tokens meet by themselves. Those that share heads do not know of each other: they meet before they wait for
-  // the stream, which may stand in a gather, and once they know how the step went.
+  // Sessions that share tokens meet by themselves. Those that share heads do not know of each other: they meet before
+  // they wait for the stream, which may stand in a gather, and once they know how the step went.
   meet_ranks();
   try {
     check(keyhole_session_synchronize(session_.get()));

@@ -221,8 +221,8 @@ class Prefill {
     attention_.run(q_.data(), k_.data(), v_.data(), n, first, on_cells, config_.windows[layer]);
   }
 
-  /// hidden += W x with its bias and norm, for `count` tokens; x `[count, cols]`. Where there is neither, the product adds
-  /// by itself.
+  /// hidden += W x with its bias and norm, for `count` tokens; x `[count, cols]`. Where there is neither, the product
+  /// adds by itself.
   void add_product(const MatrixF32& w, size_t begin, size_t count, const float* x,
                    const std::vector<float>& bias, const std::vector<float>& norm,
                    std::vector<float>& room) {

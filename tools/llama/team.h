@@ -3,8 +3,8 @@
 // Why not OpenMP: libgomp's idle threads spin for milliseconds after each loop, which takes the cores
 // from Keyhole's workers in the attention that follows, and ThreadSanitizer cannot see its hand-offs.
 // Why not oneTBB: steps of the bundled model took 1.03 times as long on an arena (two busy cores, bench/RESULTS.md), so
-// time decides neither way; with the order that ThreadSanitizer has to see it is 24 lines of 148 less here, and one more
-// library that the command needs.
+// time decides neither way; with the order that ThreadSanitizer has to see it is 24 lines of 148 less here, and one
+// more library that the command needs.
 // The threads of a Team sleep on a futex as soon as they have nothing to do, and a caller never waits for
 // a thread that has not yet woken up: on a busy machine it does the work itself.
 #pragma once

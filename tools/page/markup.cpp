@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD
 
-// Bytes of the well-formed UTF-8 character that `text` begins with; 0 where there is none (RFC 3629: no overlong forms, no
-// surrogates, nothing above U+10FFFF).
+// Bytes of the well-formed UTF-8 character that `text` begins with; 0 where there is none (RFC 3629: no overlong forms,
+// no surrogates, nothing above U+10FFFF).
 size_t character_length(std::string_view text) {
   const auto byte = [&](size_t i) {
     return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U;

@@ -12,8 +12,8 @@ namespace keyhole::tools {
 std::vector<float> representative_scores(const RivalData& data, size_t local) {
   const size_t d = data.shape.dim;
   const std::span<const uint32_t> positions = data.training_positions;
-  // The mean of inner products is the inner product with the mean query: sums of all queries before each position give the
-  // mean of any run of them.
+  // The mean of inner products is the inner product with the mean query: sums of all queries before each position give
+  // the mean of any run of them.
   const size_t steps = positions.empty() ? 1 : positions.size();
   const size_t per_step = data.shape.training_rows / steps;
   std::vector<double> sums((steps + 1) * d);

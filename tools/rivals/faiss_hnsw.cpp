@@ -1,7 +1,7 @@
 // faiss-hnsw: Faiss's IndexHNSWFlat, searched by one query head at a time.
 //
-// Malkov and Yashunin, TPAMI 2020, as Faiss has it (arXiv 2401.08281). Inner products throughout; with lift=1 of keys of one
-// length, among which they are distances.
+// Malkov and Yashunin, TPAMI 2020, as Faiss has it (arXiv 2401.08281). Inner products throughout; with lift=1 of keys
+// of one length, among which they are distances.
 #include <faiss/IndexHNSW.h>
 
 #include <algorithm>

@@ -1,7 +1,8 @@
 // faiss-ivf: Faiss's IndexIVFFlat with inner products, searched by one query head at a time.
 //
-// Douze et al., "The Faiss library" (arXiv 2401.08281). Keys are in lists by spherical k-means, as Faiss trains them for inner
-// products; a search reads the `probe` lists of the largest centroid products, with a copy of the keys in fp32.
+// Douze et al., "The Faiss library" (arXiv 2401.08281). Keys are in lists by spherical k-means, as Faiss trains them
+// for inner products; a search reads the `probe` lists of the largest centroid products, with a copy of the keys in
+// fp32.
 #include <faiss/IndexFlat.h>
 #include <faiss/IndexIVFFlat.h>
 

@@ -1,9 +1,9 @@
-// faiss-ivfpq: Faiss's IndexIVFPQFastScan with inner products, searched by one query head at a time, ranked again by the exact
-// keys.
+// faiss-ivfpq: Faiss's IndexIVFPQFastScan with inner products, searched by one query head at a time, ranked again by
+// the exact keys.
 //
-// Andre et al., "Quicker ADC", TPAMI 2021, in the form of Faiss (arXiv 2401.08281): lists of product codes of 4 bits, scored by
-// tables that fit registers. The `refine` times k best by codes are ranked by the keys that the session has anyway, where
-// Faiss's own IndexRefineFlat would keep another copy of them.
+// Andre et al., "Quicker ADC", TPAMI 2021, in the form of Faiss (arXiv 2401.08281): lists of product codes of 4 bits,
+// scored by tables that fit registers. The `refine` times k best by codes are ranked by the keys that the session has
+// anyway, where Faiss's own IndexRefineFlat would keep another copy of them.
 #include <faiss/IndexFlat.h>
 #include <faiss/IndexIVFPQFastScan.h>
 

@@ -1,11 +1,13 @@
 // hnswlib: the graph and the search of hnswlib, one query head at a time.
 //
-// Malkov and Yashunin, "Efficient and robust approximate nearest neighbor search using Hierarchical Navigable Small World
-// graphs", TPAMI 2020; https://github.com/nmslib/hnswlib. The library chooses its distances by what the compiler may use,
-// which is SSE in a program for every x86-64: it is given a dot product that is chosen when the program starts instead, the
-// best that its users have. Its headers define functions that are not inline (0.6.2): they belong into this file alone.
+// Malkov and Yashunin, "Efficient and robust approximate nearest neighbor search using Hierarchical Navigable Small
+// World graphs", TPAMI 2020; https://github.com/nmslib/hnswlib. The library chooses its distances by what the compiler
+// may use, which is SSE in a program for every x86-64: it is given a dot product that is chosen when the program starts
+// instead, the best that its users have. Its headers define functions that are not inline (0.6.2): they belong into
+// this file alone.
 #ifdef KEYHOLE_SANITIZED
-// To prefetch, it reads the link behind the last one of a list, which lies in what malloc rounds up and is used for nothing.
+// To prefetch, it reads the link behind the last one of a list, which lies in what malloc rounds up and is used for
+// nothing.
 #define NO_MANUAL_VECTORIZATION
 #endif
 #include <hnswlib/hnswlib.h>

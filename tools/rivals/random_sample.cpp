@@ -1,8 +1,8 @@
 // random: a uniform sample of the keys without replacement, the yardstick of every way that chooses by more than luck.
 //
 // With m of n keys, each stands for n / m: the sums of exp(logit) and of exp(logit) v over the sample, times n / m, are
-// unbiased estimates of those over all keys (Horvitz and Thompson, 1952). All heads of a step attend the same sample, which
-// costs the least reading.
+// unbiased estimates of those over all keys (Horvitz and Thompson, 1952). All heads of a step attend the same sample,
+// which costs the least reading.
 #include <algorithm>
 #include <cmath>
 #include <numeric>

@@ -84,8 +84,8 @@ class Rival {
   virtual void search(const float* queries, size_t group, size_t k, RivalAnswer& answer) = 0;
   /// Bytes held beside K and V.
   [[nodiscard]] virtual uint64_t bytes() const = 0;
-  /// A rival that keeps keys and values in a form of its own: what that form gives back, which a step attends in place of
-  /// RivalData::stored, and the bytes that a row's key and value have in it, on average.
+  /// A rival that keeps keys and values in a form of its own: what that form gives back, which a step attends in place
+  /// of RivalData::stored, and the bytes that a row's key and value have in it, on average.
   struct OwnRows {
     const StoredRows* rows = nullptr;
     double row_bytes = 0.0;

@@ -13,7 +13,8 @@ namespace keyhole::tools {
 /// except the rival itself.
 class RivalStep {
  public:
-  /// `rival` is built over `stored`; both outlive the object. Rows of Rival::own_rows() are attended in place of `stored`. k: keys that a search is asked for per head.
+  /// `rival` is built over `stored`; both outlive the object. Rows of Rival::own_rows() are attended in place of
+  /// `stored`. k: keys that a search is asked for per head.
   RivalStep(Rival& rival, const StoredRows& stored, const RivalShape& shape, LogitRule rule,
             size_t k);
 

@@ -20,7 +20,8 @@ namespace keyhole::tools {
 /// A count with separators: "131,072".
 [[nodiscard]] std::string format_count(uint64_t count);
 
-/// A number with `digits` significant digits, without an exponent where that stays short; "-" for NaN, "inf" and "-inf".
+/// A number with `digits` significant digits, without an exponent where that stays short; "-" for NaN, "inf" and
+/// "-inf".
 [[nodiscard]] std::string format_number(double value, int digits = 3);
 
 /// Reads "17179869184", "16GiB", "24G", "1.5 TiB", "512kb" and the like. K, M, G, T and KiB, MiB, GiB, TiB are powers

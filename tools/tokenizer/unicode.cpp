@@ -38,8 +38,8 @@ utf8proc_category_t category_of(uint32_t character) {
   return utf8proc_category(static_cast<utf8proc_int32_t>(character));
 }
 
-/// Characters whose upper case is several, of scripts that are written so today; Greek letters with an iota below keep the
-/// one character that Unicode's simple mapping has.
+/// Characters whose upper case is several, of scripts that are written so today; Greek letters with an iota below keep
+/// the one character that Unicode's simple mapping has.
 struct LongUpper {
   uint32_t character;
   const char* upper;

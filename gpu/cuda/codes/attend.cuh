@@ -3,7 +3,8 @@
 //
 //   logits   gpu/cuda/codes/tile_logits.cuh
 //   weights  2^(logit - m), m a running maximum that moves only where a logit passes it by 2^6, so that a tile costs
-//            no reduction; weight times value factor in fp16, for up to 4 heads with its rounding error (value_sums.cuh)
+//            no reduction; weight times value factor in fp16, for up to 4 heads with its rounding error
+//            (value_sums.cuh)
 //   values   the codes as they lie, which are subnormal fp16 numbers (one shift and mask for two codes, one mask alone
 //            where they lie right), m16n8k16; behind every block what all rows have in common is subtracted
 //
@@ -143,8 +144,8 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     start();
   }
   const float value_scale = value_scale_of(s, kv_head);
-  // A choice among lists has waited for all before it: queries and resident tokens are older than this kernel. One that may read all
-  // blocks may not have waited yet.
+  // A choice among lists has waited for all before it: queries and resident tokens are older than this kernel. One that
+  // may read all blocks may not have waited yet.
   if (!Split::kLists || reads_all) {
     wait_for_kernels_before();
     let_next_kernel_start();

@@ -1,4 +1,5 @@
-// The shared memory of the pass over all codes (gpu/cuda/codes/attend.cuh), and how many of its thread blocks it leaves room for.
+// The shared memory of the pass over all codes (gpu/cuda/codes/attend.cuh), and how many of its thread blocks it leaves
+// room for.
 #pragma once
 
 #include "gpu/cuda/codes/params.h"
@@ -24,9 +25,9 @@ constexpr int attend_occupancy() {
   return kHeadTiles <= 2 ? 2 : 1;
 }
 
-/// Whether a pass is a second look alone, at rows of more components than a warp has registers for. It is part of kernels that need
-/// all shared memory for other things before, and 99 KiB have to be enough for it: so AttendShared lies behind the rings, these have
-/// one stage, and half as many resident rows are at hand.
+/// Whether a pass is a second look alone, at rows of more components than a warp has registers for. It is part of
+/// kernels that need all shared memory for other things before, and 99 KiB have to be enough for it: so AttendShared
+/// lies behind the rings, these have one stage, and half as many resident rows are at hand.
 template <int kDim>
 constexpr bool kLooksAlone = kDim > 256;
 template <int kDim>

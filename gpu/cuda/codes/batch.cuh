@@ -112,8 +112,8 @@ struct JointSplit {
   using Resident = ResidentWarps<kDim, kHeadTiles>;
 
   static constexpr bool kFinds = false, kLists = false;
-  /// Here ptxas 13.0 finds the place in the ring to be the same in a warp, and adds it by a uniform register. In that form of a copy it
-  /// forgets which register has the hint, and the device stops at an illegal instruction.
+  /// Here ptxas 13.0 finds the place in the ring to be the same in a warp, and adds it by a uniform register. In that
+  /// form of a copy it forgets which register has the hint, and the device stops at an illegal instruction.
   static constexpr bool kOnce = false;
   __device__ static uint32_t kv_head() { return blockIdx.y; }
 

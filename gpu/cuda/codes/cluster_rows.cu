@@ -1,9 +1,9 @@
-// k-means of the keys of a stretch of rows in the balanced space of their head, for lists (make_lists.h): a thread block of the
-// products has 256 rows and all centroids, so that a row's nearest one is known at its end. Rows are then sorted by cluster,
-// which makes the means without atomic sums: the same bits in every run.
+// k-means of the keys of a stretch of rows in the balanced space of their head, for lists (make_lists.h): a thread
+// block of the products has 256 rows and all centroids, so that a row's nearest one is known at its end. Rows are then
+// sorted by cluster, which makes the means without atomic sums: the same bits in every run.
 //
-// Keys and centroids are fp16 in the products. That decides in which list a row near a border comes, nothing else: means and
-// codes are made of the rows as they are.
+// Keys and centroids are fp16 in the products. That decides in which list a row near a border comes, nothing else:
+// means and codes are made of the rows as they are.
 #include <cuda_fp16.h>
 
 #include <cmath>
@@ -125,7 +125,8 @@ __device__ void put_centroid(const MakeLists& p, uint32_t head, uint32_t cluster
       cluster < p.stretch.clusters ? 0.5F * square : INFINITY;
 }
 
-/// The first centroids: a row of each of as many parts of the text, some row of it. Grid (tiles, heads), a warp a centroid.
+/// The first centroids: a row of each of as many parts of the text, some row of it. Grid (tiles, heads), a warp a
+/// centroid.
 __global__ void __launch_bounds__(kTileClusters * 32)
     pick_centroids(const __grid_constant__ MakeLists p) {
   const uint32_t head = blockIdx.y, lane = threadIdx.x % 32;

@@ -1,5 +1,5 @@
-// Functions of numbers that the kernels of a step over codes share: approximations that are few instructions, each of which comes
-// from memory where it runs once, and what the lanes of a head have together.
+// Functions of numbers that the kernels of a step over codes share: approximations that are few instructions, each of
+// which comes from memory where it runs once, and what the lanes of a head have together.
 #pragma once
 
 #include "gpu/cuda/common/state.cuh"
@@ -13,8 +13,8 @@ __device__ inline float exp2_fast(float x) {
   return y;
 }
 
-/// Logarithms to 2^-22: absolutely for x between 1/2 and 2, relative to the result for others. The full functions are 25
-/// instructions more, each of which comes from memory where it runs once.
+/// Logarithms to 2^-22: absolutely for x between 1/2 and 2, relative to the result for others. The full functions are
+/// 25 instructions more, each of which comes from memory where it runs once.
 __device__ inline float log2_fast(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

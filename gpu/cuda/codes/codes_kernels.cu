@@ -79,8 +79,8 @@ size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& param
 
 namespace {
 
-/// How many of its lists a block of the choice keeps in shared memory: all up to 72 KiB of them, so that thread blocks of the pass
-/// fit beside it, or what a thread block may have.
+/// How many of its lists a block of the choice keeps in shared memory: all up to 72 KiB of them, so that thread blocks
+/// of the pass fit beside it, or what a thread block may have.
 uint32_t kept_lists(const CodesStep& step, const ListKernel& kernel, size_t most) {
   constexpr size_t kMostBytes = size_t{72} << 10U;
   const uint32_t tiles = step.lists.blocks * kListTile;
@@ -97,8 +97,8 @@ ListKernel choosing_kernel(const CodesStep& step) {
   return list_kernel_of(step.shape.dim, step.group, step.lists.blocks);
 }
 
-/// Chooses the lists' thread blocks and how many lists these keep, and lets them have their shared memory. most: what a thread block
-/// may have.
+/// Chooses the lists' thread blocks and how many lists these keep, and lets them have their shared memory. most: what a
+/// thread block may have.
 cudaError_t prepare_choice(CodesStep& step, size_t most) {
   constexpr uint32_t kManyLists =
       3072;  // with room for so many, 128k tokens, twice the thread blocks are faster
@@ -142,9 +142,10 @@ bool valid(const CodesStep& step, const Kernels& kernels) {
          step.stages <= kMostStages;
 }
 
-/// Whether a step with lists takes less time alone than its part of a launch of several, in which all its codes are read: from where
-/// lists take some two thirds of what is added to such a launch, by the times of an H100 (bench/RESULTS.md, "Lists of codes on a
-/// device"). A copy of another session may share the codes that it reads with it.
+/// Whether a step with lists takes less time alone than its part of a launch of several, in which all its codes are
+/// read: from where lists take some two thirds of what is added to such a launch, by the times of an H100
+/// (bench/RESULTS.md, "Lists of codes on a device"). A copy of another session may share the codes that it reads with
+/// it.
 bool gains_alone(const CodesStep& step) {
   constexpr size_t kLongBytes =
       200'000'000;  // of a layer, 190,000 tokens of 8 KV heads of 128 at 4 bits
@@ -157,7 +158,8 @@ size_t attend_bytes(const CodesStep& step, const Kernels& kernels) {
   return std::max(kernels.attend_shared, static_cast<size_t>(step.stages) * kernels.attend_stage);
 }
 
-/// Lets attend_codes() have all shared memory of a multiprocessor, and chooses the stages. needs: bytes that it takes at least.
+/// Lets attend_codes() have all shared memory of a multiprocessor, and chooses the stages. needs: bytes that it takes
+/// at least.
 cudaError_t prepare_attend(CodesStep& step, const Kernels& kernels, const SharedMemory& memory,
                            size_t& needs) {
   cudaFuncAttributes attributes{};
@@ -360,8 +362,8 @@ uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
   if (kernels.finish == nullptr) return 1;
   const uint32_t most =
       code_fill(shape, kv_heads, group, multiprocessors, shared_of_multiprocessor, wide);
-  // A warp has 32 rows of codes or more; resident tokens come 32 to a thread block at once. The pass for many query rows
-  // takes 128 rows of codes by a thread block.
+  // A warp has 32 rows of codes or more; resident tokens come 32 to a thread block at once. The pass for many query
+  // rows takes 128 rows of codes by a thread block.
   const uint64_t wanted =
       uint64_t{block_capacity} * codes::kBlockMaxima / (wide ? 4 : kernels.attend_warps) +
       resident_capacity / 32;

@@ -1,8 +1,9 @@
 // Attention of one layer's step over codes that lie on the device (cpu/code_layout.h): attend_codes() is one pass
 // over all codes, finish_codes() reads the heaviest rows exactly and merges everything, resident tokens too.
 //
-// Kernels exist for any group, head dimensions of 64, 80, 96, 128, 256 and 512, and 2 or 4 bits, as many for values as for
-// keys; steps have up to 48 query rows, of 512 components 32. Other shapes give cudaErrorInvalidValue, see codes_have_kernels().
+// Kernels exist for any group, head dimensions of 64, 80, 96, 128, 256 and 512, and 2 or 4 bits, as many for values as
+// for keys; steps have up to 48 query rows, of 512 components 32. Other shapes give cudaErrorInvalidValue, see
+// codes_have_kernels().
 //
 // settle_codes() takes a second look where codes could not tell which rows weigh, if finish_codes() has not.
 //
@@ -64,14 +65,15 @@ struct CodesStep {
   /// Whether finish_codes() runs a cluster of thread blocks per KV head (compute capability 9.0 or newer) or one
   /// thread block. prepare_codes() clears it where the device cannot run clusters.
   bool cluster = true;
-  /// Pairs of tiles, 32 rows each, that a warp of attend_codes() has under way or at hand, 2 or 3; chunks with `wide`, where halves
-  /// of them come one after the other (WideKernels::has_halves) also 1. prepare_codes() sets the number for which the device has
-  /// shared memory.
+  /// Pairs of tiles, 32 rows each, that a warp of attend_codes() has under way or at hand, 2 or 3; chunks with `wide`,
+  /// where halves of them come one after the other (WideKernels::has_halves) also 1. prepare_codes() sets the number
+  /// for which the device has shared memory.
   int stages = 2;
-  /// Whether the pass is the one for many query rows (gpu/cuda/codes/wide.cuh); see codes_are_wide(). What follows it takes
-  /// the tokens in parts (StepParts), each with `exact_rows` rows of its own.
+  /// Whether the pass is the one for many query rows (gpu/cuda/codes/wide.cuh); see codes_are_wide(). What follows it
+  /// takes the tokens in parts (StepParts), each with `exact_rows` rows of its own.
   bool wide = false;
-  /// Whether that pass may be the one by Hopper's warpgroup products (gpu/cuda/codes/warpgroup.cuh); set by prepare_codes().
+  /// Whether that pass may be the one by Hopper's warpgroup products (gpu/cuda/codes/warpgroup.cuh); set by
+  /// prepare_codes().
   bool warpgroups = false;
   /// Whether families of steps have kernels for this shape; set by prepare_codes().
   bool shares = false;
@@ -123,8 +125,8 @@ struct CodesStep {
 
   CodesDoubt doubt;
 
-  /// Lists of the layer's rows, where the step is to read those that weigh (gpu/cuda/codes/list_choice.cuh) in place of all
-  /// blocks: of one token alone, by clusters, and with rows that the device reads.
+  /// Lists of the layer's rows, where the step is to read those that weigh (gpu/cuda/codes/list_choice.cuh) in place of
+  /// all blocks: of one token alone, by clusters, and with rows that the device reads.
   CodesLists lists;
 
   const float* sinks = nullptr;  ///< `[kv_heads * group]` learned sinks, natural log; null: none
@@ -139,9 +141,9 @@ struct CodesStep {
       nullptr;  ///< `[parts, kv_heads, exact_rows]`, the rows read exactly, in no order; null: not wanted
 };
 
-/// Whether steps of so many query rows, of so many tokens together, have the pass for many rows. It alone takes more than 16, and
-/// heads of 512; otherwise the other one is faster, where a thread block may have the shared memory that it takes, but for several
-/// tokens of 256 components on Hopper.
+/// Whether steps of so many query rows, of so many tokens together, have the pass for many rows. It alone takes more
+/// than 16, and heads of 512; otherwise the other one is faster, where a thread block may have the shared memory that
+/// it takes, but for several tokens of 256 components on Hopper.
 [[nodiscard]] bool codes_are_wide(const CodeShape& shape, uint32_t group,
                                   size_t shared_of_block = SIZE_MAX, uint32_t tokens = 1);
 
@@ -166,10 +168,11 @@ struct CodesStep {
 
 /// Call before the first step on device `device`, the current one, of steps of this shape, group, block_capacity and
 /// `cluster`. Chooses the kernel (step.cluster) and the number of stages, and lets both kernels have all of the
-/// device's shared memory (shared_memory_of()), once for all steps of all sessions. Where a cluster needs more than there is
-/// (compute capability 12.0 gives 99 KiB) it takes one thread block. needs: gets the bytes of shared memory of the largest thread
-/// block. Returns cudaErrorInvalidValue where there are no kernels for the shape, and cudaErrorNotSupported where the device has too
-/// little shared memory for it: 99 KiB are enough for every shape, with CodesStep::wide as codes_are_wide() says.
+/// device's shared memory (shared_memory_of()), once for all steps of all sessions. Where a cluster needs more than
+/// there is (compute capability 12.0 gives 99 KiB) it takes one thread block. needs: gets the bytes of shared memory of
+/// the largest thread block. Returns cudaErrorInvalidValue where there are no kernels for the shape, and
+/// cudaErrorNotSupported where the device has too little shared memory for it: 99 KiB are enough for every shape, with
+/// CodesStep::wide as codes_are_wide() says.
 [[nodiscard]] cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs = nullptr);
 
 /// Enqueues the choice among the lists of a step that has some; attend_codes() does so itself. `ahead`: as there.
@@ -201,8 +204,8 @@ struct CodesKind {
   bool operator==(const CodesKind&) const = default;
 };
 /// The kind of a prepared step. Steps with 64 or 128 components and groups of up to 8 can be joined, by kernels of
-/// clusters, where the device reads the exact rows and there is no resident state. Those with lists read all codes there: they
-/// can be joined where that is no slower.
+/// clusters, where the device reads the exact rows and there is no resident state. Those with lists read all codes
+/// there: they can be joined where that is no slower.
 [[nodiscard]] CodesKind codes_kind(const CodesStep& step);
 
 /// Enqueues all kernels for 1 to kMostJointSteps steps of one kind, each with a work space of its own. With several

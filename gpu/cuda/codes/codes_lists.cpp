@@ -11,8 +11,8 @@
 namespace keyhole::gpu {
 namespace {
 
-/// Of k-means: on recorded heads more change errors by less than clusterings differ by chance (bench/RESULTS.md, "Making lists on
-/// a device").
+/// Of k-means: on recorded heads more change errors by less than clusterings differ by chance (bench/RESULTS.md,
+/// "Making lists on a device").
 constexpr uint32_t kListIterations = 4;
 
 /// Whether the stream has come to the event, without waiting.

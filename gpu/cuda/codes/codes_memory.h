@@ -1,5 +1,5 @@
-// What a store of codes on a CUDA device holds: its layers, where the arrays of each lie in its memory, which blocks copies of a
-// session share, and the account that learns of the memory.
+// What a store of codes on a CUDA device holds: its layers, where the arrays of each lie in its memory, which blocks
+// copies of a session share, and the account that learns of the memory.
 #pragma once
 
 #include <algorithm>
@@ -210,7 +210,8 @@ struct CudaCodes::Impl {
       s.doubt = doubt_in(memory.data() + layout.doubt, doubt_layout(), figures(layer));
     }
     s.work = memory.data() + layout.work;
-    // A graph that is captured while the first lists are being made finds them later: kernels ask for the number in use.
+    // A graph that is captured while the first lists are being made finds them later: kernels ask for the number in
+    // use.
     if (layers[layer].made() * kCodeBlock < std::max(shape.lists_from, 1U)) s.lists = {};
     if (s.lists.list_capacity != 0) find_lists(layer, s.lists);
     return s;
@@ -246,8 +247,8 @@ struct CudaCodes::Impl {
                      reinterpret_cast<uint32_t*>(list_memory(layer) + layout.list_counts),
                      step_memory(layer), stream_of(stream));
   }
-  /// Takes the lists of rows in blocks from `first` on out of use, and of all rows that were listed with them. Waits until
-  /// none of these rows is read for lists.
+  /// Takes the lists of rows in blocks from `first` on out of use, and of all rows that were listed with them. Waits
+  /// until none of these rows is read for lists.
   void drop_lists(uint32_t layer, uint32_t first, Stream stream) {
     std::vector<Layer::Making>& making = layers[layer].making;
     if (!making.empty() && making.back().end > first) {
@@ -260,7 +261,8 @@ struct CudaCodes::Impl {
     while (!stretches.empty() && stretches.back().end > first) stretches.pop_back();
     count_lists(layer, stream);
   }
-  /// What the device is told of KV heads [first_head, ..) of rows of the layer whose lists it makes. heads: of the layer, all.
+  /// What the device is told of KV heads [first_head, ..) of rows of the layer whose lists it makes. heads: of the
+  /// layer, all.
   [[nodiscard]] MakeLists listing(uint32_t layer, uint32_t begin, uint32_t rows,
                                   uint32_t first_head) const;
 

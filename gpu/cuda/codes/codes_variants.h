@@ -12,8 +12,8 @@ namespace keyhole::gpu {
 class CodesVariants {
  public:
   CodesVariants() = default;
-  /// On the current device, whose number is `ordinal`. resident_tokens: that a layer has at most. Throws Error: unsupported where a
-  /// step of one token wants more shared memory than the device has; device_error.
+  /// On the current device, whose number is `ordinal`. resident_tokens: that a layer has at most. Throws Error:
+  /// unsupported where a step of one token wants more shared memory than the device has; device_error.
   CodesVariants(const CodesShape& shape, const CodesLayout& layout, int ordinal,
                 uint32_t resident_tokens);
 

@@ -7,8 +7,8 @@
 
 namespace keyhole::gpu::codes {
 
-/// Sends values of kCount tiles of 4 heads to single lanes, combining those of the 8 lanes with the same lane % 4: lane l gets
-/// the one of head l, in v[0], or of the tile below if `lanes_of_tile` is 2 or 4.
+/// Sends values of kCount tiles of 4 heads to single lanes, combining those of the 8 lanes with the same lane % 4: lane
+/// l gets the one of head l, in v[0], or of the tile below if `lanes_of_tile` is 2 or 4.
 template <int kCount, class Combine>
 __device__ __forceinline__ float combined_rows(const float (&x)[kCount], const Combine& combine) {
   constexpr int kSlots = kCount <= 2 ? 2 : kCount <= 4 ? 4 : 8;

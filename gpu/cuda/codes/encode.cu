@@ -2,12 +2,12 @@
 //
 //   stage    rows to shared memory, each byte once over the bus (where they fit; else they are read twice)
 //   means    rows are scaled and rotated, 16 at a time, one warp each, and added up in their order
-//   codes    rotated again (cheaper than memory for 256 rows in fp32), minus the means: codes, factors, noise (kUnknownNoise
-//            where fp16 holds less than it should of the keys or the values, as on the host)
+//   codes    rotated again (cheaper than memory for 256 rows in fp32), minus the means: codes, factors, noise
+//            (kUnknownNoise where fp16 holds less than it should of the keys or the values, as on the host)
 //   pack     codes, a byte each until here, to where the tensor cores want them
 //
-// All of it has the order of index/scan/kv_codes.cpp, each operation rounded by itself, so that device and host make the
-// same bits: a block's answer does not depend on who encoded it. This file is compiled without contraction to fused
+// All of it has the order of index/scan/kv_codes.cpp, each operation rounded by itself, so that device and host make
+// the same bits: a block's answer does not depend on who encoded it. This file is compiled without contraction to fused
 // multiply-adds.
 //
 // COST. 64 KiB of rows take 1.3 us of a bus of 50 GB/s, and about 25 us of one multiprocessor: with some 20 of them

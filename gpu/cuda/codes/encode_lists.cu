@@ -1,11 +1,12 @@
-// Lists made of rows that are sorted by cluster (make_lists.h). A thread block of a KV head divides clusters into lists, and
-// counts them; then a thread block has a list:
+// Lists made of rows that are sorted by cluster (make_lists.h). A thread block of a KV head divides clusters into
+// lists, and counts them; then a thread block has a list:
 //
 //   means    rows are scaled and rotated, one warp each, and added up in their order
-//   codes    rotated again where shared memory has not kept them, minus the means, 32 rows at a time: their codes, a byte each, to where the tensor cores want them
+//   codes    rotated again where shared memory has not kept them, minus the means, 32 rows at a time: their codes, a
+//            byte each, to where the tensor cores want them
 //
-// Each operation is rounded by itself, in the order of encode_rows() of index/scan/code_rows.h, so that a list has the bits that the host makes
-// of its rows. This file is compiled without contraction to fused multiply-adds.
+// Each operation is rounded by itself, in the order of encode_rows() of index/scan/code_rows.h, so that a list has the
+// bits that the host makes of its rows. This file is compiled without contraction to fused multiply-adds.
 #include <cuda_fp16.h>
 
 #include "cpu/code_doubt.h"

@@ -1,6 +1,6 @@
 // How rows become codes on the device, by warps: for blocks of consecutive rows (encode.cu) and for lists of near rows
-// (encode_lists.cu). Both are compiled without contraction to fused multiply-adds, so that they make the bits of the host
-// (index/scan/code_rows.h).
+// (encode_lists.cu). Both are compiled without contraction to fused multiply-adds, so that they make the bits of the
+// host (index/scan/code_rows.h).
 #pragma once
 
 #include <cuda_fp16.h>
@@ -89,7 +89,8 @@ __device__ inline CodedRow code_row(const float (&x)[kMostOfLane], uint32_t dim,
   return out;
 }
 
-/// Packs the key codes of `tiles` tiles, a byte each in `codes` `[16 tiles, pitch]`, for the tensor cores, by `threads` threads.
+/// Packs the key codes of `tiles` tiles, a byte each in `codes` `[16 tiles, pitch]`, for the tensor cores, by `threads`
+/// threads.
 __device__ inline void pack_keys(const CodeShape& shape, const std::byte* codes, uint32_t pitch,
                                  uint32_t tiles, uint32_t threads, uint32_t* out) {
   const uint32_t words = shape.key_words();

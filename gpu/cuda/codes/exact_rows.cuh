@@ -72,8 +72,8 @@ struct RawRow {
 };
 
 /// Leaves a row in place `slot` of `rows`, by a warp: its values and the heads' logits, both exact and by code.
-/// number: its number among the chosen; place, row: its place (gpu/cuda/codes/pair_places.cuh) and number among all; by_table:
-/// reads_by_table(); q: queries as they came; coded: its logits by its code, perhaps in another
+/// number: its number among the chosen; place, row: its place (gpu/cuda/codes/pair_places.cuh) and number among all;
+/// by_table: reads_by_table(); q: queries as they came; coded: its logits by its code, perhaps in another
 /// block's memory.
 template <int kDim, int kBits, int kHeadTiles, uint32_t kRows>
 __device__ inline void attend_row(const CodesParams& s, uint32_t kv_head, uint32_t number,

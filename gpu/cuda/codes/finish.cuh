@@ -123,8 +123,8 @@ __device__ inline bool leave_record(const CodesParams& s, uint32_t kv_head, uint
   return true;
 }
 
-/// Whether a list that was not read may hold a row that matters for a head, as ListChoice::may_widen() asks it. lse: base 2.
-/// A second look is then at all codes. reach: reach_of_lists().
+/// Whether a list that was not read may hold a row that matters for a head, as ListChoice::may_widen() asks it. lse:
+/// base 2. A second look is then at all codes. reach: reach_of_lists().
 __device__ inline bool may_hide(const CodesParams& s, uint32_t kv_head, float reach, float lse) {
   const ChosenLists& ends = s.list_ends[kv_head];
   const float cap = s.logits.softcap * kLog2E;

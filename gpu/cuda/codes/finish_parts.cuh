@@ -1,5 +1,5 @@
-// What follows the pass for many query rows (gpu/cuda/codes/wide.cuh): gpu/cuda/codes/finish.cuh for all parts of a step in one
-// launch, a cluster for a KV head of a part.
+// What follows the pass for many query rows (gpu/cuda/codes/wide.cuh): gpu/cuda/codes/finish.cuh for all parts of a
+// step in one launch, a cluster for a KV head of a part.
 #pragma once
 
 #include "gpu/cuda/codes/finish.cuh"

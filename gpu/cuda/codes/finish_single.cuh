@@ -7,9 +7,9 @@
 //   merge    splits - N rows by their codes + N rows exactly + resident tokens, one head a warp
 //
 // MEMORY. Nothing here grows with the number of blocks: the largest shape takes 92 of the 99 KiB that the least of
-// these GPUs gives to a thread block (8.6 and 8.9), so there is no capacity that does not fit. Where all that the phases need would be
-// more, they use the same memory in turn: the choice that of the splits' weights, the queries as they came, which are read again,
-// that of the rotated ones; and the splits' sums replace the first split's state.
+// these GPUs gives to a thread block (8.6 and 8.9), so there is no capacity that does not fit. Where all that the
+// phases need would be more, they use the same memory in turn: the choice that of the splits' weights, the queries as
+// they came, which are read again, that of the rotated ones; and the splits' sums replace the first split's state.
 #pragma once
 
 #include "gpu/cuda/codes/choose_single.cuh"

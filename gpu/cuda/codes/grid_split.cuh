@@ -24,8 +24,8 @@ struct GridSplit {
   __device__ static uint32_t end_block(const CodesParams& s) { return __ldcv(s.block_count); }
 };
 
-/// GridSplit of a step with lists: the splits read the pairs of the table that the choice has left, and attend the other lists
-/// by their means.
+/// GridSplit of a step with lists: the splits read the pairs of the table that the choice has left, and attend the
+/// other lists by their means.
 struct ListSplit {
   template <int kDim, int kHeadTiles>
   using Resident = ResidentShare<kDim, kHeadTiles>;

@@ -1,5 +1,5 @@
-// Rows of 512 components: the pass is that for many query rows alone (gpu/cuda/codes/wide_512.cu), as no warp has registers for
-// all components of a tile.
+// Rows of 512 components: the pass is that for many query rows alone (gpu/cuda/codes/wide_512.cu), as no warp has
+// registers for all components of a tile.
 #include "gpu/cuda/codes/finish_parts.cuh"
 #include "gpu/cuda/codes/finish_single.cuh"
 

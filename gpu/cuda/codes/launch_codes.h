@@ -8,7 +8,8 @@
 
 namespace keyhole::gpu::codes {
 
-/// Thread blocks of the clusters that choose a step's rows and merge its states: kFinishBlocks of gpu/cuda/codes/choose.cuh.
+/// Thread blocks of the clusters that choose a step's rows and merge its states: kFinishBlocks of
+/// gpu/cuda/codes/choose.cuh.
 inline constexpr uint32_t kClusterBlocks = 8;
 inline constexpr int kReservedShared = kReservedOfBlock;  ///< bytes of every thread block, by CUDA
 
@@ -21,8 +22,8 @@ size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& param
 
 /// Shared memory of the pass over codes with the fewest stages, with what it declares.
 [[nodiscard]] size_t least_attend_bytes(const Kernels& kernels);
-/// prepare_codes() for what follows the pass alone: chooses CodesStep::cluster, of `step.group` <= 16 heads. needs: gets the bytes of
-/// shared memory of the largest thread block.
+/// prepare_codes() for what follows the pass alone: chooses CodesStep::cluster, of `step.group` <= 16 heads. needs:
+/// gets the bytes of shared memory of the largest thread block.
 [[nodiscard]] cudaError_t prepare_finish(CodesStep& step, int device, size_t& needs);
 
 /// The clusters of finish_codes(): one beside those of the KV heads publishes the step.

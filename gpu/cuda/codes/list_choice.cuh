@@ -1,7 +1,8 @@
-// The choice of the lists that a step reads, by the rule of index/scan/list_choice.h: lists in the order of ln n + s + t, each
-// by the head for which it stands out most above that head's lightest list, until a share of the rows is read, and then more of
-// them for heads that look at everything (gpu/cuda/codes/more_lists.cuh), if ListShare::miss says so. Where that makes lists slower than
-// all blocks, these are read, and in the next steps at once (gpu/cuda/codes/list_memory.cuh).
+// The choice of the lists that a step reads, by the rule of index/scan/list_choice.h: lists in the order of ln n + s +
+// t, each by the head for which it stands out most above that head's lightest list, until a share of the rows is read,
+// and then more of them for heads that look at everything (gpu/cuda/codes/more_lists.cuh), if ListShare::miss says so.
+// Where that makes lists slower than all blocks, these are read, and in the next steps at once
+// (gpu/cuda/codes/list_memory.cuh).
 //
 // A cluster of 8 or 16 thread blocks has a KV head, each block an eighth or a sixteenth of its lists in their order:
 //
@@ -9,13 +10,15 @@
 //            numbers (22 bits). The first means are asked for before the kernels before this one have ended
 //   extremes of each head, by all blocks for all
 //   bins     of an eighth of a nat: rows and pairs of tiles by how far their list is below the best
-//   table    of the pairs of tiles that the pass reads: those of the share's lists, list by list, then those of more lists, then
-//            those of the blocks that no list has. From the bins of all blocks each knows where its part begins
-//   more     lists of heads that would leave too much: what the lists of all blocks weigh is known by the time the table is written
+//   table    of the pairs of tiles that the pass reads: those of the share's lists, list by list, then those of more
+//            lists, then those of the blocks that no list has. From the bins of all blocks each knows where its part
+//            begins
+//   more     lists of heads that would leave too much: what the lists of all blocks weigh is known by the time the
+//            table is written
 //   weights  of the lists that are not read, which the pass attends by their means
 //
-// The kernel is a chain of latencies, which two barriers of the cluster divide: behind extremes and bins. `miss` takes one more,
-// and three where a head has more lists read.
+// The kernel is a chain of latencies, which two barriers of the cluster divide: behind extremes and bins. `miss` takes
+// one more, and three where a head has more lists read.
 #pragma once
 
 #include "cpu/code_doubt.h"
@@ -133,8 +136,9 @@ class ListChooser {
   [[nodiscard]] __device__ More more() const {
     return {own_, reinterpret_cast<unsigned char*>(&shared_ + 1)};
   }
-  /// Brings mean keys on their way to the L2 cache while the kernels before this one still run, behind those that warps ask for at
-  /// once: up to 32 MB in all, for there are contexts whose means no cache holds. A block with few tiles gains nothing by it.
+  /// Brings mean keys on their way to the L2 cache while the kernels before this one still run, behind those that warps
+  /// ask for at once: up to 32 MB in all, for there are contexts whose means no cache holds. A block with few tiles
+  /// gains nothing by it.
   __device__ void prefetch_means(const __half* means) const {
     constexpr uint32_t kMostTiles = 128, kFewTiles = 64;
     const uint32_t list = threadIdx.x * kListTile;
@@ -142,8 +146,8 @@ class ListChooser {
     if (threadIdx.x < kListWarps || threadIdx.x >= kMostTiles) return;
     prefetch_bulk(means + size_t{list} * kDim, min(kListTile, own_.count - list) * kDim * 2);
   }
-  /// Brings the codes of the first lists that are read on their way to the L2 cache: the pass can ask for them when it has seen
-  /// the table.
+  /// Brings the codes of the first lists that are read on their way to the L2 cache: the pass can ask for them when it
+  /// has seen the table.
   __device__ void prefetch_codes(uint32_t last) const {
     const uint32_t i = threadIdx.x;
     if (i < own_.count && own_.bin_of(i) <= last) own_.prefetch_codes(i, own_.place_of(i));
@@ -256,8 +260,8 @@ class ListChooser {
     });
   }
 
-  /// The last bin for all before and in it to have at most so many rows, at least the first that has any. written: gets the
-  /// pairs of the blocks before this one that are read, pairs: of all blocks.
+  /// The last bin for all before and in it to have at most so many rows, at least the first that has any. written: gets
+  /// the pairs of the blocks before this one that are read, pairs: of all blocks.
   __device__ uint32_t find_last_bin(uint32_t& written, uint32_t& pairs) {
     static_assert(kListBins == 2 * kListThreads, "a thread has two bins");
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, bin = 2 * threadIdx.x;
@@ -318,9 +322,9 @@ class ListChooser {
       }
     }
   }
-  /// A step that does not choose. left: StepMemory::left(); is_expected: the next one does not, either, so that the pass, which may be
-  /// told of the one or the other, takes it for one that reads all blocks in any case and waits for this kernel. One block does it,
-  /// and waits for the kernels before: the others make room for those of the pass.
+  /// A step that does not choose. left: StepMemory::left(); is_expected: the next one does not, either, so that the
+  /// pass, which may be told of the one or the other, takes it for one that reads all blocks in any case and waits for
+  /// this kernel. One block does it, and waits for the kernels before: the others make room for those of the pass.
   __device__ void read_blocks(StepMemory& memory, uint32_t left, bool is_expected) {
     if (threadIdx.x == 0) memory.arrive(0, 0);
     if (blockIdx.x == 0) {

@@ -1,6 +1,6 @@
-// Lists that a step does not read, by their mean values: their rows weigh n e^(s + t/2), bounded as index/scan/list_choice.h
-// says, which the choice has worked out. The warps of the pass share them, in tiles of 16 that go through the same products
-// as tiles of 16 rows.
+// Lists that a step does not read, by their mean values: their rows weigh n e^(s + t/2), bounded as
+// index/scan/list_choice.h says, which the choice has worked out. The warps of the pass share them, in tiles of 16 that
+// go through the same products as tiles of 16 rows.
 #pragma once
 
 #include "gpu/cuda/codes/params.h"
@@ -8,8 +8,8 @@
 
 namespace keyhole::gpu::codes {
 
-/// What the weight of a row is as an fp16 number, 256 times as much that of a list: far from the largest and the smallest of
-/// them. The unit of value codes is not, so sums are brought to it behind the products.
+/// What the weight of a row is as an fp16 number, 256 times as much that of a list: far from the largest and the
+/// smallest of them. The unit of value codes is not, so sums are brought to it behind the products.
 constexpr float kMeanWeight = 0.125F;
 
 /// A warp's share: tiles number, number + step, .. of a KV head's lists.
@@ -41,8 +41,8 @@ class ListMeans {
   /// Whether the choice has left no list out, once it has ended.
   [[nodiscard]] __device__ bool reads_all() const { return reads_all_; }
 
-  /// Adds the tiles to the warp's sums: acc, `sum` of weights, and `top`, the logarithm that these are relative to. unit: what
-  /// weights are multiplied by.
+  /// Adds the tiles to the warp's sums: acc, `sum` of weights, and `top`, the logarithm that these are relative to.
+  /// unit: what weights are multiplied by.
   __device__ void add(float unit, typename Sums::Products& acc, float (&top)[kHeadTiles],
                       float (&sum)[kHeadTiles]) {
     if (reads_all_ || !has_more()) return;

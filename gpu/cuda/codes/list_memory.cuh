@@ -1,12 +1,15 @@
-// What a choice among lists tells the steps behind it: whether these read all blocks without choosing (ListShare::keeps).
+// What a choice among lists tells the steps behind it: whether these read all blocks without choosing
+// (ListShare::keeps).
 //
-// Heads that look at everything do so in the next steps, too, and a step that chooses and then reads next to all rows takes a third
-// longer than one that reads all blocks at once. What decides is the layer and not a KV head: the thread blocks of the pass are
-// divided evenly among KV heads, so one of these that reads all its blocks behind a choice decides the time of the step.
+// Heads that look at everything do so in the next steps, too, and a step that chooses and then reads next to all rows
+// takes a third longer than one that reads all blocks at once. What decides is the layer and not a KV head: the thread
+// blocks of the pass are divided evenly among KV heads, so one of these that reads all its blocks behind a choice
+// decides the time of the step.
 //
-// ORDER. A choice starts when all blocks of the kernel before it have, and these when all of the pass before them have waited for
-// its own choice. So what the choice of the step before has left may be read at once. Every thread block arrives once, behind its
-// own reading, and the last one writes what the next step reads: sums of integers, which do not depend on the order.
+// ORDER. A choice starts when all blocks of the kernel before it have, and these when all of the pass before them have
+// waited for its own choice. So what the choice of the step before has left may be read at once. Every thread block
+// arrives once, behind its own reading, and the last one writes what the next step reads: sums of integers, which do
+// not depend on the order.
 #pragma once
 
 #include "gpu/cuda/codes/params.h"
@@ -14,7 +17,8 @@
 
 namespace keyhole::gpu::codes {
 
-/// Whether a step is likely to read all blocks, by a warp that does not wait for the choice: this may be about to change what it reads.
+/// Whether a step is likely to read all blocks, by a warp that does not wait for the choice: this may be about to
+/// change what it reads.
 __device__ inline bool may_read_all(const CodesParams& s) {
   const ListMemory* const memory = s.lists.memory;
   const bool may = memory != nullptr && __ldcv(&memory->left) != 0;
@@ -33,8 +37,9 @@ class StepMemory {
     return memory_ == nullptr ? 0 : __ldcv(&memory_->left);
   }
 
-  /// Arrives, when all threads of the block know left(). by_share, pairs: of a KV head's pairs of tiles, those that the share has
-  /// read and all that were chosen, by one thread block of it; else 0. Waits for nothing: the answer comes with conclude().
+  /// Arrives, when all threads of the block know left(). by_share, pairs: of a KV head's pairs of tiles, those that the
+  /// share has read and all that were chosen, by one thread block of it; else 0. Waits for nothing: the answer comes
+  /// with conclude().
   __device__ void arrive(uint32_t by_share, uint32_t pairs) {
     if (memory_ == nullptr) return;
     own_ = kOne | static_cast<unsigned long long>(units_of(by_share)) << kBits | units_of(pairs);
@@ -51,8 +56,8 @@ class StepMemory {
     const unsigned long long sums = before_ + own_;
     const auto by_share = static_cast<float>(sums >> kBits & kMask);
     const auto chosen = static_cast<float>(sums & kMask);
-    // A step by lists takes longer by the choice, and reads lists a little slower than blocks. Where that leaves nothing, the spec has
-    // asked for lists of few rows: they are read, but for heads that look at everything.
+    // A step by lists takes longer by the choice, and reads lists a little slower than blocks. Where that leaves
+    // nothing, the spec has asked for lists of few rows: they are read, but for heads that look at everything.
     const auto pairs = static_cast<float>(s_.kv_heads * units_of(blocks * kBlockMaxima));
     const auto pair_bytes = static_cast<float>(
         2 * kCodeLanes * 4 * (s_.shape.key_words() + s_.shape.value_words()) + kPairRows * 4);
@@ -65,8 +70,8 @@ class StepMemory {
   static constexpr uint32_t kBits = 24;  ///< of a sum
   static constexpr unsigned long long kMask = (1ULL << kBits) - 1, kOne = 1ULL << (2 * kBits);
   static constexpr uint32_t kMostBlocks = 0xFFFF;
-  // By the times of an H100 (bench/RESULTS.md, "Lists of codes on a device"): so many pairs of lists take as long as one of blocks, and
-  // so many bytes of them as long as the choice.
+  // By the times of an H100 (bench/RESULTS.md, "Lists of codes on a device"): so many pairs of lists take as long as
+  // one of blocks, and so many bytes of them as long as the choice.
   static constexpr float kWorthPairs = 0.8F, kChoiceBytes = 66e6F;
   static constexpr float kMostOfShare = 1.5F;
 

@@ -8,7 +8,8 @@
 
 namespace keyhole::gpu {
 
-/// A pair of tiles, 32 rows, that a step reads by its codes: one of a list's, or of a block of newer rows that no list has.
+/// A pair of tiles, 32 rows, that a step reads by its codes: one of a list's, or of a block of newer rows that no list
+/// has.
 struct ListedPair {
   static constexpr uint32_t kOfBlock = 1U << 31U;
   static constexpr uint32_t kRowsAt = 26;  ///< the bits below number the list or the block
@@ -18,10 +19,12 @@ struct ListedPair {
   uint32_t owner = 0;  ///< kOfBlock or 0, rows - 1, and the number of the list or the block
 };
 
-/// What the steps of a layer that choose among lists tell those behind them (gpu/cuda/codes/list_memory.cuh). Zero at first.
+/// What the steps of a layer that choose among lists tell those behind them (gpu/cuda/codes/list_memory.cuh). Zero at
+/// first.
 struct ListMemory {
   uint32_t left = 0;  ///< steps that read all blocks before one chooses again
-  /// Thread blocks of the choice under way that have arrived, in the highest bits, and what these have come to; 0 between steps.
+  /// Thread blocks of the choice under way that have arrived, in the highest bits, and what these have come to; 0
+  /// between steps.
   alignas(8) unsigned long long sums = 0;
 };
 
@@ -42,14 +45,16 @@ struct CodesLists {
   const ListFigures* figures = nullptr;   ///< `[kv_heads, list_capacity]`
   const uint16_t* key_means = nullptr;    ///< `[kv_heads, list_capacity, dim]` fp16
   const uint16_t* value_means = nullptr;  ///< likewise
-  /// The same as tensor cores take them, in tiles of 16 lists: `[kv_heads, tiles, dim / 16, 32 lanes, 4]`, see MeanTiles.
+  /// The same as tensor cores take them, in tiles of 16 lists: `[kv_heads, tiles, dim / 16, 32 lanes, 4]`, see
+  /// MeanTiles.
   const uint32_t* mean_tiles = nullptr;
   ListMemory* memory = nullptr;  ///< null: each step chooses
 };
 
-/// Mean values of a KV head's lists that are to be laid out as tensor cores take them: register 4 m + a of lane l holds, for j =
-/// 0, 1, component 16 m + l / 4 + 8 (a mod 2) of list 2 (l mod 4) + j + 8 (a div 2) of the tile, in the unit that the value
-/// codes of such components have in the pass (ValueUnits of gpu/cuda/codes/value_sums.cuh), relative to the largest.
+/// Mean values of a KV head's lists that are to be laid out as tensor cores take them: register 4 m + a of lane l
+/// holds, for j = 0, 1, component 16 m + l / 4 + 8 (a mod 2) of list 2 (l mod 4) + j + 8 (a div 2) of the tile, in the
+/// unit that the value codes of such components have in the pass (ValueUnits of gpu/cuda/codes/value_sums.cuh),
+/// relative to the largest.
 struct MeanTiles {
   static constexpr uint32_t kLists = 16;  ///< of a tile
 

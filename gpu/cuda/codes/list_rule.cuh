@@ -35,8 +35,8 @@ __device__ inline float hope_of_list(const ListLogit& list, float log_rows) {
 /// The weight of an unread list's row on average, relative to the head's largest mean logit. top: that logit, base 2.
 __device__ inline float weight_of_list(const ListLogit& list, float log_rows, float top) {
   const float above = list.logit - top;
-  // Many of a list's rows make up the weight by second order, up to a variance of twice the logarithm of their number; from
-  // there on the largest row alone does.
+  // Many of a list's rows make up the weight by second order, up to a variance of twice the logarithm of their number;
+  // from there on the largest row alone does.
   const float nats = list.spread <= 2.0F * log_rows
                          ? 0.5F * list.spread
                          : sqrtf(2.0F * list.spread * log_rows) - log_rows;

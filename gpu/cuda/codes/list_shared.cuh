@@ -1,5 +1,5 @@
-// The shared memory of a thread block of the choice among lists (gpu/cuda/codes/list_choice.cuh): its queries, the figures of
-// its lists, and what the blocks of a cluster tell each other.
+// The shared memory of a thread block of the choice among lists (gpu/cuda/codes/list_choice.cuh): its queries, the
+// figures of its lists, and what the blocks of a cluster tell each other.
 #pragma once
 
 #include "gpu/cuda/codes/params.h"
@@ -10,8 +10,8 @@ namespace keyhole::gpu::codes {
 
 inline constexpr uint32_t kListBins = 512;
 
-/// The queries of a group as two fp16 numbers, high and low, relative to a power of 2 of each head. Rows are longer than their
-/// contents, so that lanes read from different banks.
+/// The queries of a group as two fp16 numbers, high and low, relative to a power of 2 of each head. Rows are longer
+/// than their contents, so that lanes read from different banks.
 template <int kDim, int kHeadTiles>
 struct SplitQueries {
   static constexpr int kHeads = 4 * kHeadTiles;
@@ -20,7 +20,8 @@ struct SplitQueries {
   alignas(16) __half parts[2][8 * kColumns][kRow];
   float unit[8 * kColumns];  ///< what products are multiplied by
 
-  /// Makes them from the rows of prepared queries, by the threads of a block; barriers before and after are the caller's.
+  /// Makes them from the rows of prepared queries, by the threads of a block; barriers before and after are the
+  /// caller's.
   template <class Queries>
   __device__ void make(const Queries& queries) {
 #pragma unroll 1
@@ -42,7 +43,8 @@ struct SplitQueries {
   }
 };
 
-/// The part of 16 mean keys that a lane holds: of lists lane / 4 and lane / 4 + 8, components 16 m + 4 (lane % 4) .. + 3.
+/// The part of 16 mean keys that a lane holds: of lists lane / 4 and lane / 4 + 8, components 16 m + 4 (lane % 4) .. +
+/// 3.
 template <int kDim>
 struct MeanRows {
   uint2 of[2][kDim / 16];
@@ -58,16 +60,16 @@ struct MeanRows {
   }
 };
 
-/// Numbers of which the cluster needs the largest: of each head the most that a list counts and minus the least, in nats, and
-/// the largest logit of a mean, base 2; and the longest row of all lists.
+/// Numbers of which the cluster needs the largest: of each head the most that a list counts and minus the least, in
+/// nats, and the largest logit of a mean, base 2; and the longest row of all lists.
 template <int kHeads>
 struct ListExtremes {
   static constexpr uint32_t kNumbers = 3 * kHeads + 1;
   static constexpr uint32_t kTop = 0, kLow = kHeads, kLogit = 2 * kHeads, kWidest = 3 * kHeads;
 };
 
-/// The first lists of a block in shared memory, behind ListShared: what all stages need of them, so that these wait for memory
-/// once, in front of all.
+/// The first lists of a block in shared memory, behind ListShared: what all stages need of them, so that these wait for
+/// memory once, in front of all.
 template <int kHeads>
 struct KeptLists {
   static constexpr size_t kBytes =
@@ -103,8 +105,8 @@ struct ListShared {
   float block_ends[kBlocks][kNumbers];  ///< from all blocks of the cluster
   float ends[kNumbers];
   float warp_reach[kListWarps][kHeads];  ///< of lists that are not read
-  // Whole vectors each: the compiler would read a neighbour's last word with an array that begins beside it, which tools that look
-  // for races take for one.
+  // Whole vectors each: the compiler would read a neighbour's last word with an array that begins beside it, which
+  // tools that look for races take for one.
   alignas(16) uint32_t sums[kListWarps];
   alignas(16) uint32_t pairs_before[kListWarps];
   alignas(16) uint32_t pairs_of_all[kListWarps];

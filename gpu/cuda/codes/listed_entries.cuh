@@ -1,5 +1,5 @@
-// A warp's part of the table of pairs that a step with lists reads: 32 entries at a time in its lanes, and what they name on
-// its way to the L2 cache before the warp asks for it.
+// A warp's part of the table of pairs that a step with lists reads: 32 entries at a time in its lanes, and what they
+// name on its way to the L2 cache before the warp asks for it.
 #pragma once
 
 #include "gpu/cuda/codes/pair_places.cuh"
@@ -21,8 +21,8 @@ class ListedEntries {
 
   __device__ ListedEntries(const CodesParams& s, uint32_t kv_head) : s_(s), kv_head_(kv_head) {}
 
-  /// Once the choice has ended, or at any time if entries are the pairs of all blocks (reads_all): the warp has entries [first, end).
-  /// taken: so many of the first pairs are not prefetched, because they are asked for at once.
+  /// Once the choice has ended, or at any time if entries are the pairs of all blocks (reads_all): the warp has entries
+  /// [first, end). taken: so many of the first pairs are not prefetched, because they are asked for at once.
   __device__ void start(uint32_t first, uint32_t end, int taken, bool reads_all) {
     reads_all_ = reads_all;
     end_ = end;
@@ -44,8 +44,8 @@ class ListedEntries {
     from_ = i;
     load();
   }
-  /// Prefetches the mean value of an entry's list, and its codes, or what the pairs of a block have in common, with its first one
-  /// or where is_first says so: codes of blocks are asked for soon enough.
+  /// Prefetches the mean value of an entry's list, and its codes, or what the pairs of a block have in common, with its
+  /// first one or where is_first says so: codes of blocks are asked for soon enough.
   __device__ void prefetch(uint32_t i, bool with_codes, bool is_first = false) const {
     if (i >= end_) return;
     const ListedPair p = of(i);

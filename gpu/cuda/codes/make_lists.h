@@ -1,17 +1,17 @@
-// Lists of near rows (gpu/code_lists.h) made by the device from K and V: rows of a stretch of the text are clustered, and
-// encoded about the means of their clusters straight to where steps read them. The host knows no number of it: how many
-// lists and pairs of tiles a stretch has stays on the device, and each stretch has memory of its own for the most that it may
-// have.
+// Lists of near rows (gpu/code_lists.h) made by the device from K and V: rows of a stretch of the text are clustered,
+// and encoded about the means of their clusters straight to where steps read them. The host knows no number of it: how
+// many lists and pairs of tiles a stretch has stays on the device, and each stretch has memory of its own for the most
+// that it may have.
 //
 //   copy     rows of some KV heads from pinned host memory, once over the bus
-//   cluster  k-means of the balanced keys: products with the centroids on tensor cores, rows sorted by cluster, means of
-//            these (cluster_rows.cu)
-//   divide   clusters of more than 256 rows into pieces of the text; where the lists would take more pairs than there are
-//            for the stretch, rows in the order of their clusters are cut into equal lists, which fit
+//   cluster  k-means of the balanced keys: products with the centroids on tensor cores, rows sorted by cluster, means
+//            of these (cluster_rows.cu)
+//   divide   clusters of more than 256 rows into pieces of the text; where the lists would take more pairs than there
+//            are for the stretch, rows in the order of their clusters are cut into equal lists, which fit
 //   encode   each list about its means, as index::encode_rows() does it, bit for bit (encode_lists.cu)
 //
-// COST. Arithmetic is small: 131,072 rows of 8 KV heads of 128 components in stretches of 16,384 with 256 clusters are 69
-// GFLOP an iteration.
+// COST. Arithmetic is small: 131,072 rows of 8 KV heads of 128 components in stretches of 16,384 with 256 clusters are
+// 69 GFLOP an iteration.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -34,14 +34,15 @@ struct ListTotals {
   uint32_t lists = 0, pairs = 0;
 };
 
-/// MakeLists::kept_rows of rows of `dim` components: a list has 64 on average, and four thread blocks of a multiprocessor have
-/// the shared memory.
+/// MakeLists::kept_rows of rows of `dim` components: a list has 64 on average, and four thread blocks of a
+/// multiprocessor have the shared memory.
 [[nodiscard]] constexpr uint32_t kept_list_rows(uint32_t dim) {
   constexpr uint32_t kBytes = 32768;
   return kBytes / (dim * static_cast<uint32_t>(sizeof(float)));
 }
 
-/// A stretch of a layer's rows that is put in lists, of KV heads [first_head, first_head + heads). Pointers are the device's.
+/// A stretch of a layer's rows that is put in lists, of KV heads [first_head, first_head + heads). Pointers are the
+/// device's.
 struct MakeLists {
   CodeShape shape;
   DType dtype = DType::f16;
@@ -97,8 +98,8 @@ void launch_cluster_rows(const MakeLists& p, cudaStream_t stream);
 /// Enqueues the lists of what launch_cluster_rows() has found. Throws Error(device_error).
 void launch_encode_lists(const MakeLists& p, cudaStream_t stream);
 
-/// Enqueues that steps find the lists of all stretches up to one: counts `[1 + kv_heads]` becomes `listed` and the lists of
-/// each KV head, and `memory` that of no step.
+/// Enqueues that steps find the lists of all stretches up to one: counts `[1 + kv_heads]` becomes `listed` and the
+/// lists of each KV head, and `memory` that of no step.
 void launch_use_lists(const ListTotals* totals, uint32_t kv_heads, uint32_t listed,
                       uint32_t* counts, ListMemory* memory, cudaStream_t stream);
 

@@ -1,16 +1,19 @@
-// More lists for heads that look at everything, by the rule of index/scan/list_choice.h (ListShare::miss): a head whose unread
-// lists weigh more than miss |o| / dim^(1/2), and more than a sixty-fourth of all, has its own lists read from that of most hope on
-// until they do not. The parts of it in the order in which the choice calls them:
+// More lists for heads that look at everything, by the rule of index/scan/list_choice.h (ListShare::miss): a head whose
+// unread lists weigh more than miss |o| / dim^(1/2), and more than a sixty-fourth of all, has its own lists read from
+// that of most hope on until they do not. The parts of it in the order in which the choice calls them:
 //
-//   add_values()  o, the sum of weights and mean values over all lists, from kSampled components alone: components are rotated,
-//                 and so alike, and |o| of 32 of them is off by an eighth (standard deviation). On tensor cores, while the
-//                 cluster waits for the bins of its blocks
-//   add_left()    what lists that the share does not read weigh, and of each head how much of it by hope, in bins of 1/32 nat
-//   read_more()   behind a barrier of the cluster: which heads lack, and which lists they want. Where none lacks, that is all
+//   add_values()  o, the sum of weights and mean values over all lists, from kSampled components alone: components are
+//                 rotated, and so alike, and |o| of 32 of them is off by an eighth (standard deviation). On tensor
+//                 cores, while the cluster waits for the bins of its blocks
+//   add_left()    what lists that the share does not read weigh, and of each head how much of it by hope, in bins of
+//                 1/32 nat
+//   read_more()   behind a barrier of the cluster: which heads lack, and which lists they want. Where none lacks, that
+//                 is all
 //
 // Their codes are not brought on the way to the L2 cache as those of the share: they may be more than it holds.
 //
-// The numbers of a bin are integers in units of the block's own sum, so that sums do not depend on the order of threads.
+// The numbers of a bin are integers in units of the block's own sum, so that sums do not depend on the order of
+// threads.
 #pragma once
 
 #include "gpu/cuda/codes/cluster.cuh"
@@ -27,8 +30,8 @@ struct MoreShared {
 
   float warp_values[kListWarps][kHeads][kSampled];
   float warp_all[kListWarps][kHeads], warp_left[kListWarps][kHeads];
-  // Of the block's lists, for all blocks of the cluster: sums of weights times mean values, of weights, of those of lists that the
-  // share does not read, and what a unit of the bins is.
+  // Of the block's lists, for all blocks of the cluster: sums of weights times mean values, of weights, of those of
+  // lists that the share does not read, and what a unit of the bins is.
   float values[kHeads][kSampled];
   float all[kHeads], left[kHeads], unit[kHeads];
   alignas(16) uint32_t bins[kHeads][kListBins];
@@ -161,8 +164,9 @@ class MoreLists {
     shared_.unit[threadIdx.x] = all / kUnits;
   }
 
-  /// Gives the lists that are read beside those of the share the bin kMoreBin. Returns their pairs of tiles, of all blocks;
-  /// `before`: gets those of the blocks before this one. A barrier of the cluster comes behind it before the block ends.
+  /// Gives the lists that are read beside those of the share the bin kMoreBin. Returns their pairs of tiles, of all
+  /// blocks; `before`: gets those of the blocks before this one. A barrier of the cluster comes behind it before the
+  /// block ends.
   __device__ uint32_t read_more(uint32_t last, uint32_t& before) const {
     before = 0;
     ask_heads();
@@ -229,8 +233,8 @@ class MoreLists {
       if (lane == 0) shared_.most_left[h] = left > most ? most : -1.0F;
     }
   }
-  /// Tells all blocks of each head that lacks the bins from which the rest is within its limit. Blocks divide the heads, whose bins in
-  /// all blocks are much to read, and a warp has one: a lane has 16 bins.
+  /// Tells all blocks of each head that lacks the bins from which the rest is within its limit. Blocks divide the
+  /// heads, whose bins in all blocks are much to read, and a warp has one: a lane has 16 bins.
   __device__ void find_bins() const {
     constexpr int kOfLane = kListBins / 32;
     const uint32_t lane = threadIdx.x % 32;

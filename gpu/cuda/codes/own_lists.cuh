@@ -1,6 +1,7 @@
-// The lists of a thread block of the choice among lists (gpu/cuda/codes/list_choice.cuh): what it knows of them, and their
-// codes on the way to the L2 cache. Where heads count, kHeads neighbouring threads have a list, each one head of it: code that
-// runs once is slow, because its instructions come from memory, and so there is one copy of it and not kHeads.
+// The lists of a thread block of the choice among lists (gpu/cuda/codes/list_choice.cuh): what it knows of them, and
+// their codes on the way to the L2 cache. Where heads count, kHeads neighbouring threads have a list, each one head of
+// it: code that runs once is slow, because its instructions come from memory, and so there is one copy of it and not
+// kHeads.
 #pragma once
 
 #include "gpu/cuda/codes/list_rule.cuh"

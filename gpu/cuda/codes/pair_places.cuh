@@ -1,7 +1,7 @@
-// Where the codes of 32 rows lie that a step reads together, and which rows these are. Without lists pair `i` of a KV head is
-// pair i of its blocks; with lists it is entry i of the table that the choice has written (gpu/cuda/codes/list_choice.cuh), if
-// that has not come to all blocks. So a row's place, 32 times its pair's number and its own among the 32, is its number where there is
-// no table.
+// Where the codes of 32 rows lie that a step reads together, and which rows these are. Without lists pair `i` of a KV
+// head is pair i of its blocks; with lists it is entry i of the table that the choice has written
+// (gpu/cuda/codes/list_choice.cuh), if that has not come to all blocks. So a row's place, 32 times its pair's number
+// and its own among the 32, is its number where there is no table.
 #pragma once
 
 #include "gpu/cuda/codes/tile_ring.cuh"

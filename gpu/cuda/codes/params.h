@@ -19,8 +19,8 @@ static_assert(kMaximumRows == kPairRows, "a maximum is that of a pair of tiles")
   return s.lists.list_capacity == 0 ? of_blocks : of_blocks + s.lists.list_capacity;
 }
 
-/// Thread blocks of a KV head that choose among its lists, a cluster: 8, or where that is too few for a device's memory to be busy,
-/// and it has clusters of so many, 16. See CodesLists::blocks.
+/// Thread blocks of a KV head that choose among its lists, a cluster: 8, or where that is too few for a device's memory
+/// to be busy, and it has clusters of so many, 16. See CodesLists::blocks.
 inline constexpr uint32_t kListBlocks = 8, kMostListBlocks = 16;
 
 /// What the choice among a KV head's lists has come to.
@@ -28,8 +28,8 @@ struct ChosenLists {
   uint32_t pairs = 0;  ///< of tiles that the step reads
   uint32_t is_wide =
       0;  ///< whether a list's logits may spread so far that a row of an unread one may be anything
-  /// Whether all blocks are read in place of lists, and no mean stands for any row: then there is no table, and only `pairs` counts of
-  /// the others.
+  /// Whether all blocks are read in place of lists, and no mean stands for any row: then there is no table, and only
+  /// `pairs` counts of the others.
   uint32_t reads_all = 0;
   float tops[kMaxDeviceGroup] = {};  ///< largest logit of a mean, base 2
   /// The largest logit that a row of an unread list of each block's may have, base 2, before a soft-cap.
@@ -37,8 +37,8 @@ struct ChosenLists {
 };
 
 struct CodesParams : CodesStep {
-  /// Query heads of the kernels, with those that are there to fill tiles: the last part of a step has fewer of its own than
-  /// the others.
+  /// Query heads of the kernels, with those that are there to fill tiles: the last part of a step has fewer of its own
+  /// than the others.
   uint32_t padded_heads = 0;
   float* maxima =
       nullptr;  ///< largest logit, base 2, of every 32 rows `[kv_heads, most_groups(), padded heads]`
@@ -53,8 +53,8 @@ struct CodesParams : CodesStep {
 
   // Of steps with lists. Scores are the products of queries and mean keys in base 2, before a soft-cap.
   float* list_scores = nullptr;  ///< `[kv_heads, list_capacity, padded heads]`
-  /// What all rows of a list that is not read weigh, relative to the head's largest mean logit; 0 of lists that are read:
-  /// `[kv_heads, list_capacity, padded heads]`.
+  /// What all rows of a list that is not read weigh, relative to the head's largest mean logit; 0 of lists that are
+  /// read: `[kv_heads, list_capacity, padded heads]`.
   float* list_weights = nullptr;
   uint32_t* list_bins =
       nullptr;  ///< `[kv_heads, list_capacity]` of the choice, of lists that a block does not keep
@@ -108,8 +108,8 @@ struct Kernels {
   [[nodiscard]] uint32_t attend_passes() const { return heads / attend_heads; }
 };
 
-/// The kernel that chooses among lists (gpu/cuda/codes/list_choice.cuh), and its shared memory in bytes: of all steps, of those
-/// with ListShare::miss besides, and of each list that a block keeps; null: there is none.
+/// The kernel that chooses among lists (gpu/cuda/codes/list_choice.cuh), and its shared memory in bytes: of all steps,
+/// of those with ListShare::miss besides, and of each list that a block keeps; null: there is none.
 inline constexpr uint32_t kListWarps = 8;
 inline constexpr uint32_t kListThreads = kListWarps * 32;
 inline constexpr uint32_t kListTile =

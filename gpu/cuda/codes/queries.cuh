@@ -1,4 +1,5 @@
-// A group's queries as the tensor cores want them: rotated, and in integers of 15 bits, less where codes lie high in their bytes.
+// A group's queries as the tensor cores want them: rotated, and in integers of 15 bits, less where codes lie high in
+// their bytes.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -106,9 +107,9 @@ struct RawQueries {
   }
 };
 
-/// Prepares a query by a warp, from x, a lane's quads as they came; logits: as in the step. row: gets it rotated, times scale
-/// log2(e); `as_they_came` the same before it is rotated; `scale`: of the lane's channels. store(part, quad, word) keeps the four
-/// bytes of quad `quad` of a lane of the high part (0) or the low one.
+/// Prepares a query by a warp, from x, a lane's quads as they came; logits: as in the step. row: gets it rotated, times
+/// scale log2(e); `as_they_came` the same before it is rotated; `scale`: of the lane's channels. store(part, quad,
+/// word) keeps the four bytes of quad `quad` of a lane of the high part (0) or the low one.
 template <int kDim, int kBits, class Store>
 __device__ __forceinline__ void prepare_query(const LogitParams& logits,
                                               float (&x)[kLaneParts<kDim>],
@@ -168,8 +169,8 @@ __device__ __forceinline__ void prepare_query(const LogitParams& logits,
   }
 }
 
-/// Prepares queries by kBlockWarps warps, by prepare_query(). store(h, part, quad, word): as there, of head h. heads: as in
-/// RawQueries::load(), of steps with the same scale.
+/// Prepares queries by kBlockWarps warps, by prepare_query(). store(h, part, quad, word): as there, of head h. heads:
+/// as in RawQueries::load(), of steps with the same scale.
 template <int kDim, int kBits, int kHeads, int kBlockWarps, int kAhead, class Heads, class Store>
 __device__ __forceinline__ void prepare_queries(const Heads& heads,
                                                 RawQueries<kDim, kHeads, kBlockWarps, kAhead>& raw,

@@ -1,4 +1,5 @@
-// The logits of a tile of 16 rows by their codes. Both kernels of a step run the same instructions, so that both see the same bits.
+// The logits of a tile of 16 rows by their codes. Both kernels of a step run the same instructions, so that both see
+// the same bits.
 //
 //   scores   <q, u> in integers: keys' codes where they lie in their bytes (a mask, no shift) times q in two 8-bit
 //            parts (gpu/cuda/codes/queries.cuh), which are two columns of one product m16n8k32: 4 heads fill its 8

@@ -35,8 +35,8 @@ __device__ inline uint32_t place_of_piece(uint32_t piece) {
   return piece;
 }
 
-/// Reads a lane's words of a tile, whose pieces were placed by place_of_piece<kPieces>(); 0: they do not make pieces, and lie
-/// as they came. tile: its number, whose pieces begin at a multiple of 32.
+/// Reads a lane's words of a tile, whose pieces were placed by place_of_piece<kPieces>(); 0: they do not make pieces,
+/// and lie as they came. tile: its number, whose pieces begin at a multiple of 32.
 template <uint32_t kPieces, int kWords>
 __device__ inline void read_words(const std::byte* from, int tile, int lane,
                                   uint32_t (&words)[kWords]) {
@@ -77,8 +77,8 @@ __device__ __forceinline__ void read_of_piece(const std::byte* from, uint32_t* w
 /// Number of 16-byte pieces that a lane reads of a tile; 0: its words do not make such pieces.
 constexpr uint32_t pieces_of(uint32_t words) { return words % 4 == 0 ? words / 4 : 0; }
 
-/// A warp's ring. Between wait() and the next take_in(), all lanes may read the pair that wait() was for; with one stage the next
-/// take_in() overwrites it. kOnce: copies tell the L2 cache that codes are read once.
+/// A warp's ring. Between wait() and the next take_in(), all lanes may read the pair that wait() was for; with one
+/// stage the next take_in() overwrites it. kOnce: copies tell the L2 cache that codes are read once.
 template <int kDim, int kBits, bool kOnce = true>
 class TileRing {
  public:
@@ -185,8 +185,8 @@ class TileRing {
       copy_async(to, from, true);
     }
   }
-  /// Copies the lane's pieces of kBytes: every 32nd piece. Their places in shared memory are as far apart, or with 8 pieces of a
-  /// lane, which change places within 64, by 4 more or less in turn.
+  /// Copies the lane's pieces of kBytes: every 32nd piece. Their places in shared memory are as far apart, or with 8
+  /// pieces of a lane, which change places within 64, by 4 more or less in turn.
   template <uint32_t kBytes, uint32_t kPieces>
   __device__ void copy(uint32_t to, const std::byte* from) const {
     static_assert(kBytes % 16 == 0);

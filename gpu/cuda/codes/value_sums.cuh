@@ -1,5 +1,5 @@
-// Sums of weighted values by tensor cores: value codes as the subnormal fp16 numbers that they are where they lie, and what of the
-// products a lane has.
+// Sums of weighted values by tensor cores: value codes as the subnormal fp16 numbers that they are where they lie, and
+// what of the products a lane has.
 #pragma once
 
 #include <cuda_fp16.h>

@@ -1,4 +1,5 @@
-// A row of a query, a key or a value as a warp has it: which components are whose, its rotation, and its way to shared memory.
+// A row of a query, a key or a value as a warp has it: which components are whose, its rotation, and its way to shared
+// memory.
 #pragma once
 
 #include "gpu/cuda/codes/params.h"

@@ -1,14 +1,15 @@
-// The pass of gpu/cuda/codes/wide.cuh over all codes of a layer for many query rows, by Hopper's warpgroup products: compiled for
-// 9.0a alone.
+// The pass of gpu/cuda/codes/wide.cuh over all codes of a layer for many query rows, by Hopper's warpgroup products:
+// compiled for 9.0a alone.
 //
-// There shared memory limits the pass: each warp reads all queries for its 16 rows of codes. A product of a warpgroup takes 64 rows
-// of codes for one read of the queries, and takes the codes from registers, whose layout is that of m16n8k32 and m16n8k16. So the
-// codes of keys (64 rows times components) and, transposed, of values (64 components times rows) go from a ring in shared memory
-// to registers once, and never back.
+// There shared memory limits the pass: each warp reads all queries for its 16 rows of codes. A product of a warpgroup
+// takes 64 rows of codes for one read of the queries, and takes the codes from registers, whose layout is that of
+// m16n8k32 and m16n8k16. So the codes of keys (64 rows times components) and, transposed, of values (64 components
+// times rows) go from a ring in shared memory to registers once, and never back.
 //
-// A thread block has some warpgroups, and each of these a run of chunks of its own, with its own running maxima and sums: what
-// they have in common are the queries. A chunk is 128 rows, half a block; a warpgroup takes half of it at once, a turn: the even tiles
-// of 16 rows, then the odd ones, so that a warp has both tiles of a pair, whose largest logit it knows alone. A turn:
+// A thread block has some warpgroups, and each of these a run of chunks of its own, with its own running maxima and
+// sums: what they have in common are the queries. A chunk is 128 rows, half a block; a warpgroup takes half of it at
+// once, a turn: the even tiles of 16 rows, then the odd ones, so that a warp has both tiles of a pair, whose largest
+// logit it knows alone. A turn:
 //
 //   scores   warp w has tile w of four; integers, exact, as in the other passes
 //   weights  as there, bit by bit; times value factors, in fp16, to shared memory, in two places that take turns
@@ -20,20 +21,21 @@
 // value and takes what the ones in the values' registers added. Sums of weights and largest logits of both turns of a
 // chunk are combined over the lanes together, where there are registers for it.
 //
-// ORDER. What one warp writes and others read lies on two sides of a turn's barrier, and so does what they have read and
-// it writes again. Weights have a place for first turns and one for second ones: a warp's products with the first have
-// ended before it comes to the second turn's barrier, behind which the next chunk's weights are written. The sums of a
-// chunk are written before its second barrier, and again behind the next chunk's first one. What a block's rows need of
-// its means is made in the last turn before it, in the place of the block before last; means come to shared memory with
-// the copies of a turn, three turns before. Codes of a turn go to the stage of the turn before, behind the barrier.
+// ORDER. What one warp writes and others read lies on two sides of a turn's barrier, and so does what they have read
+// and it writes again. Weights have a place for first turns and one for second ones: a warp's products with the first
+// have ended before it comes to the second turn's barrier, behind which the next chunk's weights are written. The sums
+// of a chunk are written before its second barrier, and again behind the next chunk's first one. What a block's rows
+// need of its means is made in the last turn before it, in the place of the block before last; means come to shared
+// memory with the copies of a turn, three turns before. Codes of a turn go to the stage of the turn before, behind the
+// barrier.
 //
 // ROOM. The first codes are on their way while queries and resident tokens are prepared: these have the last stage
-// meanwhile. The loop's instructions have to fit into the cache for instructions, of 32 KiB or so: caps of logits have a
-// loop of their own.
+// meanwhile. The loop's instructions have to fit into the cache for instructions, of 32 KiB or so: caps of logits have
+// a loop of their own.
 //
-// TIME. At 24 query rows of 128 components a turn is some 590 instructions of each warp, and takes a multiprocessor of an
-// H100 0.5 us, where memory takes 0.3 for its codes of 4 bits; at 24 rows of 256 components it takes 0.76, as long as
-// memory. Six of ten issue slots are taken. What warps wait for else is divided: results of the instruction before,
+// TIME. At 24 query rows of 128 components a turn is some 590 instructions of each warp, and takes a multiprocessor of
+// an H100 0.5 us, where memory takes 0.3 for its codes of 4 bits; at 24 rows of 256 components it takes 0.76, as long
+// as memory. Six of ten issue slots are taken. What warps wait for else is divided: results of the instruction before,
 // shared memory and exponentials, the pipe of integers and comparisons, products and barriers have about a tenth each.
 #pragma once
 
@@ -170,8 +172,8 @@ class GroupPass : private GroupRing<kDim, kBits, kColumns, kGroups> {
     take_in(turn + ahead);
     add_values<kSecond>(turn, stage);
   }
-  /// Prepares the queries, and attends the block's share of the resident tokens, whose state waits in its place among the
-  /// states that are merged. memory: for Shape::Resident, which no turn has been asked for to.
+  /// Prepares the queries, and attends the block's share of the resident tokens, whose state waits in its place among
+  /// the states that are merged. memory: for Shape::Resident, which no turn has been asked for to.
   __device__ void prepare(std::byte* memory) {
     auto& resident = *reinterpret_cast<typename Shape::Resident*>(memory);
     const StepHeads heads{s_};
@@ -223,7 +225,8 @@ class GroupPass : private GroupRing<kDim, kBits, kColumns, kGroups> {
     return shared_.heads[group_][turn / kTurns % 2];
   }
 
-  /// The scores of the warp's tile: in element 4 t + 2 r + p those of row lane / 4 + 8 r with part p of query row 4 t + lane % 4.
+  /// The scores of the warp's tile: in element 4 t + 2 r + p those of row lane / 4 + 8 r with part p of query row 4 t +
+  /// lane % 4.
   __device__ __forceinline__ void score(uint32_t stage, int (&scores)[4 * kTiles]) const {
     constexpr int kBatch = Shape::kBatch;
     constexpr int kBatchWords = Shape::kWords * kBatch / Shape::kSteps;
@@ -565,7 +568,8 @@ class GroupPass : private GroupRing<kDim, kBits, kColumns, kGroups> {
     }
   }
 
-  /// The mean value of the block counts with all that the chunk's rows weigh, and the ones with all of it times factors.
+  /// The mean value of the block counts with all that the chunk's rows weigh, and the ones with all of it times
+  /// factors.
   __device__ void add_sums(uint32_t turn) {
     const auto* const mean = reinterpret_cast<const __half*>(means_of(turn)) + kDim;
     constexpr float kLevels = static_cast<float>((1 << kBits) - 1);

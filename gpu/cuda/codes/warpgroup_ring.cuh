@@ -1,5 +1,5 @@
-// The codes of a warpgroup's turns (gpu/cuda/codes/warpgroup.cuh) on their way from memory to shared memory: the runs of
-// chunks that warpgroups have, the ring of stages, and the means of blocks.
+// The codes of a warpgroup's turns (gpu/cuda/codes/warpgroup.cuh) on their way from memory to shared memory: the runs
+// of chunks that warpgroups have, the ring of stages, and the means of blocks.
 #pragma once
 
 #include <cstddef>

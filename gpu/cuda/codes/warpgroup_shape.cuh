@@ -1,5 +1,5 @@
-// How a thread block of the pass by warpgroups (gpu/cuda/codes/warpgroup.cuh) divides the work and its shared memory, and how the
-// threads of a warpgroup wait for each other.
+// How a thread block of the pass by warpgroups (gpu/cuda/codes/warpgroup.cuh) divides the work and its shared memory,
+// and how the threads of a warpgroup wait for each other.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@
 namespace keyhole::gpu::codes {
 
 /// Warpgroups of a thread block: as many as have registers for their sums and scores. Where two thread blocks share a
-/// multiprocessor, there are as many warps as in one of four, and no multiprocessor is idle because there are not as many as a
-/// multiple of the KV heads.
+/// multiprocessor, there are as many warps as in one of four, and no multiprocessor is idle because there are not as
+/// many as a multiple of the KV heads.
 constexpr int group_count(int dim, int columns) {
   if (dim <= 128) return columns <= 4 ? 2 : 3;
   return columns <= 4 ? 3 : 2;
@@ -70,8 +70,8 @@ struct GroupShared {
   /// Operands of products, as gpu/cuda/common/wgmma.cuh has them.
   alignas(1024) std::byte queries[Shape::kQueryPanels * Shape::kQueryPanel];
   alignas(1024) std::byte weights[kGroups][2][Shape::kWeightPanel];
-  /// Of the weights of each pair of tiles, and of these times value factors: 4 high parts, 4 low parts each. The columns of a
-  /// panel are the warpgroups', 16 each.
+  /// Of the weights of each pair of tiles, and of these times value factors: 4 high parts, 4 low parts each. The
+  /// columns of a panel are the warpgroups', 16 each.
   alignas(1024) std::byte sums[Shape::kWeightPanel];
   alignas(16) float rows[kHeads][kDim];  ///< times scale log2(e)
   /// Of an even block of the warpgroup's and an odd one: slope, offset, noise in base 2 of the query and the block,

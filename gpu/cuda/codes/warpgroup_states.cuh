@@ -1,5 +1,6 @@
-// Where a thread block of the pass by warpgroups (gpu/cuda/codes/warpgroup.cuh) leaves its states, as that of wide.cuh does: those of a
-// row lie among the states of the row's part. While codes are attended, the state of the block's resident tokens waits there.
+// Where a thread block of the pass by warpgroups (gpu/cuda/codes/warpgroup.cuh) leaves its states, as that of wide.cuh
+// does: those of a row lie among the states of the row's part. While codes are attended, the state of the block's
+// resident tokens waits there.
 #pragma once
 
 #include "gpu/cuda/codes/resident_rows.cuh"
@@ -44,8 +45,8 @@ class GroupStates {
     }
     return residents;
   }
-  /// Leaves the states of codes and resident tokens, by all threads. states: `[kHeads]` rows of kRow floats in shared memory,
-  /// the sums of weighted values in units of OnesUnits<kBits>, halved.
+  /// Leaves the states of codes and resident tokens, by all threads. states: `[kHeads]` rows of kRow floats in shared
+  /// memory, the sums of weighted values in units of OnesUnits<kBits>, halved.
   template <int kBits, int kRow>
   __device__ void leave(const float* states, const StateSums<kHeads>& codes,
                         const Residents& residents, const StateSums<kHeads>& of_residents) const {

@@ -1,30 +1,33 @@
 // The pass over all codes of a layer for many query rows: those of several tokens, up to 48 of a KV head.
 //
-// In the pass for few rows (gpu/cuda/codes/attend.cuh) a warp does all of a tile, and has the sums of all components of all
-// rows in its registers, which are enough for 16 rows of 128 components. Here a thread block takes half a block of codes,
-// 128 rows of codes, at once, and its warps divide the work twice:
+// In the pass for few rows (gpu/cuda/codes/attend.cuh) a warp does all of a tile, and has the sums of all components of
+// all rows in its registers, which are enough for 16 rows of 128 components. Here a thread block takes half a block of
+// codes, 128 rows of codes, at once, and its warps divide the work twice:
 //
 //   weights  a warp has two tiles and half of the query rows: scores, logits, weights as in the other pass, bit by bit;
 //            weights times value factors go to shared memory in fp16
 //   values   a warp has a quarter of the components and half of the tiles, and all query rows
 //
-// So values are unpacked once for all query rows and keys twice, and all that a warp keeps are the sums of its components. The
-// running maximum of a query row is the whole thread block's. Weights are made with the maximum as it is; only where a logit
-// passes it by 2^6 the block agrees on new ones and makes the weights again, so that a chunk takes two barriers.
+// So values are unpacked once for all query rows and keys twice, and all that a warp keeps are the sums of its
+// components. The running maximum of a query row is the whole thread block's. Weights are made with the maximum as it
+// is; only where a logit passes it by 2^6 the block agrees on new ones and makes the weights again, so that a chunk
+// takes two barriers.
 //
-// One more product a chunk has the sums of the weights, each in two fp16 numbers of 22 bits together: the mean value of a block
-// counts with the sum of its rows' weights, and what the ones in the values' registers add is taken away at once.
-// Sums stay small that way: tensor cores cut sums off, and over thousands of rows the ones would cost what values leave of them.
+// One more product a chunk has the sums of the weights, each in two fp16 numbers of 22 bits together: the mean value of
+// a block counts with the sum of its rows' weights, and what the ones in the values' registers add is taken away at
+// once. Sums stay small that way: tensor cores cut sums off, and over thousands of rows the ones would cost what values
+// leave of them.
 //
-// HALVES. Of rows with more than 256 components a thread block has no room for two chunks of 4 bits. There keys and values of a
-// chunk come one after the other, each to one of three or four places: while it works on one, two are on their way. With two
-// places one is on its way, and 8 query rows of 512 components take the 99 KiB of shared memory that GPUs for desktops have.
+// HALVES. Of rows with more than 256 components a thread block has no room for two chunks of 4 bits. There keys and
+// values of a chunk come one after the other, each to one of three or four places: while it works on one, two are on
+// their way. With two places one is on its way, and 8 query rows of 512 components take the 99 KiB of shared memory
+// that GPUs for desktops have.
 //
-// PASSES. Where shared memory is too little for all query rows, thread blocks have some of them (blockIdx.z), and each reads all
-// codes.
+// PASSES. Where shared memory is too little for all query rows, thread blocks have some of them (blockIdx.z), and each
+// reads all codes.
 //
-// BANDWIDTH. Shared memory limits it: at 24 query rows of 256 components, a tile of 16 rows takes 48 cycles for the queries, 32
-// for keys, 32 for values, and 24 for weights.
+// BANDWIDTH. Shared memory limits it: at 24 query rows of 256 components, a tile of 16 rows takes 48 cycles for the
+// queries, 32 for keys, 32 for values, and 24 for weights.
 #pragma once
 
 #include "gpu/cuda/codes/combined_rows.cuh"
@@ -141,8 +144,8 @@ class WidePass {
     ask(Shape::kShape.factors_at(), kCodeBlock * 4 + Shape::kMeanBytes);
   }
 
-  /// Prepares the queries, and attends the block's share of the resident tokens, whose state waits in its place among the
-  /// states that are merged.
+  /// Prepares the queries, and attends the block's share of the resident tokens, whose state waits in its place among
+  /// the states that are merged.
   __device__ void prepare() {
     using Share = ResidentShare<kDim, Shape::kTiles, kWideWarps>;
     auto& resident = *reinterpret_cast<ResidentShared<kDim, kHeads>*>(ring_);
@@ -224,8 +227,8 @@ class WidePass {
     else
       wait_for_copies<2>();
   }
-  /// Asks for piece number `number`, and with keys for the means of the chunk behind theirs; for none behind the end. Every call
-  /// is one group of copies.
+  /// Asks for piece number `number`, and with keys for the means of the chunk behind theirs; for none behind the end.
+  /// Every call is one group of copies.
   __device__ void take_in_piece(uint32_t number) {
     const uint32_t chunk = first_ + (Shape::kHalves ? number / 2 : number);
     const bool has_keys = !Shape::kHalves || number % 2 == 0;
@@ -487,10 +490,12 @@ class WidePass {
     }
   }
 
-  /// The mean value of the block counts with all that the warp's tiles weigh, and the ones with all of it times factors.
+  /// The mean value of the block counts with all that the warp's tiles weigh, and the ones with all of it times
+  /// factors.
   __device__ void add_sums(uint32_t chunk) {
     const auto* const mean = reinterpret_cast<const __half*>(means_of(chunk)) + kDim;
-    // Rows 0 to 7 of b are the parts of sums, rows 8 to 15 those of scaled sums; the other warps' pairs of tiles are theirs.
+    // Rows 0 to 7 of b are the parts of sums, rows 8 to 15 those of scaled sums; the other warps' pairs of tiles are
+    // theirs.
     const bool is_own = lane_ % 2 == warp_ % 2;
     uint32_t b[kColumns][2];
 #pragma unroll

@@ -14,8 +14,8 @@ namespace keyhole::gpu {
 namespace codes {
 namespace {
 
-/// Query heads of the kernels that follow the pass, for parts of any size: 16, or of rows of 256 components and more, which take
-/// more shared memory, for steps of no more query rows 8.
+/// Query heads of the kernels that follow the pass, for parts of any size: 16, or of rows of 256 components and more,
+/// which take more shared memory, for steps of no more query rows 8.
 uint32_t part_heads(const CodeShape& shape, uint32_t rows) {
   constexpr uint32_t kFew = kPartHeads / 2;
   return shape.dim > 128 && rows <= kFew ? kFew : kPartHeads;
@@ -37,8 +37,8 @@ WideKernels kernels_of_rows(const CodeShape& shape, uint32_t rows) {
   }
 }
 
-/// The kernel that takes the fewest passes for so many query rows in thread blocks of at most `most` bytes of shared memory; where
-/// none has so few bytes, that with the fewest.
+/// The kernel that takes the fewest passes for so many query rows in thread blocks of at most `most` bytes of shared
+/// memory; where none has so few bytes, that with the fewest.
 WideKernels general_kernels_of(const CodeShape& shape, uint32_t rows, size_t most) {
   if (rows == 0 || shape.key_bits != shape.value_bits) return {};
   WideKernels kernels = kernels_of_rows(shape, rows);

@@ -7,8 +7,8 @@
 
 namespace keyhole::gpu::codes {
 
-/// A step of several tokens, and its parts: each has the heads of some of the tokens, 16 at most, and is chosen for, read for and
-/// merged like a step of its own. All parts have the same tokens but the last, which may have fewer.
+/// A step of several tokens, and its parts: each has the heads of some of the tokens, 16 at most, and is chosen for,
+/// read for and merged like a step of its own. All parts have the same tokens but the last, which may have fewer.
 struct WideParams {
   CodesParams step;  ///< the whole step: only q, resident tokens and where the codes lie count
   CodesParams parts[kMostStepParts];
@@ -31,8 +31,8 @@ inline constexpr uint32_t kWideRows = 128;  ///< rows of codes that it takes at 
 inline constexpr uint32_t kPartHeads =
     16;  ///< a part's query heads, with those that are there to fill tiles
 
-/// Number of places for means of a pass with so many stages: those of two chunks are in use while those of a third are on
-/// their way.
+/// Number of places for means of a pass with so many stages: those of two chunks are in use while those of a third are
+/// on their way.
 KEYHOLE_HOST_DEVICE constexpr uint32_t mean_places(uint32_t stages) {
   return stages < 2 ? 3 : stages + 1;
 }
@@ -60,7 +60,8 @@ struct WideKernels {
   }
   /// The fewest stages that the pass works with.
   [[nodiscard]] int least_stages() const { return has_halves ? 1 : kLeastStages; }
-  /// The number of stages to begin with where a thread block may have `most` bytes: kLeastStages, or where these do not fit fewer.
+  /// The number of stages to begin with where a thread block may have `most` bytes: kLeastStages, or where these do not
+  /// fit fewer.
   [[nodiscard]] int first_stages(size_t most) const {
     return bytes(kLeastStages) <= most ? kLeastStages : least_stages();
   }
@@ -74,7 +75,8 @@ struct WideKernels {
 [[nodiscard]] WideKernels wide_kernels_of_128(uint32_t bits, uint32_t rows);
 [[nodiscard]] WideKernels wide_kernels_of_256(uint32_t bits, uint32_t rows);
 [[nodiscard]] WideKernels wide_kernels_of_512(uint32_t bits, uint32_t rows);  ///< up to 32 rows
-/// Up to 24 rows of 256 components in 4 bits, keys and values of a chunk one after the other, for 99 KiB of shared memory.
+/// Up to 24 rows of 256 components in 4 bits, keys and values of a chunk one after the other, for 99 KiB of shared
+/// memory.
 [[nodiscard]] WideKernels small_wide_kernels_of_256(uint32_t rows);
 
 /// Of the pass by warpgroups (gpu/cuda/codes/warpgroup.cuh): what belongs to its kernel alone; null: there is none.

@@ -35,8 +35,8 @@ __device__ inline uint64_t read_once() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-/// Copies 16 bytes, both addresses aligned, that nobody will read again soon. For passes over more than the L2 cache holds: what
-/// others read again, their instructions too, stays there. policy: read_once().
+/// Copies 16 bytes, both addresses aligned, that nobody will read again soon. For passes over more than the L2 cache
+/// holds: what others read again, their instructions too, stays there. policy: read_once().
 __device__ inline void copy_async_once(uint32_t to, const void* from, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "l"(policy)
@@ -49,8 +49,8 @@ __device__ inline void copy_async_4(uint32_t to, const void* from, bool valid) {
                : "memory");
 }
 
-/// Lets the L2 cache fetch so many bytes, which nobody waits for. Address and number are multiples of 16. Does nothing on GPUs
-/// older than 9.0.
+/// Lets the L2 cache fetch so many bytes, which nobody waits for. Address and number are multiples of 16. Does nothing
+/// on GPUs older than 9.0.
 __device__ inline void prefetch_bulk(const void* from, uint32_t bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),

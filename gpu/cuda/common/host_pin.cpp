@@ -14,8 +14,9 @@
 namespace keyhole::gpu {
 namespace {
 
-/// Takes the memory that is still missing, as the system takes it fastest. The driver would take it page by page, and other
-/// threads' launches wait for the driver: 3 GB/s of fresh memory, where memory that is there is pinned at 30 to 50.
+/// Takes the memory that is still missing, as the system takes it fastest. The driver would take it page by page, and
+/// other threads' launches wait for the driver: 3 GB/s of fresh memory, where memory that is there is pinned at 30 to
+/// 50.
 void populate(std::byte* data, size_t bytes) {
 #ifdef MADV_POPULATE_WRITE
   (void)madvise(data, bytes, MADV_POPULATE_WRITE);  // where it cannot, the driver will say so

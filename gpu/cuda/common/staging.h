@@ -19,8 +19,8 @@ class Staging {
  public:
   explicit Staging(size_t pieces) : pieces_(pieces) {}
 
-  /// Enqueues the copy of rows of one head in host memory to `to`, where they are packed. The host memory may change when
-  /// it returns.
+  /// Enqueues the copy of rows of one head in host memory to `to`, where they are packed. The host memory may change
+  /// when it returns.
   void send(const TensorView& rows, std::byte* to, cudaStream_t stream) {
     const size_t row_bytes = rows.row_bytes();
     const size_t most = std::max<size_t>(kPieceBytes / row_bytes, 1);

@@ -45,8 +45,9 @@ __device__ inline uint64_t rows_operand(uint32_t address) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62U, kEightRows = uint64_t{1024 / 16} << 32U;
   return kSwizzle128 | kEightRows | uint64_t{1} << 16U | (address & 0x3FFFFU) >> 4U;
 }
-/// The descriptor of 16 columns that a product reads along its rows, and that lie without a swizzle: eight rows of eight columns in 128
-/// bytes, eight rows behind eight others, and the second eight columns `apart` bytes behind the first.
+/// The descriptor of 16 columns that a product reads along its rows, and that lie without a swizzle: eight rows of
+/// eight columns in 128 bytes, eight rows behind eight others, and the second eight columns `apart` bytes behind the
+/// first.
 __device__ inline uint64_t narrow_operand(uint32_t address, uint32_t apart) {
   constexpr uint64_t kEightRows = uint64_t{128 / 16} << 32U;
   return kEightRows | uint64_t{apart >> 4U} << 16U | (address & 0x3FFFFU) >> 4U;

@@ -1,8 +1,8 @@
-// Products of a warpgroup (gpu/cuda/common/wgmma.cuh) with few columns, whose first operand is in registers: 64 rows of codes times
-// what lies along its rows in shared memory, 16 to 96 columns of it.
+// Products of a warpgroup (gpu/cuda/common/wgmma.cuh) with few columns, whose first operand is in registers: 64 rows of
+// codes times what lies along its rows in shared memory, 16 to 96 columns of it.
 //
-// The first operand of warp w is its rows 16 w to 16 w + 15, in the layout of m16n8k16's a for fp16 and of m16n8k32's for bytes.
-// Registers that a product reads must not change before wait_for_products() says that it is done.
+// The first operand of warp w is its rows 16 w to 16 w + 15, in the layout of m16n8k16's a for fp16 and of m16n8k32's
+// for bytes. Registers that a product reads must not change before wait_for_products() says that it is done.
 #pragma once
 
 #include "gpu/cuda/common/wgmma.cuh"

@@ -1,13 +1,14 @@
 // FlashAttention-2's scheme over one piece of rows: a thread block keeps 64 queries of one head, a warp 16 of them,
 // walks over the rows 64 (of 256 components: 32) at a time, and never writes a logit to memory. Exact attention with
 // up to 128 components has 128 queries a block and 32 a warp: what is loaded of keys and values then serves two
-// products, and the tensor cores are the limit. With 512 components two warps have the same queries, and each makes the sums
-// of half of the components, for which one has registers; where queries are one number, each makes the logits of half of the
-// rows and tells the other. That takes 200 KB of shared memory; where a thread block may have 99 KB it has fewer queries.
+// products, and the tensor cores are the limit. With 512 components two warps have the same queries, and each makes the
+// sums of half of the components, for which one has registers; where queries are one number, each makes the logits of
+// half of the rows and tells the other. That takes 200 KB of shared memory; where a thread block may have 99 KB it has
+// fewer queries.
 //
 // ACCURACY. Queries are one number of T or two, so that logits are those of fp32 queries: the second part is added up
-// where it is not 0 for some query of the block. Weights are one fp16 (2^-11 of each), or two bf16. Where keys and values are two
-// fp16 each, weights are, too, and each product is three: the relative error is some 1e-6.
+// where it is not 0 for some query of the block. Weights are one fp16 (2^-11 of each), or two bf16. Where keys and
+// values are two fp16 each, weights are, too, and each product is three: the relative error is some 1e-6.
 #pragma once
 
 #include <string>
@@ -39,8 +40,8 @@ template <int d>
 constexpr int kPitch = d + 8;
 /// Which numbers are sums of two numbers of T.
 enum class Sums { none, queries, all };
-/// The rows of a tile: with sums of two, as many as fit into 99 KB, which GPUs for desktops have, and as are copied by all
-/// threads alike. Of 512 components as many as fit into 200 KB with all warps, and into 99 KB with fewer.
+/// The rows of a tile: with sums of two, as many as fit into 99 KB, which GPUs for desktops have, and as are copied by
+/// all threads alike. Of 512 components as many as fit into 200 KB with all warps, and into 99 KB with fewer.
 template <int d, Sums sums, int warps = kWarps>
 constexpr int kKeys = sums == Sums::all                         ? (d == 80   ? 64
                                                                    : d > 128 ? 16
@@ -448,7 +449,8 @@ void launch_kernel(const BlockedParams& params, cudaStream_t stream) {
   check(cudaGetLastError(), "blocked attention");
 }
 
-/// Launches the kernel of all warps, or where a thread block of 512 components may have too little shared memory that of few.
+/// Launches the kernel of all warps, or where a thread block of 512 components may have too little shared memory that
+/// of few.
 template <class T, int d, int tiles, Sums sums>
 void launch_that_fits(const BlockedParams& params, cudaStream_t stream) {
   static_assert(d > 256 || kSharedBytes<d, tiles, sums> <= size_t{99} << 10U);

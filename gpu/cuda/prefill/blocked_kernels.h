@@ -47,7 +47,8 @@ struct BlockedParams {
   const void* keys =
       nullptr;  ///< of T: row i of KV head h at h * head_stride + i * row_stride elements
   const void* values = nullptr;
-  /// What keys and values have lost by rounding, which lies as they do; null, both: nothing. Of fp16 alone, and beside q_low.
+  /// What keys and values have lost by rounding, which lies as they do; null, both: nothing. Of fp16 alone, and beside
+  /// q_low.
   const void* keys_low = nullptr;
   const void* values_low = nullptr;
   size_t head_stride = 0, row_stride = 0;
@@ -72,8 +73,8 @@ struct BlockedParams {
   float* o = nullptr;
   float2* sums = nullptr;
   bool is_first = false;  ///< there is no state before: o and sums are not read
-  /// Thread blocks share the rows of a piece without lists and without a state before among so many, each of which leaves a state of
-  /// its own: `[parts]` of them, which launch_merge_states() makes one.
+  /// Thread blocks share the rows of a piece without lists and without a state before among so many, each of which
+  /// leaves a state of its own: `[parts]` of them, which launch_merge_states() makes one.
   uint32_t parts = 1;
   BlockedOutput final;  ///< outputs of the last piece, in place of the state after
 };
@@ -86,19 +87,21 @@ inline constexpr uint32_t kMostHopperDim = 256;
 void launch_hopper_f16(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream);
 void launch_hopper_bf16(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream);
 
-/// Enqueues one piece. dtype: f16 or bf16. hopper: by Hopper's kernels, which there are up to kMostHopperDim components.
+/// Enqueues one piece. dtype: f16 or bf16. hopper: by Hopper's kernels, which there are up to kMostHopperDim
+/// components.
 void launch_blocked(const BlockedParams& params, DType dtype, uint32_t head_dim, bool hopper,
                     cudaStream_t stream);
 
-/// Splits rows `[n, heads, dim]` into two parts without gaps, the second where `low` is not null. bad: set to 1 where an element is
-/// not finite; null: not wanted.
+/// Splits rows `[n, heads, dim]` into two parts without gaps, the second where `low` is not null. bad: set to 1 where
+/// an element is not finite; null: not wanted.
 void launch_split_rows(const TensorView& from, DType to, void* high, void* low, uint32_t* bad,
                        cudaStream_t stream);
 /// Copies `heads` times `bytes` bytes, a multiple of 16, `stride` bytes apart in pinned host memory, to `to` without
 /// gaps. A kernel does it, because a copy must not pass from one separately pinned range to the next.
 void launch_fetch(const std::byte* from, size_t stride, uint32_t heads, size_t bytes, std::byte* to,
                   cudaStream_t stream);
-/// Copies `from`, new rows `[n, heads, dim]`, to `[heads][n, dim]` of dtype `to`, with heads head_stride elements apart.
+/// Copies `from`, new rows `[n, heads, dim]`, to `[heads][n, dim]` of dtype `to`, with heads head_stride elements
+/// apart.
 void launch_gather_rows(const TensorView& from, DType to, void* rows, size_t head_stride,
                         cudaStream_t stream);
 /// The same of keys and of values, of one shape.
@@ -109,7 +112,8 @@ void launch_gather_rows(const TensorView& k, const TensorView& v, DType to, void
 void launch_unpack_rows(const std::byte* from, const uint16_t* scales, uint32_t which,
                         uint32_t scale_heads, uint32_t rows, uint32_t heads, uint32_t dim, DType to,
                         void* out, cudaStream_t stream);
-/// Merges `parts` states, each as BlockedParams::o and sums, into the first of them. unit: as for launch_finish_blocked().
+/// Merges `parts` states, each as BlockedParams::o and sums, into the first of them. unit: as for
+/// launch_finish_blocked().
 void launch_merge_states(float* o, float2* sums, uint32_t parts, uint32_t n, uint32_t heads,
                          uint32_t dim, float unit, cudaStream_t stream);
 /// Writes o / sum to out, and lse. unit: the factor that makes a logit of `largest`. sinks: learned, `[heads]` in

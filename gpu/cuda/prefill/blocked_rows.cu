@@ -39,8 +39,8 @@ __global__ void split_kernel(TensorView from, size_t quads, uint32_t heads, uint
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     if (bad != nullptr && !isfinite(x[j])) *bad = 1;
-    // Numbers beyond fp16 become the nearest that it has, and the rest, as far as it goes, the second part. What is not finite
-    // stays so: fmaxf() would take a NaN for a number.
+    // Numbers beyond fp16 become the nearest that it has, and the rest, as far as it goes, the second part. What is not
+    // finite stays so: fmaxf() would take a NaN for a number.
     y[j] = to == DType::f16 && isfinite(x[j]) ? fminf(fmaxf(x[j], -65504.0F), 65504.0F) : x[j];
   }
   round_elements(to, y);
@@ -124,7 +124,8 @@ __global__ void merge_kernel(float* o, float2* sums, uint32_t parts, uint32_t qu
   if (lane == 0) sums[at] = make_float2(top, total);
 }
 
-// Over the bus: 16 thread blocks with 64 bytes of each thread under way are 262 KB, three times what 55 GB/s and 1.5 us need.
+// Over the bus: 16 thread blocks with 64 bytes of each thread under way are 262 KB, three times what 55 GB/s and 1.5 us
+// need.
 constexpr uint32_t kFetchBlocks = 16;
 constexpr uint32_t kAtOnce = 4;
 

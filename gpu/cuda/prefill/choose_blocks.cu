@@ -1,6 +1,6 @@
-// The choice of a tile's blocks, by one thread block for each tile of 128 queries and head: weights to shares of each sample's
-// whole weight, their sum over the tile's samples, a histogram of these sums that says where the wanted mass is reached, and the
-// list in rising order.
+// The choice of a tile's blocks, by one thread block for each tile of 128 queries and head: weights to shares of each
+// sample's whole weight, their sum over the tile's samples, a histogram of these sums that says where the wanted mass
+// is reached, and the list in rising order.
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/state.cuh"
 #include "gpu/cuda/common/warp.cuh"

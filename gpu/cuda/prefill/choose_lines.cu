@@ -1,4 +1,5 @@
-// The heaviest columns and diagonals of each head, copies of the columns' rows, and what each tile of queries attends of both.
+// The heaviest columns and diagonals of each head, copies of the columns' rows, and what each tile of queries attends
+// of both.
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/prefill/ends.cuh"
 #include "gpu/cuda/prefill/line_choice.h"

@@ -1,5 +1,5 @@
-// A thread block has the means of 128 groups of queries of a head and of 64 blocks of rows, and walks over their components 64 (80,
-// 96) at a time: the products of blocked_kernel.cuh.
+// A thread block has the means of 128 groups of queries of a head and of 64 blocks of rows, and walks over their
+// components 64 (80, 96) at a time: the products of blocked_kernel.cuh.
 #include <string>
 
 #include "gpu/cuda/prefill/blocked_kernel.cuh"

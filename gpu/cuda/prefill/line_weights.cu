@@ -1,9 +1,10 @@
-// Sums of softmax weights over columns and diagonals. A thread block has a head's last queries, 64 or fewer, and 2048 rows, of which
-// it multiplies 64 at a time; their weights pass through shared memory, where threads add up columns and then diagonals.
+// Sums of softmax weights over columns and diagonals. A thread block has a head's last queries, 64 or fewer, and 2048
+// rows, of which it multiplies 64 at a time; their weights pass through shared memory, where threads add up columns and
+// then diagonals.
 //
-// DIAGONALS. With the first of the queries at position p, query r and row c of block b have distance p + r - 64 b - c. Distances of
-// a block are 127 numbers, which overlap with those of the blocks beside it, and with no others: even and odd blocks write
-// to two arrays, each number once.
+// DIAGONALS. With the first of the queries at position p, query r and row c of block b have distance p + r - 64 b - c.
+// Distances of a block are 127 numbers, which overlap with those of the blocks beside it, and with no others: even and
+// odd blocks write to two arrays, each number once.
 #include <string>
 
 #include "gpu/cuda/prefill/blocked_kernel.cuh"

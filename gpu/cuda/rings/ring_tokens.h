@@ -42,8 +42,8 @@ struct AppendTokensParams {
   uint32_t head_dim = 0;
 };
 void launch_append_tokens(const AppendTokensParams& params, cudaStream_t stream);
-/// Sets *bad, in device memory, where a number of `rows` is not finite once it is rounded to `as`; their dim is a multiple
-/// of 4.
+/// Sets *bad, in device memory, where a number of `rows` is not finite once it is rounded to `as`; their dim is a
+/// multiple of 4.
 void launch_find_bad(const TensorView& rows, DType as, uint32_t* bad, cudaStream_t stream);
 
 /// See StreamSteps::keep_newest().

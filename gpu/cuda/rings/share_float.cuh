@@ -6,7 +6,8 @@
 
 namespace keyhole::gpu {
 
-/// Heads: the group, padded. A row lies across 32 lanes (16 for D = 64), 4 or 8 components in each. Own: as in HalfShare.
+/// Heads: the group, padded. A row lies across 32 lanes (16 for D = 64), 4 or 8 components in each. Own: as in
+/// HalfShare.
 template <int D, int Heads, uint32_t Own = kWarps>
 struct FloatShare {
   static constexpr int kLanes = D == 64 ? 16 : 32;      ///< of a row

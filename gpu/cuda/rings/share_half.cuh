@@ -16,8 +16,8 @@
 
 namespace keyhole::gpu {
 
-/// T: __half or __nv_bfloat16. Columns: 1 for groups up to 8, 2 up to 16. Own: warps that go through tiles, fewer than a thread block
-/// has where shared memory is too little for all of them.
+/// T: __half or __nv_bfloat16. Columns: 1 for groups up to 8, 2 up to 16. Own: warps that go through tiles, fewer than
+/// a thread block has where shared memory is too little for all of them.
 template <class T, int D, int Columns, uint32_t Own = kWarps>
 struct HalfShare {
   static constexpr int kHeads = 8 * Columns;

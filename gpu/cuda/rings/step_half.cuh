@@ -1,4 +1,5 @@
-// Which kernel attends resident tokens in 16 bits: step_kernel_f16() and step_kernel_bf16(), which are compiled side by side.
+// Which kernel attends resident tokens in 16 bits: step_kernel_f16() and step_kernel_bf16(), which are compiled side by
+// side.
 #pragma once
 
 #include "gpu/cuda/rings/share_half.cuh"

@@ -26,8 +26,8 @@ struct StepKernel {
   }
 };
 
-/// The kernel for 16-bit and for fp32 K and V, in thread blocks of at most `most` bytes of shared memory: 99 KiB are enough for each;
-/// head_dim is one of the supported ones, group at most 16.
+/// The kernel for 16-bit and for fp32 K and V, in thread blocks of at most `most` bytes of shared memory: 99 KiB are
+/// enough for each; head_dim is one of the supported ones, group at most 16.
 [[nodiscard]] StepKernel step_kernel_f16(uint32_t head_dim, uint32_t group, size_t most);
 [[nodiscard]] StepKernel step_kernel_bf16(uint32_t head_dim, uint32_t group, size_t most);
 [[nodiscard]] StepKernel step_kernel_f32(uint32_t head_dim, uint32_t group, size_t most);

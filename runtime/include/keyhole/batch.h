@@ -75,18 +75,18 @@ keyhole_session_attend_queries(keyhole_session* session, uint32_t layer, const k
  * kept. Where there is no such memory, where rows of out are not aligned to 8 bytes, or behind 4,194,240 tokens, the
  * call is exact in place of the pattern. Host memory for the choice, up to some 300 MiB, counts against
  * host_memory_limit and is given back with the next step.
- * "codes:blocks=B" is about codes on the device, and there such calls look at no K and V but what weighs much: each tile
- * of 128 query rows of a KV head (32 tokens of 4 query heads) attends by code the B blocks of 256 offloaded tokens whose
- * mean keys weigh most for the mean query of one of its heads, the two newest among them, exactly the tokens whose
- * weight is more than 1/512 of what it attends, and as ever sink, window and the new tokens themselves. Where these are more
- * than 8,192 tokens of a KV head for all queries of 1,024 new tokens, 1/512 is of what the mean keys of all blocks weigh,
- * too. No head is in doubt then. It takes some 150 MiB of device memory. The pattern is followed on devices of compute
- * capability 9.0, with head dimensions of 64, 128 or 256, at most 16 query heads for a KV head, all with this pattern,
- * more than `from` and 256 B offloaded tokens and at most 8,388,608. Else all of them are attended, which
- * keyhole_session_get_extend_blocks() does not count: exactly; or by code, where they have codes and that is estimated to
- * be faster. Exactly in any case are layers that have no codes on the device, or codes whose exact tokens the host reads,
- * or are 0; chunks of a prompt (keyhole_session_set_prompt_chunk); and calls for which codes do not do: still too many
- * tokens weigh that much, or the codes of some may be off by anything (docs/what-codes-hold.md).
+ * "codes:blocks=B" is about codes on the device, and there such calls look at no K and V but what weighs much: each
+ * tile of 128 query rows of a KV head (32 tokens of 4 query heads) attends by code the B blocks of 256 offloaded tokens
+ * whose mean keys weigh most for the mean query of one of its heads, the two newest among them, exactly the tokens
+ * whose weight is more than 1/512 of what it attends, and as ever sink, window and the new tokens themselves. Where
+ * these are more than 8,192 tokens of a KV head for all queries of 1,024 new tokens, 1/512 is of what the mean keys of
+ * all blocks weigh, too. No head is in doubt then. It takes some 150 MiB of device memory. The pattern is followed on
+ * devices of compute capability 9.0, with head dimensions of 64, 128 or 256, at most 16 query heads for a KV head, all
+ * with this pattern, more than `from` and 256 B offloaded tokens and at most 8,388,608. Else all of them are attended,
+ * which keyhole_session_get_extend_blocks() does not count: exactly; or by code, where they have codes and that is
+ * estimated to be faster. Exactly in any case are layers that have no codes on the device, or codes whose exact tokens
+ * the host reads, or are 0; chunks of a prompt (keyhole_session_set_prompt_chunk); and calls for which codes do not do:
+ * still too many tokens weigh that much, or the codes of some may be off by anything (docs/what-codes-hold.md).
  * Sliding layers, KEYHOLE_MODE_RESIDENT, captures, and with tensors in device memory K and V in f32 and head dimensions
  * other than 64, 80, 96, 128, 256 know no patterns: such calls attend as without one. Audits do not look at such calls.
  * Copies of the session have the pattern, files do not.
@@ -95,12 +95,13 @@ keyhole_session_attend_queries(keyhole_session* session, uint32_t layer, const k
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_session_set_extend_pattern(keyhole_session* session, const char* pattern, uint32_t tokens);
 
-/* Says that a session's extends of at least `tokens` new tokens, without a mask, are chunks of a prompt: a sample of their
- * queries guides the index as that of keyhole_session_append does, and they bring nothing into an index. Their tokens stay
- * pending until keyhole_session_build, or until steps and shorter extends, which end the prompt, index them in rounds.
+/* Says that a session's extends of at least `tokens` new tokens, without a mask, are chunks of a prompt: a sample of
+ * their queries guides the index as that of keyhole_session_append does, and they bring nothing into an index. Their
+ * tokens stay pending until keyhole_session_build, or until steps and shorter extends, which end the prompt, index them
+ * in rounds.
  *   tokens   1..2^31; KEYHOLE_AUTO, as a session begins: no extend is a prompt's
- * Of tensors in device memory all that holds of calls that attend all tokens at once (keyhole_session_extend). Copies of
- * the session have it, files do not. Errors: INVALID_ARGUMENT, UNSUPPORTED (several ranks), BUSY; then nothing has
+ * Of tensors in device memory all that holds of calls that attend all tokens at once (keyhole_session_extend). Copies
+ * of the session have it, files do not. Errors: INVALID_ARGUMENT, UNSUPPORTED (several ranks), BUSY; then nothing has
  * changed. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_session_set_prompt_chunk(keyhole_session* session, uint32_t tokens);

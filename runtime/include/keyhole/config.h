@@ -68,21 +68,22 @@ enum {
   KEYHOLE_ROPE_YARN = 3
 };
 
-/* A part of the library's parallel work: `index` of [0, count), see keyhole_run_fn. It returns when there is nothing left to
- * do, and waits for no other part. A stack of 128 KiB is enough for it. */
+/* A part of the library's parallel work: `index` of [0, count), see keyhole_run_fn. It returns when there is nothing
+ * left to do, and waits for no other part. A stack of 128 KiB is enough for it. */
 typedef void (*keyhole_task_fn)(void* context, uint32_t index);
 /* Runs parallel work on threads of the caller's, in place of workers of the library (docs/embedding.md, Threads of the
- * caller): calls task(context, i) once for each i of [0, count), on any threads, this one among them or not, at once or one
- * after the other, and returns when all of these calls have returned. The parts share the work out among themselves
+ * caller): calls task(context, i) once for each i of [0, count), on any threads, this one among them or not, at once or
+ * one after the other, and returns when all of these calls have returned. The parts share the work out among themselves
  * while they run, so that it does not matter when a thread comes: the results have the same bits.
  *   user   run_user of the engine
  *   count  from 2 to `threads` of the engine
- * It is called by threads that are in a call with the engine or an object made of it, so from several at once where there
- * are such calls at once; with a CUDA device by the thread of each session that serves steps on a stream, too. It must
- * not throw, nor call the library with the engine or its objects.
+ * It is called by threads that are in a call with the engine or an object made of it, so from several at once where
+ * there are such calls at once; with a CUDA device by the thread of each session that serves steps on a stream, too. It
+ * must not throw, nor call the library with the engine or its objects.
  * Why a parallel-for, and not a call by which thread ith of nth joins a step: a call of the library need not come from
  * inside a region of parallel work, no thread has to be told when the call is over, and none that stays away is waited
- * for. Who is called on nth threads at once (ggml's operations) makes this of it in some lines, which the document has. */
+ * for. Who is called on nth threads at once (ggml's operations) makes this of it in some lines, which the document
+ * has. */
 typedef void (*keyhole_run_fn)(void* user, keyhole_task_fn task, void* context, uint32_t count);
 
 typedef struct keyhole_engine_config {
@@ -173,10 +174,10 @@ typedef struct keyhole_engine_config {
    * models and GGUF's "neox" have them); 1: 2 i and 2 i + 1 (GGUF's "norm", e.g. llama). Read where RoPE is undone
    * (saap, ivf with rope=undo) and done again (keyhole_session_remove); q and K come here after RoPE in any case. */
   int32_t rope_interleaved;
-  /* Not NULL: the engine starts no workers, and parallel work runs by this function, see keyhole_run_fn. pin_threads has to
-   * be 0 then, and spin_us means nothing. What goes on beside calls stays on threads of the library's own, and is not cut into
-   * parts: one for each session that appends to indexes in the background (KEYHOLE_APPEND_IN_STEP: none), one where
-   * audits are made, and those of a CUDA device. */
+  /* Not NULL: the engine starts no workers, and parallel work runs by this function, see keyhole_run_fn. pin_threads
+   * has to be 0 then, and spin_us means nothing. What goes on beside calls stays on threads of the library's own, and
+   * is not cut into parts: one for each session that appends to indexes in the background (KEYHOLE_APPEND_IN_STEP:
+   * none), one where audits are made, and those of a CUDA device. */
   keyhole_run_fn run;
   void* run_user;
   /* Of keyhole_plan() alone, engines take no notice of it: ten times the compute capability of the CUDA device that is
@@ -288,8 +289,8 @@ enum {
 
 /* Who reads the offloaded tokens that a step over codes on a CUDA device attends exactly. The answers have the same
  * bits, but of heads in doubt (codes_doubted of keyhole_statistics), of which the device reads more tokens and the host
- * does not, of codes in lists, among which steps choose where the device reads, and of many tokens at once, which attend
- * codes then. See docs/embedding.md, Rows that the host reads. */
+ * does not, of codes in lists, among which steps choose where the device reads, and of many tokens at once, which
+ * attend codes then. See docs/embedding.md, Rows that the host reads. */
 typedef int32_t keyhole_rows_by;
 enum {
   /* The device, where memory of all layers' tokens can be pinned for it; else the host. */
@@ -349,9 +350,9 @@ typedef struct keyhole_session_config {
   /* Spec of every head's index, e.g. "ivf:C=1024,probe=32"; keyhole_index_help() of keyhole/index.h lists the types.
    * NULL or "auto": codes of all tokens and the heaviest of them exactly, on a CUDA device with the most bits (4 or 2)
    * that device_memory_limit, or half of the memory that is free, has room for, of as many layers as it has room for;
-   * on the host with 4 bits, in lists of which a step reads at least 12 % of the tokens and 8,192; up to 8,192 offloaded
-   * tokens are attended exactly there. "exact": mode KEYHOLE_MODE_EXACT, and the type flat, which builds nothing.
-   * keyhole_session_get_config() tells. Copied. */
+   * on the host with 4 bits, in lists of which a step reads at least 12 % of the tokens and 8,192; up to 8,192
+   * offloaded tokens are attended exactly there. "exact": mode KEYHOLE_MODE_EXACT, and the type flat, which builds
+   * nothing. keyhole_session_get_config() tells. Copied. */
   const char* index;
   /* Of every head that `budgets` does not name. */
   keyhole_budget budget;

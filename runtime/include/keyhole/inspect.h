@@ -31,13 +31,13 @@ static inline void keyhole_layer_tokens_init(keyhole_layer_tokens* tokens) {
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_get_layer_tokens(
     const keyhole_session* session, uint32_t layer, keyhole_layer_tokens* tokens);
 
-/* Copies K and V of tokens first..first + n - 1 of a layer, wherever they lie, as the session holds them: what an engine
- * needs to save its cache in its own format, or to go on with some of the tokens elsewhere.
+/* Copies K and V of tokens first..first + n - 1 of a layer, wherever they lie, as the session holds them: what an
+ * engine needs to save its cache in its own format, or to go on with some of the tokens elsewhere.
  *   k, v  `[n, Hkv, d]`, any dtype, host or pinned memory, rows that do not overlap; either may be NULL, and v must be
  *         with values_in_keys
- * What was stored in kv_dtype comes back bit for bit where the tensor has that dtype. Of offloaded rows in int8 come the
- * numbers that they stand for, rounded to kv_dtype. Waits for steps on a stream; works after one has failed, too, for
- * what is in host memory.
+ * What was stored in kv_dtype comes back bit for bit where the tensor has that dtype. Of offloaded rows in int8 come
+ * the numbers that they stand for, rounded to kv_dtype. Waits for steps on a stream; works after one has failed, too,
+ * for what is in host memory.
  * INVALID_ARGUMENT: layer, shapes, tokens that the layer does not hold (a sliding layer keeps its newest ones).
  * NOT_FINITE: a number beyond what the tensor's dtype holds. UNSUPPORTED over several ranks. OUT_OF_MEMORY, BUSY. On an
  * error k and v are unspecified. */
@@ -171,7 +171,8 @@ typedef struct keyhole_memory_use {
   /* Of kv_bytes, what lies in pages that several addresses can share (MAP_SHARED): all offloaded K and V, but where a
    * system has no such memory. RssShmem of a process has them, RssAnon has not. */
   uint64_t shared_page_bytes;
-  /* Sum of the sessions' pinned_bytes (keyhole_statistics), in which a page that several have pinned counts for each. */
+  /* Sum of the sessions' pinned_bytes (keyhole_statistics), in which a page that several have pinned counts for
+   * each. */
   uint64_t pinned_bytes;
   /* Device memory, as in keyhole_statistics; 0 on a host device, whose resident tokens are resident_bytes. */
   uint64_t device_bytes;

@@ -66,8 +66,8 @@ extern "C" {
  *
  * SHAPES  Hq = q_heads, Hkv = kv_heads, d = head_dim, n = tokens. Query head h belongs to KV head h / (Hq / Hkv). K and
  *         q are passed after RoPE; RoPE's parameters are given so that an index can undo it. Values and
- *         outputs may have fewer components than d: see value_dim. Tensors `[n, H, d]` of one token may come as `[H, d]`,
- *         and those `[H, d]` as `[1, H, d]`.
+ *         outputs may have fewer components than d: see value_dim. Tensors `[n, H, d]` of one token may come as
+ *         `[H, d]`, and those `[H, d]` as `[1, H, d]`.
  *
  * ERRORS  A function that can fail returns KEYHOLE_OK or a negative status. The text of the thread's last failure (what
  *         was wrong, the value seen, the values allowed) is read with keyhole_last_error(). A failed call changes
@@ -280,9 +280,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_truncate(keyhole_ses
  * What lies before `first` stays as and where it is, indexed and shared with copies. All behind is stored anew, as
  * keyhole_session_append stores it (rows in int8 are rounded once more), and pending until steps or
  * keyhole_session_build index it; sampled queries that guide indexes move along. An index that undoes RoPE (rope=undo,
- * saap) takes tokens to be at the positions that they have by count. keyhole_session_accept knows of no extend after it,
- * and the session's identity forgets its tokens where it named any from `first` on. While it works, memory of the tokens behind is
- * taken a second time, which host_memory_limit does not count.
+ * saap) takes tokens to be at the positions that they have by count. keyhole_session_accept knows of no extend after
+ * it, and the session's identity forgets its tokens where it named any from `first` on. While it works, memory of the
+ * tokens behind is taken a second time, which host_memory_limit does not count.
  * On an error nothing has changed. Errors: INVALID_ARGUMENT: shift without rope_theta or with values_in_keys; a sliding
  * layer that no longer has the tokens that its window would hold (window_slack keeps more); NOT_FINITE: a turned key
  * beyond kv_dtype; UNSUPPORTED: sessions with a CUDA device, several ranks; OUT_OF_MEMORY, BUSY. */
@@ -300,8 +300,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_remove(keyhole_sessi
  * them. Budgets that the index type chose, and tails of codes that the new one has not, become its own. "auto" stands
  * for what it stands for in the config of a session with these budgets: where that is codes, they become the tail of
  * every budget without a tail. "exact" sets the mode KEYHOLE_MODE_EXACT, too, which stays until
- * keyhole_session_set_mode. Errors: INVALID_ARGUMENT (the spec), OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY (codes that must lie
- * on the device), BUSY; nothing changes then. */
+ * keyhole_session_set_mode. Errors: INVALID_ARGUMENT (the spec), OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY (codes that must
+ * lie on the device), BUSY; nothing changes then. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_index(keyhole_session* session,
                                                                       const char* index);
 /* Changes mode and, for every head, also those that a budgets file names, top_k (1..max_tokens; 0: keep), for the

@@ -23,8 +23,8 @@ KEYHOLE_API const char* keyhole_prompt_help(void);
  * layers. pattern: "dense" (exact), "a-shape:..", "sampled:..", "vertical-slash:..",
  * "pooled:.."; or NULL or "auto", which is exact up to 16,384 tokens and attends what holds 95 % of the
  * weight beyond; or "budgets:PATH", by which a file of budgets says it of each (layer, query head), and
- * heads that it does not name are dense; or "codes:..", which is dense here, and of extends of sessions says which of their codes they
- * attend (keyhole/batch.h). Sliding layers are always exact, and on a CUDA device heads of 512.
+ * heads that it does not name are dense; or "codes:..", which is dense here, and of extends of sessions says which of
+ * their codes they attend (keyhole/batch.h). Sliding layers are always exact, and on a CUDA device heads of 512.
  * Keeps its engine alive. *out is NULL on failure. Errors: INVALID_ARGUMENT (the pattern),
  * UNSUPPORTED (on a CUDA device head dimensions other than 64, 80, 96, 128, 256, 512; a
  * value_dim that is not head_dim), IO, CORRUPT, VERSION_MISMATCH (the file), OUT_OF_MEMORY, DEVICE_ERROR. */
@@ -53,8 +53,8 @@ KEYHOLE_API void keyhole_prompt_destroy(keyhole_prompt* prompt);
  * last queries; which heads are dense as they look up single tokens is found for each call anew.
  * Products of fp16 numbers are summed in fp32, softmax weights are rounded to fp16 (two bf16): relative
  * error some 5e-4. Numbers in f32 are sums of two fp16, as softmax weights are then: relative error some 1e-6, or
- * 6e-8 of single numbers below 0.06, in three times the time, with a copy of q, k and v in device memory; numbers beyond
- * 1.3e5 are not held. k and v are rounded to one fp16, up to 65504, where blocks are chosen.
+ * 6e-8 of single numbers below 0.06, in three times the time, with a copy of q, k and v in device memory; numbers
+ * beyond 1.3e5 are not held. k and v are rounded to one fp16, up to 65504, where blocks are chosen.
  * Numbers that are not finite give outputs that are not. Device memory for the
  * choice, of 32 query heads some 160 MiB up to 512k tokens and 300 MiB at 1M, is taken when it is needed and kept.
  * Dense patterns of f16 or bf16 without learned sinks can be captured in a graph.

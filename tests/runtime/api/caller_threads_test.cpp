@@ -1,5 +1,5 @@
-// Steps on threads of the caller's (keyhole_engine_config::run): the same bits as on the library's workers, and no thread beside
-// them. One of the callers is called as ggml's operations are, on all of its threads at once.
+// Steps on threads of the caller's (keyhole_engine_config::run): the same bits as on the library's workers, and no
+// thread beside them. One of the callers is called as ggml's operations are, on all of its threads at once.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -18,8 +18,8 @@ namespace {
 
 constexpr uint32_t kThreads = 3;
 
-/// An operation that is called on kThreads threads at once, each with its number: the first makes a call of the library, the
-/// others help while it lasts. As docs/embedding.md has it.
+/// An operation that is called on kThreads threads at once, each with its number: the first makes a call of the
+/// library, the others help while it lasts. As docs/embedding.md has it.
 class Operation {
  public:
   void compute(const std::function<void()>& call) {

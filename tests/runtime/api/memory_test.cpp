@@ -1,5 +1,5 @@
-// What the sessions of an engine take together: beside the figures of each, and beside what the system says of the pages in which
-// K and V lie.
+// What the sessions of an engine take together: beside the figures of each, and beside what the system says of the
+// pages in which K and V lie.
 #include <algorithm>
 #include <atomic>
 #include <fstream>

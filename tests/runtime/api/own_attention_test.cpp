@@ -1,5 +1,5 @@
-// What engines with attention of their own call: the state of the offloaded tokens alone, of tokens that they have chosen,
-// and the tokens that a search chooses, beside attention in double precision.
+// What engines with attention of their own call: the state of the offloaded tokens alone, of tokens that they have
+// chosen, and the tokens that a search chooses, beside attention in double precision.
 #include <algorithm>
 #include <numeric>
 #include <set>

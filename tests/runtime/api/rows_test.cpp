@@ -1,4 +1,5 @@
-// Stored K and V handed back: the numbers that went in, wherever the tokens lie, beside a copy of them that the test keeps.
+// Stored K and V handed back: the numbers that went in, wherever the tokens lie, beside a copy of them that the test
+// keeps.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -108,8 +109,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, GetRows,
                                          Case{"values_in_keys", KEYHOLE_BF16, 48, 1}),
                          [](const auto& test) { return std::string(test.param.name); });
 
-// A channel of a block is off by half a step of its scale, 1/127 of the largest number there, at most; and by bf16's rounding
-// of the scale, 2^-8 of the number.
+// A channel of a block is off by half a step of its scale, 1/127 of the largest number there, at most; and by bf16's
+// rounding of the scale, 2^-8 of the number.
 TEST(GetRowsOf, Int8AreTheNumbersThatTheyStandFor) {
   const auto config = small_engine();
   const auto engine = make_engine(config);

@@ -1,5 +1,5 @@
-// Values narrower than keys: every call that takes values or gives outputs, beside attention in double precision. Random
-// shapes go through the whole API in random_calls_test.cpp and extend_test.cpp.
+// Values narrower than keys: every call that takes values or gives outputs, beside attention in double precision.
+// Random shapes go through the whole API in random_calls_test.cpp and extend_test.cpp.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -90,8 +90,8 @@ TEST_F(ValueDim, LatentAttentionByEveryIndexType) {
   }
 }
 
-// Codes spread errors over all components that rows have; those beyond value_dim are no part of the output, nor of what an
-// audit finds.
+// Codes spread errors over all components that rows have; those beyond value_dim are no part of the output, nor of what
+// an audit finds.
 TEST_F(ValueDim, AuditsAreOfTheComponentsThatValuesHave) {
   auto ec = small_engine();
   ec.head_dim = 128;

@@ -22,8 +22,8 @@ namespace {
 
 constexpr uint32_t kPrompt = 300;
 
-/// Every n at first, and fewer the larger they are. Under sanitizers the fewest: they make a round take 5 to 20 times as long, and the
-/// release build tries more.
+/// Every n at first, and fewer the larger they are. Under sanitizers the fewest: they make a round take 5 to 20 times
+/// as long, and the release build tries more.
 int64_t after(int64_t n) {
   static const bool all = std::getenv("KEYHOLE_FAULT_ALL") != nullptr;
   constexpr int64_t kEach = kSanitized ? 4 : 16;
@@ -278,8 +278,8 @@ using Call = std::function<keyhole_status(World&)>;
 
 class ApiFault : public ::testing::TestWithParam<const char*> {
  protected:
-  /// Lets `call` fail at the n-th fault of each kind, for growing n, until it does not fail any more. `again` puts the world
-  /// back where the call can be made once more.
+  /// Lets `call` fail at the n-th fault of each kind, for growing n, until it does not fail any more. `again` puts the
+  /// world back where the call can be made once more.
   void try_all(const Call& call, const Call& again = {}) {
     std::vector<Fault> kinds{Fault::allocation};
     if (!kSanitized) kinds = {Fault::allocation, Fault::mapping, Fault::thread};

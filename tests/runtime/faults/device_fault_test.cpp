@@ -1,8 +1,10 @@
-// Every call that touches the device, with the n-th request for device memory, pinned memory, or the n-th launch or copy
-// refused, for every n until none is (under a sanitizer every fourth), on the device of tests/runtime/stream_device.h.
-//   memory   The call goes on with the host, or says that memory ran out and has changed nothing; made again it succeeds.
-//   command  The call goes on with the host, or says that the device failed. The session then answers the truth, or every
-//            call says the same; a copy of it has a beginning of its tokens.
+// Every call that touches the device, with the n-th request for device memory, pinned memory, or the n-th launch or
+// copy refused, for every n until none is (under a sanitizer every fourth), on the device of
+// tests/runtime/stream_device.h.
+//   memory   The call goes on with the host, or says that memory ran out and has changed nothing; made again it
+//            succeeds.
+//   command  The call goes on with the host, or says that the device failed. The session then answers the truth, or
+//            every call says the same; a copy of it has a beginning of its tokens.
 #include <cstring>
 #include <functional>
 #include <memory>

@@ -1,5 +1,5 @@
-// Every function of an index by itself, with the n-th allocation, mapping of memory or thread start failing, for every n
-// until none fails: it says OUT_OF_MEMORY, the index answers as before, and the same call succeeds afterwards.
+// Every function of an index by itself, with the n-th allocation, mapping of memory or thread start failing, for every
+// n until none fails: it says OUT_OF_MEMORY, the index answers as before, and the same call succeeds afterwards.
 #include "keyhole/index.h"
 
 #include <functional>

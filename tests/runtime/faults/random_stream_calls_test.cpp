@@ -1,5 +1,5 @@
-// Random calls of the whole C API on a device with streams that needs no GPU: steps on the stream, several of them under
-// way, in captured graphs and beside steps with tensors in host memory.
+// Random calls of the whole C API on a device with streams that needs no GPU: steps on the stream, several of them
+// under way, in captured graphs and beside steps with tensors in host memory.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -222,8 +222,8 @@ class RandomStreamCalls final : public RandomCalls {
     }
   }
 
-  /// A number that is not finite shows when the stream comes to its step. The session takes no more steps then; a copy has
-  /// the tokens of the steps before.
+  /// A number that is not finite shows when the stream comes to its step. The session takes no more steps then; a copy
+  /// has the tokens of the steps before.
   void fail_late(Sequence& s) {
     settle(s);
     const uint32_t tokens = s.model.tokens(0), broken = random_.below(ec_.layers);

@@ -1,4 +1,5 @@
-// A caller's thread whose stack has 128 KiB, as those of engines and of languages with many threads have: every call works there.
+// A caller's thread whose stack has 128 KiB, as those of engines and of languages with many threads have: every call
+// works there.
 #include <algorithm>
 #include <functional>
 

@@ -1,5 +1,5 @@
-// A program for mpirun: a session over the ranks answers as an ordinary one of each process does; and where a rank is killed, the
-// others get a status in time.
+// A program for mpirun: a session over the ranks answers as an ordinary one of each process does; and where a rank is
+// killed, the others get a status in time.
 //     mpirun -n N mpi_ranks FOLDER              answers
 //     mpirun -n N mpi_ranks FOLDER prefill|step|save   the last rank is killed there
 #include <keyhole/mpi.h>

@@ -170,8 +170,8 @@ class TokenGraph {
   uint32_t captures_ = 0;
 };
 
-/// A text over ranks with all tensors in device memory, past several ends of blocks, beside one session on the host. A token is
-/// enqueued in all layers before anybody waits; by_graphs: the second half of them by graphs.
+/// A text over ranks with all tensors in device memory, past several ends of blocks, beside one session on the host. A
+/// token is enqueued in all layers before anybody waits; by_graphs: the second half of them by graphs.
 void decode_beside_one_process(uint32_t size, bool by_graphs) {
   run_ranks(size, [&](uint32_t rank, ncclComm_t, keyhole_communicator* c, Shared&) {
     const Stream stream;
@@ -211,7 +211,8 @@ void decode_beside_one_process(uint32_t size, bool by_graphs) {
         ASSERT_EQ(std::memcmp(all.data(), seen.data(), seen.size() * 4), 0);
       }
     }
-    // Tokens 510 to 569 lie in blocks of 16 that begin at 496, 512, 528, 544 and 560: the first graph, and one again at each end.
+    // Tokens 510 to 569 lie in blocks of 16 that begin at 496, 512, 528, 544 and 560: the first graph, and one again at
+    // each end.
     EXPECT_EQ(graph.captures(), !by_graphs ? 0 : size == 1 ? 1 : 5) << "rank " << rank;
   });
 }

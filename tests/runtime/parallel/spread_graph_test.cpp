@@ -1,5 +1,5 @@
-// Graphs of steps of spread sessions: which rank appends changes from block to block, and a graph is captured again there; what the
-// ranks see when one of them cannot launch its graph.
+// Graphs of steps of spread sessions: which rank appends changes from block to block, and a graph is captured again
+// there; what the ranks see when one of them cannot launch its graph.
 #include <atomic>
 #include <cmath>
 #include <string>
@@ -95,7 +95,8 @@ TEST(SpreadGraph, AGraphEndsAtMaxTokensOfTheTextOnAllRanks) {
   });
 }
 
-/// Launches the graph for tokens 31 and 32; then the device of rank 1 fails in a step, so that it cannot make the graph's steps.
+/// Launches the graph for tokens 31 and 32; then the device of rank 1 fails in a step, so that it cannot make the
+/// graph's steps.
 void launch_and_lose(Graph& graph, uint32_t r, StreamRank& its, keyhole_session* s,
                      Numbers& numbers) {
   for (int i = 0; i < 2; ++i) {

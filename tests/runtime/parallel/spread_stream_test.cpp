@@ -1,5 +1,5 @@
-// Spread sessions with tensors in device memory: ranks are threads with a device and a stream each, beside attention in double
-// precision over the whole text; and what all of them see when one fails or does not come.
+// Spread sessions with tensors in device memory: ranks are threads with a device and a stream each, beside attention in
+// double precision over the whole text; and what all of them see when one fails or does not come.
 #include <chrono>
 #include <cmath>
 

@@ -1,5 +1,5 @@
-// A session over several ranks, which are threads here, beside attention in double precision over the whole text; and what the
-// others see when a rank fails.
+// A session over several ranks, which are threads here, beside attention in double precision over the whole text; and
+// what the others see when a rank fails.
 #include <sys/stat.h>
 
 #include <algorithm>

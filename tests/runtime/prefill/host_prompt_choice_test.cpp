@@ -1,5 +1,5 @@
-// What keyhole_prompt on an engine on the host attends, against choices and attention in double precision: blocks by groups of
-// queries, columns and diagonals; and the choice of blocks by itself.
+// What keyhole_prompt on an engine on the host attends, against choices and attention in double precision: blocks by
+// groups of queries, columns and diagonals; and the choice of blocks by itself.
 #include <numeric>
 
 #include "runtime/prefill/block_choice.h"
@@ -11,7 +11,8 @@
 namespace keyhole::test {
 namespace {
 
-/// What groups of queries of a call choose, from its definition: of the newest `queries` tokens, groups of kGroup at a time.
+/// What groups of queries of a call choose, from its definition: of the newest `queries` tokens, groups of kGroup at a
+/// time.
 struct GroupChoice {
   static constexpr uint32_t kGroup = 64;
 
@@ -46,8 +47,8 @@ struct GroupChoice {
     }
     return share;
   }
-  /// The tile's blocks beside the first and those from one before its first query's on: so many of the heaviest, or, by bins of an
-  /// eighth of an octave, those that hold the mass.
+  /// The tile's blocks beside the first and those from one before its first query's on: so many of the heaviest, or, by
+  /// bins of an eighth of an octave, those that hold the mass.
   [[nodiscard]] std::vector<bool> chosen(uint32_t tile, uint32_t head, size_t most,
                                          double mass) const {
     const std::vector<double> of_blocks = shares(tile, head);
@@ -120,7 +121,8 @@ TEST(HostPromptChoice, GroupsOfQueriesChooseBlocks) {
   }
 }
 
-/// The `most` heaviest of [first, end); how much less than the last of them the next one weighs is far more than rounding.
+/// The `most` heaviest of [first, end); how much less than the last of them the next one weighs is far more than
+/// rounding.
 std::vector<uint32_t> heaviest(const std::vector<double>& weights, uint32_t first, uint32_t end,
                                uint32_t most) {
   std::vector<uint32_t> order;
@@ -267,8 +269,8 @@ TEST(HostBlockChoice, TakesSoManyOfTheHeaviest) {
   }
 }
 
-// Random weights: a list holds the wanted share of the samples' weight, no block of it could be missed, and none that is left out
-// weighs more than one that is taken, by more than the eighth of an octave that they are told apart by.
+// Random weights: a list holds the wanted share of the samples' weight, no block of it could be missed, and none that
+// is left out weighs more than one that is taken, by more than the eighth of an octave that they are told apart by.
 TEST(HostBlockChoice, TakesTheHeaviestBlocksUntilTheMassIsHeld) {
   const auto seed = static_cast<uint64_t>(testing::UnitTest::GetInstance()->random_seed());
   for (uint32_t i = 0; i < cases(200); ++i) {

@@ -1,5 +1,6 @@
 // Batches of copies of one sequence, which do what they have in common once for all: every member answers as exact
-// attention in double precision does, and as it would alone, whatever the members' lengths are and whoever comes and goes.
+// attention in double precision does, and as it would alone, whatever the members' lengths are and whoever comes and
+// goes.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -27,8 +28,8 @@ keyhole_session_config coded(const char* index, uint32_t rows) {
   return c;
 }
 
-/// For keys of 0: these have exact codes and weigh alike, and blocks and lists hold the mean of their values exactly. A token
-/// that is there twice, or another's in its place, shows.
+/// For keys of 0: these have exact codes and weigh alike, and blocks and lists hold the mean of their values exactly. A
+/// token that is there twice, or another's in its place, shows.
 keyhole_session_config by_means(const char* index) {
   keyhole_session_config c = coded(index, 1);
   c.budget.attend = KEYHOLE_ATTEND_NONE;

@@ -266,8 +266,8 @@ TEST(Codes, AuditsSeeWhatWasReadAndWhatStandsForTheRest) {
   }
 }
 
-// The balance of codes is learned from the first prompt. Tokens a million times as large are beyond what its codes can hold:
-// then they are read exactly, and the statistics say so.
+// The balance of codes is learned from the first prompt. Tokens a million times as large are beyond what its codes can
+// hold: then they are read exactly, and the statistics say so.
 TEST(Codes, TokensThatAreBeyondTheFirstOnesCodesAreReadExactly) {
   KEYHOLE_SKIP_WITH_TSAN();
   auto ec = small_engine(2);
@@ -306,7 +306,8 @@ TEST(Codes, TokensThatAreBeyondTheFirstOnesCodesAreReadExactly) {
   }
 }
 
-// Queries that are finite, but whose logits by code are not: all tokens are read. Other index types answer with numbers, too.
+// Queries that are finite, but whose logits by code are not: all tokens are read. Other index types answer with
+// numbers, too.
 TEST(Codes, QueriesOfAnySizeAreAnswered) {
   KEYHOLE_SKIP_WITH_TSAN();
   auto ec = small_engine(2);

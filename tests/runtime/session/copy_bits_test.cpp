@@ -1,6 +1,6 @@
-// A copy of a session, through memory or a file, answers with the same bits, whatever has happened to the session: over all
-// index types, ways to attend and tails, with indexes that have grown in steps and were cut. What a copy in memory shares with
-// its session neither changes for the other one.
+// A copy of a session, through memory or a file, answers with the same bits, whatever has happened to the session: over
+// all index types, ways to attend and tails, with indexes that have grown in steps and were cut. What a copy in memory
+// shares with its session neither changes for the other one.
 //   KEYHOLE_RANDOM_SEEDS=N    sequences of calls of each (default 1)
 #include <cstdlib>
 #include <string>
@@ -24,7 +24,8 @@ void PrintTo(const CopyCase& c, std::ostream* out) {
 
 class CopyBits : public ::testing::TestWithParam<CopyCase> {
  protected:
-  /// All have the same tokens and answer alike, to the last bit. Each makes the same calls: a step may take pending tokens in.
+  /// All have the same tokens and answer alike, to the last bit. Each makes the same calls: a step may take pending
+  /// tokens in.
   void expect_same(const std::vector<keyhole_session*>& sessions) {
     for (uint32_t l = 0; l < ec_.layers; ++l) {
       for (int i = 0; i < 3; ++i) {

@@ -26,7 +26,8 @@ class CudaBatch : public testing::Test {
     config_ = small_engine(4);
     config_.head_dim = 128;
     config_.q_heads = 4 * config_.kv_heads;
-    // A row that one side reads exactly and the other by its code, of two that weigh the same, hardly changes the output.
+    // A row that one side reads exactly and the other by its code, of two that weigh the same, hardly changes the
+    // output.
     config_.scale = 0.02F;
     config_.device = KEYHOLE_DEVICE_CUDA;
     config_.timeout_ms = 5000;

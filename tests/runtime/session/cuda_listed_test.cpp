@@ -1,5 +1,5 @@
-// Many new tokens by patterns of prompts in sessions on the machine's CUDA device, beside sessions on the host that attend by the same
-// patterns: rows that are pinned, such that are not, and int8.
+// Many new tokens by patterns of prompts in sessions on the machine's CUDA device, beside sessions on the host that
+// attend by the same patterns: rows that are pinned, such that are not, and int8.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 

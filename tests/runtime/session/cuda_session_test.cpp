@@ -173,8 +173,8 @@ TEST_F(CudaSession, StreamStepsAgree) {
 }
 
 TEST_F(CudaSession, CodesOnTheDeviceAttendAsThoseOfTheHost) {
-  // Logits within about 4 of each other: a row that one side reads exactly and the other by its code, as they lie side by
-  // side in rank, then changes the output by less than the tolerance.
+  // Logits within about 4 of each other: a row that one side reads exactly and the other by its code, as they lie side
+  // by side in rank, then changes the output by less than the tolerance.
   host_config_.scale = cuda_config_.scale = 0.02F;
   EnginePtr host = make_engine(host_config_), cuda = make_engine(cuda_config_);
   keyhole_session_config c = small_session();
@@ -462,7 +462,8 @@ TEST_F(CudaSession, TakesTensorsWhoseHeadsRunBackwards) {
   for (size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(seen[i], expected[i], 1e-3) << i;
 }
 
-// Beside the same calls with tensors in host memory; q comes when the stream comes to it, out has gaps between its heads.
+// Beside the same calls with tensors in host memory; q comes when the stream comes to it, out has gaps between its
+// heads.
 TEST_F(CudaSession, StatesOfOffloadedTokensInDeviceMemory) {
   const EnginePtr engine = make_engine(cuda_config_);
   const SessionPtr s = make_session(engine.get(), small_session());

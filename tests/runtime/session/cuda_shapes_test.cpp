@@ -1,5 +1,5 @@
-// Layers of different shapes on the machine's CUDA device, beside attention in double precision: all that a session does there, and
-// the shapes of models as there are.
+// Layers of different shapes on the machine's CUDA device, beside attention in double precision: all that a session
+// does there, and the shapes of models as there are.
 #include "tests/runtime/session/shaped_device.h"
 
 #include <cuda_runtime_api.h>

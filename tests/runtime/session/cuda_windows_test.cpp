@@ -1,5 +1,5 @@
-// Sliding layers on the machine's CUDA device through the C API, beside attention in double precision: tensors in host and in
-// device memory, prompts, graphs, drafts, copies of sessions, limits.
+// Sliding layers on the machine's CUDA device through the C API, beside attention in double precision: tensors in host
+// and in device memory, prompts, graphs, drafts, copies of sessions, limits.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 #include <unistd.h>

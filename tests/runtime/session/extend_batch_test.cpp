@@ -1,5 +1,5 @@
-// Batches: every session answers as it would alone, one that fails leaves the others as they are, and sequences join and
-// leave between calls.
+// Batches: every session answers as it would alone, one that fails leaves the others as they are, and sequences join
+// and leave between calls.
 #include <atomic>
 #include <cmath>
 #include <string>

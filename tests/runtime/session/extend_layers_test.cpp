@@ -1,5 +1,5 @@
-// Several new tokens in layers that have learned sinks, logits or a sliding window of their own, beside attention in double
-// precision that has them, too.
+// Several new tokens in layers that have learned sinks, logits or a sliding window of their own, beside attention in
+// double precision that has them, too.
 #include <algorithm>
 #include <bit>
 #include <functional>

@@ -1,5 +1,5 @@
-// Many new tokens by patterns of prompts: exact where lists are full, over exactly the blocks that the same choice gives a prompt
-// where they are not, wherever the tokens before lie.
+// Many new tokens by patterns of prompts: exact where lists are full, over exactly the blocks that the same choice
+// gives a prompt where they are not, wherever the tokens before lie.
 #include <keyhole/batch.h>
 #include <keyhole/prefill.h>
 #include <keyhole/save.h>
@@ -89,7 +89,8 @@ Answer of_prompt(Pair& p, const char* pattern, const NewTokens& t, uint32_t n, B
   return a;
 }
 
-// Prompts are compared with double precision over the blocks of choices from their definitions: host_prompt_choice_test.cpp.
+// Prompts are compared with double precision over the blocks of choices from their definitions:
+// host_prompt_choice_test.cpp.
 TEST(ExtendPattern, AttendsWhatAPromptOfAllTokensChooses) {
   for (const char* pattern :
        {"a-shape:first=64,near=128", "sampled:mass=500,lookups=1000,first=64,near=64,from=0",

@@ -1,5 +1,5 @@
-// Several new tokens at once: every answer is exact attention over what came before and the new tokens that each may see,
-// whatever borders of sink, window and blocks they cross; what is accepted stays, and nothing else.
+// Several new tokens at once: every answer is exact attention over what came before and the new tokens that each may
+// see, whatever borders of sink, window and blocks they cross; what is accepted stays, and nothing else.
 #include <algorithm>
 #include <cmath>
 #include <functional>

@@ -1,5 +1,5 @@
-// Saved sessions in which somebody has changed values and made the checksum right again: what is loaded can be used, and
-// what cannot be is refused. A checksum finds damage; it is no defence.
+// Saved sessions in which somebody has changed values and made the checksum right again: what is loaded can be used,
+// and what cannot be is refused. A checksum finds damage; it is no defence.
 #include <fstream>
 
 #include "index/serial.h"
@@ -73,8 +73,8 @@ class ForgedSession : public ::testing::TestWithParam<const char*> {
     expect_allowed(keyhole_session_fork(s, &copy));
     keyhole_session_destroy(copy);
   }
-  /// A forged config may forbid tokens or memory, forged keys may be so large that their products are beyond fp32; nothing
-  /// more is wrong with the session.
+  /// A forged config may forbid tokens or memory, forged keys may be so large that their products are beyond fp32;
+  /// nothing more is wrong with the session.
   static void expect_allowed(keyhole_status status) {
     EXPECT_TRUE(status == KEYHOLE_OK || status == KEYHOLE_INVALID_ARGUMENT ||
                 status == KEYHOLE_OUT_OF_MEMORY || status == KEYHOLE_NOT_FINITE)

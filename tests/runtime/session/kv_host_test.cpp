@@ -1,5 +1,5 @@
-// Sessions whose offloaded K and V lie in int8: against a quantiser of the test's own, and against sessions that were given
-// what the int8 numbers stand for.
+// Sessions whose offloaded K and V lie in int8: against a quantiser of the test's own, and against sessions that were
+// given what the int8 numbers stand for.
 #include <filesystem>
 #include <limits>
 #include <random>
@@ -158,8 +158,8 @@ struct KvWay {
 
 class OfWhatInt8StandsFor : public ::testing::TestWithParam<KvWay> {};
 
-// A session in fp32 that is given what int8 makes of the tokens that leave the window holds the same numbers: whatever is
-// built of them, and whatever steps read, is the same, bit for bit.
+// A session in fp32 that is given what int8 makes of the tokens that leave the window holds the same numbers: whatever
+// is built of them, and whatever steps read, is the same, bit for bit.
 TEST_P(OfWhatInt8StandsFor, AnIndexIsTheSame) {
   KEYHOLE_SKIP_WITH_TSAN();
   auto ec = small_engine(2);

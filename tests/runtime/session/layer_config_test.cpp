@@ -197,8 +197,9 @@ TEST_F(LayerConfig, PartialRopeTurnsTheFirstComponents) {
   EXPECT_EQ(ropes[1].inv_freq_scale, std::vector<float>(16, 0.5F));
 }
 
-// Keys that are one vector turned by their positions: an index that turns them back by the layer's RoPE sees one point, and
-// k-means of one that does not sees a circle. So of the layer with the right RoPE every partition has the same mean.
+// Keys that are one vector turned by their positions: an index that turns them back by the layer's RoPE sees one point,
+// and k-means of one that does not sees a circle. So of the layer with the right RoPE every partition has the same
+// mean.
 TEST_F(LayerConfig, IndexesUndoTheRopeOfTheirLayer) {
   engine_config_.rope_theta = 100.0F;
   own_layers();

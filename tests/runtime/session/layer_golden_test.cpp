@@ -1,5 +1,5 @@
-// Attention of layers as models have them (learned sinks, alternating windows, soft-caps) through the C API alone, beside what
-// Hugging Face transformers computes: golden/attention.json, written by golden/make_attention.py.
+// Attention of layers as models have them (learned sinks, alternating windows, soft-caps) through the C API alone,
+// beside what Hugging Face transformers computes: golden/attention.json, written by golden/make_attention.py.
 #include <fstream>
 
 #include "runtime/files/json.h"

@@ -1,6 +1,7 @@
-// A head of Gemma 3, recorded (golden/cut_heads.py), whose keys have norms above 100, most of it in a channel that all keys share: codes
-// of 4 and of 2 bits, and searches with a tail, in steps of a session beside attention in double. The error of a code grows with such
-// keys, so codes have to notice where they cannot tell which rows weigh, and read these exactly.
+// A head of Gemma 3, recorded (golden/cut_heads.py), whose keys have norms above 100, most of it in a channel that all
+// keys share: codes of 4 and of 2 bits, and searches with a tail, in steps of a session beside attention in double. The
+// error of a code grows with such keys, so codes have to notice where they cannot tell which rows weigh, and read these
+// exactly.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -42,7 +43,8 @@ const LongKeys& long_keys() {
   return head;
 }
 
-/// The output errors of a session that decodes the last tokens, of each step and query head, beside how sharp these are.
+/// The output errors of a session that decodes the last tokens, of each step and query head, beside how sharp these
+/// are.
 struct LongKeysErrors {
   std::vector<double> all;    ///< ascending
   std::vector<double> sharp;  ///< of these, where 16 rows have nine tenths of the weight

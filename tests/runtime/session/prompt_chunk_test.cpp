@@ -1,5 +1,5 @@
-// A prompt that comes in extends: its queries guide the index as those of appended tokens do, and nothing is indexed before it
-// has ended.
+// A prompt that comes in extends: its queries guide the index as those of appended tokens do, and nothing is indexed
+// before it has ended.
 #include <cmath>
 #include <string>
 #include <vector>

@@ -1,5 +1,6 @@
-// Hard heads of a real model, recorded (golden/cut_heads.py): every index type, and codes of 4 and of 2 bits, in steps of a session beside
-// attention in double. The limits of codes are those of docs/what-codes-hold.md, "What holds" and "What does not".
+// Hard heads of a real model, recorded (golden/cut_heads.py): every index type, and codes of 4 and of 2 bits, in steps
+// of a session beside attention in double. The limits of codes are those of docs/what-codes-hold.md, "What holds" and
+// "What does not".
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -198,8 +199,8 @@ struct IndexLimit {
 
 class RealHeadsByIndex : public testing::TestWithParam<IndexLimit> {};
 
-/// The best 50 keys of each head with a second-order tail. All types but saap, which has no classifiers here, are as good as
-/// `flat`, whose errors are those of the best 50 themselves (median 0.006, p95 0.104).
+/// The best 50 keys of each head with a second-order tail. All types but saap, which has no classifiers here, are as
+/// good as `flat`, whose errors are those of the best 50 themselves (median 0.006, p95 0.104).
 TEST_P(RealHeadsByIndex, ErrorsAreThoseOfTheBestKeysWithATail) {
   const auto [index, median, p95] = GetParam();
   const std::vector<double> errors = errors_of(decode(index, 4, KEYHOLE_TAIL_SECOND, 50));

@@ -1,5 +1,5 @@
-// Tokens taken out of the middle of a session, and keys turned to other positions, beside exact attention in double precision over
-// what is left.
+// Tokens taken out of the middle of a session, and keys turned to other positions, beside exact attention in double
+// precision over what is left.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -130,8 +130,8 @@ INSTANTIATE_TEST_SUITE_P(
         RemovalCase{"values_in_keys", "flat", KEYHOLE_BF16, 48, 1, 1e-4}),
     [](const auto& test) { return std::string(test.param.name); });
 
-// Keys that were turned by their places in the text are turned to the places that they take: the session is one that was given
-// the shorter text.
+// Keys that were turned by their places in the text are turned to the places that they take: the session is one that
+// was given the shorter text.
 class Shift : public testing::TestWithParam<Rope> {};
 
 TEST_P(Shift, KeysTakeThePlacesOfThoseThatWent) {

@@ -1,4 +1,5 @@
-// Layers of different shapes: whatever the order of calls, every layer attends every token exactly once, with its own heads.
+// Layers of different shapes: whatever the order of calls, every layer attends every token exactly once, with its own
+// heads.
 #include <filesystem>
 
 #include "keyhole/attention.h"

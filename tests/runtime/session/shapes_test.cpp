@@ -305,8 +305,8 @@ TEST_F(ShapesFile, AnEngineOfOtherShapesIsRefused) {
                "shapes of 3 layers, allowed: 0, or all 4");
 }
 
-/// golden/session-11.bin is what a library that wrote version 11 has saved: two layers of 24 tokens, of which layer 1 slides;
-/// sink 2, window 4, flush_block 4, index ivf:C=2,probe=2.
+/// golden/session-11.bin is what a library that wrote version 11 has saved: two layers of 24 tokens, of which layer 1
+/// slides; sink 2, window 4, flush_block 4, index ivf:C=2,probe=2.
 TEST_F(ShapesFile, FilesOfTheVersionBeforeAreRead) {
   ShapedConfig c({{4, 2, 64}, {4, 2, 64}});
   c.layers[1].window = 6;

@@ -1,5 +1,5 @@
-// Layers with sliding windows beside attention in double precision over exactly their newest tokens, in every call that a session
-// has.
+// Layers with sliding windows beside attention in double precision over exactly their newest tokens, in every call that
+// a session has.
 #include <unistd.h>
 
 #include <filesystem>

@@ -77,7 +77,8 @@ TEST(QuerySample, WhatLiesBehindTokensThatWentMovesAndIsTurned) {
       EXPECT_EQ(sample.rows()[i * kDim + kDim - 1], numbers[i]) << i;
     }
   };
-  // A gap of whole strides; of half a one; one that no stride but 1 allows; nothing behind; nothing left; nothing gone, but turned.
+  // A gap of whole strides; of half a one; one that no stride but 1 allows; nothing behind; nothing left; nothing gone,
+  // but turned.
   expect_sample(moved(4, 8), 4, {0, 4, 8, 12}, {0, 1012, 1016, 1020});
   expect_sample(moved(5, 2), 2, {0, 4, 6, 10, 14, 18}, {0, 4, 1008, 1012, 1016, 1020});
   expect_sample(moved(8, 7), 1, {0, 4, 9, 13}, {0, 4, 1016, 1020});

@@ -299,7 +299,8 @@ TEST(DeviceCodesTest, PutsRowsInListsAsTheyCome) {
   EXPECT_EQ(s.made->stopped, 1U) << "rows of lists that are being made stay pinned until then";
 }
 
-/// Steps choose among lists once so many rows are in them as the device was told: rows that are there wait for no more to come.
+/// Steps choose among lists once so many rows are in them as the device was told: rows that are there wait for no more
+/// to come.
 TEST(DeviceCodesTest, PutsAsManyRowsInListsAsStepsChooseAmong) {
   using Asked = CountedCodes::Asked;
   const Asked four = {{0, 16384}, {16384, 16384}, {32768, 16384}, {49152, 16384}};
@@ -329,8 +330,8 @@ TEST(DeviceCodesTest, PutsAsManyRowsInListsAsStepsChooseAmong) {
   EXPECT_EQ(s.asks(66048), (Asked{{65536, 512}}));
 }
 
-/// The source's lists are the copy's, and from then on each has its own. That their memory is, too, these codes cannot show: they
-/// have none.
+/// The source's lists are the copy's, and from then on each has its own. That their memory is, too, these codes cannot
+/// show: they have none.
 TEST(DeviceCodesTest, GoesOnFromTheListsOfACopy) {
   using Asked = CountedCodes::Asked;
   CountedSession one, two;

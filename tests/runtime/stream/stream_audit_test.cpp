@@ -1,6 +1,6 @@
 // Audits of steps on a stream beside exact attention in double precision, on a device made of a thread that can answer
-// wrongly: what they find, that nothing is audited twice or never, and that a session may be changed, copied and destroyed
-// with audits under way.
+// wrongly: what they find, that nothing is audited twice or never, and that a session may be changed, copied and
+// destroyed with audits under way.
 #include <gtest/gtest.h>
 
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// Several new tokens with tensors in device memory: by steps over codes, one by one, or by blocks; drafts that are accepted on
-// the stream, in graphs, too. Beside exact attention in double precision.
+// Several new tokens with tensors in device memory: by steps over codes, one by one, or by blocks; drafts that are
+// accepted on the stream, in graphs, too. Beside exact attention in double precision.
 #include <gtest/gtest.h>
 
 #include <string>

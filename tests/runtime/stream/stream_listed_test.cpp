@@ -1,5 +1,6 @@
-// Many new tokens with tensors in device memory by patterns of prompts: which of them attend so, where their rows lie, and what is
-// counted; beside double precision, and beside sessions on the host. The device's own choice and attention: gpu_listed_test.
+// Many new tokens with tensors in device memory by patterns of prompts: which of them attend so, where their rows lie,
+// and what is counted; beside double precision, and beside sessions on the host. The device's own choice and attention:
+// gpu_listed_test.
 #include <keyhole/batch.h>
 #include <keyhole/prefill.h>
 
@@ -31,7 +32,8 @@ class StreamListed : public StreamTurns {
   void set(keyhole_session* s, const char* pattern, uint32_t tokens) {
     ASSERT_OK(keyhole_session_set_extend_pattern(s, pattern, tokens));
   }
-  /// A turn of layer 0 whose answers see, of the tokens up to their own, those that sees(tile's first position, token) says.
+  /// A turn of layer 0 whose answers see, of the tokens up to their own, those that sees(tile's first position, token)
+  /// says.
   template <class Sees>
   void expect_seen(keyhole_session* s, StoredModel& m, uint32_t n, const Sees& sees) {
     NewTokens t = turn(n);

@@ -1,5 +1,5 @@
-// Layers of different shapes on the device of tests/runtime/stream_device.h: all that a session does there, beside attention in double
-// precision; what the parts of each shape take of the device together, and how they fail.
+// Layers of different shapes on the device of tests/runtime/stream_device.h: all that a session does there, beside
+// attention in double precision; what the parts of each shape take of the device together, and how they fail.
 #include "tests/runtime/session/shaped_device.h"
 #include "tests/runtime/stream_fixture.h"
 

@@ -1,5 +1,5 @@
-// Sliding layers with tensors in device memory: steps, halves, graphs, several tokens, drafts, copies, and calls with tensors in
-// host memory between them, beside attention in double precision over exactly their newest tokens.
+// Sliding layers with tensors in device memory: steps, halves, graphs, several tokens, drafts, copies, and calls with
+// tensors in host memory between them, beside attention in double precision over exactly their newest tokens.
 #include <unistd.h>
 
 #include <atomic>
@@ -241,7 +241,8 @@ TEST_F(StreamWindows, DraftsAreAcceptedWithoutWaiting) {
   ASSERT_OK(keyhole_session_synchronize(s.get()));
 }
 
-// Windows that are longer than the tree, as long as a branch, and shorter; rings that have turned over and that have not.
+// Windows that are longer than the tree, as long as a branch, and shorter; rings that have turned over and that have
+// not.
 TEST_F(StreamWindows, TreesOfDraftsSeeTheirBranches) {
   engine_config_.layers = 3;
   const std::vector<float> sinks = numbers_.many(12);

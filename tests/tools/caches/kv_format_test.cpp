@@ -87,7 +87,8 @@ TEST(KvFormat, TurnsByTheWalshHadamardMatrix) {
   }
 }
 
-// As llama.cpp turns them: keys by the largest matrix that fits, values by 64, nothing where a head is no multiple of 64.
+// As llama.cpp turns them: keys by the largest matrix that fits, values by 64, nothing where a head is no multiple of
+// 64.
 TEST(KvFormat, TurnsRowsThatAreRounded) {
   EXPECT_EQ(rotated_together(KvFormat::q4_0, 128, false), 128U);
   EXPECT_EQ(rotated_together(KvFormat::q4_0, 192, false), 64U);
@@ -112,7 +113,8 @@ TEST(KvFormat, TurnsRowsThatAreRounded) {
   pass_rows(KvFormat::q4_0_plain, plain.data(), plain.size(), 128, false);
   pass_through(KvFormat::q4_0, once.data(), once.size());
   EXPECT_EQ(plain, once);
-  // A block's numbers are 0 beside the outlier's step of 12.5; turned, it is 8.8 in each of 128 numbers, and a step some 1.5.
+  // A block's numbers are 0 beside the outlier's step of 12.5; turned, it is 8.8 in each of 128 numbers, and a step
+  // some 1.5.
   EXPECT_LT(error(KvFormat::q4_0), 0.7);
   EXPECT_LT(error(KvFormat::q8_0), 0.05);
   EXPECT_GT(error(KvFormat::q4_0), 0.1);

@@ -75,8 +75,8 @@ TEST_F(CompareRival, LibrariesAreAskedForTheKeysOfEachWay) {
         const json& flat = rows[4 * way + head];
         EXPECT_EQ(row["index"], there[i]);
         EXPECT_EQ(row["attend"], way == 0 ? "topk:20" : "topk:10");
-        // A graph may have lost a key or two of 10 x 18. Each lost key changes the output of one of the 18 queries, whose error
-        // (about 1.5 here) then moves by at most half of itself; recall@10 does not see keys 11 to 20.
+        // A graph may have lost a key or two of 10 x 18. Each lost key changes the output of one of the 18 queries,
+        // whose error (about 1.5 here) then moves by at most half of itself; recall@10 does not see keys 11 to 20.
         EXPECT_GE(row["recall"], 0.95) << there[i];
         EXPECT_NEAR(row["keys_attended"], flat["keys_attended"], 1) << there[i];
         const double lost = 2 + 180 * (1 - row["recall"].get<double>());

@@ -1,4 +1,5 @@
-// Files of log-probabilities: numbers of double precision come back to half a step, and what is no such file is refused.
+// Files of log-probabilities: numbers of double precision come back to half a step, and what is no such file is
+// refused.
 #include "tools/io/kld_base_file.h"
 
 #include <gtest/gtest.h>

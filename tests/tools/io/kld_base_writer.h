@@ -1,4 +1,5 @@
-// Writes a file of log-probabilities as llama.cpp's llama-perplexity does, from double precision, independently of the reader.
+// Writes a file of log-probabilities as llama.cpp's llama-perplexity does, from double precision, independently of the
+// reader.
 #pragma once
 
 #include <algorithm>

@@ -57,8 +57,8 @@ class KldBase : public ::testing::Test {
     write_file(folder_ / "base.kld", kld_base_bytes(numbers_));
   }
 
-  /// Mean bits of the successors in the first `chunks` chunks by the reference, where logits count as no more than `cut` below
-  /// the largest.
+  /// Mean bits of the successors in the first `chunks` chunks by the reference, where logits count as no more than
+  /// `cut` below the largest.
   [[nodiscard]] double reference_bits(uint32_t chunks, double cut = 1e9) const {
     double sum = 0.0;
     for (uint32_t c = 0; c < chunks; ++c) {

@@ -1,4 +1,5 @@
-// eval --task drafts with random models: counts and tokens beside those that the reference forward pass gives step by step.
+// eval --task drafts with random models: counts and tokens beside those that the reference forward pass gives step by
+// step.
 #include <gtest/gtest.h>
 
 #include <algorithm>

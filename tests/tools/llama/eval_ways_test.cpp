@@ -1,5 +1,5 @@
-// eval's ways to compare with (K and V in 8 and 4 bits), what is lost and won, and the task copy; from outside, with the
-// bundled model.
+// eval's ways to compare with (K and V in 8 and 4 bits), what is lost and won, and the task copy; from outside, with
+// the bundled model.
 #include <gtest/gtest.h>
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Every family of models against what Hugging Face transformers computed: logits behind a long prompt, and the tokens that
-// follow greedily, step by step through Keyhole's cache.
+// Every family of models against what Hugging Face transformers computed: logits behind a long prompt, and the tokens
+// that follow greedily, step by step through Keyhole's cache.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -167,7 +167,8 @@ TEST_P(Family, AlsoFromFilesOf16Bits) {
   }
 }
 
-/// A prompt of which the last 290 tokens come later, as turns of a chat do: 250 at once, some by steps, the rest at once.
+/// A prompt of which the last 290 tokens come later, as turns of a chat do: 250 at once, some by steps, the rest at
+/// once.
 TEST_P(Family, TakesTheRestOfAPromptLater) {
   const FamilyGolden golden = load(GetParam());
   const auto prompt = std::span(golden.prompt);
@@ -216,8 +217,8 @@ TEST_F(FamilyTest, Gemma3UnderItsOtherNames) {
   EXPECT_EQ(prefill(model, team_, tokens, {}), prefill(other, team_, tokens, {}));
 }
 
-/// On the GPU a prompt's activations have 16 bits. With the same rounding the host's logits are off by 3e-5 to 3e-4 of the
-/// largest (by 2.4e-3 of 18 for phi3_longrope), and the tokens are the same.
+/// On the GPU a prompt's activations have 16 bits. With the same rounding the host's logits are off by 3e-5 to 3e-4 of
+/// the largest (by 2.4e-3 of 18 for phi3_longrope), and the tokens are the same.
 void expect_close_on_gpu(std::span<const float> logits, const std::vector<float>& expected) {
   ASSERT_EQ(logits.size(), expected.size());
   double largest = 0.0;

@@ -29,8 +29,8 @@ LlamaModel loaded(const json& config, const SyntheticTensors& tensors, ElementTy
   return load_llama(folder.path());
 }
 
-/// |logits - expected| / |expected|. A prompt's activations have 16 bits (7.6e-6), and so short a one's attention two fp16 for
-/// each number; three layers of random weights make that several times larger, and anything wrong some tenths.
+/// |logits - expected| / |expected|. A prompt's activations have 16 bits (7.6e-6), and so short a one's attention two
+/// fp16 for each number; three layers of random weights make that several times larger, and anything wrong some tenths.
 constexpr double kAfterPrefill = 5e-4;
 
 void expect_within(std::span<const float> logits, const std::vector<double>& expected,

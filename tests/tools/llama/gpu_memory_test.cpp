@@ -1,4 +1,5 @@
-// --gpu-memory from outside, and its plan for a model of 8 billion weights of which only the headers exist. Needs no GPU.
+// --gpu-memory from outside, and its plan for a model of 8 billion weights of which only the headers exist. Needs no
+// GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -138,7 +138,8 @@ TEST(GpuPrefillSizes, CountTheNumbersOfFineAttention) {
 }
 
 TEST(GpuStepBytes, AreAFewMegabytes) {
-  // Hidden state, qkv, attention, the MLP's inside, logits, a product of gate and up, RoPE's turns and their frequencies.
+  // Hidden state, qkv, attention, the MLP's inside, logits, a product of gate and up, RoPE's turns and their
+  // frequencies.
   const uint64_t floats = 4096 + 6144 + 4096 + 14336 + 128256 + 28672 + 4 * 64 + 2;
   EXPECT_GE(gpu_step_bytes(llama_8b()), 4 * floats);
   EXPECT_LT(gpu_step_bytes(llama_8b()), 4 * floats + 12 * 512);

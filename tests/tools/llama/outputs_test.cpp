@@ -67,7 +67,8 @@ TEST(AddressSpace, TooLittleOfItIsAnErrorAndNoLoop) {
   bool has_failed = false, has_passed = false;
   // With less, OpenBLAS 0.3.29 (Debian 13) asks for ever while it is loaded, before main().
   for (int mib = 400; mib <= 1500; mib += 100) {
-    // OpenBLAS makes a thread for each processor when it is loaded, before main() can ask for room: here as many as on two.
+    // OpenBLAS makes a thread for each processor when it is loaded, before main() can ask for room: here as many as on
+    // two.
     const int code = shell(
         "export OPENBLAS_NUM_THREADS=2; ulimit -v " + std::to_string(1024 * mib) + "; ", args);
     EXPECT_TRUE(code == 0 || code == 1) << mib << " MiB: " << code;

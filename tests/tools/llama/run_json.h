@@ -26,7 +26,8 @@ namespace keyhole::tools {
   return text;
 }
 
-/// `keyhole eval` of a task over token ids, exact in fp32 on the host, with a sink and a window that short prompts leave.
+/// `keyhole eval` of a task over token ids, exact in fp32 on the host, with a sink and a window that short prompts
+/// leave.
 [[nodiscard]] inline std::vector<std::string> eval_of_ids(const std::filesystem::path& model,
                                                           const std::filesystem::path& ids,
                                                           const std::string& task,

@@ -1,5 +1,5 @@
-// The real models that tools/real-models brings, those that are in the cache: tokens of prompts, the tokens that follow them
-// greedily with exact attention, and their text, beside those of Hugging Face transformers (golden/make.py).
+// The real models that tools/real-models brings, those that are in the cache: tokens of prompts, the tokens that follow
+// them greedily with exact attention, and their text, beside those of Hugging Face transformers (golden/make.py).
 #include <gtest/gtest.h>
 
 #include <cstdlib>

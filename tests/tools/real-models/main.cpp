@@ -1,4 +1,5 @@
-// The program of tests that need what is not in the tree: where all of them were skipped, ctest is told so (SKIP_RETURN_CODE).
+// The program of tests that need what is not in the tree: where all of them were skipped, ctest is told so
+// (SKIP_RETURN_CODE).
 #include <gtest/gtest.h>
 
 int main(int argc, char** argv) {

@@ -111,8 +111,8 @@ TEST(Chat, TokensOfTurnsCannotBeWrittenByPeople) {
   EXPECT_EQ(chat.render(messages).encode(tokenizer), expected);
 }
 
-// Marks that a file lists as not special, looked for before or behind the normalizer, in the middle of what is said or across
-// its ends.
+// Marks that a file lists as not special, looked for before or behind the normalizer, in the middle of what is said or
+// across its ends.
 TEST(Chat, NoAddedTokenIsMadeOfWhatPeopleWrite) {
   // "<a" of the template and "b>" of what is said are no token, nor the other way round.
   const ChatTemplate halves = parse("<a{{ messages[0].content }}b>");

@@ -31,8 +31,8 @@ inline constexpr std::array kStepColumns = {
 /// The best that the machine can do; "" where nothing of it was measured.
 [[nodiscard]] std::string to_text(const StepFloors& floors);
 
-/// StepResult::codes_floor of what a session's statistics say; none where a layer is attended otherwise, or the device's
-/// `copy_bandwidth`, bytes/s, is not known (0).
+/// StepResult::codes_floor of what a session's statistics say; none where a layer is attended otherwise, or the
+/// device's `copy_bandwidth`, bytes/s, is not known (0).
 [[nodiscard]] std::optional<double> codes_floor(const keyhole_statistics& statistics,
                                                 uint32_t layers, double copy_bandwidth);
 

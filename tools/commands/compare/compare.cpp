@@ -138,7 +138,8 @@ ComparisonPlan make_plan(const Trace& trace, const CompareOptions& options) {
   return plan;
 }
 
-/// What the library takes for "auto" in a session of these keys on the host: an index by itself has no context to choose by.
+/// What the library takes for "auto" in a session of these keys on the host: an index by itself has no context to
+/// choose by.
 std::string index_of_auto(const Trace& trace, const CompareOptions& options) {
   const TraceInfo& info = trace.info();
   keyhole_engine_config engine;

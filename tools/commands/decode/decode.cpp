@@ -50,8 +50,8 @@ void save_what_there_is(const DecodeOptions& options, Conversation& conversation
   }
 }
 
-/// One answer, shown as it comes; ids where there is no tokenizer. The session is saved behind it, as one of `about`, where
-/// that was asked for.
+/// One answer, shown as it comes; ids where there is no tokenizer. The session is saved behind it, as one of `about`,
+/// where that was asked for.
 DecodeRun answer(const DecodeOptions& options, Conversation& conversation,
                  const Tokenizer* tokenizer, const Turns* turns, Conversation::Taken taken,
                  const SavedSession& about) {

@@ -12,11 +12,12 @@ namespace keyhole::tools {
 
 /// The caches. One serves exact, none and every index; full has one whose window has room for all tokens, so that they
 /// stay where sink and window lie (ranks of several processes share the first one); ways that have a format have one
-/// each, with K and V rounded as they enter it, or as they age. The prompt's own forward pass is exact for all of them, so that only the way of decoding differs.
+/// each, with K and V rounded as they enter it, or as they age. The prompt's own forward pass is exact for all of them,
+/// so that only the way of decoding differs.
 class EvalCaches {
  public:
-  /// Makes empty caches for `max_tokens` tokens, those that have a format by `rounded`. Throws UsageError as make_cache()
-  /// and RoundedCacheMaker::make() do.
+  /// Makes empty caches for `max_tokens` tokens, those that have a format by `rounded`. Throws UsageError as
+  /// make_cache() and RoundedCacheMaker::make() do.
   EvalCaches(const LlamaConfig& model, const EvalOptions& options, uint32_t max_tokens,
              const std::vector<AttendSpec>& specs, const std::vector<BudgetChoice>& budgets,
              RoundedCacheMaker& rounded);

@@ -22,8 +22,8 @@ struct DraftOptions {
 /// Adds `--draft` and `--ahead`.
 void add_draft_options(CLI::App& command, DraftOptions& options);
 
-/// How ids of the draft's vocabulary differ from those of the target's, e.g. "token 17 is \"a\", not \"b\"": their number,
-/// their texts, which are special, which end a text. "" where they mean the same.
+/// How ids of the draft's vocabulary differ from those of the target's, e.g. "token 17 is \"a\", not \"b\"": their
+/// number, their texts, which are special, which end a text. "" where they mean the same.
 [[nodiscard]] std::string token_difference(const Tokenizer& draft, const Tokenizer& target);
 
 /// Throws UsageError where the tokens of the draft model are not those of the model. Of folders without a tokenizer, as

@@ -1,5 +1,5 @@
-// How many tokens of a draft a model accepts: a smaller model drafts, or the model itself, and either the draft or the model
-// that checks it attends through an index.
+// How many tokens of a draft a model accepts: a smaller model drafts, or the model itself, and either the draft or the
+// model that checks it attends through an index.
 #include <algorithm>
 #include <cmath>
 #include <list>

@@ -1,5 +1,5 @@
-// keyhole eval: how many questions about a long context a model answers with each way to attend, how well it predicts a text,
-// how far its predictions are from those by exact attention, or how many tokens of a draft it accepts.
+// keyhole eval: how many questions about a long context a model answers with each way to attend, how well it predicts a
+// text, how far its predictions are from those by exact attention, or how many tokens of a draft it accepts.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -1,5 +1,6 @@
-// How far the predictions of a model that attends through an index are from those by exact attention, over a real text: all ways
-// decode the same tokens side by side, so that each is held against exact attention token by token and no logits are kept.
+// How far the predictions of a model that attends through an index are from those by exact attention, over a real text:
+// all ways decode the same tokens side by side, so that each is held against exact attention token by token and no
+// logits are kept.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -33,8 +34,8 @@ struct SideRun {
   KldRow* row = nullptr;
 };
 
-/// Returns where each part of the text ends, in tokens. A signal ends the text behind its last whole part, where there is
-/// one; of a text that is one part, behind any token.
+/// Returns where each part of the text ends, in tokens. A signal ends the text behind its last whole part, where there
+/// is one; of a text that is one part, behind any token.
 std::vector<size_t> decode_side_by_side(std::list<SideRun>& runners, const Text& text,
                                         size_t bins) {
   const auto exact = std::find_if(runners.begin(), runners.end(),

@@ -1,5 +1,5 @@
-// Each chunk of the file is a prompt of its own, run once for all ways, and decoded by all of them side by side, so that a row
-// of the file is read once.
+// Each chunk of the file is a prompt of its own, run once for all ways, and decoded by all of them side by side, so
+// that a row of the file is read once.
 #include "tools/commands/eval/kld_base.h"
 
 #include <algorithm>
@@ -68,7 +68,8 @@ KldBaseFile open_base(const EvalOptions& options, const LlamaConfig& model) {
   return file;
 }
 
-/// The token that the vocabulary puts in front of a prompt. Of a folder without a tokenizer, as --tokens allows it, none.
+/// The token that the vocabulary puts in front of a prompt. Of a folder without a tokenizer, as --tokens allows it,
+/// none.
 std::optional<uint32_t> front_token(const EvalOptions& options, const LlamaConfig& model) {
   const auto tokenizer = find_tokenizer(options.model, model);
   if (!tokenizer) return std::nullopt;

@@ -20,12 +20,12 @@ struct KldBaseOptions {
 /// Adds `--base` and `--chunks`.
 void add_kld_base_options(CLI::App& command, KldBaseOptions& options);
 
-/// Throws UsageError where --chunks has no --base, and where the command line has --base and an option that says which tokens
-/// are to be read, or asks for parts of a text or audits.
+/// Throws UsageError where --chunks has no --base, and where the command line has --base and an option that says which
+/// tokens are to be read, or asks for parts of a text or audits.
 void check_kld_base(const CLI::App& command, const KldBaseOptions& options);
 
-/// `--task kld --base`: the divergence of every way, exact attention among them, from the file's predictions. The first half
-/// of each chunk is a prompt, the rest is decoded.
+/// `--task kld --base`: the divergence of every way, exact attention among them, from the file's predictions. The first
+/// half of each chunk is a prompt, the rest is decoded.
 void eval_kld_base(const EvalOptions& options);
 
 }  // namespace keyhole::tools

@@ -1,4 +1,5 @@
-// Divergence by position: a decoded text cut into equal parts, so that an error that grows with what was appended shows.
+// Divergence by position: a decoded text cut into equal parts, so that an error that grows with what was appended
+// shows.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,8 @@ namespace keyhole::tools {
 struct KldTokens {
   std::vector<double> nats;     ///< the divergence from exact attention
   std::vector<bool> same_best;  ///< whether the likeliest successor is exact attention's
-  /// The audits since the beginning, when a part ended: their number, and their mean output error. Empty without audits.
+  /// The audits since the beginning, when a part ended: their number, and their mean output error. Empty without
+  /// audits.
   struct Audited {
     uint64_t audits = 0;
     double error_mean = 0.0;

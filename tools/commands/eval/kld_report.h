@@ -25,8 +25,8 @@ struct KldRow {
 [[nodiscard]] std::string kld_table(std::span<const KldRow* const> rows, const KldRow& exact,
                                     const std::string& from);
 
-/// The JSON of a row. ends: where the parts of --bins end, rising, the last at the number of tokens; of one part there are no
-/// bins. bytes: of the text of all predicted tokens; 0 where nobody knows.
+/// The JSON of a row. ends: where the parts of --bins end, rising, the last at the number of tokens; of one part there
+/// are no bins. bytes: of the text of all predicted tokens; 0 where nobody knows.
 [[nodiscard]] nlohmann::ordered_json kld_json(const KldRow& row, const KldRow& exact,
                                               std::span<const size_t> ends, size_t bytes);
 

@@ -1,5 +1,5 @@
-// The tasks of RULER and InfiniteBench, and what needles miss: every sample is a prompt of its own, run once and answered
-// in all ways. Follow-ups come into the sessions that have answered the questions before them.
+// The tasks of RULER and InfiniteBench, and what needles miss: every sample is a prompt of its own, run once and
+// answered in all ways. Follow-ups come into the sessions that have answered the questions before them.
 #include <algorithm>
 #include <cstddef>
 #include <exception>
@@ -153,8 +153,8 @@ void keep_first(RulerGroup& group, size_t samples) {
   }
 }
 
-/// Calls answer_next(i) for each sample of the group. Returns false where a signal ends the work: then the group has the
-/// samples that were answered in all ways before it.
+/// Calls answer_next(i) for each sample of the group. Returns false where a signal ends the work: then the group has
+/// the samples that were answered in all ways before it.
 bool all_answered(uint32_t samples, RulerGroup& group,
                   const std::function<void(uint32_t)>& answer_next) {
   for (uint32_t i = 0; i < samples; ++i) {

@@ -55,8 +55,8 @@ struct TurnMean {
 /// The groups of each length as one group each, "mean": all tasks have the same number of samples.
 [[nodiscard]] std::vector<RulerGroup> mean_groups(const std::vector<RulerGroup>& groups);
 
-/// A table for each length, with the means of all tasks at its end; where a sample has several questions, scores of each
-/// of them below.
+/// A table for each length, with the means of all tasks at its end; where a sample has several questions, scores of
+/// each of them below.
 [[nodiscard]] std::string ruler_text(const std::vector<RulerGroup>& groups);
 
 /// The rows of the groups, one way each, with the answers that are not wholly right.

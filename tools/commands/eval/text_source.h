@@ -17,11 +17,12 @@ struct Text {
   [[nodiscard]] bool of_bytes() const { return bytes == decoded.size() - 1; }
 };
 
-/// Reads the text that the options name: --prompt, --tokens or the bundled prose. Throws UsageError where it is too short.
+/// Reads the text that the options name: --prompt, --tokens or the bundled prose. Throws UsageError where it is too
+/// short.
 [[nodiscard]] Text make_text(const EvalOptions& options);
 
-/// Cuts `count` prompts of --length tokens out of that text, which begin all over it, at places that --seed draws, each with
-/// what the vocabulary puts in front of a prompt. Throws UsageError where the text is too short.
+/// Cuts `count` prompts of --length tokens out of that text, which begin all over it, at places that --seed draws, each
+/// with what the vocabulary puts in front of a prompt. Throws UsageError where the text is too short.
 [[nodiscard]] std::vector<std::vector<uint32_t>> make_passages(const EvalOptions& options,
                                                                uint32_t count);
 

@@ -26,9 +26,9 @@ struct Card {
 };
 
 /// Finds a card by its name: "RTX 4090", "4090", "h100 pcie"; case, spaces and the maker's words do not count. Or reads
-/// one that is not in the table: "MEMORY,BANDWIDTH,BUS", "24GiB,1008GB,25GB" (the latter two a second), and behind them its compute
-/// capability where it is more than 8.0: "24GiB,1008GB,25GB,8.9". Throws UsageError with the names that are known, or those that are like it: another card of nearly the same name may have half
-/// the memory.
+/// one that is not in the table: "MEMORY,BANDWIDTH,BUS", "24GiB,1008GB,25GB" (the latter two a second), and behind them
+/// its compute capability where it is more than 8.0: "24GiB,1008GB,25GB,8.9". Throws UsageError with the names that are
+/// known, or those that are like it: another card of nearly the same name may have half the memory.
 [[nodiscard]] Card find_card(std::string_view text);
 
 }  // namespace keyhole::tools

@@ -13,8 +13,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// What each rank sends to every other in a step of a layer (keyhole/parallel.h): the states of all query heads, and what names
-// the call.
+// What each rank sends to every other in a step of a layer (keyhole/parallel.h): the states of all query heads, and
+// what names the call.
 constexpr uint64_t kCallBytes = 48;
 
 uint64_t bytes_sent_per_token(const PlanRequest& request) {

@@ -19,23 +19,24 @@ struct CardLayer {
   uint64_t resident_bytes = 0;
 };
 
-/// What the estimates take for granted, from times of bench/RESULTS.md ("What `keyhole plan` says of a card"); the shares are
-/// of the rate at which a card copies within its own memory.
+/// What the estimates take for granted, from times of bench/RESULTS.md ("What `keyhole plan` says of a card"); the
+/// shares are of the rate at which a card copies within its own memory.
 struct CardShares {
   double copies = 0.89;   ///< of the bandwidth that its maker states
   double weights = 0.92;  ///< products of one token with weights in 16 bits
   double full = 0.97;     ///< full attention
-  /// Passes over codes of 4 and of 2 bits, those of chosen lists too; between them by their bits. From 128k to 1M tokens of
-  /// 8 KV heads of 128 an H100 takes 350 and 196.5 us more, for 984 and 514 MB.
+  /// Passes over codes of 4 and of 2 bits, those of chosen lists too; between them by their bits. From 128k to 1M
+  /// tokens of 8 KV heads of 128 an H100 takes 350 and 196.5 us more, for 984 and 514 MB.
   double codes_4 = 0.95, codes_2 = 0.88;
   /// The same where codes do not leave the L2 cache first: kernels that are not of compute capability 9.0.
   double others_4 = 0.84, others_2 = 0.78;
   /// Bytes of codes a second of heads above 256 components, whose products take longer than their bytes on a fast card.
   double wide_4 = 2.35e12, wide_2 = 1.9e12;
-  /// What does not grow with the context, seconds a layer: queries are prepared and what follows the pass is done by the
-  /// components of a group's queries. 19 us of 512 of them (4 heads of 128), 32 of 1,536 (6 of 256).
+  /// What does not grow with the context, seconds a layer: queries are prepared and what follows the pass is done by
+  /// the components of a group's queries. 19 us of 512 of them (4 heads of 128), 32 of 1,536 (6 of 256).
   double fixed = 12.5e-6, fixed_per_component = 0.8e-6 / 64;
-  /// Without clusters one thread block of each KV head does what follows the pass: 105 us of 4,096 components (8 heads of 512).
+  /// Without clusters one thread block of each KV head does what follows the pass: 105 us of 4,096 components (8 heads
+  /// of 512).
   double single_per_component = 1.4e-6 / 64;
   double full_fixed = 10e-6;
   /// Codes in lists: the same, with the choice; and bytes a second at which a KV head's mean keys are scored, which few
@@ -44,7 +45,8 @@ struct CardShares {
   double lists_scored = 115e9;
 };
 
-/// Bytes of a row of codes of K and V: its bits, two factors of 16 bits and its part of the means of a block of 256 rows.
+/// Bytes of a row of codes of K and V: its bits, two factors of 16 bits and its part of the means of a block of 256
+/// rows.
 [[nodiscard]] double code_row_bytes(double bits, uint32_t head_dim);
 
 /// Bytes of codes a second.
@@ -57,8 +59,8 @@ struct CardShares {
 /// Seconds of a layer's attention by codes, all of them read.
 [[nodiscard]] double seconds_of_codes(const Card& card, const CardLayer& shape,
                                       const CardShares& shares = {});
-/// Seconds of a layer's attention by codes in lists of 64 rows, of which steps read 12 %: heads that look at everything have more
-/// read. No longer than by all codes: steps of fewer rows read all.
+/// Seconds of a layer's attention by codes in lists of 64 rows, of which steps read 12 %: heads that look at everything
+/// have more read. No longer than by all codes: steps of fewer rows read all.
 [[nodiscard]] double seconds_of_lists(const Card& card, const CardLayer& shape,
                                       const CardShares& shares = {});
 /// Seconds of a layer's full attention, with K and V on the card.

@@ -1,4 +1,5 @@
-// keyhole prefill: what patterns of attention save of the time until a prompt's first token, and what they cost in exactness.
+// keyhole prefill: what patterns of attention save of the time until a prompt's first token, and what they cost in
+// exactness.
 #include <keyhole/prefill.h>
 
 #include <algorithm>

@@ -32,7 +32,8 @@ double seconds_between(const cuda::Event& from, const cuda::Event& to) {
   return 1e-3 * milliseconds;
 }
 
-/// A step with marks is enqueued kernel by kernel, as events do not go into the graph: of an 8B model it takes some 4 ms more.
+/// A step with marks is enqueued kernel by kernel, as events do not go into the graph: of an 8B model it takes some 4
+/// ms more.
 constexpr uint64_t kStepsPerMeasurement = 64;
 
 }  // namespace

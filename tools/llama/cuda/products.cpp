@@ -20,8 +20,8 @@ void check(cublasStatus_t status, const std::string& what) {
   throw std::runtime_error("GPU: " + what + ": " + blas_lt().status_string(status));
 }
 
-/// One handle for the program, as the library wants it. It ends with the program: to destroy it then would be too late, as
-/// CUDA may have gone before.
+/// One handle for the program, as the library wants it. It ends with the program: to destroy it then would be too late,
+/// as CUDA may have gone before.
 cublasLtHandle_t handle() {
   static const cublasLtHandle_t instance = [] {
     cublasLtHandle_t created = nullptr;

@@ -20,7 +20,8 @@ struct Product {
   uint32_t n = 0;  ///< a multiple of 8, as k is
   uint32_t k = 0;
   bool add = false;
-  /// `[m, n]`, which the product goes to in place of c, rounded; neither x nor w has a low part then, and nothing is added.
+  /// `[m, n]`, which the product goes to in place of c, rounded; neither x nor w has a low part then, and nothing is
+  /// added.
   __nv_bfloat16* rounded = nullptr;
 };
 
@@ -39,8 +40,8 @@ class Products {
   /// beside itself, would be one product, but w would take twice the memory. Throws std::runtime_error with the shape
   /// and the library's reason.
   void multiply(const Product& product, cudaStream_t stream);
-  /// Has cuBLASLt load the kernel that it chooses for products of this shape, which takes 10 to 80 ms when the first of them
-  /// comes. rounds: as with Product::rounded. Waits for it. Throws std::runtime_error.
+  /// Has cuBLASLt load the kernel that it chooses for products of this shape, which takes 10 to 80 ms when the first of
+  /// them comes. rounds: as with Product::rounded. Waits for it. Throws std::runtime_error.
   void load(uint32_t m, uint32_t n, uint32_t k, bool add, bool rounds);
 
  private:

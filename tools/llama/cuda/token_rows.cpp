@@ -45,7 +45,8 @@ void TokenRows::output_and_mlp(uint32_t layer, float* hidden, size_t count) {
                  config_.activation == Activation::gelu_tanh};
   const DeviceMatrix& w = weights.gate_up;
   if (is_rounded_ && !w.low) {
-    // The widest numbers of a layer, which are about to be rounded anyway: in fp32 they take a tenth of its time without attention.
+    // The widest numbers of a layer, which are about to be rounded anyway: in fp32 they take a tenth of its time
+    // without attention.
     auto* const rounded = reinterpret_cast<__nv_bfloat16*>(wide_.get());
     products_.multiply({normed_.in(), w.split(), nullptr, n, w.rows, w.columns, false, rounded},
                        stream_);

@@ -19,8 +19,8 @@ struct SplitBuffer {
   [[nodiscard]] Split in() const { return {high.get(), low.get()}; }
 };
 
-/// Computes with rows of tokens; enqueues everything on one stream. rounded: GpuModel::rounds_activations(). `hidden` are the tokens' hidden states, fp32
-/// `[count, hidden]`; counts are at most sizes.chunk. Borrows the model.
+/// Computes with rows of tokens; enqueues everything on one stream. rounded: GpuModel::rounds_activations(). `hidden`
+/// are the tokens' hidden states, fp32 `[count, hidden]`; counts are at most sizes.chunk. Borrows the model.
 class TokenRows {
  public:
   TokenRows(const GpuModel& model, const GpuChunkSizes& sizes, bool rounded, cudaStream_t stream);

@@ -1,4 +1,5 @@
-// Arrays of NumPy, PyTorch and whoever else speaks DLPack or the buffer protocol, as the library's tensors: nothing is copied.
+// Arrays of NumPy, PyTorch and whoever else speaks DLPack or the buffer protocol, as the library's tensors: nothing is
+// copied.
 #ifndef KEYHOLE_TOOLS_PYTHON_SRC_ARRAYS_H_
 #define KEYHOLE_TOOLS_PYTHON_SRC_ARRAYS_H_
 
@@ -25,8 +26,8 @@ class Array {
   const keyhole_tensor& tensor() const { return tensor_; }
   /// Elements of all axes but the last: query heads of all tokens of a q. 0 for None.
   int64_t rows() const;
-  /// The data of an lse, which the library takes as a plain pointer: `count` dense float32 elements, in whichever memory; NULL
-  /// for None.
+  /// The data of an lse, which the library takes as a plain pointer: `count` dense float32 elements, in whichever
+  /// memory; NULL for None.
   float* floats(const char* name, int64_t count) const;
 
  private:

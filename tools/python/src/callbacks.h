@@ -11,8 +11,8 @@
 
 namespace keyhole::python {
 
-/// A callable (or None) as keyhole_progress_fn. What it raises cancels the call and is raised by run(); so is Ctrl-C, with or
-/// without a callable.
+/// A callable (or None) as keyhole_progress_fn. What it raises cancels the call and is raised by run(); so is Ctrl-C,
+/// with or without a callable.
 class Progress {
  public:
   explicit Progress(nanobind::handle callable) : callable_(callable) {}

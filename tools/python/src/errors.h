@@ -22,8 +22,8 @@ void forget_error_classes();
 /// Throws where `status` is a failure. Call it on the thread that made the call: the library keeps its text per thread.
 void check(keyhole_status status);
 
-/// Runs a call of the library without the interpreter's lock and throws what it failed with. The text is read before any
-/// other call can replace it.
+/// Runs a call of the library without the interpreter's lock and throws what it failed with. The text is read before
+/// any other call can replace it.
 template <class Call>
 void run(Call&& call) {
   keyhole_status status;

@@ -14,8 +14,8 @@
 
 namespace keyhole::python {
 
-/// Each `fill` sets the fields that the dictionary names, and throws TypeError for names and values that the struct does
-/// not have. Strings stay Python's: the dictionary must live as long as the struct is used.
+/// Each `fill` sets the fields that the dictionary names, and throws TypeError for names and values that the struct
+/// does not have. Strings stay Python's: the dictionary must live as long as the struct is used.
 void fill(keyhole_engine_config& config, nanobind::dict values);
 void fill(keyhole_layer_config& config, nanobind::dict values);
 void fill(keyhole_session_config& config, nanobind::dict values);

@@ -46,8 +46,8 @@ struct NiahShape {
 /// InfiniteBench's Retrieve.KV: a JSON object of UUIDs.
 [[nodiscard]] std::unique_ptr<Generator> make_key_value(const TaskSetup& setup);
 
-/// Five questions about a list of lockers, then five that refer to these, in one session: the form of SCBench (Li et al.
-/// 2024), whose sessions go on behind the right answers, too.
+/// Five questions about a list of lockers, then five that refer to these, in one session: the form of SCBench (Li et
+/// al. 2024), whose sessions go on behind the right answers, too.
 [[nodiscard]] std::unique_ptr<Generator> make_turns(const TaskSetup& setup);
 
 /// All records of one name among records that differ from them in a word of the name and a digit, as JSON.

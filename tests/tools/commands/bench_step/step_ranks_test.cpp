@@ -1,4 +1,5 @@
-// Ranks of bench-step that are threads of this process: what they share, and that together they write what one process does.
+// Ranks of bench-step that are threads of this process: what they share, and that together they write what one process
+// does.
 #include "tools/commands/bench_step/step_ranks.h"
 
 #include <gtest/gtest.h>

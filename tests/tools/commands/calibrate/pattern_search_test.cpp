@@ -1,4 +1,5 @@
-// The search for a pattern of each query head: what is tried, what it finds of heads that are made up, and the file that says it.
+// The search for a pattern of each query head: what is tried, what it finds of heads that are made up, and the file
+// that says it.
 #include "tools/commands/calibrate/pattern_search.h"
 
 #include <gtest/gtest.h>
@@ -17,8 +18,8 @@ namespace {
 
 constexpr uint32_t kDim = 64;
 
-/// A head of `tokens` random values whose queries have the logit `logit(i, j)` of the key j, up to noise of some tenths: components
-/// of queries and keys are made for it.
+/// A head of `tokens` random values whose queries have the logit `logit(i, j)` of the key j, up to noise of some
+/// tenths: components of queries and keys are made for it.
 struct MadeHead {
   explicit MadeHead(size_t n) : tokens(n), q(n * kDim), k(n * kDim), v(n * kDim) {
     std::mt19937_64 rng(11);

@@ -70,8 +70,9 @@ TEST(CardSpeed, OfListsIsWithin5PercentOfWhatWasMeasured) {
                 of_lists);
 }
 
-/// bench/RESULTS.md, "Codes of all keys and values" (heads of 512), "Kernels of older devices", "Lists of codes on a device" and
-/// "Codes in sessions": kernels whose codes did not leave the L2 cache first, which took 4 to 13 % longer on an H100.
+/// bench/RESULTS.md, "Codes of all keys and values" (heads of 512), "Kernels of older devices", "Lists of codes on a
+/// device" and "Codes in sessions": kernels whose codes did not leave the L2 cache first, which took 4 to 13 % longer
+/// on an H100.
 TEST(CardSpeed, IsWithin15PercentOfWhatOlderKernelsTook) {
   expect_within(0.15,
                 {{"H100", shape(32, 8, 128, k32k, 4), 32.1},
@@ -102,9 +103,9 @@ TEST(CardSpeed, IsWithin15PercentOfWhatOlderKernelsTook) {
                 of_lists);
 }
 
-/// bench/RESULTS.md, "Kernels of older devices": an H200 that says it is of compute capability 8.6, which has no clusters and 99
-/// KiB of shared memory. Heads of 256 are left out: there its pass for many query rows takes longer than their bytes, which no card
-/// of 8.6 has so fast.
+/// bench/RESULTS.md, "Kernels of older devices": an H200 that says it is of compute capability 8.6, which has no
+/// clusters and 99 KiB of shared memory. Heads of 256 are left out: there its pass for many query rows takes longer
+/// than their bytes, which no card of 8.6 has so fast.
 TEST(CardSpeed, IsWithin15PercentOfWhatKernelsWithoutClustersTook) {
   const char* card = "141GiB,4800GB,55GB,8.6";
   expect_within(0.15,
@@ -132,8 +133,8 @@ TEST(CardSpeed, OfFewRowsInListsIsThatOfAllCodes) {
   }
 }
 
-/// Tokens a second of 14 GiB of weights in 16 bits with 32 layers behind 131,072 tokens: bench/RESULTS.md, "Codes in sessions" and
-/// "Models of transformers".
+/// Tokens a second of 14 GiB of weights in 16 bits with 32 layers behind 131,072 tokens: bench/RESULTS.md, "Codes in
+/// sessions" and "Models of transformers".
 TEST(CardSpeed, OfWholeTokensIsWithin10PercentOfWhatWasMeasured) {
   constexpr double kAllowed = 0.10;
   constexpr uint64_t kWeights = uint64_t{14} << 30U, kTokens = 131072;
