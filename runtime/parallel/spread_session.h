@@ -163,9 +163,10 @@ class SpreadSession final : public SessionInterface {
   /// The own session gives back what it has beyond its share of tokens_.
   void take_back() noexcept;
   void append_own(uint32_t layer, const TensorView& k, const TensorView& v, const TensorView* q);
+
+  // spread_answers.cpp
   /// Of tensors in host memory.
   void extend_rows(uint32_t layer, const ExtendArgs& args);
-  void extend_from_device(uint32_t layer, const ExtendArgs& args);
   void extend_in_block(uint32_t layer, const ExtendArgs& args);
   /// Merges the ranks' states of n tokens, that of this rank in states_, and writes the result.
   void merge(const Communicator::Call& call, uint32_t layer, uint32_t n,
@@ -178,6 +179,7 @@ class SpreadSession final : public SessionInterface {
   void end_on_host(const TensorOut& out, float* lse);
 
   // spread_steps.cpp
+  void extend_from_device(uint32_t layer, const ExtendArgs& args);
   /// A whole step, or with out null its first half.
   void enqueue(uint32_t layer, const TensorView& q, const TensorView* k, const TensorView* v,
                const TensorOut* out, float* lse);
