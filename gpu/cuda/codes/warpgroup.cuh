@@ -47,6 +47,7 @@
 #include "gpu/cuda/codes/tile_logits.cuh"
 #include "gpu/cuda/codes/value_sums.cuh"
 #include "gpu/cuda/codes/warpgroup_ring.cuh"
+#include "gpu/cuda/codes/warpgroup_rows.cuh"
 #include "gpu/cuda/codes/warpgroup_shape.cuh"
 #include "gpu/cuda/codes/wide_shape.cuh"
 #include "gpu/cuda/common/grid_dependency.cuh"
@@ -138,8 +139,8 @@ class GroupPass : private GroupRing<kDim, kBits, kColumns, kGroups> {
     keys_ = kept(own + warp * Shape::kTileBytes + keys);
     values_ = kept(own + Shape::kValuesAt + values);
     factors_ = kept(own + Shape::kFactorsAt + warp * Shape::kFactorBytes + lane / 4 * 4);
-    heads_ = kept(shared_address(&shared_.heads[group_][0][row_at(0, lane_)]));
-    tops_ = kept(shared_address(&shared_.top[group_][row_at(0, lane_)]));
+    heads_ = kept(shared_address(&shared_.heads[group_][0][Rows::row_at(0, lane_)]));
+    tops_ = kept(shared_address(&shared_.top[group_][Rows::row_at(0, lane_)]));
     // A lane says where a row of 8 weights goes: of query row lane % 8 of 8, and of the rows of codes that are a piece.
     weights_ = kept(shared_address(shared_.weights[group_][0]) + (lane / 16 * 8 + lane % 8) * 128 +
                     ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16);
@@ -190,7 +191,7 @@ class GroupPass : private GroupRing<kDim, kBits, kColumns, kGroups> {
     prepare_queries<kDim, kBits>(
         heads, raw, shared_.rows, shared_.constants, resident.rows,
         [&](int h, int part, int quad, uint32_t word) {
-          const int column = 2 * place_of(h) + part;
+          const int column = 2 * Rows::place_of(h) + part;
           *reinterpret_cast<uint32_t*>(shared_.queries + quad * Shape::kQueryPanel + column * 128 +
                                        (lane_ / 4 ^ column % 8) * 16 + lane_ % 4 * 4) = word;
         });
@@ -273,23 +274,9 @@ class GroupPass : private GroupRing<kDim, kBits, kColumns, kGroups> {
     }
   }
 
-  /// Of rows of codes, for some query rows: the largest logit, the sum of the weights, and that of these times value
-  /// factors, as they are multiplied with.
-  template <int kCount>
-  struct RowValues {
-    float largest[kCount], sums[kCount], scaled[kCount];
-
-    __device__ void join(const RowValues& other) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        largest[i] = fmaxf(largest[i], other.largest[i]);
-        sums[i] += other.sums[i];
-        scaled[i] += other.scaled[i];
-      }
-    }
-  };
-  using LaneRows = RowValues<kTiles>;  ///< of a lane's rows, for query row lane % 4 of each tile
-  using WarpRows = RowValues<kParts>;  ///< of a warp's rows, for row_of()
+  using Rows = GroupRows<Shape>;
+  using LaneRows = typename Rows::LaneRows;
+  using WarpRows = typename Rows::WarpRows;
   static constexpr bool kKeepsLanes = kTiles <= 6;
 
   /// Makes the weights of a turn, and makes them again when they are too large for the running maxima, so that these
@@ -336,7 +323,7 @@ class GroupPass : private GroupRing<kDim, kBits, kColumns, kGroups> {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       // Ahead of stores, which might be to the same place.
-      const auto row = static_cast<uint32_t>(row_at(t, 0));
+      const auto row = static_cast<uint32_t>(Rows::row_at(t, 0));
       top[t] = read_shared<float>(tops_ + row * sizeof(float));
 #pragma unroll
       for (int i = 0; i < 4; ++i) scores[0][t][i] = raw[4 * t + i];
@@ -381,11 +368,11 @@ class GroupPass : private GroupRing<kDim, kBits, kColumns, kGroups> {
     }
     // The two turns of a chunk are joined before the lanes combine what they have, where there are registers for it.
     if constexpr (!kKeepsLanes) {
-      of_warp = combined(rows);
+      of_warp = Rows::combined(rows);
       if (kSecond) of_warp.join(even_);
     } else if constexpr (kSecond) {
       rows.join(even_);
-      of_warp = combined(rows);
+      of_warp = Rows::combined(rows);
     }
     if constexpr (kSecond) {
 #pragma unroll
@@ -407,34 +394,6 @@ class GroupPass : private GroupRing<kDim, kBits, kColumns, kGroups> {
     }
     return false;
   }
-  /// A number as an integer with the same order, or the other way round.
-  __device__ static int ordered(float x) {
-    const int y = __float_as_int(x);
-    return y ^ (y >> 31 & 0x7FFFFFFF);
-  }
-  __device__ static float from_ordered(int y) { return __int_as_float(y ^ (y >> 31 & 0x7FFFFFFF)); }
-  /// Combines what the lanes have.
-  __device__ static WarpRows combined(const LaneRows& rows) {
-    const auto add = [](float x, float y) { return x + y; };
-    WarpRows y;
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      y.sums[part] = combined_rows(part_of(rows.sums, part).x, add);
-      y.scaled[part] = combined_rows(part_of(rows.scaled, part).x, add);
-      y.largest[part] = combined_rows(part_of(rows.largest, part).x,
-                                      [](float x, float y) { return fmaxf(x, y); });
-    }
-    return y;
-  }
-  struct Part {
-    float x[Shape::kPartTiles];
-  };
-  __device__ static Part part_of(const float (&x)[kTiles], int part) {
-    Part y;
-#pragma unroll
-    for (int i = 0; i < Shape::kPartTiles; ++i) y.x[i] = x[part * Shape::kPartTiles + i];
-    return y;
-  }
   /// Finds where the largest logits of this lane's rows go.
   __device__ void find_maxima() {
 #pragma unroll
@@ -448,22 +407,14 @@ class GroupPass : private GroupRing<kDim, kBits, kColumns, kGroups> {
           own.maxima + at.row + size_t{kv_head_} * own.block_capacity * kBlockMaxima * kPartHeads;
     }
   }
-  /// The query row whose scores tile t has in a lane, and where query row h is among those, tile by tile: rows of two
-  /// tiles take turns, so that a lane has weights of neighbours.
-  [[nodiscard]] __device__ static constexpr int row_at(int t, int lane) {
-    return 8 * (t / 2) + 2 * (lane % 4) + t % 2;
-  }
-  [[nodiscard]] __device__ int own_row(int t) const { return row_at(t, lane_); }
-  [[nodiscard]] __device__ static int place_of(int h) {
-    return 4 * (2 * (h / 8) + h % 2) + h % 8 / 2;
-  }
+  [[nodiscard]] __device__ int own_row(int t) const { return Rows::row_at(t, lane_); }
   /// Whether combined_rows() leaves a row's value in this lane, and the number of that row.
   [[nodiscard]] __device__ bool has_row() const {
     return combined_row<Shape::kPartTiles>(lane_) < 4 * Shape::kPartTiles;
   }
   [[nodiscard]] __device__ int row_of(int part) const {
     const int place = combined_row<Shape::kPartTiles>(lane_);
-    return row_at(Shape::kPartTiles * part + place / 4, place);
+    return Rows::row_at(Shape::kPartTiles * part + place / 4, place);
   }
   /// Keeps a sum of the warp's pair of tiles in two parts. which: 0 of weights, 1 of weights times value factors.
   __device__ void split(int row, int which, float sum) {
