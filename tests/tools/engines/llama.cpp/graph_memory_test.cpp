@@ -9,37 +9,15 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <vector>
 
+#include "tests/tools/engines/llama.cpp/host_card/buffers.h"
 #include "tools/engines/llama.cpp/cuda/host_inputs.h"
 
 namespace keyhole::llama_cpp {
 namespace {
-
-// Buffers like those of the CUDA backend, as far as these tests use them.
-void free_plain(ggml_backend_buffer_t buffer) { std::free(buffer->context); }
-void* base_of_plain(ggml_backend_buffer_t buffer) { return buffer->context; }
-void set_plain(ggml_backend_buffer_t /*buffer*/, ggml_tensor* tensor, const void* data,
-               size_t offset, size_t size) {
-  std::memcpy(static_cast<std::byte*>(tensor->data) + offset, data, size);
-}
-void get_plain(ggml_backend_buffer_t /*buffer*/, const ggml_tensor* tensor, void* data,
-               size_t offset, size_t size) {
-  std::memcpy(data, static_cast<const std::byte*>(tensor->data) + offset, size);
-}
-ggml_backend_buffer_t make_plain(ggml_backend_buffer_type_t type, size_t size) {
-  ggml_backend_buffer_i functions{};
-  functions.free_buffer = free_plain;
-  functions.get_base = base_of_plain;
-  functions.set_tensor = set_plain;
-  functions.get_tensor = get_plain;
-  return ggml_backend_buffer_init(type, functions, std::malloc(size), size);
-}
-size_t plain_alignment(ggml_backend_buffer_type_t /*type*/) { return 128; }
-const char* plain_name(ggml_backend_buffer_type_t /*type*/) { return "CUDA0"; }
 
 size_t used() {
   size_t free = 0, total = 0;
@@ -52,9 +30,6 @@ constexpr size_t kKiB = 1024, kOfMask = 512 * kKiB, kOfRows = 64 * kKiB;
 class GraphMemory : public testing::Test {
  protected:
   void SetUp() override {
-    type_.iface.get_name = plain_name;
-    type_.iface.alloc_buffer = make_plain;
-    type_.iface.get_alignment = plain_alignment;
     before_ = used();
     buffer_ = make_graph_buffer(&type_, 0, kOfMask + 4 * kOfRows, kOfMask);
     ASSERT_NE(buffer_, nullptr);
@@ -83,7 +58,7 @@ class GraphMemory : public testing::Test {
     ASSERT_EQ(ggml_backend_tensor_alloc(buffer_, tensor, base + offset), GGML_STATUS_SUCCESS);
   }
 
-  ggml_backend_buffer_type type_{};
+  ggml_backend_buffer_type type_ = host_card_buffers();
   ggml_backend_buffer_t buffer_ = nullptr;
   ggml_context* context_ = nullptr;
   ggml_tensor *mask_ = nullptr, *rows_ = nullptr, *sum_ = nullptr;

@@ -6,12 +6,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <vector>
 
 #include "tests/tools/engines/llama.cpp/host_card/attention.h"
+#include "tests/tools/engines/llama.cpp/host_card/buffers.h"
 #include "tools/engines/llama.cpp/cpu_backend.h"
 #include "tools/engines/llama.cpp/log.h"
 
@@ -19,51 +19,10 @@ namespace keyhole::llama_cpp {
 namespace {
 
 ggml_backend_dev_t card_device();
-ggml_backend_buffer_type_t card_buffers();
-
-// ---- Buffers: host memory that does not say that it is
-
-constexpr size_t kAlignment = 128;
-
-void free_card_buffer(ggml_backend_buffer_t buffer) { std::free(buffer->context); }
-void* base_of(ggml_backend_buffer_t buffer) { return buffer->context; }
-void fill(ggml_backend_buffer_t /*buffer*/, ggml_tensor* tensor, uint8_t value, size_t offset,
-          size_t size) {
-  std::memset(static_cast<std::byte*>(tensor->data) + offset, value, size);
-}
-void write_to(ggml_backend_buffer_t /*buffer*/, ggml_tensor* tensor, const void* data,
-              size_t offset, size_t size) {
-  std::memcpy(static_cast<std::byte*>(tensor->data) + offset, data, size);
-}
-void read_from(ggml_backend_buffer_t /*buffer*/, const ggml_tensor* tensor, void* data,
-               size_t offset, size_t size) {
-  std::memcpy(data, static_cast<const std::byte*>(tensor->data) + offset, size);
-}
-void clear_all(ggml_backend_buffer_t buffer, uint8_t value) {
-  std::memset(buffer->context, value, buffer->size);
-}
-
-const char* card_name(ggml_backend_buffer_type_t /*type*/) { return "CUDA0"; }
-ggml_backend_buffer_t alloc_on_card(ggml_backend_buffer_type_t type, size_t size) {
-  void* memory = std::aligned_alloc(kAlignment, (size + kAlignment) / kAlignment * kAlignment);
-  if (memory == nullptr) return nullptr;
-  ggml_backend_buffer_i functions{};
-  functions.free_buffer = free_card_buffer;
-  functions.get_base = base_of;
-  functions.memset_tensor = fill;
-  functions.set_tensor = write_to;
-  functions.get_tensor = read_from;
-  functions.clear = clear_all;
-  return ggml_backend_buffer_init(type, functions, memory, size);
-}
-size_t card_alignment(ggml_backend_buffer_type_t /*type*/) { return kAlignment; }
 
 ggml_backend_buffer_type_t card_buffers() {
   static ggml_backend_buffer_type type = [] {
-    ggml_backend_buffer_type t{};
-    t.iface.get_name = card_name;
-    t.iface.alloc_buffer = alloc_on_card;
-    t.iface.get_alignment = card_alignment;
+    ggml_backend_buffer_type t = host_card_buffers();
     t.device = card_device();
     return t;
   }();
@@ -81,11 +40,11 @@ void free_card_backend(ggml_backend_t backend) {
 }
 void set_async(ggml_backend_t /*backend*/, ggml_tensor* tensor, const void* data, size_t offset,
                size_t size) {
-  write_to(nullptr, tensor, data, offset, size);
+  std::memcpy(static_cast<std::byte*>(tensor->data) + offset, data, size);
 }
 void get_async(ggml_backend_t /*backend*/, const ggml_tensor* tensor, void* data, size_t offset,
                size_t size) {
-  read_from(nullptr, tensor, data, offset, size);
+  std::memcpy(data, static_cast<const std::byte*>(tensor->data) + offset, size);
 }
 bool copy_async(ggml_backend_t, ggml_backend_t, const ggml_tensor*, ggml_tensor*) { return false; }
 void synchronize(ggml_backend_t /*backend*/) {}
