@@ -103,7 +103,7 @@ void print_plan(const PlanRequest& request, const std::vector<PlanRow>& rows) {
         "\nauto takes no lists of codes on a GPU: a layer whose heads look at everything takes a "
         "seventh longer with\nthem, and 4 bits lose more. Where heads look at little, lists=64 "
         "takes "
-        "44 us a layer in place of 70 (an H100,\n8 KV heads of 128 at 128k) and two and a half "
+        "44 us a layer in place of 68 (an H100,\n8 KV heads of 128 at 128k) and two and a half "
         "times "
         "the memory of codes.");
   }
