@@ -1,6 +1,7 @@
 #include "tools/engines/llama.cpp/device.h"
 
 #include <ggml-backend-impl.h>
+#include <ggml.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include "tools/engines/llama.cpp/log.h"
 #include "tools/engines/llama.cpp/random_rows.h"
 #include "tools/engines/llama.cpp/store.h"
+#include "tools/engines/llama.cpp/version.h"
 
 namespace keyhole::llama_cpp {
 namespace {
@@ -109,6 +111,8 @@ ggml_backend_dev_t device() {
 const Configuration& configuration() {
   static const Configuration result = [] {
     Configuration c;
+    c.error = version_error(KEYHOLE_GGML_VERSION, ggml_version());
+    if (!c.error.empty()) return c;
     try {
       const char* text = std::getenv("KEYHOLE_GGML");
       c.settings = parse_settings(text != nullptr ? text : "");
@@ -123,7 +127,7 @@ const Configuration& configuration() {
 
 }  // namespace keyhole::llama_cpp
 
-/// What ggml_backend_load() looks for. With settings that are wrong the device is there, and gives no buffer: programs
+/// What ggml_backend_load() looks for. With settings that are wrong, or built for another ggml, the device is there, and gives no buffer: programs
 /// stop, where one without the device would go on and look as if all were well.
 extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init() {
   using namespace keyhole::llama_cpp;

@@ -385,6 +385,4 @@ uint64_t host_bytes(const Settings& settings, const StoreShape& shape) {
   return plan.host_bytes;
 }
 
-std::string library_version() { return keyhole_version(); }
-
 }  // namespace keyhole::llama_cpp

@@ -70,7 +70,4 @@ void check_settings(const Settings& settings);
 /// Bytes of host memory that one sequence takes at its most tokens. Throws std::runtime_error with the library's text.
 [[nodiscard]] uint64_t host_bytes(const Settings& settings, const StoreShape& shape);
 
-/// The library's version, for the log.
-[[nodiscard]] std::string library_version();
-
 }  // namespace keyhole::llama_cpp
