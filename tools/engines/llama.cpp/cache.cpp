@@ -44,8 +44,6 @@ void convert(const ggml_tensor* from, const void* row, const ggml_tensor* to, vo
   }
 }
 
-std::string mib(uint64_t bytes) { return std::to_string((bytes + (1U << 19U)) >> 20U) + " MiB"; }
-
 /// All caches of the process, in the order in which they were made.
 struct Caches {
   std::mutex mutex;
@@ -206,7 +204,7 @@ void Cache::tell(const StoreShape& shape) const {
           std::to_string(shape.threads) +
           (shape.parallel != nullptr ? " threads of llama.cpp's, up to " : " threads, up to ") +
           std::to_string(shape.max_tokens) + " tokens; memory, taken as tokens come: up to " +
-          mib(host_bytes(settings_, shape)) + " for each sequence" +
+          mib(memory_of(settings_, shape).host) + " for each sequence" +
           (copy > 0 ? ", " + mib(copy) + " for the copy in llama.cpp's cache"
                     : ", without a copy"));
 }

@@ -2,6 +2,9 @@
 
 #include <ggml.h>
 
+#include <cstdint>
+#include <string>
+
 namespace keyhole::llama_cpp {
 
 void log(Level level, const std::string& text) {
@@ -17,5 +20,7 @@ void log(Level level, const std::string& text) {
     case Level::kError: return callback(GGML_LOG_LEVEL_ERROR, line.c_str(), user);
   }
 }
+
+std::string mib(uint64_t bytes) { return std::to_string((bytes + (1U << 19U)) >> 20U) + " MiB"; }
 
 }  // namespace keyhole::llama_cpp

@@ -376,13 +376,15 @@ std::unique_ptr<Store> make_store(const Settings& settings, const StoreShape& sh
   return std::make_unique<KeyholeStore>(settings, shape);
 }
 
-uint64_t host_bytes(const Settings& settings, const StoreShape& shape) {
+SequenceMemory memory_of(const Settings& settings, const StoreShape& shape) {
   EngineConfig engine(shape);
-  const keyhole_session_config session = session_config(settings, shape.max_tokens);
+  keyhole_session_config session = session_config(settings, shape.max_tokens);
+  if (session.mode == KEYHOLE_MODE_EXACT) session.index = "none";  // a plan does not ask for the mode
   keyhole_memory_plan plan;
   keyhole_memory_plan_init(&plan);
-  check(keyhole_plan(&engine.get(), &session, shape.max_tokens, 0, 0, &plan));
-  return plan.host_bytes;
+  const uint64_t room = shape.room ? shape.room() : 0;
+  check(keyhole_plan(&engine.get(), &session, shape.max_tokens, room, 0, &plan));
+  return {plan.host_bytes, plan.device_bytes, plan.index};
 }
 
 }  // namespace keyhole::llama_cpp

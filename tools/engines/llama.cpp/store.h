@@ -67,7 +67,13 @@ void check_settings(const Settings& settings);
 /// An engine, and sessions as the settings say. Throws std::runtime_error with the library's text.
 [[nodiscard]] std::unique_ptr<Store> make_store(const Settings& settings, const StoreShape& shape);
 
-/// Bytes of host memory that one sequence takes at its most tokens. Throws std::runtime_error with the library's text.
-[[nodiscard]] uint64_t host_bytes(const Settings& settings, const StoreShape& shape);
+/// What one sequence takes at its most tokens, in bytes, and which index that is ("auto" stands for one).
+struct SequenceMemory {
+  uint64_t host = 0;
+  uint64_t device = 0;
+  std::string index;
+};
+/// Of the device as much as the shape's `room` says. Throws std::runtime_error with the library's text.
+[[nodiscard]] SequenceMemory memory_of(const Settings& settings, const StoreShape& shape);
 
 }  // namespace keyhole::llama_cpp

@@ -204,14 +204,19 @@ void CardCache::open() {
   store_ = make_store(settings_, shape);
   rewriter_ = std::make_unique<SessionRewriter>(shape);
   const LayerShape& first = shape.layers.front();
+  const SequenceMemory memory = memory_of(settings_, shape);
+  const bool is_chosen = settings_.index == "auto";
   log(settings_.plan ? Level::kWarning : Level::kInfo,
       std::to_string(shape.layers.size()) + " layers, " + std::to_string(first.q_heads) +
           " query and " + std::to_string(first.kv_heads) + " KV heads of " +
           std::to_string(first.head_dim) + " on card " + std::to_string(stream_.ordinal()) +
-          ": index " + settings_.index + ", sink " + std::to_string(settings_.sink) + ", window " +
-          std::to_string(settings_.window) + ", up to " + std::to_string(shape.max_tokens) +
+          ": index " + settings_.index + (is_chosen ? " (" + memory.index + ")" : "") + ", sink " +
+          std::to_string(settings_.sink) + ", window " + std::to_string(settings_.window) +
+          ", up to " + std::to_string(shape.max_tokens) +
           " tokens, in the card's memory until a sequence decodes behind " +
-          std::to_string(settings_.card) + (copy_ ? ", with a copy there" : ""));
+          std::to_string(settings_.card) + "; memory, taken as tokens come: up to " +
+          mib(memory.host) + " of the host's and " + mib(memory.device) +
+          " of the card's for each sequence" + (copy_ ? ", with a copy on the card" : ""));
 }
 
 void CardCache::attend(const ggml_tensor* node, const CacheName& name) {
