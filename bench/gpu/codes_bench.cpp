@@ -1,10 +1,10 @@
 // Time of a layer's attention over codes on the device, beside a read of the same bytes: 32 layers in a graph, 8 KV
-// heads of 4 query heads, d = 128. Arguments, in any order: `single`, rows are chosen by one thread block per KV head, as on GPUs
-// without clusters; `d=256` or another head dimension; `kv=4` or another number of KV heads; `g=16` or another number
-// of query heads of a KV head; `t=4` or another number of tokens of a step, whose exact rows are N for each part of
-// it; `b=4` or another number of bits, instead of 2 and 4; `n=131072` or another number of rows, instead of four;
-// `r=48` or another number of exact rows, instead of 64; `resident`, 640 resident tokens are attended, too; `wide` or `few`, the
-// pass is the one for many query rows, or that for few, also where the other is taken.
+// heads of 4 query heads, d = 128. Arguments, in any order: `single`, rows are chosen by one thread block per KV head,
+// as on GPUs without clusters; `d=256` or another head dimension; `kv=4` or another number of KV heads; `g=16` or
+// another number of query heads of a KV head; `t=4` or another number of tokens of a step, whose exact rows are N for
+// each part of it; `b=4` or another number of bits, instead of 2 and 4; `n=131072` or another number of rows, instead
+// of four; `r=48` or another number of exact rows, instead of 64; `resident`, 640 resident tokens are attended, too;
+// `wide` or `few`, the pass is the one for many query rows, or that for few, also where the other is taken.
 #include <cuda_runtime.h>
 
 #include <algorithm>

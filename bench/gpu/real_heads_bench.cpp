@@ -1,13 +1,14 @@
 // Errors of a device's steps over codes on recorded heads of a real model: codes of blocks beside codes in lists, whose
-// centres are the means of near rows. A trace as tests/runtime/session/golden/cut_heads.py writes it: one KV head a layer;
-// here all are KV heads of one layer. The steps are those of the recorded queries over the complete blocks before them,
-// beside attention to the same rows in double precision.
+// centres are the means of near rows. A trace as tests/runtime/session/golden/cut_heads.py writes it: one KV head a
+// layer; here all are KV heads of one layer. The steps are those of the recorded queries over the complete blocks
+// before them, beside attention to the same rows in double precision.
 //
 //   gpu_real_heads_bench FILE [rows]    rows: read exactly of each KV head (16)
 //
 //   error   |o - o*| / |o*| over all (step, query head): median, p95, p99, mean
 //   read    percent of the rows that a step reads in lists at least; those of other lists count by their means
-//   asked   with a second look where codes cannot tell which rows weigh, as sessions take it (gpu/cuda/codes/settle.cuh)
+//   asked   with a second look where codes cannot tell which rows weigh, as sessions take it
+//           (gpu/cuda/codes/settle.cuh)
 //   heads   KV heads in doubt, percent; rows: read beside, by a head in doubt
 #include <cuda_runtime.h>
 

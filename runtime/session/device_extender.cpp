@@ -10,22 +10,22 @@
 namespace keyhole::runtime {
 namespace {
 
-// Which of the two is faster is estimated from what a machine of today does, PCIe 4 to 5 and 16 bits: an error of a factor of
-// two costs as much where both take about as long, and little elsewhere.
+// Which of the two is faster is estimated from what a machine of today does, PCIe 4 to 5 and 16 bits: an error of a
+// factor of two costs as much where both take about as long, and little elsewhere.
 constexpr double kBusBytesPerUs = 40e3, kCopyBytesPerUs = 6e3;  // of memory that is not pinned
 constexpr double kBlockedFixedUs = 300.0;  // waiting for the stream, handing K and V over
 constexpr double kCodedStepUs = 25.0, kCodeBytesPerUs = 1.9e6;
 constexpr double kHostStepUs = 300.0;
 constexpr double kAtOnceGain = 1.9;  // of four tokens of a step over codes, for each of them
-// Codes of many tokens at once, measured on an H100 (bench/RESULTS.md, "Several new tokens"): what takes as long whatever the rows
-// (the host takes new K and V in meanwhile), and operations in a microsecond, of query rows in tiles of 128, of which fewer than
-// make up kTurnTiles leave processors idle.
+// Codes of many tokens at once, measured on an H100 (bench/RESULTS.md, "Several new tokens"): what takes as long
+// whatever the rows (the host takes new K and V in meanwhile), and operations in a microsecond, of query rows in tiles
+// of 128, of which fewer than make up kTurnTiles leave processors idle.
 constexpr double kCodedTurnUs = 150.0, kTurnOperationsPerUs = 460e6,
                  kWideTurnOperationsPerUs = 365e6;
 constexpr uint32_t kLeastCodedTurn = 12, kMostCodedTurn = 1024, kTurnTile = 128, kTurnDim = 128;
 constexpr double kTurnTiles = 4.0;
-// Each of some tokens of a step over codes, there; and the share of exact attention's time, estimated for slower buses, from which
-// on it is sure to be the slower.
+// Each of some tokens of a step over codes, there; and the share of exact attention's time, estimated for slower buses,
+// from which on it is sure to be the slower.
 constexpr double kTokenUs = 8.0, kTokenOperationsPerUs = 120e6;
 constexpr double kSurelyFaster = 0.85;
 // Fewer tokens are no chunk of a prompt, of which others follow that need the same memory of the host again.
@@ -148,7 +148,8 @@ void DeviceExtender::extend(uint32_t layer, const ExtendArgs& args) {
   const auto take_back = [&] {
     if (parts_.sequence.tokens(layer) != before) parts_.tokens.truncate_layer(layer, before);
   };
-  // Turns over codes gain nothing by more tokens, and take memory for them. The codes of a slice's tokens come with the next call.
+  // Turns over codes gain nothing by more tokens, and take memory for them. The codes of a slice's tokens come with the
+  // next call.
   const uint32_t most = codes.chosen_blocks != 0 ? kMostCodedTurn : gpu::kMostBlockedTokens;
   for (uint32_t at = 0; at < n; at += most) {
     try {
@@ -275,7 +276,8 @@ void DeviceExtender::extend_blocked(uint32_t layer, const ExtendArgs& args, bool
   const gpu::Stream stream = parts_.stream.runner().stream();
   const ModelShape& m = parts_.engine.model();
   gpu::BlockedAttention& blocked = parts_.blocks.blocked(layer);
-  // The host takes the tokens in while the device attends codes: 4 us a token of 8 KV heads of 128, which it else waited for.
+  // The host takes the tokens in while the device attends codes: 4 us a token of 8 KV heads of 128, which it else
+  // waited for.
   const gpu::Stream beside = codes.blocks == 0 ? nullptr : parts_.prompts.stream_beside();
   bool is_taken_in = false;
   const auto check_queries = [&](gpu::Stream on) {

@@ -2,10 +2,11 @@
 // fastest of:
 //
 //   steps    a few tokens at a time, in the order of the stream
-//   codes    attention of all codes at once, for which only rows that weigh cross the bus (gpu::BlockedAttention::attend_codes());
-//            where codes cannot tell enough, by blocks
+//   codes    attention of all codes at once, for which only rows that weigh cross the bus
+//            (gpu::BlockedAttention::attend_codes()); where codes cannot tell enough, by blocks
 //   blocks   attention of all rows, for which the offloaded rows cross the bus once for all tokens
-//   lists    attention of the blocks of rows that a pattern chooses (device_pattern.cpp); or by the pattern `codes` of blocks of codes
+//   lists    attention of the blocks of rows that a pattern chooses (device_pattern.cpp); or by the pattern `codes` of
+//            blocks of codes
 //
 // Tokens of a sliding layer are always attended by steps.
 #pragma once
@@ -67,33 +68,37 @@ class DeviceExtender {
  private:
   /// Whether the device attends all rows, or lists of them, at once; not in a capture.
   [[nodiscard]] bool attends_at_once(uint32_t layer) const;
-  /// Microseconds that the offloaded rows of a layer take, estimated: for a new token by steps, and for many in full at once.
+  /// Microseconds that the offloaded rows of a layer take, estimated: for a new token by steps, and for many in full at
+  /// once.
   struct TurnTimes {
     double token_by_step, in_full;
   };
   [[nodiscard]] TurnTimes times_of(uint32_t layer) const;
   /// Whether n new tokens are attended by blocks, or a few at a time by steps.
   [[nodiscard]] bool attends_blocked(uint32_t layer, uint32_t n, bool masked) const;
-  /// Attends all rows by blocks, and appends the tokens, whose queries guide the index where they are a prompt's. No step is
-  /// under way.
+  /// Attends all rows by blocks, and appends the tokens, whose queries guide the index where they are a prompt's. No
+  /// step is under way.
   /// codes: what is attended in place of the rows that it is of; without blocks: nothing.
   void extend_blocked(uint32_t layer, const ExtendArgs& args, bool is_prompt,
                       const gpu::CodedRows& codes);
-  /// The codes that new tokens attend at once; without blocks: they attend none so. chosen: of how many blocks of them each tile of queries
-  /// is to attend, see ExtendPatterns::coded_blocks(); 0: where codes are the fastest, all of them.
+  /// The codes that new tokens attend at once; without blocks: they attend none so. chosen: of how many blocks of them
+  /// each tile of queries is to attend, see ExtendPatterns::coded_blocks(); 0: where codes are the fastest, all of
+  /// them.
   [[nodiscard]] gpu::CodedRows codes_of_turn(uint32_t layer, const ExtendArgs& args,
                                              uint32_t chosen);
-  /// Counts what n tokens behind `before` have attended, of `rows` offloaded rows, the first of which `codes` are of. end: what has
-  /// come of these.
+  /// Counts what n tokens behind `before` have attended, of `rows` offloaded rows, the first of which `codes` are of.
+  /// end: what has come of these.
   void count_attended(uint32_t layer, size_t n, uint32_t before, uint32_t rows,
                       const gpu::CodedRows& codes, const gpu::CodedAttention& end);
-  /// Attends codes; refused: their rows are to be attended in place of them. meanwhile: see BlockedAttention::attend_codes().
+  /// Attends codes; refused: their rows are to be attended in place of them. meanwhile: see
+  /// BlockedAttention::attend_codes().
   [[nodiscard]] gpu::CodedAttention attend_codes(gpu::BlockedAttention& blocked,
                                                  const gpu::CodedRows& codes, gpu::Stream stream,
                                                  const std::function<void()>& meanwhile);
   /// Enqueues a step for each token of a sliding layer.
   void extend_window(uint32_t layer, const ExtendArgs& args);
-  /// What new token i of a sliding layer sees by the mask. Throws Error(invalid_argument) where the ring is too short for it.
+  /// What new token i of a sliding layer sees by the mask. Throws Error(invalid_argument) where the ring is too short
+  /// for it.
   [[nodiscard]] gpu::SeenDrafts drafts_seen(uint32_t layer, const uint64_t* mask, uint32_t i) const;
   /// group: where the last step may wait for those of other sessions, see StreamRunner::enqueue().
   void extend_by_steps(uint32_t layer, const ExtendArgs& args, gpu::StepGroup* group = nullptr);

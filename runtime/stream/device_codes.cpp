@@ -11,12 +11,12 @@
 namespace keyhole::runtime {
 namespace {
 
-// Arrays have huge pages from the second on (OffloadStore), and are pinned by these: a call of the driver takes 42 us for
-// 256 KiB and 70 us for 2 MiB. Rows before are pinned in multiples of it, 256 KiB an array at d = 128 in 16 bits: what is
-// pinned takes memory, whether rows come or not.
+// Arrays have huge pages from the second on (OffloadStore), and are pinned by these: a call of the driver takes 42 us
+// for 256 KiB and 70 us for 2 MiB. Rows before are pinned in multiples of it, 256 KiB an array at d = 128 in 16 bits:
+// what is pinned takes memory, whether rows come or not.
 constexpr size_t kPinnedTogether = 1024;
-// Rows of a layer that a prompt pins together while it goes on: a launch that comes meanwhile waits for the call, so that many
-// short calls cost a prompt more than a few long ones.
+// Rows of a layer that a prompt pins together while it goes on: a launch that comes meanwhile waits for the call, so
+// that many short calls cost a prompt more than a few long ones.
 constexpr size_t kPinnedBeside = 32768;
 // Most bytes of a call, 1.4 ms, for which launches wait.
 constexpr size_t kMostOfACall = size_t{64} << 20U;

@@ -1,16 +1,16 @@
 // Codes of offloaded tokens on the device (gpu/codes.h): which layers have theirs there, and keeping them as the
 // sequence grows and shrinks.
 //
-// The codes of a layer cover all of its offloaded rows, or the layer has none: then the host attends it. Where there is no
-// room for all layers, or no more memory can be pinned, these are the first layers (plan/code_plan.h). Rows come in
+// The codes of a layer cover all of its offloaded rows, or the layer has none: then the host attends it. Where there is
+// no room for all layers, or no more memory can be pinned, these are the first layers (plan/code_plan.h). Rows come in
 // whole blocks (Sequence::row_block()), are pinned where they lie when they come, and are encoded by the device, which
 // reads them there, in the order of the session's stream. So a step needs nothing of the host, and a graph of steps
-// stays valid while tokens come. Lists of near rows, where they are wanted, the device makes beside all that, and steps use those
-// that are ready. A prompt waits for none of it: its rows are pinned beside it (PinQueue), and encoded while
+// stays valid while tokens come. Lists of near rows, where they are wanted, the device makes beside all that, and steps
+// use those that are ready. A prompt waits for none of it: its rows are pinned beside it (PinQueue), and encoded while
 // the host takes the next ones in, of whatever layer, or before the next step.
 //
-// Where memory cannot be pinned, or not for all layers, a thread of the host reads the rows of a step (RowServer), of all
-// layers of the session, and the device copies those that it encodes (keyhole_rows_by). Nothing is pinned then.
+// Where memory cannot be pinned, or not for all layers, a thread of the host reads the rows of a step (RowServer), of
+// all layers of the session, and the device copies those that it encodes (keyhole_rows_by). Nothing is pinned then.
 #pragma once
 
 #include <functional>
@@ -29,8 +29,9 @@
 
 namespace keyhole::runtime {
 
-/// So many rows, and more, that have come since the last are put in lists before a step, or fewer where these make a layer's rows in
-/// lists as many as steps choose among (CodesShape::lists_from); while a prompt comes, gpu::kListStretch.
+/// So many rows, and more, that have come since the last are put in lists before a step, or fewer where these make a
+/// layer's rows in lists as many as steps choose among (CodesShape::lists_from); while a prompt comes,
+/// gpu::kListStretch.
 inline constexpr size_t kRowsListed = 4096;
 
 /// What codes are made of.
@@ -39,8 +40,8 @@ class CodeSource {
   virtual ~CodeSource() = default;
   /// All offloaded rows of all KV heads, without gaps in each; they stay where they are.
   [[nodiscard]] virtual KvView rows(uint32_t layer) const = 0;
-  /// Scales of the layer's rows where these are int8, `[blocks, kv_heads, 2, head_dim]` bf16, on a page's first byte and
-  /// within whole pages; they stay where they are, too. Else null.
+  /// Scales of the layer's rows where these are int8, `[blocks, kv_heads, 2, head_dim]` bf16, on a page's first byte
+  /// and within whole pages; they stay where they are, too. Else null.
   [[nodiscard]] virtual const uint16_t* scales(uint32_t layer) const = 0;
   /// Offloaded rows come in multiples of it.
   [[nodiscard]] virtual uint32_t row_block() const = 0;
@@ -51,8 +52,8 @@ class CodeSource {
   /// Memory of the first `rows` rows of the layer's heads is pinned, or about to be: it cannot be given back. Throws
   /// Error(out_of_memory) where it is more than before.
   virtual void set_pinned(uint32_t layer, size_t rows) = 0;
-  /// Whether rows that come in the place of those from `row` on will lie on other pages: copies of the session read those
-  /// that are there.
+  /// Whether rows that come in the place of those from `row` on will lie on other pages: copies of the session read
+  /// those that are there.
   [[nodiscard]] virtual bool is_shared(uint32_t layer, size_t row) const = 0;
 };
 
@@ -69,16 +70,17 @@ class DeviceCodes {
               Room room, CodeSource& source, const Log& log, const RowServer::Waits& waits = {});
 
   /// Takes the memory for the codes of a session with these heads (`[layers, kv_heads]`), all of it, where it does not
-  /// have it already. Lists make way for layers. Layers for which there is no room, or all where the device has no kernel for
-  /// their shape, stay with the host, and the log says which and why; with KEYHOLE_PLACE_DEVICE it throws Error(out_of_device_memory |
-  /// out_of_memory | unsupported), and Error(invalid_argument) where the heads have no codes.
+  /// have it already. Lists make way for layers. Layers for which there is no room, or all where the device has no
+  /// kernel for their shape, stay with the host, and the log says which and why; with KEYHOLE_PLACE_DEVICE it throws
+  /// Error(out_of_device_memory | out_of_memory | unsupported), and Error(invalid_argument) where the heads have no
+  /// codes.
   void plan(std::span<const HeadParams* const> heads);
-  /// Before the first plan(): the session is to be a copy of one whose codes are `from`, which outlive copy(). Until that,
-  /// memory is taken for what is not shared alone.
+  /// Before the first plan(): the session is to be a copy of one whose codes are `from`, which outlive copy(). Until
+  /// that, memory is taken for what is not shared alone.
   void expect_copy_of(const DeviceCodes& from) { copied_ = &from; }
-  /// Takes over the codes of all layers that have some there and here; rows and balances are copied already. Where memory is
-  /// lacking for what is not shared, the host attends all layers, as the log says, or with KEYHOLE_PLACE_DEVICE it throws
-  /// Error(out_of_device_memory).
+  /// Takes over the codes of all layers that have some there and here; rows and balances are copied already. Where
+  /// memory is lacking for what is not shared, the host attends all layers, as the log says, or with
+  /// KEYHOLE_PLACE_DEVICE it throws Error(out_of_device_memory).
   void copy();
   /// plan() tries again what the device had no room for.
   void retry() { tries_again_ = true; }
@@ -95,23 +97,23 @@ class DeviceCodes {
   void expect_step() {
     if (reader_ != nullptr) reader_->expect();
   }
-  /// Begins to pin the layer's rows that have come, when they are many, or when rows of another layer come, and waits for
-  /// nothing. Throws Error(out_of_memory | device_error).
+  /// Begins to pin the layer's rows that have come, when they are many, or when rows of another layer come, and waits
+  /// for nothing. Throws Error(out_of_memory | device_error).
   void pin_beside(uint32_t layer);
-  /// Enqueues the encoding of all rows, of any layer, that are pinned by now. Throws Error(device_error), and what has kept
-  /// rows from being pinned, until a layer is given up.
+  /// Enqueues the encoding of all rows, of any layer, that are pinned by now. Throws Error(device_error), and what has
+  /// kept rows from being pinned, until a layer is given up.
   void encode_pinned(gpu::Stream stream);
   /// Waits until all rows of the layer are pinned, and enqueues the encoding of those that are not encoded. Throws as
   /// both.
   void update(uint32_t layer, gpu::Stream stream);
   /// The layer is about to keep its first `rows` rows. No work on the stream is under way.
   void truncate(uint32_t layer, size_t rows, gpu::Stream stream);
-  /// Memory could not be pinned: the host reads rows from now on, if it may, and all of them are encoded anew; the log says
-  /// `why`. False: it may not, or does so already. No work on the stream is under way.
+  /// Memory could not be pinned: the host reads rows from now on, if it may, and all of them are encoded anew; the log
+  /// says `why`. False: it may not, or does so already. No work on the stream is under way.
   [[nodiscard]] bool let_host_read(const std::string& why);
   /// The host attends the first of the layers that have codes from now on, whose memory is not pinned any more; the log
-  /// says `why`. Other heads or budgets, or a copy of the session, try again. No work on the stream is under way, and some
-  /// layer has codes.
+  /// says `why`. Other heads or budgets, or a copy of the session, try again. No work on the stream is under way, and
+  /// some layer has codes.
   void give_up_first(const std::string& why);
   /// The host attends all layers from now on, until retry(); the log says `why`. No work on the stream is under way.
   void give_up(const std::string& why);
@@ -166,8 +168,8 @@ class DeviceCodes {
   [[nodiscard]] std::string too_much_to_pin(const CodePlan& plan) const;
   /// Waits until all rows of the layer are pinned, and enqueues the encoding of those that are not encoded.
   void make_current(uint32_t layer, gpu::Stream stream);
-  /// Begins to put the layer's rows in lists, where these are wanted and enough have come that are not (kRowsListed): no step
-  /// waits for it. What the device has no time for yet a later call begins.
+  /// Begins to put the layer's rows in lists, where these are wanted and enough have come that are not (kRowsListed):
+  /// no step waits for it. What the device has no time for yet a later call begins.
   void list(uint32_t layer, bool is_before_step);
   void make(CodePlan plan);
   /// make(); where it fails there are none, which the log says, or, where they must be here, it throws.

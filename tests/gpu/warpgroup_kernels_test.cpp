@@ -1,5 +1,6 @@
-// That steps of many query rows take the pass by Hopper's warpgroup products where it is to be had: without it they have the same
-// answers, only later. And that its states are those of double precision, for every group and number of tokens that it takes.
+// That steps of many query rows take the pass by Hopper's warpgroup products where it is to be had: without it they
+// have the same answers, only later. And that its states are those of double precision, for every group and number of
+// tokens that it takes.
 #include "gpu/cuda/codes/warpgroup_kernels.h"
 
 #include <gtest/gtest.h>
@@ -51,7 +52,8 @@ bool chosen_by_a_cluster(const Case& c) {
   return step.cluster;
 }
 
-/// Steps of a dimension and a number of bits with all groups and numbers of tokens that have 9 to 48 query rows together.
+/// Steps of a dimension and a number of bits with all groups and numbers of tokens that have 9 to 48 query rows
+/// together.
 class WarpgroupSteps : public testing::TestWithParam<std::pair<uint32_t, uint32_t>> {};
 
 TEST_P(WarpgroupSteps, OfEveryGroupAndNumberOfTokensAreThoseOfDoublePrecision) {

@@ -1,11 +1,12 @@
-// The pass of a turn over codes, for compute capability 9.0a: FlashAttention-3's scheme (gpu/cuda/prefill/hopper_kernel.cuh) over
-// codes. A thread block keeps 128 query rows of a KV head, those of several tokens and of all its query heads; two warpgroups have
-// 64 each, and a third makes tiles of keys and values from codes, one ahead of the products.
+// The pass of a turn over codes, for compute capability 9.0a: FlashAttention-3's scheme
+// (gpu/cuda/prefill/hopper_kernel.cuh) over codes. A thread block keeps 128 query rows of a KV head, those of several
+// tokens and of all its query heads; two warpgroups have 64 each, and a third makes tiles of keys and values from
+// codes, one ahead of the products.
 //
-// FLOOR. 4 d operations for a query row and a token, and the bytes of the codes once for every 128 query rows of a KV head, from
-// L2 but for the first: 512 tokens of 32 query heads of 128 components behind 131,072 take 1.1 ms at 990 TFLOP/s. Of a tile of 128 rows
-// a warp that decodes has 890 instructions, one that multiplies and exponentiates 440: bench/RESULTS.md, "Several new tokens", has what
-// was tried.
+// FLOOR. 4 d operations for a query row and a token, and the bytes of the codes once for every 128 query rows of a KV
+// head, from L2 but for the first: 512 tokens of 32 query heads of 128 components behind 131,072 take 1.1 ms at 990
+// TFLOP/s. Of a tile of 128 rows a warp that decodes has 890 instructions, one that multiplies and exponentiates 440:
+// bench/RESULTS.md, "Several new tokens", has what was tried.
 #pragma once
 
 #include "gpu/cuda/common/check.h"
@@ -31,8 +32,8 @@ __device__ inline void ask_queries(const CodedParams& a, uint32_t kv_head, uint3
   }
 }
 
-/// Writes the columns of noise that queries have, and zeros to those of keys. By the warpgroup that decodes, of which a thread has a
-/// query.
+/// Writes the columns of noise that queries have, and zeros to those of keys. By the warpgroup that decodes, of which a
+/// thread has a query.
 template <int kDim, int kBits>
 __device__ inline void put_noise(const CodedParams& a, uint32_t kv_head, uint32_t first,
                                  Shared<kDim, kBits>& shared) {
@@ -95,8 +96,8 @@ __global__ void __launch_bounds__(kThreads, 1) attend_coded(const __grid_constan
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
     const bool is_first_lane = threadIdx.x % 32 == 0;
-    // One lane arrives for its warp, whose writes lie before it by __syncwarp(): compute-sanitizer's racecheck does not know this way,
-    // and takes the noise of rows, which alone is read by loads of its own, for a race.
+    // One lane arrives for its warp, whose writes lie before it by __syncwarp(): compute-sanitizer's racecheck does not
+    // know this way, and takes the noise of rows, which alone is read by loads of its own, for a race.
     const auto here = [&](CopyBarrier& barrier) {
       fence_operands();
       __syncwarp();

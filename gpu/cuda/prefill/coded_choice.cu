@@ -1,4 +1,5 @@
-// Which blocks of codes a tile of query rows attends: those whose mean key weighs most for the mean of one of its query heads.
+// Which blocks of codes a tile of query rows attends: those whose mean key weighs most for the mean of one of its query
+// heads.
 #include <cstddef>
 #include <cstdint>
 
@@ -47,7 +48,8 @@ __global__ void __launch_bounds__(kChoiceThreads)
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t rows = min(kCodedQueries, max(a.n * a.group, first) - first);
 
-  // Means of the tile's queries, head by head: a product with them is a logit in base 2 (before a soft-cap a natural one).
+  // Means of the tile's queries, head by head: a product with them is a logit in base 2 (before a soft-cap a natural
+  // one).
   const size_t tile_at = size_t{kv_head} * a.padded + first;
   for (uint32_t i = threadIdx.x; i < a.group * dim; i += kChoiceThreads) {
     const uint32_t head = i / dim, j = i % dim;

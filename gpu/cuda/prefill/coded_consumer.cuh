@@ -1,8 +1,9 @@
 // The part of a warpgroup in the pass of a turn over codes (coded_attend.cuh): 64 query rows, of which a lane has two.
 //
-// LISTED ROWS. Where a row's weight is above a share of all weights that a query has seen so far, the query leaves the row out and
-// lists it, to be read exactly. The log-sum-exp so far is a lower bound of the final one, so more rows are listed than need be,
-// never fewer; it begins with what the queries' states before say, and the means of blocks of codes.
+// LISTED ROWS. Where a row's weight is above a share of all weights that a query has seen so far, the query leaves the
+// row out and lists it, to be read exactly. The log-sum-exp so far is a lower bound of the final one, so more rows are
+// listed than need be, never fewer; it begins with what the queries' states before say, and the means of blocks of
+// codes.
 #pragma once
 
 #include "gpu/cuda/common/state.cuh"
@@ -20,8 +21,8 @@ __device__ inline float log2_of_sum(float a, float b) {
   return low == kMinusInf || top == -kMinusInf ? top : top + log2f(1.0F + exp2f(low - top));
 }
 
-/// Powers are relative to a base, in base 2, that stays while no logit is further above it: fp16 has those up to 2^16. It then becomes
-/// the largest logit, where that is as much above it as kLeastRise.
+/// Powers are relative to a base, in base 2, that stays while no logit is further above it: fp16 has those up to 2^16.
+/// It then becomes the largest logit, where that is as much above it as kLeastRise.
 constexpr float kMostRise = 14.0F, kLeastRise = 4.0F;
 constexpr float kNoBase = -1e30F;
 
@@ -218,8 +219,8 @@ struct Consumer {
     }
   }
 
-  /// Makes the largest logits that stay the base, where they are far above it. shrink: gets the factor by which sums so far are to
-  /// be multiplied.
+  /// Makes the largest logits that stay the base, where they are far above it. shrink: gets the factor by which sums so
+  /// far are to be multiplied.
   __device__ __forceinline__ void raise_base(const float (&largest)[2], float (&shrink)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -234,8 +235,8 @@ struct Consumer {
     }
   }
 
-  /// Turns logits into powers. first: says the tile's first row, which few tiles ask for. true: sums so far are to be multiplied by
-  /// `shrink`.
+  /// Turns logits into powers. first: says the tile's first row, which few tiles ask for. true: sums so far are to be
+  /// multiplied by `shrink`.
   template <typename First>
   __device__ __forceinline__ bool exponentiate(Logits& logits, const CodedParams& a,
                                                uint32_t kv_head, const First& first,

@@ -1,9 +1,10 @@
-// The kernels of a turn over codes (gpu/cuda/prefill/coded_turn.h): many query rows attend all codes of a layer in one pass, and
-// the rows that weigh for one of them exactly.
+// The kernels of a turn over codes (gpu/cuda/prefill/coded_turn.h): many query rows attend all codes of a layer in one
+// pass, and the rows that weigh for one of them exactly.
 //
 //   prepare   queries balanced and rotated, in fp16; what is known of each before the pass
 //   choose    where not all blocks are attended: which, for every tile of query rows (coded_choice.cu)
-//   attend    the pass, by Hopper's instructions (coded_attend.cuh): it leaves out, and lists, what a query is to read exactly
+//   attend    the pass, by Hopper's instructions (coded_attend.cuh): it leaves out, and lists, what a query is to read
+//             exactly
 //   number    the rows that some query listed, once each
 //   fetch     these rows from pinned host memory
 //   merge     parts of the pass, listed rows and the state before, for each query; who is in doubt is listed
@@ -33,8 +34,8 @@ struct alignas(16) CodedQuery {
   float
       unit;  ///< what makes a product of the prepared query a logit; before a soft-cap a natural one
   float noise;  ///< 0.5 scale^2 |q'|^2 log2(e)
-  /// A lower bound of the log-sum-exp. Rows above the log-sum-exp so far plus `limit` are left out and listed; with a limit of
-  /// NaN those above `seed`, and with a seed of +inf none.
+  /// A lower bound of the log-sum-exp. Rows above the log-sum-exp so far plus `limit` are left out and listed; with a
+  /// limit of NaN those above `seed`, and with a seed of +inf none.
   float seed, limit;
 };
 
@@ -51,8 +52,8 @@ struct CodedStatus {
   uint32_t listed = 0;        ///< entries of all lists
 };
 
-/// All arrays are the device's. A query row of a KV head is number token * group + head of the group; a pass has the rows that a
-/// list names, or all of them.
+/// All arrays are the device's. A query row of a KV head is number token * group + head of the group; a pass has the
+/// rows that a list names, or all of them.
 struct CodedParams {
   CodedRows rows;
   uint32_t n = 0, q_heads = 0, group = 0;
@@ -70,7 +71,8 @@ struct CodedParams {
   float2* sums = nullptr;
 
   uint32_t padded = 0;  ///< query rows of a KV head in this pass, a multiple of kCodedQueries
-  /// `[kv_heads, n * group]` the rows of this pass and how many; their log-sum-exp in base 2, NaN: not known. null: all.
+  /// `[kv_heads, n * group]` the rows of this pass and how many; their log-sum-exp in base 2, NaN: not known. null:
+  /// all.
   const uint32_t* pass_rows = nullptr;
   const float* pass_lse = nullptr;
   const uint32_t* pass_counts = nullptr;  ///< `[kv_heads]`
@@ -79,11 +81,12 @@ struct CodedParams {
   float* next_lse = nullptr;
   uint32_t* next_counts = nullptr;
 
-  /// `[kv_heads, padded / kCodedQueries, chosen_blocks]` the blocks that a tile of query rows attends, rising; null: all.
+  /// `[kv_heads, padded / kCodedQueries, chosen_blocks]` the blocks that a tile of query rows attends, rising; null:
+  /// all.
   const uint32_t* chosen = nullptr;
   uint32_t chosen_blocks = 0;
-  /// Where blocks are chosen: rows are listed above a share of what all blocks' means weigh, in place of those of the blocks that are
-  /// attended. Fewer are.
+  /// Where blocks are chosen: rows are listed above a share of what all blocks' means weigh, in place of those of the
+  /// blocks that are attended. Fewer are.
   bool lists_fewer = false;
 
   __half* q = nullptr;            ///< `[kv_heads, padded, columns]`

@@ -1,8 +1,8 @@
-// How a warpgroup of the pass of a turn over codes (coded_attend.cuh) goes through tiles: when which products are enqueued, and what
-// is done meanwhile.
+// How a warpgroup of the pass of a turn over codes (coded_attend.cuh) goes through tiles: when which products are
+// enqueued, and what is done meanwhile.
 //
-// Products of queries and keys, and of weights and values of the tile before, are enqueued together, by the two warpgroups in turn: one
-// weighs while the other's products run.
+// Products of queries and keys, and of weights and values of the tile before, are enqueued together, by the two
+// warpgroups in turn: one weighs while the other's products run.
 #pragma once
 
 #include "gpu/cuda/prefill/coded_consumer.cuh"

@@ -1,4 +1,5 @@
-// What surrounds the pass of a turn over codes: queries before it, and behind it the rows that are read exactly and the merge.
+// What surrounds the pass of a turn over codes: queries before it, and behind it the rows that are read exactly and the
+// merge.
 #include "cpu/code_doubt.h"
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/element.cuh"

@@ -1,8 +1,8 @@
-// Tiles of codes as Hopper's tensor cores read keys and values: a warpgroup reads codes, makes 16-bit numbers of them and writes
-// these to shared memory, which no other memory sees.
+// Tiles of codes as Hopper's tensor cores read keys and values: a warpgroup reads codes, makes 16-bit numbers of them
+// and writes these to shared memory, which no other memory sees.
 //
-// Keys lie as rows of components, values as components of rows: that is how their codes lie in words (cpu/code_layout.h), and
-// products read either.
+// Keys lie as rows of components, values as components of rows: that is how their codes lie in words
+// (cpu/code_layout.h), and products read either.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -62,8 +62,8 @@ struct Shared {
   alignas(1024) __half queries[S::kPanels * S::kQueryPanel];
   alignas(1024) __half keys[kStages][S::kPanels * S::kKeyPanel];
   alignas(1024) __half values[S::kValueStages][S::kKeys / kPanelColumns * S::kValuePanel];
-  // Eight more columns, whose product is the noise of rows times that of queries: each is a sum of two numbers of fp16. Behind those
-  // of the queries lie zeros; behind those of keys eight rows that only meet these.
+  // Eight more columns, whose product is the noise of rows times that of queries: each is a sum of two numbers of fp16.
+  // Behind those of the queries lie zeros; behind those of keys eight rows that only meet these.
   alignas(128) __half query_noise[2 * kQueries][8];
   alignas(128) __half key_noise[kStages * S::kKeys + 8][8];
   alignas(16) float noise[kNoiseStages][S::kKeys];
@@ -73,8 +73,8 @@ struct Shared {
   CopyBarrier keys_are_used[kStages], values_are_used[S::kValueStages];
 };
 
-/// Which tile of rows comes i-th: of all, or of the blocks that were chosen. A kernel that was launched ahead may have begun before they
-/// are written: they are no constants for it, which __ldg() is for.
+/// Which tile of rows comes i-th: of all, or of the blocks that were chosen. A kernel that was launched ahead may have
+/// begun before they are written: they are no constants for it, which __ldg() is for.
 template <int kDim, int kBits, bool kIsChosen>
 __device__ inline uint32_t tile_of(const uint32_t* chosen, uint32_t i) {
   if constexpr (!kIsChosen) return i;
@@ -95,8 +95,8 @@ __device__ inline __half2 levels_of(uint32_t x) {
   const __half2 offset = __float2half2_rn(1024.0F + static_cast<float>((1 << kBits) - 1));
   return __hsub2(*reinterpret_cast<const __half2*>(&x), offset);
 }
-/// A word moved so that the code at bit `at` of each byte or half lies one bit above its beginning. at: of `at` - 1 the last
-/// five bits.
+/// A word moved so that the code at bit `at` of each byte or half lies one bit above its beginning. at: of `at` - 1 the
+/// last five bits.
 __device__ inline uint32_t doubled_code(uint32_t word, uint32_t at) {
   return __funnelshift_r(word, word, at - 1);
 }
@@ -114,8 +114,8 @@ __device__ inline uint32_t kept(uint32_t x) {
 }
 __device__ inline uint32_t word_of(__half2 x) { return *reinterpret_cast<const uint32_t*>(&x); }
 __device__ inline __half2 half2_of(uint32_t x) { return *reinterpret_cast<const __half2*>(&x); }
-// Loads from an address of shared memory, in the order of the program. A pointer to a member of a structure there would be one to
-// any memory, from which loads take longer.
+// Loads from an address of shared memory, in the order of the program. A pointer to a member of a structure there would
+// be one to any memory, from which loads take longer.
 __device__ inline uint16_t load_half(uint32_t at) {
   uint16_t x;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(at));
@@ -168,8 +168,9 @@ __device__ inline float noise_unit(const CodedRows& rows, uint32_t kv_head) {
              ? exp2f(static_cast<float>(min(max(-ilogbf(widest), -100), 100)))
              : 1.0F;
 }
-/// A query's share of that product, of noise as in CodedQuery over the factor that makes a logit of a product; 0: it would be too
-/// large, or is more than kMostNoiseBias for some row, or logits have a soft-cap, and the noise is taken from logits one by one.
+/// A query's share of that product, of noise as in CodedQuery over the factor that makes a logit of a product; 0: it
+/// would be too large, or is more than kMostNoiseBias for some row, or logits have a soft-cap, and the noise is taken
+/// from logits one by one.
 __device__ inline float noise_share(const CodedParams& a, uint32_t kv_head, const CodedQuery& q) {
   constexpr float kMost = 30000.0F;  // of fp16
   const float widest = __uint_as_float(a.rows.figures[kv_head].widest);
@@ -196,7 +197,8 @@ class Decoder {
         warp_(static_cast<int>(threadIdx.x) % kGroupThreads / 32),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-  /// Asks for what belongs to tile `tile`, the `number`-th; past the end for nothing. Every call is one group of copies.
+  /// Asks for what belongs to tile `tile`, the `number`-th; past the end for nothing. Every call is one group of
+  /// copies.
   __device__ void ask_side(uint32_t number, uint32_t tile, bool there) const {
     constexpr uint32_t kFactors = S::kKeys / 4, kMeans = (4 * kDim + 16) / 16;
     static_assert(kFactors + kMeans <= kGroupThreads);
@@ -236,8 +238,8 @@ class Decoder {
     }
   }
 
-  /// Writes the keys that ask_keys() has brought, and f^2 noise of their rows, in fp32 and as columns. number: of the tile, as in
-  /// ask_side(); to, columns_to, noise_to: addresses of shared memory.
+  /// Writes the keys that ask_keys() has brought, and f^2 noise of their rows, in fp32 and as columns. number: of the
+  /// tile, as in ask_side(); to, columns_to, noise_to: addresses of shared memory.
   __device__ void put_keys(uint32_t number, uint32_t to, uint32_t columns_to,
                            uint32_t noise_to) const {
     constexpr int kPer = 8 / kBits;
@@ -245,8 +247,8 @@ class Decoder {
     const uint32_t side = side_of(number);
     const int g = lane_ / 4, t = lane_ % 4,
               own_row = warp_ * kOwn * static_cast<int>(kCodeTile) + g;
-    // Of 64 components, rows with an odd number write others at a time than even ones: number s ^ 2 of four steps of 16, so that
-    // neighbouring rows lie in different banks.
+    // Of 64 components, rows with an odd number write others at a time than even ones: number s ^ 2 of four steps of
+    // 16, so that neighbouring rows lie in different banks.
     const bool odd = g % 2 != 0;
     const uint32_t means = side + offsetof(Belongings, key_mean) + 8 * static_cast<uint32_t>(t);
     const uint32_t away = odd ? 64 : 0, turn = odd ? 2 * kBits : 0;
@@ -358,8 +360,8 @@ class Decoder {
     }
   }
 
-  /// Asks for the means of `count` blocks, block `apart` * i of `chosen` as row i (null: of all), and zeros behind them; to: an
-  /// address of shared memory. By the warpgroup.
+  /// Asks for the means of `count` blocks, block `apart` * i of `chosen` as row i (null: of all), and zeros behind
+  /// them; to: an address of shared memory. By the warpgroup.
   __device__ void ask_means(uint32_t to, uint32_t count, uint32_t apart,
                             const uint32_t* chosen) const {
     constexpr int kPieces = S::kColumns / 8;

@@ -1,8 +1,8 @@
-// Many query rows over the codes of a layer, on Hopper: memory, passes and what they have come to (gpu/cuda/prefill/coded_kernels.h
-// lists the kernels).
+// Many query rows over the codes of a layer, on Hopper: memory, passes and what they have come to
+// (gpu/cuda/prefill/coded_kernels.h lists the kernels).
 //
-// A first pass is of all queries. Those whose codes cannot tell which rows weigh (cpu/code_doubt.h) have another, alone, in which
-// every row is read exactly that may weigh, up to kMostPasses in all.
+// A first pass is of all queries. Those whose codes cannot tell which rows weigh (cpu/code_doubt.h) have another,
+// alone, in which every row is read exactly that may weigh, up to kMostPasses in all.
 #pragma once
 
 #include <cstddef>
@@ -28,10 +28,11 @@ class CodedTurn {
 
   /// Whether there are kernels for these codes.
   [[nodiscard]] static bool supports(const CodedRows& rows);
-  /// Whether there are kernels for a choice among their blocks, of so many query heads of a KV head, and something to choose.
+  /// Whether there are kernels for a choice among their blocks, of so many query heads of a KV head, and something to
+  /// choose.
   [[nodiscard]] static bool chooses(const CodedRows& rows, uint32_t group);
-  /// Attends. queries: n, heads, queries in two parts, logits, and the state before. Waits for the stream; meanwhile: see
-  /// BlockedAttention::attend_codes(). Throws Error(out_of_device_memory | device_error).
+  /// Attends. queries: n, heads, queries in two parts, logits, and the state before. Waits for the stream; meanwhile:
+  /// see BlockedAttention::attend_codes(). Throws Error(out_of_device_memory | device_error).
   [[nodiscard]] CodedAttention attend(const CodedRows& rows, const BlockedParams& queries,
                                       DType dtype, const float* sinks, cudaStream_t stream,
                                       const std::function<void()>& meanwhile);

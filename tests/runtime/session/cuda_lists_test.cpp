@@ -1,5 +1,5 @@
-// Sessions on the machine's CUDA device whose steps choose among lists of codes, beside exact attention on the host: prompts,
-// appends, truncation, copies, files, graphs; drafts of which some stay, beside double precision.
+// Sessions on the machine's CUDA device whose steps choose among lists of codes, beside exact attention on the host:
+// prompts, appends, truncation, copies, files, graphs; drafts of which some stay, beside double precision.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -207,13 +207,14 @@ TEST_F(CudaLists, StayInAGraph) {
   }
 }
 
-/// Drafts of a session that chooses among lists. Keys and values of all tokens are kept here, and attended in double precision.
+/// Drafts of a session that chooses among lists. Keys and values of all tokens are kept here, and attended in double
+/// precision.
 class CudaListsWithDrafts : public CudaLists {
  protected:
   static constexpr uint32_t kDrafts = 7;
   static constexpr uint32_t kListed = 8192, kTokens = kListed + 700;
-  /// Of a draft's value, in a component of its own: a draft that is attended twice or not at all moves the mean of all values
-  /// there by 0.11. What codes of 4 bits leave of that mean is some 0.003, and 0.007 with 400 drafts among them.
+  /// Of a draft's value, in a component of its own: a draft that is attended twice or not at all moves the mean of all
+  /// values there by 0.11. What codes of 4 bits leave of that mean is some 0.003, and 0.007 with 400 drafts among them.
   static constexpr float kMark = 1024.0F;
   using Turn = DeviceTurn<DeviceVector>;
 

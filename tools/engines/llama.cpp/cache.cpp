@@ -117,7 +117,8 @@ void Cache::set_threads(int now, int most) {
 }
 
 /// The cache that its thread made before this one, or after it, where that has the model's other layers and the two are
-/// mixed. So llama.cpp makes the two caches of a model in which some layers have a sliding window: theirs is the second.
+/// mixed. So llama.cpp makes the two caches of a model in which some layers have a sliding window: theirs is the
+/// second.
 const Cache* Cache::beside(bool before) const {
   const auto& all = caches().all;
   const auto own = std::find(all.begin(), all.end(), this) - all.begin();
@@ -354,7 +355,8 @@ void Cache::shifted(ggml_tensor* node, CpuBackend& cpu) {
     }
     if (holds(name)) cpu.compute(node);
   } catch (...) {
-    // llama.cpp goes on after a shift that failed, and repeats it: sessions would have layers that were not turned, or turned twice.
+    // llama.cpp goes on after a shift that failed, and repeats it: sessions would have layers that were not turned, or
+    // turned twice.
     sequences_->clear();
     turned_.clear();
     throw;

@@ -53,7 +53,8 @@ class Cache {
 
   /// The cells that lie at these bytes of a tensor were filled from outside (a saved state).
   void restored(const CacheName& name, size_t offset, size_t bytes);
-  /// The same where the cells of these bytes have no memory: where the caller has to write them. NULL: in the tensor alone.
+  /// The same where the cells of these bytes have no memory: where the caller has to write them. NULL: in the tensor
+  /// alone.
   [[nodiscard]] std::byte* room_for_restored(const ggml_tensor* tensor, const CacheName& name,
                                              size_t offset, size_t bytes);
   /// Bytes of a tensor out of sessions. Throws where they are in none.
@@ -65,8 +66,8 @@ class Cache {
   void cleared();
   /// llama.cpp changes the cells' contents by itself (it shifts positions): sessions do not hold what they hold.
   void changed_by_others();
-  /// A ROPE that shifts the positions of some cells. Where these are filled `cpu` computes it; sessions are changed when a batch
-  /// goes on with them.
+  /// A ROPE that shifts the positions of some cells. Where these are filled `cpu` computes it; sessions are changed
+  /// when a batch goes on with them.
   void shifted(ggml_tensor* node, CpuBackend& cpu);
   /// llama.cpp reads the cells by itself (without flash attention).
   void read_by_others(const ggml_tensor* node);

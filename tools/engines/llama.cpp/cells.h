@@ -56,8 +56,8 @@ class Cells {
     std::copy(at(from), at(from) + cells_, at(to));
     ++changes_;
   }
-  /// What lies in the cells has changed, in each stream by itself: every token whose number is above `after` gets a new one, in the
-  /// same order.
+  /// What lies in the cells has changed, in each stream by itself: every token whose number is above `after` gets a new
+  /// one, in the same order.
   void renew(uint64_t after = 0);
   void clear() {
     std::fill(stamps_.begin(), stamps_.end(), 0);

@@ -2,12 +2,13 @@
 // batches, steps of two sequences, drafts of which some are taken back, a copied sequence.
 //   llama-class-check [-v] [--on-cpu WEIGHTS] LARGEST [NAME|FILE.gguf ...]
 // NAME is one of the built-in classes (default: all of them), FILE.gguf any model. GGML_BACKEND_PATH names the backend,
-// KEYHOLE_GGML its settings; where there are cards, the first one is taken. WEIGHTS, a regular expression, names weights
-// that llama.cpp computes with on the CPU then. An answer's error is the root mean square of what its logits differ by, over their own
-// spread. Noise is the error of llama.cpp with other threads, batches and its other way to attend; `past` is the error
-// when the first tokens of the prompts are other ones, so that a check of models that do not look back would be seen.
-// Exits with 1 where an error is larger than LARGEST and than four times the noise, where fewer or more layers lie in
-// Keyhole than the class has for it, or where no line of the log says why layers are left to llama.cpp.
+// KEYHOLE_GGML its settings; where there are cards, the first one is taken. WEIGHTS, a regular expression, names
+// weights that llama.cpp computes with on the CPU then. An answer's error is the root mean square of what its logits
+// differ by, over their own spread. Noise is the error of llama.cpp with other threads, batches and its other way to
+// attend; `past` is the error when the first tokens of the prompts are other ones, so that a check of models that do
+// not look back would be seen. Exits with 1 where an error is larger than LARGEST and than four times the noise, where
+// fewer or more layers lie in Keyhole than the class has for it, or where no line of the log says why layers are left
+// to llama.cpp.
 #include <ggml-backend.h>
 #include <llama.h>
 

@@ -127,8 +127,8 @@ const Configuration& configuration() {
 
 }  // namespace keyhole::llama_cpp
 
-/// What ggml_backend_load() looks for. With settings that are wrong, or built for another ggml, the device is there, and gives no buffer: programs
-/// stop, where one without the device would go on and look as if all were well.
+/// What ggml_backend_load() looks for. With settings that are wrong, or built for another ggml, the device is there,
+/// and gives no buffer: programs stop, where one without the device would go on and look as if all were well.
 extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init() {
   using namespace keyhole::llama_cpp;
   if (!configuration().error.empty()) log(Level::kError, configuration().error);

@@ -1,5 +1,5 @@
-// The device KEYHOLE, which keeps a cache in host memory, as llama.cpp's registry of backends sees it. Where llama.cpp has
-// cards, the registry has those of cuda/proxy.h in its place.
+// The device KEYHOLE, which keeps a cache in host memory, as llama.cpp's registry of backends sees it. Where llama.cpp
+// has cards, the registry has those of cuda/proxy.h in its place.
 #pragma once
 
 #include <string>

@@ -17,8 +17,8 @@ namespace keyhole::llama_cpp {
 namespace {
 
 /// Reads llama.cpp's bytes: a magic number, the sequence; the number of streams, of tokens; of each token its position,
-/// its number of sequences, in some models 12 bytes more, and its sequence; whether values are transposed, the number of layers;
-/// for each layer's keys their type, the bytes of a row, and the rows; the same for values.
+/// its number of sequences, in some models 12 bytes more, and its sequence; whether values are transposed, the number
+/// of layers; for each layer's keys their type, the bytes of a row, and the rows; the same for values.
 class Parsed {
  public:
   Parsed(std::span<const uint8_t> bytes, size_t of_token) : bytes_(bytes) {

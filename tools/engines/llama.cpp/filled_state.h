@@ -1,4 +1,5 @@
-// A state of a sequence of any number of tokens, made out of one of a few: for benches, which have no use for what the tokens are.
+// A state of a sequence of any number of tokens, made out of one of a few: for benches, which have no use for what the
+// tokens are.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +9,14 @@
 
 namespace keyhole::llama_cpp {
 
-/// Bytes as llama_state_seq_set_data() takes them. The memory of K and V is address space alone, of zeros, but for what is
-/// written into it.
+/// Bytes as llama_state_seq_set_data() takes them. The memory of K and V is address space alone, of zeros, but for what
+/// is written into it.
 class FilledState {
  public:
-  /// `few`: what llama_state_seq_get_data() gives of a sequence of at least one token, from position 0 on; in f16 or bf16, with
-  /// flash attention, one stream, and no layers with a sliding window. What lies behind K and V (states of recurrent layers) is
-  /// taken over, with another position. Throws std::runtime_error where it is none of these, or where there is no address space.
+  /// `few`: what llama_state_seq_get_data() gives of a sequence of at least one token, from position 0 on; in f16 or
+  /// bf16, with flash attention, one stream, and no layers with a sliding window. What lies behind K and V (states of
+  /// recurrent layers) is taken over, with another position. Throws std::runtime_error where it is none of these, or
+  /// where there is no address space.
   FilledState(std::span<const uint8_t> few, uint32_t tokens);
   ~FilledState();
   FilledState(const FilledState&) = delete;

@@ -7,8 +7,9 @@
 //   llama-memory-check --f32 MODEL    converts the model, and that is all
 // The model is converted to f32 first, into MODEL.f32: products of quantised weights with quantised activations turn
 // the last bits of attention into divergences of 0.01. The other context attends without flash attention, whose sums
-// are in f16. Behind an operation some sequences go on and others rest, which are saved now and then: bit for bit as the time before.
-// Exits with 1 where answers differ by more than rounding does, a saved state is not what it was, or a call fails in one context alone.
+// are in f16. Behind an operation some sequences go on and others rest, which are saved now and then: bit for bit as
+// the time before. Exits with 1 where answers differ by more than rounding does, a saved state is not what it was, or a
+// call fails in one context alone.
 #include <ggml-backend.h>
 #include <llama.h>
 

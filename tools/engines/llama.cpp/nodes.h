@@ -38,8 +38,8 @@ struct CacheName {
 /// "FLASH_ATTN_EXT 'kqv_out-3' of layer 3", for messages.
 [[nodiscard]] std::string node_text(const ggml_tensor* node);
 
-/// By how much a ROPE over a cache of `cells` cells, all streams' together, moves the position of each: `[cells]`, I32, wherever
-/// it lies. Throws std::runtime_error where the node is none.
+/// By how much a ROPE over a cache of `cells` cells, all streams' together, moves the position of each: `[cells]`, I32,
+/// wherever it lies. Throws std::runtime_error where the node is none.
 [[nodiscard]] const ggml_tensor* shifts_of(const ggml_tensor* node, size_t cells);
 
 /// Tensors that only look at others.

@@ -1,5 +1,5 @@
-// Keyhole's parallel work on the threads that llama.cpp computes with. Threads of OpenMP spin for some time when a graph is
-// done: a pool beside them, of as many threads, would wait for the cores that they hold.
+// Keyhole's parallel work on the threads that llama.cpp computes with. Threads of OpenMP spin for some time when a
+// graph is done: a pool beside them, of as many threads, would wait for the cores that they hold.
 #pragma once
 
 #include <atomic>
@@ -23,8 +23,8 @@ class ParallelFor {
   /// Without it threads would be started for each call of run().
   [[nodiscard]] static bool keeps_threads();
 
-  /// How many threads llama.cpp computes with now; between calls of run(). Another number than that of its graphs would make
-  /// OpenMP end threads and start them again.
+  /// How many threads llama.cpp computes with now; between calls of run(). Another number than that of its graphs would
+  /// make OpenMP end threads and start them again.
   void set_threads(int threads) { cpu_.set_threads(threads); }
   /// Calls task(context, i) once for each i of [0, count), as keyhole_run_fn. Of several calls at once one has the
   /// threads, and the others' work is done by those who called.

@@ -18,7 +18,8 @@ struct ModelClass {
   uint32_t q_heads;
   uint32_t kv_heads;
   uint32_t head_dim;
-  /// How many of its layers have a cache, and how many of them Keyhole attends where llama.cpp's cache is filled as well.
+  /// How many of its layers have a cache, and how many of them Keyhole attends where llama.cpp's cache is filled as
+  /// well.
   int cached;
   int attended;
 };

@@ -1,4 +1,5 @@
-// K and V of cells out of sessions, as llama.cpp's cells would have them: what states are saved from where these are empty.
+// K and V of cells out of sessions, as llama.cpp's cells would have them: what states are saved from where these are
+// empty.
 #pragma once
 
 #include <cstddef>
@@ -20,19 +21,21 @@ struct CellRows {
   uint32_t components = 0;
 };
 
-/// Writes the rows of `count` cells of a stream from `first` on to `out`, side by side; keys that are to be turned are. Waits for
-/// what is enqueued on a session's device. Throws std::runtime_error where a cell's token is in no session, or the library fails.
+/// Writes the rows of `count` cells of a stream from `first` on to `out`, side by side; keys that are to be turned are.
+/// Waits for what is enqueued on a session's device. Throws std::runtime_error where a cell's token is in no session,
+/// or the library fails.
 void read_back(const Sequences& sequences, Rewriter* rewriter, const CellRows& rows,
                uint32_t stream, uint32_t first, uint32_t count, std::byte* out);
 
-/// Writes `bytes` of a tensor from `offset` on to `out`: whole rows of cells, which are counted through all streams of `cells` cells.
-/// What was restored comes from `restored`, all else by read_back(). Throws std::runtime_error as that does.
+/// Writes `bytes` of a tensor from `offset` on to `out`: whole rows of cells, which are counted through all streams of
+/// `cells` cells. What was restored comes from `restored`, all else by read_back(). Throws std::runtime_error as that
+/// does.
 void read_tensor(const Sequences& sequences, Rewriter* rewriter, const RestoredRows& restored,
                  const CellRows& rows, const ggml_tensor* tensor, uint32_t cells, size_t offset,
                  size_t bytes, std::byte* out);
 
-/// read_back() into `restored`, where sessions find the cells' tokens. tensor: of the cache, whose rows they are; cells: of each stream.
-/// Throws as read_back() does; nothing of the cells is in `restored` then.
+/// read_back() into `restored`, where sessions find the cells' tokens. tensor: of the cache, whose rows they are;
+/// cells: of each stream. Throws as read_back() does; nothing of the cells is in `restored` then.
 void read_out(const Sequences& sequences, Rewriter* rewriter, const CellRows& rows,
               const ggml_tensor* tensor, uint32_t cells, uint32_t stream, uint32_t first,
               uint32_t count, RestoredRows& restored);

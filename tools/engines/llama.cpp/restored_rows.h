@@ -1,5 +1,5 @@
-// Rows of K and V that were written into cells from outside (saved states) while the cells have no memory of their own: they lie
-// here, in host memory, until sessions have taken them.
+// Rows of K and V that were written into cells from outside (saved states) while the cells have no memory of their own:
+// they lie here, in host memory, until sessions have taken them.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@ struct ggml_tensor;
 
 namespace keyhole::llama_cpp {
 
-/// Cells are counted through all streams. Memory is taken for what is written, and given back as soon as none of the kBlock cells
-/// that lie side by side has anything here.
+/// Cells are counted through all streams. Memory is taken for what is written, and given back as soon as none of the
+/// kBlock cells that lie side by side has anything here.
 class RestoredRows {
  public:
   RestoredRows() = default;
@@ -20,13 +20,14 @@ class RestoredRows {
   RestoredRows(const RestoredRows&) = delete;
   RestoredRows& operator=(const RestoredRows&) = delete;
 
-  /// Room for `bytes` bytes from `offset` on of a tensor of the cache, for the caller to write; the cells that they lie in have
-  /// something here then. With random_rows.h it shows these already, and nothing is to be written. Throws std::runtime_error where
-  /// there is no address space.
+  /// Room for `bytes` bytes from `offset` on of a tensor of the cache, for the caller to write; the cells that they lie
+  /// in have something here then. With random_rows.h it shows these already, and nothing is to be written. Throws
+  /// std::runtime_error where there is no address space.
   [[nodiscard]] std::byte* write(const ggml_tensor* tensor, size_t offset, size_t bytes);
   /// What was written of a tensor's cell, and behind it what was written of the next ones; has(id).
   [[nodiscard]] std::byte* row(const ggml_tensor* tensor, size_t id) const;
-  /// `count` cells of a tensor from `from` on lie in those from `to` on as well; what these had here is gone, in all tensors.
+  /// `count` cells of a tensor from `from` on lie in those from `to` on as well; what these had here is gone, in all
+  /// tensors.
   void copy(const ggml_tensor* tensor, size_t from, size_t to, size_t count);
 
   [[nodiscard]] bool has(size_t id) const { return id < marks_.size() && marks_[id] != 0; }

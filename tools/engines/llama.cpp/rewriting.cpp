@@ -55,8 +55,9 @@ Rows side_by_side(std::byte* data, Number number, const LayerShape& shape, size_
           head};
 }
 
-/// Takes from a ROPE node's parameters what scales its numbers. Keys in a session have been scaled when their tokens came; a node that
-/// shifts them would do it again (with YaRN, by 1 + 0.1 ln(1 / frequency scale)), to those alone that are turned.
+/// Takes from a ROPE node's parameters what scales its numbers. Keys in a session have been scaled when their tokens
+/// came; a node that shifts them would do it again (with YaRN, by 1 + 0.1 ln(1 / frequency scale)), to those alone that
+/// are turned.
 template <size_t kCount>
 void make_rotation(std::array<int32_t, kCount>& params) {
   // In ggml_rope_ext()'s order.

@@ -1,5 +1,5 @@
-// Sessions rewritten: tokens taken out of their middle, and keys turned to new positions, as llama.cpp would have turned those in its
-// cells.
+// Sessions rewritten: tokens taken out of their middle, and keys turned to new positions, as llama.cpp would have
+// turned those in its cells.
 #pragma once
 
 #include <array>
@@ -20,13 +20,15 @@ namespace keyhole::llama_cpp {
 /// Turns keys by the ROPE nodes with which llama.cpp shifts the cells of each layer.
 class KeyTurns {
  public:
-  /// Remembers the node of a layer, the engine's `layer`th, with its frequency factors, which are read wherever they lie. Throws
-  /// std::runtime_error where it does not turn the same part of each of `heads` heads of `components` components.
+  /// Remembers the node of a layer, the engine's `layer`th, with its frequency factors, which are read wherever they
+  /// lie. Throws std::runtime_error where it does not turn the same part of each of `heads` heads of `components`
+  /// components.
   void learn(uint32_t layer, const ggml_tensor* node, int64_t heads, int64_t components);
-  /// Turns keys by a number of positions each; not those of a layer that llama.cpp has not turned, as it has no positions. keys: 16
-  /// bits, side by side, in memory that is ours to change.
+  /// Turns keys by a number of positions each; not those of a layer that llama.cpp has not turned, as it has no
+  /// positions. keys: 16 bits, side by side, in memory that is ours to change.
   void turn(uint32_t layer, const Rows& keys, std::span<const int32_t> by);
-  /// How many threads turn them: as many as llama.cpp computes with, see CpuBackend. Before it is set, as many as ggml does.
+  /// How many threads turn them: as many as llama.cpp computes with, see CpuBackend. Before it is set, as many as ggml
+  /// does.
   void set_threads(int threads) { cpu_.set_threads(threads); }
 
  private:
@@ -41,8 +43,8 @@ class KeyTurns {
   CpuBackend cpu_;
 };
 
-/// Takes the tokens behind the first ones out of a session, to host memory, and puts those back that are kept. Takes memory for the
-/// K and V of these in all layers while it works.
+/// Takes the tokens behind the first ones out of a session, to host memory, and puts those back that are kept. Takes
+/// memory for the K and V of these in all layers while it works.
 class SessionRewriter final : public Rewriter {
  public:
   /// Of an engine's layers.

@@ -38,7 +38,8 @@ bool Sequences::lacks_beginning(const Sequence& sequence, uint32_t stream, const
 }
 
 /// The sequence that shares most tokens with the run's past. It can go on as it is where nobody else may want what
-/// would be cut off: its next token was written over, or there is none. Of one that has been copied each token is asked.
+/// would be cut off: its next token was written over, or there is none. Of one that has been copied each token is
+/// asked.
 Sequences::Match Sequences::best(uint32_t stream, const Run& run, uint32_t last_new) const {
   Match found;
   for (const auto& sequence : sequences_) {
@@ -59,8 +60,8 @@ Sequences::Match Sequences::best(uint32_t stream, const Run& run, uint32_t last_
   return found;
 }
 
-/// Of the sequences that have all that the run sees, and more in between, the one that goes on with most tokens as they are. Where a
-/// first token alone is not seen any more, twice in a row, it has left a sliding window.
+/// Of the sequences that have all that the run sees, and more in between, the one that goes on with most tokens as they
+/// are. Where a first token alone is not seen any more, twice in a row, it has left a sliding window.
 Sequences::Match Sequences::with_gaps(uint32_t stream, const Run& run, uint32_t last_new) const {
   Match found;
   if (run.past_count == 0) return found;
@@ -153,8 +154,8 @@ bool Sequences::is_window(uint32_t stream, const Run& run) const {
   });
 }
 
-/// Whether each token that the run sees and the match has not can be brought; not where a window would have all of them brought with each
-/// step. Those that are in sessions are read out, as these may lose them when the batch is placed.
+/// Whether each token that the run sees and the match has not can be brought; not where a window would have all of them
+/// brought with each step. Those that are in sessions are read out, as these may lose them when the batch is placed.
 bool Sequences::can_refill(const Match& match, uint32_t stream, const Run& run) {
   if (!brings_) return false;
   std::vector<uint8_t> missing = run.past;

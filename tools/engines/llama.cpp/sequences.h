@@ -37,8 +37,8 @@ struct Sequence {
   uint32_t sight_end = 0;
   /// Cells::changes() when `sight` was what `tokens` are and all of these lay in their cells.
   uint64_t sighted = 0;
-  /// A copy without some of `tokens` has gone on in its place. These are in `alone`: as long as one of them lies in its cell,
-  /// somebody may have it.
+  /// A copy without some of `tokens` has gone on in its place. These are in `alone`: as long as one of them lies in its
+  /// cell, somebody may have it.
   bool is_left = false;
   std::vector<Token> alone;
   /// Its first token, and no other, was taken out when its last batch came.
@@ -62,12 +62,13 @@ class Sequences {
  public:
   /// Whether the caller can bring the token of a cell of a stream.
   using Brings = std::function<bool(uint32_t stream, uint32_t cell)>;
-  /// Has the tokens of `count` cells of a stream from `first` on read out of the sessions where find() has them, so that the caller can
-  /// bring them.
+  /// Has the tokens of `count` cells of a stream from `first` on read out of the sessions where find() has them, so
+  /// that the caller can bring them.
   using ReadsOut = std::function<void(uint32_t stream, uint32_t first, uint32_t count)>;
   /// `cells` outlives this. Of sessions without use the oldest go where there are more than `most`. `refill`: tokens
-  /// that no session holds can be had from llama.cpp's cache; else a batch that needs them is an error, but where `brings` says of
-  /// each that it can be had. `reads_out`: of tokens that are in other sessions than the one that goes on, or behind a gap in it.
+  /// that no session holds can be had from llama.cpp's cache; else a batch that needs them is an error, but where
+  /// `brings` says of each that it can be had. `reads_out`: of tokens that are in other sessions than the one that goes
+  /// on, or behind a gap in it.
   Sequences(Cells& cells, size_t most, bool refill, Brings brings = {}, ReadsOut reads_out = {})
       : cells_(cells),
         most_(most),
@@ -92,18 +93,18 @@ class Sequences {
   /// Finds or makes the sequence of each run of a stream's part of the batch, and appends the new tokens to its list.
   /// Its session is cut to the tokens that are in the run's past; others of them may be missing there, which the caller
   /// appends layer by layer (`past` tokens before the new ones). None: there is no rewriter, and
-  /// a run sees all of a sequence but its first token, for the second time in a row, as with a sliding window; nothing has changed
-  /// then.
+  /// a run sees all of a sequence but its first token, for the second time in a row, as with a sliding window; nothing
+  /// has changed then.
   /// Throws std::runtime_error where `refill` is needed and off.
-  ///   rewriter  NULL: the cells have what sessions lack. Else they do not, and sessions out of whose middle tokens were
-  ///             removed, or whose keys are to be turned, are rewritten
+  ///   rewriter  NULL: the cells have what sessions lack. Else they do not, and sessions out of whose middle tokens
+  ///             were removed, or whose keys are to be turned, are rewritten
   [[nodiscard]] std::optional<std::vector<Part>> place(uint32_t stream, const Batch& batch,
                                                        std::span<const uint32_t> new_cells,
                                                        SessionSource& source,
                                                        Rewriter* rewriter = nullptr);
 
-  /// Positions of tokens have changed, by `by` of each cell of each stream, and the cells do not have their keys: the cells get
-  /// new numbers, and sequences remember the turns until place() goes on with them.
+  /// Positions of tokens have changed, by `by` of each cell of each stream, and the cells do not have their keys: the
+  /// cells get new numbers, and sequences remember the turns until place() goes on with them.
   void shift(std::span<const int32_t> by);
 
   /// A token in the list of a sequence.

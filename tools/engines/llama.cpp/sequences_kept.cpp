@@ -13,16 +13,16 @@
 namespace keyhole::llama_cpp {
 namespace {
 
-/// Of a sequence that was removed as a whole the next prompt takes the cells from the first on; where its first tokens alone were
-/// removed, others take theirs, and no more. So nobody may want a sequence when this many of its first tokens were written over. Where
-/// more than that have left without a shift, and others have filled their cells before the sequence goes on, that is wrong, but where
-/// the others had to pass over cells of what is left.
+/// Of a sequence that was removed as a whole the next prompt takes the cells from the first on; where its first tokens
+/// alone were removed, others take theirs, and no more. So nobody may want a sequence when this many of its first
+/// tokens were written over. Where more than that have left without a shift, and others have filled their cells before
+/// the sequence goes on, that is wrong, but where the others had to pass over cells of what is left.
 constexpr size_t kFirst = 32;
 
 }  // namespace
 
-/// Whether somebody may have a token that the run of a stream's batch does not see. Where there are several streams each is one
-/// sequence's.
+/// Whether somebody may have a token that the run of a stream's batch does not see. Where there are several streams
+/// each is one sequence's.
 bool Sequences::is_wanted(const Token& token, uint32_t stream) const {
   if (cells_.streams() == 1) return cells_.holds(stream, token);
   for (uint32_t other = 0; other < cells_.streams(); ++other) {
@@ -31,8 +31,8 @@ bool Sequences::is_wanted(const Token& token, uint32_t stream) const {
   return false;
 }
 
-/// Whether another one has tokens in common with a sequence, as far as is known, which lie in no cell of llama.cpp's cache: what a run
-/// does not see of it may be the other's.
+/// Whether another one has tokens in common with a sequence, as far as is known, which lie in no cell of llama.cpp's
+/// cache: what a run does not see of it may be the other's.
 bool Sequences::is_strict(const Sequence& sequence) const {
   return (rewrites_ || !refill_) && sequence.family != 0 &&
          std::any_of(sequences_.begin(), sequences_.end(), [&](const auto& other) {
@@ -47,11 +47,11 @@ bool Sequences::loses_nothing(const Sequence& sequence, uint32_t stream, const R
   });
 }
 
-/// Whether a sequence whose keys are to be turned may be rewritten for a run: a context shift has removed what the run does not see,
-/// and nobody may have filled these cells yet. But a copy may be there that has not gone on. In a single stream a token is somebody
-/// else's where its key was turned, as llama.cpp turns none of an empty cell; and where its cell is below `last_new`, the highest one of
-/// the batch's new tokens, as llama.cpp fills the lowest empty cells. In several streams copies of a shifted one have sessions of their
-/// own (keep_for_copies()).
+/// Whether a sequence whose keys are to be turned may be rewritten for a run: a context shift has removed what the run
+/// does not see, and nobody may have filled these cells yet. But a copy may be there that has not gone on. In a single
+/// stream a token is somebody else's where its key was turned, as llama.cpp turns none of an empty cell; and where its
+/// cell is below `last_new`, the highest one of the batch's new tokens, as llama.cpp fills the lowest empty cells. In
+/// several streams copies of a shifted one have sessions of their own (keep_for_copies()).
 bool Sequences::may_turn(const Sequence& sequence, uint32_t stream, const Run& run,
                          uint32_t last_new) const {
   if (cells_.streams() > 1) return true;
@@ -64,7 +64,8 @@ bool Sequences::may_turn(const Sequence& sequence, uint32_t stream, const Run& r
   return true;
 }
 
-/// Whether the session is a stream's to go on with: its own, or one that its own stream has given up, of which this one has a copy.
+/// Whether the session is a stream's to go on with: its own, or one that its own stream has given up, of which this one
+/// has a copy.
 bool Sequences::is_free(const Sequence& sequence, uint32_t stream) const {
   return sequence.batch != batch_ &&
          (sequence.stream == stream ||
@@ -84,8 +85,8 @@ void Sequences::leave(Sequence& sequence, const Match& match, const Run& run,
   }
 }
 
-/// Whether the sequence can never go on in a stream: its first tokens were written over, of which one is enough where none can be
-/// taken out. A shifted one may lack its beginning.
+/// Whether the sequence can never go on in a stream: its first tokens were written over, of which one is enough where
+/// none can be taken out. A shifted one may lack its beginning.
 bool Sequences::is_dead(const Sequence& sequence, uint32_t stream) const {
   const std::vector<Token>& tokens = sequence.tokens;
   const size_t first = std::min(rewrites_ ? kFirst : 1, tokens.size());
@@ -131,7 +132,8 @@ bool Sequences::is_of_no_use(Sequence& sequence) const {
   return true;
 }
 
-/// Whether a token of the sequence lies between two new ones whose cells were searched for in one go: its cell was not free.
+/// Whether a token of the sequence lies between two new ones whose cells were searched for in one go: its cell was not
+/// free.
 bool Sequences::was_passed_over(const Sequence& sequence, uint32_t stream,
                                 std::span<const uint32_t> new_cells) const {
   if (new_cells.size() < 2 || !std::is_sorted(new_cells.begin(), new_cells.end())) return false;
@@ -142,8 +144,8 @@ bool Sequences::was_passed_over(const Sequence& sequence, uint32_t stream,
   });
 }
 
-/// Sequences of no use go, and of the others the oldest. Where tokens are in sessions alone, those that nobody may want stay as long as
-/// all sessions together hold no more tokens than there are cells.
+/// Sequences of no use go, and of the others the oldest. Where tokens are in sessions alone, those that nobody may want
+/// stay as long as all sessions together hold no more tokens than there are cells.
 void Sequences::drop_useless(uint32_t stream, std::span<const uint32_t> new_cells) {
   for (const auto& sequence : sequences_) {
     if (sequence->batch == batch_ || !is_dead_everywhere(*sequence)) continue;
@@ -192,8 +194,8 @@ Sequences::Place Sequences::find(uint32_t stream, uint32_t cell) const {
   return places_[stream * cells + cell];
 }
 
-/// Of a sequence whose tokens lie in other streams, too, a copy for each of these, where the shift tells them apart and the stream
-/// has no sequence of its own with these tokens.
+/// Of a sequence whose tokens lie in other streams, too, a copy for each of these, where the shift tells them apart and
+/// the stream has no sequence of its own with these tokens.
 void Sequences::keep_for_copies(size_t number, std::span<const int32_t> by) {
   const Sequence& sequence = *sequences_[number];
   const auto is_moved = [&](uint32_t stream) {

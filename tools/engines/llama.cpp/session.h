@@ -42,8 +42,9 @@ class Session {
   virtual void append(uint32_t layer, const Rows& k, const Rows& v) = 0;
   /// Drops the tokens from number `tokens` on, in every layer.
   virtual void truncate(uint32_t tokens) = 0;
-  /// Copies keys and values of a layer's tokens from number `first` on into the memory of k and v, which are the host's and as
-  /// many; one of them may have no memory, and is not copied. Waits for what is enqueued on the session's device.
+  /// Copies keys and values of a layer's tokens from number `first` on into the memory of k and v, which are the host's
+  /// and as many; one of them may have no memory, and is not copied. Waits for what is enqueued on the session's
+  /// device.
   virtual void read(uint32_t layer, uint32_t first, const Rows& k, const Rows& v) = 0;
   /// Indexes what has come and is not indexed. All layers hold the same number of tokens.
   virtual void build() = 0;
@@ -73,7 +74,8 @@ class Rewriter {
   virtual ~Rewriter() = default;
   /// Throws std::runtime_error; the session is of no use after that.
   virtual void rewrite(Session& session, const Rewriting& change) = 0;
-  /// Turns keys of a layer, which lie side by side in 16 bits in memory that is ours to change, by a number of positions each.
+  /// Turns keys of a layer, which lie side by side in 16 bits in memory that is ours to change, by a number of
+  /// positions each.
   virtual void turn(uint32_t layer, const Rows& keys, std::span<const int32_t> by) = 0;
 };
 

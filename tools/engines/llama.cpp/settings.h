@@ -34,7 +34,8 @@ struct Settings {
   /// Of a card alone: where K and V of prompts behind that length lie while the prompts come: on the card as long as it
   /// has room, or, with "host", nowhere but in Keyhole's sessions.
   bool rows_on_card = true;
-  /// Of a card alone: a step of one sequence, of up to nine tokens, becomes one CUDA graph when it is the second of its kind.
+  /// Of a card alone: a step of one sequence, of up to nine tokens, becomes one CUDA graph when it is the second of its
+  /// kind.
   bool graphs = true;
   /// The pattern by which batches of at least `prompt_from` tokens attend, see keyhole_session_set_extend_pattern;
   /// "none": they attend as steps do.
@@ -47,10 +48,10 @@ struct Settings {
   bool plan = false;
 };
 
-/// Reads "key=value;key=value". A key stands for the member of that name; kv=same|int8 stands for `int8`, rows=card|host for `rows_on_card`; copy
-/// plan and graphs take on or off. Values are not looked at further: what an index spec may say the library knows. Throws
-/// std::invalid_argument that names the key, the value and what is allowed, for an unknown or repeated key, a missing
-/// or empty value, and a number out of range.
+/// Reads "key=value;key=value". A key stands for the member of that name; kv=same|int8 stands for `int8`,
+/// rows=card|host for `rows_on_card`; copy plan and graphs take on or off. Values are not looked at further: what an
+/// index spec may say the library knows. Throws std::invalid_argument that names the key, the value and what is
+/// allowed, for an unknown or repeated key, a missing or empty value, and a number out of range.
 [[nodiscard]] Settings parse_settings(std::string_view text);
 
 }  // namespace keyhole::llama_cpp

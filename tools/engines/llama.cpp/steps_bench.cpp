@@ -1,15 +1,18 @@
-// What one context costs a decoder: the time of a prompt, of the first step behind it (with Keyhole on a card the cache goes to
-// its sessions there), and of steps of several tokens, as drafts have them; and the device's memory that is in use, and the
-// process's on the host without the files that it maps. Of long prompts each eighth is printed when it is done.
+// What one context costs a decoder: the time of a prompt, of the first step behind it (with Keyhole on a card the cache
+// goes to its sessions there), and of steps of several tokens, as drafts have them; and the device's memory that is in
+// use, and the process's on the host without the files that it maps. Of long prompts each eighth is printed when it is
+// done.
 //   llama-steps-bench MODEL DEVICE TOKENS[:SECONDS] [BATCH [STEPS [N ...]]]
 //   llama-steps-bench MODEL DEVICE fill:TOKENS[,TOKENS ...] [BATCH [STEPS [N ...]]]
-// DEVICE: CUDA0, KEYHOLE0, ..., CPU, or several with commas between, over which layers are split. TOKENS: of the prompt, which ends after so many seconds as well. BATCH: of the prompt at once (default: 2048). STEPS: of each number
-// of tokens N (default: 64 of 1, 2, 3, 5 and 9). Tokens are random; drafts are kept.
-// fill: there is no prompt. K and V of so many tokens are random numbers, as large as those of a few real tokens (zeros with a
-// device that is not Keyhole's); behind the steps the time of batches of BATCH tokens is told: each by itself, and in a row, as a prompt has them.
-// On a card the settings have to say card=0, so that the cache is in sessions from its second step on; on the CPU copy=off.
-// GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings. LLAMA_ARG_CACHE_TYPE_K and _V, as of llama.cpp's programs, name the
-// types of llama.cpp's own cache (default: f16), LLAMA_ARG_CTX_SIZE a context that is longer than it has to be.
+// DEVICE: CUDA0, KEYHOLE0, ..., CPU, or several with commas between, over which layers are split. TOKENS: of the
+// prompt, which ends after so many seconds as well. BATCH: of the prompt at once (default: 2048). STEPS: of each number
+// of tokens N (default: 64 of 1, 2, 3, 5 and 9). Tokens are random; drafts are kept. fill: there is no prompt. K and V
+// of so many tokens are random numbers, as large as those of a few real tokens (zeros with a device that is not
+// Keyhole's); behind the steps the time of batches of BATCH tokens is told: each by itself, and in a row, as a prompt
+// has them. On a card the settings have to say card=0, so that the cache is in sessions from its second step on; on the
+// CPU copy=off. GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings. LLAMA_ARG_CACHE_TYPE_K and _V, as of
+// llama.cpp's programs, name the types of llama.cpp's own cache (default: f16), LLAMA_ARG_CTX_SIZE a context that is
+// longer than it has to be.
 #include <ggml-backend.h>
 #include <ggml.h>
 #include <llama.h>
@@ -90,8 +93,8 @@ class Bench {
   }
   void wait() { llama_synchronize(context_); }
 
-  /// Seconds that `n` more tokens in one batch take, until their logits can be read; queued: until llama.cpp has enqueued all
-  /// work.
+  /// Seconds that `n` more tokens in one batch take, until their logits can be read; queued: until llama.cpp has
+  /// enqueued all work.
   double decode(uint32_t n, bool all_answer, double& queued) {
     make_batch(n, [&](uint32_t i) { return all_answer || i + 1 == n; });
     const auto begin = std::chrono::steady_clock::now();
@@ -106,8 +109,8 @@ class Bench {
     return decode(n, all_answer, queued);
   }
 
-  /// The sequence holds `tokens` tokens that were never computed, whatever it held before. Returns the seconds that it takes to say
-  /// so: the next batch brings them to where they belong.
+  /// The sequence holds `tokens` tokens that were never computed, whatever it held before. Returns the seconds that it
+  /// takes to say so: the next batch brings them to where they belong.
   double fill(uint32_t tokens) {
     if (few_.empty()) {
       for (const uint32_t n : {8U, 1U, 1U}) decode(n, true);
@@ -228,8 +231,8 @@ Arguments parse(int argc, char** argv) {
   return a;
 }
 
-/// A prompt, batch behind batch as programs of llama.cpp compute it: nobody waits for a batch before the last one, which alone
-/// answers. Of a long one each eighth is told, and waited for.
+/// A prompt, batch behind batch as programs of llama.cpp compute it: nobody waits for a batch before the last one,
+/// which alone answers. Of a long one each eighth is told, and waited for.
 void run_prompt(Bench& bench, const char* device, const Arguments& a) {
   const uint32_t tokens = a.tokens.front();
   constexpr uint32_t kLong = 200000;

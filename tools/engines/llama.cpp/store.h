@@ -56,8 +56,8 @@ class Store : public SessionSource {
                              const Rows& out, void* stream) = 0;
 };
 
-/// The library refuses a layer of this shape, or sessions of it with these settings, on that device or on the host: what
-/// it says. "": it takes it.
+/// The library refuses a layer of this shape, or sessions of it with these settings, on that device or on the host:
+/// what it says. "": it takes it.
 [[nodiscard]] std::string refusal(const Settings& settings, const LayerShape& shape,
                                   std::optional<uint32_t> device = {});
 

@@ -1,6 +1,6 @@
-// A model with Keyhole and without it, side by side: the same tokens go to both, and each answer is compared, over prompts,
-// steps, drafts, later turns, removed ends, several sequences and copies of them. GGML_BACKEND_PATH names the backend,
-// KEYHOLE_GGML its settings. Where there are cards, both are on the first one, or their layers are
+// A model with Keyhole and without it, side by side: the same tokens go to both, and each answer is compared, over
+// prompts, steps, drafts, later turns, removed ends, several sequences and copies of them. GGML_BACKEND_PATH names the
+// backend, KEYHOLE_GGML its settings. Where there are cards, both are on the first one, or their layers are
 // split over the first CARDS ones.
 //   llama-turns-check MODEL TOKENS ALLOWED [CARDS]
 // TOKENS: of the first prompt. ALLOWED: the largest mean divergence of a part that passes. The model needs no

@@ -27,8 +27,8 @@ class Bytes {
 
 constexpr uint32_t kLayers = 2, kKeys = 3, kValues = 2;  // components of a row
 
-/// What llama.cpp writes for `tokens` tokens. places: with positions in a picture, as some models have them; behind: of a
-/// recurrent layer's state. type: of 16 bits, or said to be.
+/// What llama.cpp writes for `tokens` tokens. places: with positions in a picture, as some models have them; behind: of
+/// a recurrent layer's state. type: of 16 bits, or said to be.
 std::vector<uint8_t> state(uint32_t tokens, float key, float value, bool places, bool recurrent,
                            ggml_type type = GGML_TYPE_F16) {
   Bytes b;

@@ -1,4 +1,5 @@
-// Memory of graphs on a card that is made of host memory: what nodes read and write has it, masks do not until somebody reads them.
+// Memory of graphs on a card that is made of host memory: what nodes read and write has it, masks do not until somebody
+// reads them.
 #include "tools/engines/llama.cpp/cuda/graph_memory.h"
 
 #include <cuda_runtime_api.h>

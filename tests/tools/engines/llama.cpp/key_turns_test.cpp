@@ -1,5 +1,5 @@
-// Keys that are turned to new positions: by a stand-in for llama.cpp's CPU backend, which computes the node in double, and by as
-// many threads as it is told.
+// Keys that are turned to new positions: by a stand-in for llama.cpp's CPU backend, which computes the node in double,
+// and by as many threads as it is told.
 #include <ggml.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,6 @@
-// Sessions whose tokens lie nowhere else, when tokens are removed from the middle, positions are shifted, and states are saved and
-// restored: beside a model of llama.cpp's memory, which knows of each cell whose token it has, and at which position.
+// Sessions whose tokens lie nowhere else, when tokens are removed from the middle, positions are shifted, and states
+// are saved and restored: beside a model of llama.cpp's memory, which knows of each cell whose token it has, and at
+// which position.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -87,7 +88,8 @@ class Lists final : public SessionSource, public Rewriter {
 
 class Memory {
  public:
-  /// Of one stream, or of one for each sequence. `refill`: sessions were filled from cells, as on a card, and are alone now.
+  /// Of one stream, or of one for each sequence. `refill`: sessions were filled from cells, as on a card, and are alone
+  /// now.
   explicit Memory(bool unified, bool refill = false)
       : unified_(unified),
         rooms_(unified ? 1 : kTalks, std::vector<Cell>(kRoom)),
@@ -174,7 +176,8 @@ class Memory {
     }
     shift(s, keep, n);
   }
-  /// Removes `n` tokens behind the first `keep`, and lets those behind take their places: of others that have these, too.
+  /// Removes `n` tokens behind the first `keep`, and lets those behind take their places: of others that have these,
+  /// too.
   void shift(int s, int keep, int n) {
     remove(s, keep, keep + n);
     std::vector<int32_t> by(rooms_.size() * kRoom, 0);
@@ -276,7 +279,8 @@ class Memory {
   bool unified_;
   std::vector<std::vector<Cell>> rooms_;
   Cells cells_;
-  // Of cells that were filled from outside, for good, and of those that a batch had read out, which its session has then.
+  // Of cells that were filled from outside, for good, and of those that a batch had read out, which its session has
+  // then.
   std::map<uint32_t, Placed> restored_;
   std::set<uint32_t> read_out_;
   int last_ = 0;
@@ -329,8 +333,8 @@ TEST(LlamaCppRewriting, TwoShiftsAddUp) {
   EXPECT_EQ(memory.lists.rewritten, 10);
 }
 
-// Cells that two sequences share have one position, and what one of them removes is the other's still. Nothing tells of a copy that has
-// not gone on, but that its cells were passed over.
+// Cells that two sequences share have one position, and what one of them removes is the other's still. Nothing tells of
+// a copy that has not gone on, but that its cells were passed over.
 TEST(LlamaCppRewriting, AShiftedCopyThatNeverWentOnLeavesTheOtherItsTokens) {
   for (const bool refill : {false, true}) {
     for (const int keep : {0, 3}) {

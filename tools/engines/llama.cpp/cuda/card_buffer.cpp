@@ -115,8 +115,8 @@ void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor* tensor, void* d
       return;
     }
   } catch (const std::exception& error) {
-    // llama.cpp catches what is thrown while it writes a file, and says that it failed. Where it copies a state to memory
-    // it cannot be told, and ends: zeros in the place of K and V would be worse.
+    // llama.cpp catches what is thrown while it writes a file, and says that it failed. Where it copies a state to
+    // memory it cannot be told, and ends: zeros in the place of K and V would be worse.
     const std::string text =
         std::string("the state of '") + tensor->name + "' cannot be saved: " + error.what();
     log(Level::kError, text);

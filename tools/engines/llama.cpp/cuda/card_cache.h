@@ -1,6 +1,6 @@
-// A cache of llama.cpp on a card. Up to a length it is what it is without Keyhole: K and V lie in the card's memory, and
-// llama.cpp attends. A sequence that is to decode behind more tokens takes the whole cache to Keyhole's sessions, and the
-// card's memory is given back.
+// A cache of llama.cpp on a card. Up to a length it is what it is without Keyhole: K and V lie in the card's memory,
+// and llama.cpp attends. A sequence that is to decode behind more tokens takes the whole cache to Keyhole's sessions,
+// and the card's memory is given back.
 #pragma once
 
 #include <cstddef>
@@ -45,8 +45,8 @@ enum class Way {
 /// becomes of them. Errors are std::runtime_error, whose text does not name the node. Used by one thread at a time.
 class CardCache {
  public:
-  /// `memory` and the streams outlive the cache. `sessions`: the one of Keyhole's sessions; `prompts`: of attention with
-  /// prompts.
+  /// `memory` and the streams outlive the cache. `sessions`: the one of Keyhole's sessions; `prompts`: of attention
+  /// with prompts.
   CardCache(const Settings& settings, CardMemory& memory, CardStream& sessions,
             CardStream& prompts);
   ~CardCache();
@@ -58,8 +58,8 @@ class CardCache {
   /// A FLASH_ATTN_EXT of a graph: remembers the layer's shape, as an engine wants all of them.
   void announce(const ggml_tensor* attention, const CacheName& name);
 
-  /// A graph of this backend begins, the `graph`th, whose ggml_cgraph::uid is `uid`. threads: with which llama.cpp computes on
-  /// the host now; 0: not known.
+  /// A graph of this backend begins, the `graph`th, whose ggml_cgraph::uid is `uid`. threads: with which llama.cpp
+  /// computes on the host now; 0: not known.
   void begin(ggml_backend_t cuda, uint64_t graph, uint64_t uid, int threads) {
     cuda_ = cuda;
     graph_ = graph;
@@ -72,8 +72,8 @@ class CardCache {
   void meet_attention(const ggml_tensor* node, const CacheName& name);
   /// Another node that reads the cells; `touched` is the tensor of the cache, or the view of it, that is read.
   void meet_read(const ggml_tensor* touched, const CacheName& name);
-  /// One that changes them: it shifts positions. False: the layer's tokens are in sessions, which are changed when a batch goes on
-  /// with them, so that there is nothing to compute.
+  /// One that changes them: it shifts positions. False: the layer's tokens are in sessions, which are changed when a
+  /// batch goes on with them, so that there is nothing to compute.
   [[nodiscard]] bool meet_change(const ggml_tensor* node, const ggml_tensor* touched,
                                  const CacheName& name);
   /// What becomes of a FLASH_ATTN_EXT that was met.
@@ -85,15 +85,16 @@ class CardCache {
   /// The graph was not computed to its end.
   void failed();
 
-  /// The session of the batch under way, where the batch is a few tokens of one sequence that Keyhole attends with in all of
-  /// `layers` layers, which are all that it takes, and where the settings want graphs; else NULL. tokens: how many those are.
+  /// The session of the batch under way, where the batch is a few tokens of one sequence that Keyhole attends with in
+  /// all of `layers` layers, which are all that it takes, and where the settings want graphs; else NULL. tokens: how
+  /// many those are.
   [[nodiscard]] LazySession* single_step(size_t layers, uint32_t& tokens);
   /// attend() while a graph is captured on stream().
   void capture(const ggml_tensor* node, const CacheName& name);
   [[nodiscard]] CardStream& stream() { return stream_; }
 
-  /// Bytes of a tensor are to be read, or written, from outside. False, and NULL: on the card. Else they are in `out` then, out of
-  /// sessions, and are to be written to the host's memory that is returned. Throws where they are nowhere.
+  /// Bytes of a tensor are to be read, or written, from outside. False, and NULL: on the card. Else they are in `out`
+  /// then, out of sessions, and are to be written to the host's memory that is returned. Throws where they are nowhere.
   [[nodiscard]] bool read(const CacheName& name, size_t offset, size_t bytes, std::byte* out);
   [[nodiscard]] std::byte* open_to_write(const CacheName& name, size_t offset, size_t bytes);
   /// A stream's cells of one tensor are copied to another; call it for each tensor. Returns how many of the first cells
@@ -168,11 +169,11 @@ class CardCache {
   uint64_t shifted_ = 0;    // the last graph whose shifts are noted
   uint64_t changed_ = 0;    // the last graph that changes keys
   std::string stays_;       // why llama.cpp attends, whatever comes
-  /// While tokens are in sessions, those that are in none: what cells were filled with from outside, and what lay in them when the
-  /// others went to sessions.
+  /// While tokens are in sessions, those that are in none: what cells were filled with from outside, and what lay in
+  /// them when the others went to sessions.
   RestoredRows restored_;
-  /// Cells of writes up to this number hold nothing: their tokens were in sessions alone when the cache came back to the
-  /// card. 0: there are none.
+  /// Cells of writes up to this number hold nothing: their tokens were in sessions alone when the cache came back to
+  /// the card. 0: there are none.
   uint64_t gone_ = 0;
 
   // The batch under way: its number, its cells, whose tokens they are, and who attends.

@@ -180,8 +180,8 @@ void CardCache::open() {
   shape.device = static_cast<uint32_t>(stream_.ordinal());
   shape.stream = stream_.handle();
   shape.room = [this]() -> uint64_t {
-    // Without a copy the cells' memory is the session's when they are. While rows of a prompt stay on the card, sessions are made
-    // beside them.
+    // Without a copy the cells' memory is the session's when they are. While rows of a prompt stay on the card,
+    // sessions are made beside them.
     const size_t free =
         memory_.free_on_card() + (copy_ || settings_.rows_on_card ? 0 : memory_.held());
     return std::max({free > kSessionLeaves ? free - kSessionLeaves : 0, free / 2, size_t{1}});

@@ -81,7 +81,8 @@ void CardCache::catch_up(Sequence& sequence, uint32_t tokens) {
   if (!is_there) catch_up(*sequence.session, sequence.stream, cells_of(sequence, tokens));
 }
 
-/// Brings tokens that a session should hold, and does not yet, from llama.cpp's cells. cells: of all of its tokens, of `stream`.
+/// Brings tokens that a session should hold, and does not yet, from llama.cpp's cells. cells: of all of its tokens, of
+/// `stream`.
 void CardCache::catch_up(Session& session, uint32_t stream, std::span<const uint32_t> cells) {
   const auto tokens = static_cast<uint32_t>(cells.size());
   for (auto& [number, layer] : layers_) {
@@ -147,8 +148,8 @@ void CardCache::build(Sequence& sequence, uint32_t tokens) {
   sequence.unbuilt = false;
 }
 
-/// All tokens go from the card to sessions, and those that no session can have to the host's memory, but for the cells `coming`: those of
-/// the batch under way.
+/// All tokens go from the card to sessions, and those that no session can have to the host's memory, but for the cells
+/// `coming`: those of the batch under way.
 void CardCache::hand_over(std::span<const int64_t> coming) {
   if (!takeable()) no_memory();
   open();
@@ -193,8 +194,9 @@ void CardCache::hand_over(std::span<const int64_t> coming) {
                         milliseconds(brought, Clock::now()) + " ms");
 }
 
-/// Tokens of which no sequence is known go to the host's memory, where a batch that goes on with them finds them: no batch has done so
-/// since they were restored or shifted, or tokens before them were removed and their cells filled again.
+/// Tokens of which no sequence is known go to the host's memory, where a batch that goes on with them finds them: no
+/// batch has done so since they were restored or shifted, or tokens before them were removed and their cells filled
+/// again.
 void CardCache::keep_loose(std::span<const int64_t> coming) {
   const uint32_t cells = cells_->cells();
   std::vector<uint8_t> is_loose(size_t{cells_->streams()} * cells);
@@ -254,8 +256,8 @@ void CardCache::let_go() {
   if (all) memory_.let_go_all();
 }
 
-/// What waits in the host's memory lies in the cells again, from which sessions have nothing that anybody wants. False: the card has too
-/// little memory, and all is as it was.
+/// What waits in the host's memory lies in the cells again, from which sessions have nothing that anybody wants. False:
+/// the card has too little memory, and all is as it was.
 bool CardCache::bring_restored() {
   if (copy_) return true;
   std::vector<std::pair<uint64_t, size_t>> brought;  // numbers of writes, and cells

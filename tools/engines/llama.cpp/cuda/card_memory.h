@@ -1,5 +1,5 @@
-// Addresses on a card of which only those have memory that are used: llama.cpp is given a cache for the longest text there
-// may be, and the card holds what has come so far, or nothing of it.
+// Addresses on a card of which only those have memory that are used: llama.cpp is given a cache for the longest text
+// there may be, and the card holds what has come so far, or nothing of it.
 #pragma once
 
 #include <atomic>
@@ -23,8 +23,8 @@ class CardMemory {
   /// Bytes that have memory. From any thread, as free_on_card().
   [[nodiscard]] size_t held() const { return held_; }
 
-  /// Takes memory for this many bytes, whatever addresses will need it: hold() takes what it gives from there first. False: the card
-  /// has too little, and nothing was taken.
+  /// Takes memory for this many bytes, whatever addresses will need it: hold() takes what it gives from there first.
+  /// False: the card has too little, and nothing was taken.
   [[nodiscard]] bool prepare(size_t bytes);
   /// Gives memory to all of [begin, end); where there was none, it is filled with zeros when the call returns. False:
   /// the card has too little, or would have less to spare then; some of it may have got its memory.
@@ -40,8 +40,8 @@ class CardMemory {
   /// Bytes of the device that nobody has taken.
   [[nodiscard]] size_t free_on_card() const;
 
-  /// Copies bytes to the host's memory, zeros where there is no memory, or from there to bytes that have memory, and waits for
-  /// that alone: what is enqueued elsewhere has to be done. Throws std::runtime_error where the device fails.
+  /// Copies bytes to the host's memory, zeros where there is no memory, or from there to bytes that have memory, and
+  /// waits for that alone: what is enqueued elsewhere has to be done. Throws std::runtime_error where the device fails.
   void read(size_t begin, size_t bytes, std::byte* out) const;
   void write(size_t begin, size_t bytes, const std::byte* from);
 

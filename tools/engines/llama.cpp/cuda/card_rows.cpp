@@ -9,8 +9,8 @@
 namespace keyhole::llama_cpp {
 namespace {
 
-/// Memory is taken in steps for each tensor, of a quarter of what it needs, so that growing takes few calls of the driver and the first
-/// tokens little memory: a session is made beside them.
+/// Memory is taken in steps for each tensor, of a quarter of what it needs, so that growing takes few calls of the
+/// driver and the first tokens little memory: a session is made beside them.
 constexpr size_t kLeastStep = size_t{2} << 20U, kMostStep = size_t{16} << 20U;
 
 size_t place(const CardMemory& memory, const ggml_tensor* tensor) {

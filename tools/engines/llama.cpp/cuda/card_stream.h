@@ -8,8 +8,8 @@ namespace keyhole::llama_cpp {
 /// Nothing here waits on the host but wait(). Used by one thread at a time.
 class CardStream {
  public:
-  /// `cuda`: the CUDA backend's device, which is CUDA's number `ordinal`. Throws std::runtime_error where CUDA fails, or
-  /// where that backend has no events.
+  /// `cuda`: the CUDA backend's device, which is CUDA's number `ordinal`. Throws std::runtime_error where CUDA fails,
+  /// or where that backend has no events.
   CardStream(int ordinal, ggml_backend_dev_t cuda);
   ~CardStream();
   CardStream(const CardStream&) = delete;

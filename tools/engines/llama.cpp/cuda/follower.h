@@ -26,7 +26,8 @@ struct Following {
 /// Used by one thread at a time. Sessions are the follower's from take() until finish() or drop() is behind.
 class Follower {
  public:
-  /// Brings a session what it lacks; called by the follower's thread, and never twice at once. May throw std::exception.
+  /// Brings a session what it lacks; called by the follower's thread, and never twice at once. May throw
+  /// std::exception.
   using Bring = std::function<void(const Following&)>;
   explicit Follower(Bring bring) : bring_(std::move(bring)) {}
   /// As drop().
@@ -34,9 +35,10 @@ class Follower {
   Follower(const Follower&) = delete;
   Follower& operator=(const Follower&) = delete;
 
-  /// Brings sessions these tokens soon, in this order. Of a session whose tokens wait already the new list takes the old one's place,
-  /// as it goes on with the same tokens: where the host is slower than the card, a list for each session waits, and no more.
-  /// Throws std::runtime_error with what has failed since it was last told; nothing is taken then.
+  /// Brings sessions these tokens soon, in this order. Of a session whose tokens wait already the new list takes the
+  /// old one's place, as it goes on with the same tokens: where the host is slower than the card, a list for each
+  /// session waits, and no more. Throws std::runtime_error with what has failed since it was last told; nothing is
+  /// taken then.
   void take(std::vector<Following> work);
   /// Waits until all is brought. Throws as take() does; what waited behind a failure is not brought.
   void finish();

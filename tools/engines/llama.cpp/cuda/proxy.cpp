@@ -38,8 +38,8 @@ Proxy& of(ggml_backend_buffer_type_t buffers) { return *static_cast<Proxy*>(buff
 
 // ---- Buffers
 
-/// ggml asks for the size of every tensor before it makes the buffer for them: by their names the next buffer is known to
-/// be for a cache.
+/// ggml asks for the size of every tensor before it makes the buffer for them: by their names the next buffer is known
+/// to be for a cache.
 thread_local bool next_is_cache = false;
 /// Or for a graph, and how large the largest of its masks is.
 thread_local size_t mask_of_next = 0;

@@ -1,5 +1,5 @@
-// Devices KEYHOLE0, KEYHOLE1, ... around those of llama.cpp's CUDA backend. They are these devices but for the buffers of
-// caches, and for graphs that attend over them.
+// Devices KEYHOLE0, KEYHOLE1, ... around those of llama.cpp's CUDA backend. They are these devices but for the buffers
+// of caches, and for graphs that attend over them.
 #pragma once
 
 #include <ggml-backend-impl.h>

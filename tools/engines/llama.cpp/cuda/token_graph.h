@@ -13,8 +13,8 @@ struct ggml_cgraph;
 
 namespace keyhole::llama_cpp {
 
-/// Keeps graphs of the newest kinds of steps: those of one token, and of several, as drafts have them. Used by one thread at a
-/// time.
+/// Keeps graphs of the newest kinds of steps: those of one token, and of several, as drafts have them. Used by one
+/// thread at a time.
 class TokenGraph {
  public:
   TokenGraph() = default;
@@ -23,12 +23,13 @@ class TokenGraph {
   TokenGraph& operator=(const TokenGraph&) = delete;
 
   /// Enqueues a graph that was met and cut, behind what the backend has enqueued. False: nothing was done, as it is no
-  /// step that can be one, or the first of its kind, or no graph can be made. Throws std::runtime_error where CUDA or the library fails.
+  /// step that can be one, or the first of its kind, or no graph can be made. Throws std::runtime_error where CUDA or
+  /// the library fails.
   [[nodiscard]] bool compute(const CutGraph& found, ggml_cgraph* graph, ggml_backend_t cuda);
 
  private:
-  /// What kernels are told: a step with another ggml graph that tells them the same is the same CUDA graph. llama.cpp makes
-  /// its graph anew every 256 tokens.
+  /// What kernels are told: a step with another ggml graph that tells them the same is the same CUDA graph. llama.cpp
+  /// makes its graph anew every 256 tokens.
   using Told = std::vector<uint64_t>;
 
   struct Kept {
@@ -48,8 +49,8 @@ class TokenGraph {
   std::vector<Kept> kept_;
   uint64_t now_ = 0;
   bool is_refused_ = false;
-  /// A node that does nothing, in front of each piece: with another number in it each time the CUDA backend takes a piece
-  /// for one that it has not seen, of which it makes no graph of its own.
+  /// A node that does nothing, in front of each piece: with another number in it each time the CUDA backend takes a
+  /// piece for one that it has not seen, of which it makes no graph of its own.
   ggml_tensor first_{};
 };
 

@@ -1,5 +1,6 @@
-// A registry CUDA with one device CUDA0, which is made of host memory, and computes with llama.cpp's CPU backend: what the devices
-// KEYHOLE0, ... are put around where there is no card. Attention is computed without rounding sums to 16 bits.
+// A registry CUDA with one device CUDA0, which is made of host memory, and computes with llama.cpp's CPU backend: what
+// the devices KEYHOLE0, ... are put around where there is no card. Attention is computed without rounding sums to 16
+// bits.
 #include <ggml-backend-impl.h>
 #include <ggml-impl.h>
 #include <ggml.h>

@@ -1,5 +1,5 @@
-// The functions of the CUDA runtime that the devices KEYHOLE0, ... call, over host memory: streams do everything at once, memory is
-// as large as KEYHOLE_HOST_CARD_MIB says, and addresses without memory are closed to everybody.
+// The functions of the CUDA runtime that the devices KEYHOLE0, ... call, over host memory: streams do everything at
+// once, memory is as large as KEYHOLE_HOST_CARD_MIB says, and addresses without memory are closed to everybody.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>

@@ -1,4 +1,5 @@
-// Sessions of the card made of host memory: the library's own on the host, for which what lies on the card lies in their memory.
+// Sessions of the card made of host memory: the library's own on the host, for which what lies on the card lies in
+// their memory.
 #include "tools/engines/llama.cpp/store.h"
 
 #include <ggml.h>
