@@ -41,8 +41,7 @@ struct BlockedLayer {
 struct CodedAttention {
   bool refused = false;  ///< too many rows weigh, or codes do not say enough about some
   uint32_t rows = 0;     ///< of all KV heads that were read exactly, once for all queries
-  uint32_t passes =
-      0;  ///< over the codes: one, others of queries in doubt, and one where chosen blocks list too many rows
+  uint32_t passes = 0;   ///< over the codes: one, and others of queries in doubt
   uint32_t doubted = 0;  ///< query heads of tokens that were in doubt, or listed too many rows
   uint32_t heads = 0;    ///< KV heads with such
   /// Blocks of codes that each tile of query rows has attended, but for query rows of `doubted`, which have attended

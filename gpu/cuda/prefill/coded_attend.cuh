@@ -66,11 +66,8 @@ __global__ void __launch_bounds__(kThreads, 1) attend_coded(const __grid_constan
   const auto begin = static_cast<uint32_t>(uint64_t{blockIdx.z} * all / gridDim.z);
   const auto end = static_cast<uint32_t>((uint64_t{blockIdx.z} + 1) * all / gridDim.z);
   const uint32_t tiles = end - begin;
-  // What blocks weigh that are not attended is no bound of what the attended rows do.
-  const uint32_t* const weighed = kIsChosen && !a.lists_fewer ? chosen : nullptr;
-  const uint32_t weighed_blocks = weighed != nullptr ? a.chosen_blocks : a.rows.blocks;
-  const uint32_t apart = (weighed_blocks + S::kKeys - 1) / S::kKeys;
-  const uint32_t means = (weighed_blocks + apart - 1) / apart;
+  const uint32_t apart = (a.rows.blocks + S::kKeys - 1) / S::kKeys;
+  const uint32_t means = (a.rows.blocks + apart - 1) / apart;
   // The same for a whole warp, as the compiler sees by this.
   const int group = __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
 
@@ -111,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend_coded(const __grid_constan
       decoder.ask_values(at(begin));
     }
     ask_queries(a, kv_head, first, shared);
-    decoder.ask_means(shared_address(shared.keys[0]), means, apart, weighed);
+    decoder.ask_means(shared_address(shared.keys[0]), means, apart);
     commit_copies();
     decoder.ask_side(0, tiles != 0 ? at(begin) : 0, tiles != 0);
     decoder.ask_side(1, tiles > 1 ? at(begin + 1) : 0, tiles > 1);

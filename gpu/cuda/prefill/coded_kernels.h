@@ -85,9 +85,6 @@ struct CodedParams {
   /// all.
   const uint32_t* chosen = nullptr;
   uint32_t chosen_blocks = 0;
-  /// Where blocks are chosen: rows are listed above a share of what all blocks' means weigh, in place of those of the
-  /// blocks that are attended. Fewer are.
-  bool lists_fewer = false;
 
   __half* q = nullptr;            ///< `[kv_heads, padded, columns]`
   CodedQuery* queries = nullptr;  ///< `[kv_heads, padded]`

@@ -360,18 +360,16 @@ class Decoder {
     }
   }
 
-  /// Asks for the means of `count` blocks, block `apart` * i of `chosen` as row i (null: of all), and zeros behind
-  /// them; to: an address of shared memory. By the warpgroup.
-  __device__ void ask_means(uint32_t to, uint32_t count, uint32_t apart,
-                            const uint32_t* chosen) const {
+  /// Asks for the means of `count` blocks, block `apart` * i as row i, and zeros behind them; to: an address of shared
+  /// memory. By the warpgroup.
+  __device__ void ask_means(uint32_t to, uint32_t count, uint32_t apart) const {
     constexpr int kPieces = S::kColumns / 8;
 #pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x) % kGroupThreads; i < S::kKeys * kPieces;
          i += kGroupThreads) {
       const int row = i / kPieces, piece = i % kPieces;
       const bool there = row < static_cast<int>(count) && 8 * piece < kDim;
-      size_t block = there ? static_cast<uint32_t>(row) * apart : 0;
-      if (chosen != nullptr) block = chosen[block];
+      const size_t block = there ? static_cast<uint32_t>(row) * apart : 0;
       const int at = piece / 8 * S::kKeyPanel + row * kPanelColumns + ((piece % 8) ^ (row % 8)) * 8;
       copy_async(
           to + 2 * static_cast<uint32_t>(at),

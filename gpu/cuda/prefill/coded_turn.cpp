@@ -194,14 +194,8 @@ CodedAttention CodedTurn::attend(const CodedRows& rows, const BlockedParams& que
     }
     const CodedStatus status = wait_for_status();
     ++end.passes;
-    if (p.chosen_blocks != 0 && !p.lists_fewer && status.flags == CodedStatus::kTooMany) {
-      // Of few blocks many rows are above a share of their weight: what is left out of the others weighs more than
-      // their errors.
-      p.lists_fewer = true;
-      continue;
-    }
     end.rows = std::max(end.rows, status.rows);
-    if (p.pass_rows == nullptr) {
+    if (end.passes == 1) {
       end.doubted = status.doubted;
       end.heads = status.heads;
     }
