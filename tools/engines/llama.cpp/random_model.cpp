@@ -1,14 +1,16 @@
-// Writes a model of random weights, for timings and for checks beside itself: any card computes it as fast as a real
-// one of its shape, and next to nothing has to be brought.
-//   llama-random-model 8b|1b|30b-a3b|27b|32b|tiny|tiny-hybrid FILE [NATS]
+// Writes a model of random weights, for timings and for checks beside itself: any card computes it as fast as a real one
+// of its shape, and next to nothing has to be brought.
+//   llama-random-model 8b|1b|30b-a3b|27b|32b|tiny|tiny-hybrid|tiny-mtp FILE [NATS]
 //   8b    shape of Llama 3 8B, Q4_K and Q6_K where llama.cpp's recipe of Q4_K_M has them
 //   1b    shape of Llama 3.2 1B, the same
 //   30b-a3b  shape of Qwen3 30B-A3B, a mixture of 128 experts, the same
 //   27b   shape of Qwen3.5 27B, a hybrid: 16 of 64 layers have a cache, with 24 query and 4 KV heads of 256; the same
 //   32b   shape of Qwen3 32B without its norms of queries and keys: 64 layers, 64 query and 8 KV heads of 128; the same
 //   tiny, tiny-hybrid  four layers of 512 components, f16
-// NATS is the standard deviation of the logits of attention in the first layer (default: 1, as ordinary heads have it).
-// The quantised ones have no vocabulary: tokens are numbers.
+//   tiny-mtp  tiny-hybrid with a layer behind them that drafts the next tokens (--spec-type draft-mtp). Its layers add less
+//         to what they get, so that the last token alone foresees a part of the next ones, as the drafting layer does
+// NATS is the standard deviation of the logits of attention in the first layer (default: 1, as ordinary heads have it). The
+// quantised ones have no vocabulary: tokens are numbers.
 #include <fcntl.h>
 #include <ggml.h>
 #include <gguf.h>
@@ -42,6 +44,8 @@ struct Shape {
   Kind kind;
   uint32_t layers, width, inner, heads, kv_heads, head_dim, words;
   bool is_quantised;
+  uint32_t drafting = 0;  // layers behind the others, of which the model itself reads none
+  float added = 1.0F;     // by a layer to its input, beside what matrices of variance 1 add
 };
 
 constexpr Shape kShapes[] = {
@@ -52,6 +56,7 @@ constexpr Shape kShapes[] = {
     {"32b", Kind::kPlain, 64, 5120, 25600, 64, 8, 128, 151936, true},
     {"tiny", Kind::kPlain, 4, 512, 1536, 8, 2, 64, 4096, false},
     {"tiny-hybrid", Kind::kHybrid, 4, 512, 1536, 6, 1, 256, 4096, false},
+    {"tiny-mtp", Kind::kHybrid, 4, 512, 1536, 6, 1, 256, 4096, false, 1, 0.25F},
 };
 constexpr uint32_t kExperts = 128;
 constexpr uint32_t kExpertsOfAToken = 8;
@@ -75,7 +80,8 @@ const char* architecture(Kind kind) {
 struct Weight {
   ggml_tensor* tensor;
   float deviation;
-  size_t offset = 0;  // in the file's data
+  float diagonal = 0.0F;  // added to where a row and a column of the same number meet, in f16
+  size_t offset = 0;      // in the file's data
 };
 
 class Model {
@@ -97,7 +103,8 @@ class Model {
     of_kind("vocab_size", shape.words);
     of_kind("context_length", 1U << 20U);
     of_kind("embedding_length", shape.width);
-    of_kind("block_count", shape.layers);
+    of_kind("block_count", shape.layers + shape.drafting);
+    if (shape.drafting > 0) of_kind("nextn_predict_layers", shape.drafting);
     of_kind("feed_forward_length", shape.inner);
     of_kind("attention.head_count", shape.heads);
     of_kind("attention.head_count_kv", shape.kv_heads);
@@ -145,6 +152,7 @@ class Model {
           const Weight& weight = weights_[i];
           std::vector<uint8_t> bytes(ggml_nbytes(weight.tensor));
           fill_random(bytes, weight.tensor->type, weight.deviation, i + 1);
+          if (weight.diagonal != 0.0F) add_diagonal(bytes, weight);
           size_t done = 0;
           while (done < bytes.size()) {
             const ssize_t n = ::pwrite(out, bytes.data() + done, bytes.size() - done,
@@ -205,6 +213,13 @@ class Model {
     number("tokenizer.ggml.bos_token_id", 1);
     number("tokenizer.ggml.eos_token_id", 2);
   }
+  static void add_diagonal(std::vector<uint8_t>& bytes, const Weight& weight) {
+    auto* halves = reinterpret_cast<ggml_fp16_t*>(bytes.data());
+    for (int64_t row = 0; row < weight.tensor->ne[1]; ++row) {
+      ggml_fp16_t& at = halves[row * weight.tensor->ne[0] + row];
+      at = ggml_fp32_to_fp16(ggml_fp16_to_fp32(at) + weight.diagonal);
+    }
+  }
   void of_kind(const char* name, uint32_t value) { number(key(name).c_str(), value); }
   void of_kind(const char* name, float value) { gguf_set_val_f32(file_, key(name).c_str(), value); }
 
@@ -230,12 +245,12 @@ class Model {
   void add_all() {
     const Shape& s = shape_;
     add("token_embd.weight", most_, {s.width, s.words}, 1.0F);
-    for (uint32_t i = 0; i < s.layers; ++i) {
+    for (uint32_t i = 0; i < s.layers + s.drafting; ++i) {
       const std::string block = "blk." + std::to_string(i) + ".";
       const uint32_t eighth = s.layers / 8;
       const bool more_bits = i < eighth || i >= 7 * s.layers / 8 || (i - eighth) % 3 == 2;
       numbers(block + "attn_norm.weight", s.width);
-      if (s.kind == Kind::kHybrid && (i + 1) % kFullLayerEvery != 0) {
+      if (i < s.layers && s.kind == Kind::kHybrid && (i + 1) % kFullLayerEvery != 0) {
         add_recurrent(block);
       } else {
         add_attention(block, more_bits ? best_ : most_);
@@ -243,6 +258,7 @@ class Model {
       numbers(block + (s.kind == Kind::kHybrid ? "post_attention_norm" : "ffn_norm") + ".weight",
               s.width);
       add_products(block, more_bits ? best_ : most_);
+      if (i >= s.layers) add_drafting(block);
     }
     numbers("output_norm.weight", s.width);
     matrix("output.weight", best_, s.width, s.words, 2.0F);
@@ -258,7 +274,7 @@ class Model {
     matrix(block + "attn_q.weight", most_, s.width, s.kind == Kind::kHybrid ? 2 * q : q, gain);
     matrix(block + "attn_k.weight", most_, s.width, kv, gain);
     matrix(block + "attn_v.weight", of_values, s.width, kv);
-    matrix(block + "attn_output.weight", most_, q, s.width);
+    matrix(block + "attn_output.weight", most_, q, s.width, s.added);
     if (has_norms) {
       numbers(block + "attn_q_norm.weight", s.head_dim, sharpness_);
       numbers(block + "attn_k_norm.weight", s.head_dim, sharpness_);
@@ -277,7 +293,18 @@ class Model {
     matrix(block + "ssm_beta.weight", most_, width, state_values());
     matrix(block + "ssm_alpha.weight", most_, width, state_values());
     numbers(block + "ssm_norm.weight", kStateSize);
-    matrix(block + "ssm_out.weight", most_, values, width);
+    matrix(block + "ssm_out.weight", most_, values, width, shape_.added);
+  }
+
+  /// What a drafting layer has beside what a full layer has. It gets the embedding of a token, and a little of the model's
+  /// output before it.
+  void add_drafting(const std::string& block) {
+    const int64_t width = shape_.width;
+    numbers(block + "nextn.enorm.weight", width);
+    numbers(block + "nextn.hnorm.weight", width);
+    matrix(block + "nextn.eh_proj.weight", GGML_TYPE_F16, 2 * width, width, shape_.added);
+    weights_.back().diagonal = 1.0F;
+    numbers(block + "nextn.shared_head_norm.weight", width);
   }
 
   void add_products(const std::string& block, ggml_type of_last) {
@@ -285,7 +312,7 @@ class Model {
     if (s.kind != Kind::kExperts) {
       matrix(block + "ffn_gate.weight", most_, s.width, s.inner);
       matrix(block + "ffn_up.weight", most_, s.width, s.inner);
-      matrix(block + "ffn_down.weight", of_last, s.inner, s.width);
+      matrix(block + "ffn_down.weight", of_last, s.inner, s.width, s.added);
       return;
     }
     const float wide = 1.0F / std::sqrt(static_cast<float>(s.width));
@@ -310,7 +337,7 @@ class Model {
 int main(int argc, char** argv) {
   using namespace keyhole::llama_cpp;  // NOLINT(google-build-using-namespace)
   if (argc != 3 && argc != 4)
-    fail("llama-random-model 8b|1b|30b-a3b|27b|32b|tiny|tiny-hybrid FILE [NATS]");
+    fail("llama-random-model 8b|1b|30b-a3b|27b|32b|tiny|tiny-hybrid|tiny-mtp FILE [NATS]");
   const float nats = argc == 4 ? std::strtof(argv[3], nullptr) : 1.0F;
   if (!(nats > 0.0F && nats < 100.0F)) fail("NATS: above 0 and below 100");
   const auto* shape = std::find_if(std::begin(kShapes), std::end(kShapes),
