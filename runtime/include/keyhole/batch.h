@@ -77,10 +77,10 @@ keyhole_session_attend_queries(keyhole_session* session, uint32_t layer, const k
  * host_memory_limit and is given back with the next step.
  * "codes:blocks=B" is about codes on the device, and there such calls look at no K and V but what weighs much: each
  * tile of 128 query rows of a KV head (32 tokens of 4 query heads) attends by code the B blocks of 256 offloaded tokens
- * whose mean keys weigh most for the mean query of one of its heads, the two newest among them, exactly the tokens
- * whose weight is more than 1/512 of what it attends, and as ever sink, window and the new tokens themselves. Where
- * these are more than 8,192 tokens of a KV head for all queries of 1,024 new tokens, 1/512 is of what the mean keys of
- * all blocks weigh, too. No head is in doubt then. It takes some 150 MiB of device memory. The pattern is followed on
+ * whose mean keys weigh most for the mean query of one of its heads, the two newest among them, exactly those of their
+ * tokens whose weight is more than 1/512 of what the mean keys of all blocks weigh (of what it attends itself that is
+ * more: an eighth for a head that looks at everything and attends a 64th), and as ever sink, window and the new tokens
+ * themselves. No head is in doubt then. It takes some 150 MiB of device memory. The pattern is followed on
  * devices of compute capability 9.0, with head dimensions of 64, 128 or 256, at most 16 query heads for a KV head, all
  * with this pattern, more than `from` and 256 B offloaded tokens and at most 8,388,608. Else all of them are attended,
  * which keyhole_session_get_extend_blocks() does not count: exactly; or by code, where they have codes and that is

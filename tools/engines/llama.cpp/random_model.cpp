@@ -1,5 +1,5 @@
-// Writes a model of random weights, for timings and for checks beside itself: any card computes it as fast as a real one
-// of its shape, and next to nothing has to be brought.
+// Writes a model of random weights, for timings and for checks beside itself: any card computes it as fast as a real
+// one of its shape, and next to nothing has to be brought.
 //   llama-random-model 8b|1b|30b-a3b|27b|32b|tiny|tiny-hybrid|tiny-mtp FILE [NATS]
 //   8b    shape of Llama 3 8B, Q4_K and Q6_K where llama.cpp's recipe of Q4_K_M has them
 //   1b    shape of Llama 3.2 1B, the same
@@ -7,10 +7,11 @@
 //   27b   shape of Qwen3.5 27B, a hybrid: 16 of 64 layers have a cache, with 24 query and 4 KV heads of 256; the same
 //   32b   shape of Qwen3 32B without its norms of queries and keys: 64 layers, 64 query and 8 KV heads of 128; the same
 //   tiny, tiny-hybrid  four layers of 512 components, f16
-//   tiny-mtp  tiny-hybrid with a layer behind them that drafts the next tokens (--spec-type draft-mtp). Its layers add less
-//         to what they get, so that the last token alone foresees a part of the next ones, as the drafting layer does
-// NATS is the standard deviation of the logits of attention in the first layer (default: 1, as ordinary heads have it). The
-// quantised ones have no vocabulary: tokens are numbers.
+//   tiny-mtp  tiny-hybrid with a layer behind them that drafts the next tokens (--spec-type draft-mtp). Its layers add
+//         less to what they get, so that the last token alone foresees a part of the next ones, as the drafting layer
+//         does
+// NATS is the standard deviation of the logits of attention in the first layer (default: 1, as ordinary heads have it).
+// The quantised ones have no vocabulary: tokens are numbers.
 #include <fcntl.h>
 #include <ggml.h>
 #include <gguf.h>
@@ -296,8 +297,8 @@ class Model {
     matrix(block + "ssm_out.weight", most_, values, width, shape_.added);
   }
 
-  /// What a drafting layer has beside what a full layer has. It gets the embedding of a token, and a little of the model's
-  /// output before it.
+  /// What a drafting layer has beside what a full layer has. It gets the embedding of a token, and a little of the
+  /// model's output before it.
   void add_drafting(const std::string& block) {
     const int64_t width = shape_.width;
     numbers(block + "nextn.enorm.weight", width);
