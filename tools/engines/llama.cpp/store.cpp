@@ -379,8 +379,7 @@ std::unique_ptr<Store> make_store(const Settings& settings, const StoreShape& sh
 SequenceMemory memory_of(const Settings& settings, const StoreShape& shape) {
   EngineConfig engine(shape);
   keyhole_session_config session = session_config(settings, shape.max_tokens);
-  if (session.mode == KEYHOLE_MODE_EXACT)
-    session.index = "none";  // a plan does not ask for the mode
+  if (session.mode == KEYHOLE_MODE_EXACT) session.index = "exact";  // plans ask for no mode
   keyhole_memory_plan plan;
   keyhole_memory_plan_init(&plan);
   const uint64_t room = shape.room ? shape.room() : 0;
