@@ -43,15 +43,20 @@ class CudaLists : public testing::Test {
     config_.device = KEYHOLE_DEVICE_CUDA;
     config_.timeout_ms = 5000;
     engine_ = make_engine(config_);
+    make_sessions(44000, "codes:k=4,v=4,lists=64,miss=0,from=32768");
+  }
+  /// Of at most so many tokens: exact ones, codes in the lists of this index spec, and codes alone.
+  void make_sessions(uint32_t max_tokens, const char* lists) {
+    exact_.reset(), lists_.reset(), codes_.reset();
     keyhole_session_config c = small_session();
-    c.max_tokens = 44000;
+    c.max_tokens = max_tokens;
     c.flush_block = c.append_block = 256;
     c.index = "exact";
     exact_ = make_session(host_.get(), c);
     c.budget.top_k = 16;
     c.budget.tail = KEYHOLE_TAIL_CODES;
     c.offload_placement = KEYHOLE_PLACE_DEVICE;
-    c.index = "codes:k=4,v=4,lists=64,miss=0,from=32768";
+    c.index = lists;
     lists_ = make_session(engine_.get(), c);
     c.index = "codes:k=4,v=4";
     codes_ = make_session(engine_.get(), c);
@@ -221,17 +226,7 @@ class CudaListsWithDrafts : public CudaLists {
   void SetUp() override {
     CudaLists::SetUp();
     if (IsSkipped() || HasFatalFailure()) return;
-    exact_.reset(), lists_.reset(), codes_.reset();
-    keyhole_session_config c = small_session();
-    c.max_tokens = 12000;
-    c.flush_block = c.append_block = 256;
-    c.budget.top_k = 16;
-    c.budget.tail = KEYHOLE_TAIL_CODES;
-    c.offload_placement = KEYHOLE_PLACE_DEVICE;
-    c.index = "codes:k=4,v=4,lists=64,miss=0,from=8192";
-    lists_ = make_session(engine_.get(), c);
-    c.index = "codes:k=4,v=4";
-    codes_ = make_session(engine_.get(), c);
+    make_sessions(12000, "codes:k=4,v=4,lists=64,miss=0,from=8192");
     k_ = numbers_.many(kTokens * kv());
     v_ = numbers_.many(kTokens * kv());
     const std::vector<float> q = numbers_.many(kTokens * static_cast<size_t>(hq() * d())),

@@ -91,9 +91,8 @@ std::string of_lists(const Card& card, const CardShares& shares, double componen
     return "codes in lists are all read, as GPUs of compute capability " + card.capability() +
            " have no lists (needed: 9.0), nor memory for them";
   }
-  return "of codes in lists 12 % are read, more in heads that look at everything, and a KV head's "
-         "mean "
-         "keys at " +
+  return "of codes in lists 12 % are read, more in heads that look at everything, and a KV "
+         "head's mean keys at " +
          rate(shares.lists_scored) + ", a layer " +
          format_number((shares.lists_fixed + shares.lists_fixed_per_component * components) *
                        kMicro) +
