@@ -129,6 +129,19 @@ inline std::vector<std::byte> round_to_int8(std::vector<float>& x, uint32_t dim,
   return bytes;
 }
 
+/// What of a case's step says which kernels it takes, with room for so many blocks.
+inline CodesStep step_of(const Case& c, uint32_t block_capacity) {
+  CodesStep step;
+  step.shape = c.shape();
+  step.kv_heads = kKvHeads;
+  step.group = c.group;
+  step.tokens = c.tokens;
+  step.wide = codes_are_wide(c.shape(), c.group, shared_memory_of(0).of_block);
+  step.block_capacity = block_capacity;
+  step.cluster = c.cluster;
+  return step;
+}
+
 class Layer {
  public:
   explicit Layer(const Case& c)
@@ -188,12 +201,7 @@ class Layer {
     }
     resident_o_ = draw(q_heads() * c.dim, 1.0F, 0.0F);
     resident_lse_ = draw(q_heads(), 2.0F, 8.0F);
-    step_.shape = shape_;
-    step_.kv_heads = kKvHeads;
-    step_.group = c.group;
-    step_.tokens = c.tokens;
-    step_.wide = codes_are_wide(c.shape(), c.group, shared_memory_of(0).of_block);
-    step_.block_capacity = c.blocks + c.spare;
+    step_ = step_of(c, c.blocks + c.spare);
     step_.splits =
         code_splits(shape_, kKvHeads, c.group, step_.block_capacity, 16, SIZE_MAX, 0, step_.wide);
     step_.logits = logits_;
@@ -202,7 +210,6 @@ class Layer {
     step_.dtype = c.rows;
     step_.row_stride = c.dim * width;
     step_.kv_head_stride = step_.block_capacity * kCodeBlock * step_.row_stride;
-    step_.cluster = c.cluster;
     EXPECT_EQ(prepare_codes(step_, 0), cudaSuccess);
     EXPECT_EQ(step_.cluster, c.cluster);
     step_.block_count = keep<uint32_t>(std::vector<uint32_t>{c.blocks});

@@ -101,14 +101,7 @@ class CodesOnDevice : public testing::TestWithParam<std::tuple<Case, bool>> {
     if (cuda_devices().empty()) GTEST_SKIP() << cuda_status();
     const Case c = of_test();
     if (c.cluster && !has_clusters()) GTEST_SKIP() << "no clusters of thread blocks";
-    CodesStep step;
-    step.shape = c.shape();
-    step.kv_heads = kKvHeads;
-    step.group = c.group;
-    step.tokens = c.tokens;
-    step.wide = codes_are_wide(c.shape(), c.group, shared_memory_of(0).of_block);
-    step.block_capacity = c.blocks + c.spare + 3;
-    step.cluster = c.cluster;
+    CodesStep step = step_of(c, c.blocks + c.spare + 3);
     size_t needs = 0;
     ASSERT_EQ(prepare_codes(step, 0, &needs), cudaSuccess)
         << "a thread block takes " << needs << " bytes of shared memory";

@@ -40,13 +40,7 @@ TEST(WarpgroupKernels, AreTakenWhereTheDeviceHasThem) {
 
 /// Whether clusters choose the step's rows: some need more shared memory than there is.
 bool chosen_by_a_cluster(const Case& c) {
-  CodesStep step;
-  step.shape = c.shape();
-  step.kv_heads = kKvHeads;
-  step.group = c.group;
-  step.tokens = c.tokens;
-  step.wide = codes_are_wide(c.shape(), c.group, shared_memory_of(0).of_block);
-  step.block_capacity = c.blocks + c.spare;
+  CodesStep step = step_of(c, c.blocks + c.spare);
   step.cluster = true;
   EXPECT_EQ(prepare_codes(step, 0), cudaSuccess);
   return step.cluster;
