@@ -3,7 +3,8 @@
 // as on GPUs without clusters; `d=256` or another head dimension; `kv=4` or another number of KV heads; `g=16` or
 // another number of query heads of a KV head; `t=4` or another number of tokens of a step, whose exact rows are N for
 // each part of it; `b=4` or another number of bits, instead of 2 and 4; `n=131072` or another number of rows, instead
-// of four; `r=48` or another number of exact rows, instead of 64; `resident`, 640 resident tokens are attended, too.
+// of four; `r=48` or another number of exact rows, instead of 64; `resident`, 640 resident tokens are attended, too;
+// `wide` or `few`, the pass is the one for many query rows, or that for few, also where the other is taken.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -112,7 +113,7 @@ void attend_resident(CodesStep& s, uint32_t heads) {
 
 static int run(int argc, char** argv) {
   bool cluster = true;
-  bool resident = false;
+  bool resident = false, wide = false, few = false;
   uint32_t dim = 128, kv_heads = 8, heads = 4, step_tokens = 1, only = 0, only_tokens = 0;
   uint32_t most_rows = 64;
   for (int i = 1; i < argc; ++i) {
@@ -120,6 +121,10 @@ static int run(int argc, char** argv) {
       cluster = false;
     } else if (std::strcmp(argv[i], "resident") == 0) {
       resident = true;
+    } else if (std::strcmp(argv[i], "wide") == 0) {
+      wide = true;
+    } else if (std::strcmp(argv[i], "few") == 0) {
+      few = true;
     } else if (std::sscanf(argv[i], "d=%u", &dim) != 1 &&
                std::sscanf(argv[i], "kv=%u", &kv_heads) != 1 &&
                std::sscanf(argv[i], "g=%u", &heads) != 1 &&
@@ -127,10 +132,11 @@ static int run(int argc, char** argv) {
                std::sscanf(argv[i], "b=%u", &only) != 1 &&
                std::sscanf(argv[i], "n=%u", &only_tokens) != 1 &&
                std::sscanf(argv[i], "r=%u", &most_rows) != 1) {
-      std::fprintf(stderr,
-                   "%s: allowed are single, resident, d=<components>, kv=<KV heads>, g=<query "
-                   "heads>, t=<tokens>, b=<bits>, n=<rows>, r=<exact rows>\n",
-                   argv[i]);
+      std::fprintf(
+          stderr,
+          "%s: allowed are single, resident, wide, few, d=<components>, kv=<KV heads>, g=<query "
+          "heads>, t=<tokens>, b=<bits>, n=<rows>, r=<exact rows>\n",
+          argv[i]);
       return 1;
     }
   }
@@ -176,7 +182,7 @@ static int run(int argc, char** argv) {
       s.kv_heads = kv_heads;
       s.group = group;
       s.tokens = step_tokens;
-      s.wide = codes_are_wide(shape, group, memory.of_block);
+      s.wide = wide || (!few && codes_are_wide(shape, group, memory.of_block, step_tokens));
       s.block_capacity = blocks;
       s.splits = code_splits(shape, kv_heads, group, blocks,
                              static_cast<uint32_t>(prop.multiProcessorCount),

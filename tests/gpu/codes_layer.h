@@ -136,7 +136,7 @@ inline CodesStep step_of(const Case& c, uint32_t block_capacity) {
   step.kv_heads = kKvHeads;
   step.group = c.group;
   step.tokens = c.tokens;
-  step.wide = codes_are_wide(c.shape(), c.group, shared_memory_of(0).of_block);
+  step.wide = codes_are_wide(c.shape(), c.group, shared_memory_of(0).of_block, c.tokens);
   step.block_capacity = block_capacity;
   step.cluster = c.cluster;
   return step;

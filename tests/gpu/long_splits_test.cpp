@@ -146,7 +146,7 @@ void check_long(const LongCase& c) {
   step.tokens = c.tokens;
   step.block_capacity = kLongBlocks;
   step.splits = 1;
-  step.wide = codes_are_wide(step.shape, heads, shared_memory_of(0).of_block);
+  step.wide = codes_are_wide(step.shape, heads, shared_memory_of(0).of_block, c.tokens);
   step.logits.scale = c.spread / std::sqrt(static_cast<float>(c.dim));
   step.cluster = has_clusters();
   ASSERT_EQ(prepare_codes(step, 0), cudaSuccess);
@@ -195,6 +195,7 @@ TEST(LongSplits, KeepTheErrorOfShortOnes) {
                             {256, 4, 1},
                             {128, 4, 5},
                             {256, 2, 5},
+                            {256, 4, 3},
                             {256, 4, 6},
                             {256, 4, 8},
                             {256, 4, 12},

@@ -64,7 +64,7 @@ class SharpLayer {
     step_.group = set.group;
     step_.tokens = set.tokens;
     step_.block_capacity = blocks;
-    step_.wide = codes_are_wide(shape, set.group, shared_memory_of(0).of_block);
+    step_.wide = codes_are_wide(shape, set.group, shared_memory_of(0).of_block, set.tokens);
     step_.splits = code_splits(shape, kv_heads, set.group, blocks, 132, SIZE_MAX, 0, step_.wide);
     step_.fill = 33;
     step_.logits = {1.0F / std::sqrt(static_cast<float>(dim)), set.softcap};

@@ -64,7 +64,7 @@ TEST(CodesInSmallShared, EveryShapeFits) {
           }
           step.group = rows;
           step.block_capacity = 64;
-          step.wide = codes_are_wide(step.shape, rows, most);
+          step.wide = codes_are_wide(step.shape, rows, most, step.tokens);
           size_t needs = 0;
           EXPECT_EQ(prepare_codes(step, 0, &needs), cudaSuccess)
               << capability << ", dim " << dim << ", " << bits << " bits, " << rows << " rows";

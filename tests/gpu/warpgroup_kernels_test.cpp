@@ -24,13 +24,13 @@ TEST(WarpgroupKernels, AreTakenWhereTheDeviceHasThem) {
   EXPECT_TRUE(codes::warpgroups_run_here());
   for (const uint32_t dim : {64U, 128U, 256U}) {
     for (const uint32_t bits : {2U, 4U}) {
-      for (const uint32_t rows : {17U, 20U, 24U, 32U, 40U, 48U}) {
+      for (const uint32_t rows : {9U, 16U, 17U, 20U, 24U, 32U, 40U, 48U}) {
         const codes::WideKernels kernels = codes::group_kernels_of({dim, bits, bits}, rows);
         EXPECT_NE(kernels.attend, nullptr) << dim << ", " << bits << " bits, " << rows << " rows";
         EXPECT_TRUE(kernels.fits(227 * 1024))
             << dim << ", " << bits << " bits, " << rows << " rows";
       }
-      EXPECT_EQ(codes::group_kernels_of({dim, bits, bits}, 16).attend, nullptr);
+      EXPECT_EQ(codes::group_kernels_of({dim, bits, bits}, 8).attend, nullptr);
       EXPECT_EQ(codes::group_kernels_of({dim, bits, bits}, 49).attend, nullptr);
     }
   }
@@ -46,7 +46,7 @@ bool chosen_by_a_cluster(const Case& c) {
   return step.cluster;
 }
 
-/// Steps of a dimension and a number of bits with all groups and numbers of tokens that have 17 to 48 query rows
+/// Steps of a dimension and a number of bits with all groups and numbers of tokens that have 9 to 48 query rows
 /// together.
 class WarpgroupSteps : public testing::TestWithParam<std::pair<uint32_t, uint32_t>> {};
 
@@ -61,7 +61,7 @@ TEST_P(WarpgroupSteps, OfEveryGroupAndNumberOfTokensAreThoseOfDoublePrecision) {
   for (uint32_t group = 1; group <= 16; ++group) {
     for (uint32_t tokens = 2; tokens <= 8; ++tokens) {
       const uint32_t rows = group * tokens;
-      if (rows <= 16 || rows > kMostStepRows || tokens > most_step_tokens(group)) continue;
+      if (rows <= 8 || rows > kMostStepRows || tokens > most_step_tokens(group)) continue;
       Case c{dim, bits, rows};
       c.tokens = tokens;
       c.blocks = 1 + rng() % 6;

@@ -141,10 +141,11 @@ struct CodesStep {
       nullptr;  ///< `[parts, kv_heads, exact_rows]`, the rows read exactly, in no order; null: not wanted
 };
 
-/// Whether steps of so many query rows have the pass for many rows. It alone takes more than 16, and heads of 512;
-/// otherwise the other one is faster, where a thread block may have the shared memory that it takes.
+/// Whether steps of so many query rows, of so many tokens together, have the pass for many rows. It alone takes more
+/// than 16, and heads of 512; otherwise the other one is faster, where a thread block may have the shared memory that
+/// it takes, but for several tokens of 256 components on Hopper.
 [[nodiscard]] bool codes_are_wide(const CodeShape& shape, uint32_t group,
-                                  size_t shared_of_block = SIZE_MAX);
+                                  size_t shared_of_block = SIZE_MAX, uint32_t tokens = 1);
 
 /// Whether kernels exist for the shape, of one token.
 [[nodiscard]] bool codes_have_kernels(const CodeShape& shape, uint32_t group);

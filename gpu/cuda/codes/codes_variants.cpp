@@ -28,7 +28,7 @@ CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordin
   s.group = shape.q_heads / shape.kv_heads * tokens;
   s.tokens = tokens;
   s.block_capacity = std::max(shape.blocks, 1U);
-  s.wide = codes_are_wide(shape.code, s.group, memory.of_block);
+  s.wide = codes_are_wide(shape.code, s.group, memory.of_block, tokens);
   s.fill = code_fill(shape.code, shape.kv_heads, s.group, processors, shared, s.wide);
   s.splits = std::min(code_splits(shape.code, shape.kv_heads, s.group, s.block_capacity, processors,
                                   shared, resident_tokens, s.wide),

@@ -15,7 +15,7 @@ WideKernels group_kernels_of([[maybe_unused]] const CodeShape& shape,
                              [[maybe_unused]] uint32_t rows) {
 #ifdef KEYHOLE_HOPPER
   // Parts of steps with fewer rows may have fewer heads than the kernels count with.
-  if (rows <= kPartHeads || shape.key_bits != shape.value_bits) return {};
+  if (rows <= kPartHeads / 2 || shape.key_bits != shape.value_bits) return {};
   switch (shape.dim) {
     case 64: return group_kernels_of_64(shape.key_bits, rows);
     case 128: return group_kernels_of_128(shape.key_bits, rows);

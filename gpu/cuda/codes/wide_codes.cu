@@ -239,8 +239,13 @@ cudaError_t finish_wide(const CodesStep& step, cudaStream_t stream, bool ahead) 
 
 }  // namespace codes
 
-bool codes_are_wide(const CodeShape& shape, uint32_t group, size_t shared_of_block) {
+bool codes_are_wide(const CodeShape& shape, uint32_t group, size_t shared_of_block,
+                    uint32_t tokens) {
   if (group > kMaxDeviceGroup || shape.dim > 256) return true;
+  if (tokens > 1 && codes::warpgroups_run_here()) {
+    const codes::WideKernels kernels = codes::group_kernels_of(shape, group);
+    if (kernels.attend != nullptr && kernels.fits(shared_of_block)) return true;
+  }
   const codes::Kernels kernels = codes::kernels_of(shape, group);
   return kernels.attend != nullptr && codes::least_attend_bytes(kernels) > shared_of_block;
 }

@@ -1,5 +1,5 @@
 // Products of a warpgroup (gpu/cuda/common/wgmma.cuh) with few columns, whose first operand is in registers: 64 rows of
-// codes times what lies along its rows in shared memory, 24 to 96 columns of it.
+// codes times what lies along its rows in shared memory, 16 to 96 columns of it.
 //
 // The first operand of warp w is its rows 16 w to 16 w + 15, in the layout of m16n8k16's a for fp16 and of m16n8k32's
 // for bytes. Registers that a product reads must not change before wait_for_products() says that it is done.
@@ -10,6 +10,7 @@
 namespace keyhole::gpu {
 
 // Registers of results, as text and as operands, and those of the first operand behind them.
+#define KEYHOLE_TEXT_8 "{%0, %1, %2, %3, %4, %5, %6, %7}"
 #define KEYHOLE_TEXT_12 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}"
 #define KEYHOLE_TEXT_16 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
 #define KEYHOLE_TEXT_24                                                               \
@@ -23,7 +24,8 @@ namespace keyhole::gpu {
   "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, " \
   "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}"
 #define KEYHOLE_FOUR(t, c, i) t(c[i]), t(c[(i) + 1]), t(c[(i) + 2]), t(c[(i) + 3])
-#define KEYHOLE_12(t, c) KEYHOLE_FOUR(t, c, 0), KEYHOLE_FOUR(t, c, 4), KEYHOLE_FOUR(t, c, 8)
+#define KEYHOLE_8(t, c) KEYHOLE_FOUR(t, c, 0), KEYHOLE_FOUR(t, c, 4)
+#define KEYHOLE_12(t, c) KEYHOLE_8(t, c), KEYHOLE_FOUR(t, c, 8)
 #define KEYHOLE_16(t, c) KEYHOLE_12(t, c), KEYHOLE_FOUR(t, c, 12)
 #define KEYHOLE_24(t, c) KEYHOLE_16(t, c), KEYHOLE_FOUR(t, c, 16), KEYHOLE_FOUR(t, c, 20)
 #define KEYHOLE_32(t, c) KEYHOLE_24(t, c), KEYHOLE_FOUR(t, c, 24), KEYHOLE_FOUR(t, c, 28)
@@ -41,11 +43,15 @@ namespace keyhole::gpu {
 #define KEYHOLE_INT_RESULT(x) "+r"(x)
 #define KEYHOLE_OPERANDS(a, b) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
 
-/// c[64 x 2 m] += a[64 x 16] * b[2 m x 16]^T in fp16, for m = 12, 16, 24.
+/// c[64 x 2 m] += a[64 x 16] * b[2 m x 16]^T in fp16, for m = 8, 12, 16, 24.
 template <int m>
 __device__ inline void add_held_halves(float (&c)[m], const uint32_t (&a)[4], uint64_t b) {
-  static_assert(m == 12 || m == 16 || m == 24);
-  if constexpr (m == 12) {
+  static_assert(m == 8 || m == 12 || m == 16 || m == 24);
+  if constexpr (m == 8) {
+    asm volatile(KEYHOLE_HALVES_PRODUCT("m64n16k16", KEYHOLE_TEXT_8, "{%8, %9, %10, %11}", "%12")
+                 : KEYHOLE_8(KEYHOLE_FLOAT_RESULT, c)
+                 : KEYHOLE_OPERANDS(a, b));
+  } else if constexpr (m == 12) {
     asm volatile(KEYHOLE_HALVES_PRODUCT("m64n24k16", KEYHOLE_TEXT_12, "{%12, %13, %14, %15}", "%16")
                  : KEYHOLE_12(KEYHOLE_FLOAT_RESULT, c)
                  : KEYHOLE_OPERANDS(a, b));
@@ -60,12 +66,17 @@ __device__ inline void add_held_halves(float (&c)[m], const uint32_t (&a)[4], ui
   }
 }
 
-/// c[64 x 2 m] (+)= a[64 x 32] * b[2 m x 32]^T of unsigned times signed bytes: exact, for m = 24, 32, 48.
+/// c[64 x 2 m] (+)= a[64 x 32] * b[2 m x 32]^T of unsigned times signed bytes: exact, for m = 16, 24, 32, 48.
 template <int m>
 __device__ inline void add_held_bytes(int (&c)[m], const uint32_t (&a)[4], uint64_t b, bool add) {
-  static_assert(m == 24 || m == 32 || m == 48);
+  static_assert(m == 16 || m == 24 || m == 32 || m == 48);
   const int adds = add ? 1 : 0;
-  if constexpr (m == 24) {
+  if constexpr (m == 16) {
+    asm volatile(
+        KEYHOLE_BYTES_PRODUCT("m64n32k32", KEYHOLE_TEXT_16, "{%16, %17, %18, %19}", "%20", "%21")
+        : KEYHOLE_16(KEYHOLE_INT_RESULT, c)
+        : KEYHOLE_OPERANDS(a, b), "r"(adds));
+  } else if constexpr (m == 24) {
     asm volatile(
         KEYHOLE_BYTES_PRODUCT("m64n48k32", KEYHOLE_TEXT_24, "{%24, %25, %26, %27}", "%28", "%29")
         : KEYHOLE_24(KEYHOLE_INT_RESULT, c)
@@ -115,11 +126,13 @@ __device__ inline void store_transposed(uint32_t column, const uint32_t (&x)[2])
 #undef KEYHOLE_24
 #undef KEYHOLE_16
 #undef KEYHOLE_12
+#undef KEYHOLE_8
 #undef KEYHOLE_FOUR
 #undef KEYHOLE_TEXT_48
 #undef KEYHOLE_TEXT_32
 #undef KEYHOLE_TEXT_24
 #undef KEYHOLE_TEXT_16
 #undef KEYHOLE_TEXT_12
+#undef KEYHOLE_TEXT_8
 
 }  // namespace keyhole::gpu
