@@ -24,13 +24,14 @@ TEST(WarpgroupKernels, AreTakenWhereTheDeviceHasThem) {
   EXPECT_TRUE(codes::warpgroups_run_here());
   for (const uint32_t dim : {64U, 128U, 256U}) {
     for (const uint32_t bits : {2U, 4U}) {
-      for (const uint32_t rows : {9U, 16U, 17U, 20U, 24U, 32U, 40U, 48U}) {
+      const uint32_t fewer = dim > 128 ? 8 : 16;
+      for (const uint32_t rows : {fewer + 1, 17U, 20U, 24U, 32U, 40U, 48U}) {
         const codes::WideKernels kernels = codes::group_kernels_of({dim, bits, bits}, rows);
         EXPECT_NE(kernels.attend, nullptr) << dim << ", " << bits << " bits, " << rows << " rows";
         EXPECT_TRUE(kernels.fits(227 * 1024))
             << dim << ", " << bits << " bits, " << rows << " rows";
       }
-      EXPECT_EQ(codes::group_kernels_of({dim, bits, bits}, 8).attend, nullptr);
+      EXPECT_EQ(codes::group_kernels_of({dim, bits, bits}, fewer).attend, nullptr);
       EXPECT_EQ(codes::group_kernels_of({dim, bits, bits}, 49).attend, nullptr);
     }
   }
@@ -46,8 +47,8 @@ bool chosen_by_a_cluster(const Case& c) {
   return step.cluster;
 }
 
-/// Steps of a dimension and a number of bits with all groups and numbers of tokens that have 9 to 48 query rows
-/// together.
+/// Steps of a dimension and a number of bits with all groups and numbers of tokens that have more query rows together
+/// than the pass for few rows takes: of 256 components 9 to 48, of fewer 17 to 48.
 class WarpgroupSteps : public testing::TestWithParam<std::pair<uint32_t, uint32_t>> {};
 
 TEST_P(WarpgroupSteps, OfEveryGroupAndNumberOfTokensAreThoseOfDoublePrecision) {
@@ -61,12 +62,14 @@ TEST_P(WarpgroupSteps, OfEveryGroupAndNumberOfTokensAreThoseOfDoublePrecision) {
   for (uint32_t group = 1; group <= 16; ++group) {
     for (uint32_t tokens = 2; tokens <= 8; ++tokens) {
       const uint32_t rows = group * tokens;
-      if (rows <= 8 || rows > kMostStepRows || tokens > most_step_tokens(group)) continue;
+      if (rows <= (dim > 128 ? 8U : 16U) || rows > kMostStepRows || tokens > most_step_tokens(group)) continue;
       Case c{dim, bits, rows};
       c.tokens = tokens;
       c.blocks = 1 + rng() % 6;
       c.spare = rng() % 3;
-      c.resident = rng() % 2 == 0;
+      c.rows = rng() % 2 == 0 ? DType::f16 : rng() % 2 == 0 ? DType::bf16 : DType::i8;
+      // Steps of more than 16 rows attend the resident tokens themselves.
+      c.resident = rows <= kMaxDeviceGroup && rng() % 2 == 0;
       c.scale = rng() % 2 == 0 ? 1.0F : 2.0F;
       c.softcap = rng() % 4 == 0 ? 5.0F : 0.0F;
       const uint32_t exact_rows = rng() % 2 == 0 ? 16 : 0;

@@ -24,7 +24,9 @@ WideKernels group_pass() {
 
 template <int kDim, int kBits>
 WideKernels group_kernels_for_rows(uint32_t rows) {
-  if (rows <= 16) return group_pass<kDim, kBits, 2, group_count(kDim, 2)>();
+  if constexpr (kDim > 128) {  // warpgroup_kernels.cpp says why
+    if (rows <= 16) return group_pass<kDim, kBits, 2, group_count(kDim, 2)>();
+  }
   if (rows <= 24) return group_pass<kDim, kBits, 3, group_count(kDim, 3)>();
   if (rows <= 32) return group_pass<kDim, kBits, 4, group_count(kDim, 4)>();
   if (rows <= 48) return group_pass<kDim, kBits, 6, group_count(kDim, 6)>();
