@@ -65,8 +65,8 @@ class BlockedAttention {
   /// with a mask (`[n]` words in host memory, n <= 64), those whose bit word i has.
   virtual void attend_new(const TensorView& k, const TensorView& v, const uint64_t* mask,
                           Stream stream) = 0;
-  /// Whether attend_codes() has kernels for these codes. Devices of compute capability 9.0 have them, for 2 or 4 bits,
-  /// as many of values as of keys.
+  /// Whether attend_codes() has kernels for these codes. CUDA devices have them, for 2 or 4 bits, as many of values as
+  /// of keys.
   [[nodiscard]] virtual bool attends_codes(const CodedRows& /*rows*/) const { return false; }
   /// Whether it then attends rows.chosen_blocks of their blocks, which are fewer than there are; else it attends all of
   /// them.

@@ -6,9 +6,9 @@
 // says: numbers here are random, so that no choice by weight gives one that texts have. The default chooses as `auto`
 // does, and attends the newest 10 % of 128k in place of what it has chosen. Beside drafts stands the share of the
 // floor: the time in which a copy moves as many bytes as the layer's codes have. The products are those of Llama-3-8B
-// in any shape.
+// in any shape. With a compute capability, such as 8.6, kernels are those of such devices on a newer one.
 //
-//   gpu_turn_bench [tokens] [layers] [bits] [pattern] [query heads] [KV heads] [components]
+//   gpu_turn_bench [tokens] [layers] [bits] [pattern] [query heads] [KV heads] [components] [capability]
 #include <cuda_runtime_api.h>
 #include <keyhole/batch.h>
 #include <keyhole/keyhole.h>
@@ -73,6 +73,7 @@ int main(int argc, char** argv) {
     return argc > i ? static_cast<uint32_t>(std::atoi(argv[i])) : otherwise;
   };
   const Heads heads{number(5, kHeads), number(6, kKvHeads), number(7, kDim)};
+  if (argc > 8) must(setenv("KEYHOLE_CUDA_CAPABILITY", argv[8], 1) == 0, "capability");
   constexpr uint32_t kMost = kChunk;
   keyhole_engine* const engine = make_engine(layers, heads);
   const std::string spec = codes_spec(bits);

@@ -1,19 +1,23 @@
 // Many new tokens over codes at once: codes read back in double precision where no row is read exactly, and exact
 // attention of the rows beside single steps over the same codes elsewhere; heads whose codes cannot tell which rows
-// weigh; blocks chosen by their means.
+// weigh; blocks chosen by their means. By the kernels that all devices have and, where it has some, by a device's own.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "cpu/half.h"
 #include "gpu/blocked.h"
+#include "gpu/cuda/common/kernel_generation.h"
 #include "tests/gpu/codes_fixture.h"
 #include "tests/gpu/decoded_codes.h"
 #include "tests/gpu/exact_attention.h"
 #include "tests/gpu/sharp_layer.h"
+#include "tests/scoped_variable.h"
 
 namespace keyhole::gpu::test {
 namespace {
@@ -25,15 +29,29 @@ struct TurnCase {
   bool in_int8 = false;
 };
 
-bool has_turns() { return kernels_major(0) == 9; }
+/// The kernels of a turn: those that all devices have, and those of 9.0 alone.
+enum class Way { general, hopper };
+/// Has devices take the way while it lives, as far as they have it.
+struct ForcedWay {
+  explicit ForcedWay(Way way) {
+    if (way == Way::general) variable.emplace("KEYHOLE_CUDA_CAPABILITY", "8.6");
+  }
+  std::optional<keyhole::test::ScopedVariable> variable;
+};
+const char* name_of(Way way) { return way == Way::general ? "general" : "hopper"; }
+bool runs_here(Way way) { return way == Way::general || hopper_kernels_run_on(0); }
 
-class CodedTurnTest : public testing::TestWithParam<TurnCase> {
+class CodedTurnTest : public testing::TestWithParam<std::tuple<TurnCase, Way>> {
  protected:
   static constexpr uint32_t kHeads = 2;
 
+  static const TurnCase& turn() { return std::get<TurnCase>(GetParam()); }
+
   void SetUp() override {
     KEYHOLE_NEEDS_GPU();
-    if (!has_turns()) GTEST_SKIP() << "there are kernels for compute capability 9.0";
+    const Way way = std::get<Way>(GetParam());
+    forced_.emplace(way);
+    if (!runs_here(way)) GTEST_SKIP() << "kernels of another device run here";
     check(cudaStreamCreate(&stream_), "stream");
   }
   void TearDown() override {
@@ -51,7 +69,7 @@ class CodedTurnTest : public testing::TestWithParam<TurnCase> {
   /// scale: of logits, times 1 / sqrt(dim). needles: keys that one query each looks for, of tokens 0, tokens / 2 and
   /// the last. apart: how far the keys of a block lie from those of others.
   void make(uint32_t blocks, float scale, bool needles, float apart = 0.0F) {
-    const TurnCase& c = GetParam();
+    const TurnCase& c = turn();
     const uint32_t d = c.dim;
     ResidentShape r = small_shape(d, c.dtype, c.group, kHeads);
     r.logits.scale = scale / std::sqrt(static_cast<float>(d));
@@ -97,11 +115,11 @@ class CodedTurnTest : public testing::TestWithParam<TurnCase> {
   }
 
   TensorView tensor(const std::vector<float>& x, uint32_t heads, DType dtype) {
-    return dense_tensor(upload(as_bytes(x, dtype)), GetParam().tokens, heads, GetParam().dim, dtype,
+    return dense_tensor(upload(as_bytes(x, dtype)), turn().tokens, heads, turn().dim, dtype,
                         Memory::device);
   }
   CodedAttention attend() {
-    const TurnCase& c = GetParam();
+    const TurnCase& c = turn();
     blocked_->begin(tensor(q_, shape_.q_heads, DType::f16), {logits_, sink()}, stream_);
     blocked_->attend_new(tensor(own_k_, kHeads, c.dtype), tensor(own_v_, kHeads, c.dtype), nullptr,
                          stream_);
@@ -129,7 +147,7 @@ class CodedTurnTest : public testing::TestWithParam<TurnCase> {
     double lse;
   };
   void decode() {
-    const TurnCase& c = GetParam();
+    const TurnCase& c = turn();
     keys_.clear();
     values_.clear();
     decoded_.clear();
@@ -178,7 +196,7 @@ class CodedTurnTest : public testing::TestWithParam<TurnCase> {
   /// The answer of a query head with these rows exact, and the others by code. exact: a flag for each row.
   [[nodiscard]] Answer answer(uint32_t t, uint32_t head, const std::vector<double>& by_code,
                               const std::vector<char>& exact) const {
-    const TurnCase& c = GetParam();
+    const TurnCase& c = turn();
     const uint32_t d = c.dim, h = head / c.group;
     const float* const q = &q_[(size_t{t} * shape_.q_heads + head) * d];
     std::vector<double> logits;
@@ -215,7 +233,7 @@ class CodedTurnTest : public testing::TestWithParam<TurnCase> {
   /// are worth most to the head that gives them most, and the two newest. gap: how much more the last of them is worth
   /// than the next one.
   [[nodiscard]] std::vector<char> choice(uint32_t first, uint32_t h, double& gap) const {
-    const TurnCase& c = GetParam();
+    const TurnCase& c = turn();
     const uint32_t blocks = offloaded_->rows() / kCodeBlock;
     const double unit =
         double{logits_.scale} * (logits_.softcap > 0.0F ? 1.0 : 1.0 / std::log(2.0));
@@ -257,6 +275,7 @@ class CodedTurnTest : public testing::TestWithParam<TurnCase> {
     return attended;
   }
 
+  std::optional<ForcedWay> forced_;
   std::mt19937 rng_{11};
   uint32_t chosen_ = 0;  ///< blocks; 0: all
   CodesShape shape_;
@@ -274,7 +293,7 @@ class CodedTurnTest : public testing::TestWithParam<TurnCase> {
 };
 
 TEST_P(CodedTurnTest, CodesOfFlatHeadsEqualDoublePrecision) {
-  const TurnCase& c = GetParam();
+  const TurnCase& c = turn();
   make(20, 0.2F, false);
   sinks_.assign(shape_.q_heads, 1.5F);
   sinks_[0] = -INFINITY;
@@ -298,7 +317,7 @@ TEST_P(CodedTurnTest, CodesOfFlatHeadsEqualDoublePrecision) {
 }
 
 TEST_P(CodedTurnTest, ChosenBlocksAreThoseWhoseMeansWeighMost) {
-  const TurnCase& c = GetParam();
+  const TurnCase& c = turn();
   if (c.dim == 80 || c.dim == 96) GTEST_SKIP() << "all blocks are attended";
   chosen_ = 9;
   make(28, 0.15F, false, 2.0F);
@@ -336,7 +355,7 @@ TEST_P(CodedTurnTest, ChosenBlocksAreThoseWhoseMeansWeighMost) {
 }
 
 TEST_P(CodedTurnTest, ErrorsAreNoLargerThanThoseOfSingleSteps) {
-  const TurnCase& c = GetParam();
+  const TurnCase& c = turn();
   make(5, 2.0F, true);
   const CodedAttention end = attend();
   EXPECT_GT(end.rows, 0U);
@@ -374,27 +393,33 @@ TEST_P(CodedTurnTest, ErrorsAreNoLargerThanThoseOfSingleSteps) {
   EXPECT_LT(std::sqrt(errors / count), 1.05 * std::sqrt(of_steps / count) + 2e-3);
 }
 
-std::string name_of_turn(const testing::TestParamInfo<TurnCase>& info) {
-  const TurnCase& c = info.param;
+std::string name_of_turn(const testing::TestParamInfo<std::tuple<TurnCase, Way>>& info) {
+  const auto& [c, way] = info.param;
   return "dim" + std::to_string(c.dim) + "bits" + std::to_string(c.bits) + "group" +
          std::to_string(c.group) + "tokens" + std::to_string(c.tokens) + dtype_name(c.dtype) +
-         (c.softcap > 0.0F ? "capped" : "") + (c.in_int8 ? "int8" : "");
+         (c.softcap > 0.0F ? "capped" : "") + (c.in_int8 ? "int8" : "") + name_of(way);
 }
 INSTANTIATE_TEST_SUITE_P(
     Shapes, CodedTurnTest,
-    testing::Values(TurnCase{64, 2, 1, 130}, TurnCase{64, 4, 5, 13},
-                    TurnCase{80, 4, 3, 43, DType::bf16}, TurnCase{80, 2, 2, 16},
-                    TurnCase{96, 2, 2, 13, DType::f16, 20.0F}, TurnCase{96, 4, 7, 19},
-                    TurnCase{128, 4, 4, 33}, TurnCase{128, 2, 8, 17, DType::bf16, 15.0F},
-                    TurnCase{128, 2, 16, 13}, TurnCase{128, 4, 4, 20, DType::f16, 0.0F, true},
-                    TurnCase{256, 4, 6, 22}, TurnCase{256, 2, 12, 13, DType::bf16},
-                    TurnCase{256, 4, 2, 70, DType::f16, 30.0F}),
+    testing::Combine(testing::Values(TurnCase{64, 2, 1, 130}, TurnCase{64, 4, 5, 13},
+                                     TurnCase{80, 4, 3, 43, DType::bf16}, TurnCase{80, 2, 2, 16},
+                                     TurnCase{96, 2, 2, 13, DType::f16, 20.0F},
+                                     TurnCase{96, 4, 7, 19}, TurnCase{128, 4, 4, 33},
+                                     TurnCase{128, 2, 8, 17, DType::bf16, 15.0F},
+                                     TurnCase{128, 2, 16, 13},
+                                     TurnCase{128, 4, 4, 20, DType::f16, 0.0F, true},
+                                     TurnCase{256, 4, 6, 22}, TurnCase{256, 2, 12, 13, DType::bf16},
+                                     TurnCase{256, 4, 2, 70, DType::f16, 30.0F}),
+                     testing::Values(Way::general, Way::hopper)),
     name_of_turn);
 
 /// Queries of many tokens over heads whose logits spread as tests/index/sharp_heads.h says.
-TEST(CodedTurn, HeadsInDoubtAreRead) {
+class HeadsInDoubt : public testing::TestWithParam<Way> {};
+
+TEST_P(HeadsInDoubt, AreRead) {
   KEYHOLE_NEEDS_GPU();
-  if (!has_turns()) GTEST_SKIP() << "there are kernels for compute capability 9.0";
+  const ForcedWay forced(GetParam());
+  if (!runs_here(GetParam())) GTEST_SKIP() << "kernels of another device run here";
   constexpr double kDeviations[] = {0.5, 1.0, 2.0, 4.0, 8.0, 20.0, 60.0, 500.0};
   constexpr uint32_t kTokens = 14;
   uint64_t doubted = 0;
@@ -478,6 +503,8 @@ TEST(CodedTurn, HeadsInDoubtAreRead) {
   EXPECT_GT(doubted, 100U);
   EXPECT_LT(refused, 12U);
 }
+INSTANTIATE_TEST_SUITE_P(Ways, HeadsInDoubt, testing::Values(Way::general, Way::hopper),
+                         [](const auto& way) { return std::string(name_of(way.param)); });
 
 }  // namespace
 }  // namespace keyhole::gpu::test

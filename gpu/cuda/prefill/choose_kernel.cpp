@@ -16,12 +16,16 @@ void launch_blocked(const BlockedParams& params, DType dtype, uint32_t head_dim,
           : launch_blocked_bf16(params, head_dim, stream);
 }
 
-void launch_coded_attend([[maybe_unused]] const CodedParams& params,
-                         [[maybe_unused]] cudaStream_t stream) {
+void launch_coded_attend(const CodedParams& params, [[maybe_unused]] bool hopper,
+                         cudaStream_t stream) {
+  const bool of_2_bits = params.rows.code.key_bits == 2;
 #ifdef KEYHOLE_HOPPER
-  params.rows.code.key_bits == 2 ? launch_coded_attend_2(params, stream)
-                                 : launch_coded_attend_4(params, stream);
+  if (hopper) {
+    return of_2_bits ? launch_coded_attend_2(params, stream)
+                     : launch_coded_attend_4(params, stream);
+  }
 #endif
+  of_2_bits ? launch_coded_general_2(params, stream) : launch_coded_general_4(params, stream);
 }
 
 void launch_sample_weights(const BlockedParams& piece, const SampledWeights& samples, DType dtype,

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend_coded(const __grid_constan
   const uint32_t all = (kIsChosen ? a.chosen_blocks : a.rows.blocks) * S::kTilesOfBlock;
   const uint32_t* const chosen =
       kIsChosen ? a.chosen + (size_t{kv_head} * gridDim.x + blockIdx.x) * a.chosen_blocks : nullptr;
-  const auto at = [&](uint32_t i) { return tile_of<kDim, kBits, kIsChosen>(chosen, i); };
+  const auto at = [&](uint32_t i) { return tile_of<S::kTilesOfBlock, kIsChosen>(chosen, i); };
   const auto begin = static_cast<uint32_t>(uint64_t{blockIdx.z} * all / gridDim.z);
   const auto end = static_cast<uint32_t>((uint64_t{blockIdx.z} + 1) * all / gridDim.z);
   const uint32_t tiles = end - begin;
@@ -166,7 +166,7 @@ void launch_of(const CodedParams& a, cudaStream_t stream) {
   CodedParams params = a;
   void* arguments[] = {&params};
   check(launch_ahead(reinterpret_cast<const void*>(kernel), grid, dim3(kThreads), kBytes, stream,
-                     arguments, true),
+                     arguments, a.launches_ahead),
         "a turn over codes");
 }
 template <int kDim, int kBits>

@@ -14,8 +14,9 @@ namespace {
 constexpr uint32_t kChoiceThreads = 512, kChoiceWarps = kChoiceThreads / 32;
 constexpr uint32_t kChoiceHeads = 16;  ///< most query heads of a KV head
 constexpr uint32_t kChoiceDim = 256;
-/// A weight is kept for every block, in shared memory.
+/// A weight is kept for every block, in shared memory beside the kernel's own, which is less than kOwnShared.
 constexpr uint32_t kMostChoiceBlocks = 32768;
+constexpr size_t kOwnShared = size_t{20} << 10U;
 
 /// The order of floats as that of unsigned numbers.
 __device__ uint32_t ordered(float x) {
@@ -43,6 +44,7 @@ __global__ void __launch_bounds__(kChoiceThreads)
   __shared__ float2 sums[kChoiceHeads][kChoiceWarps];
   __shared__ float lse[kChoiceHeads];
   __shared__ uint32_t of_warps[kChoiceWarps];
+  static_assert(sizeof means + sizeof sums + sizeof lse + sizeof of_warps <= kOwnShared);
   const uint32_t kv_head = blockIdx.y, first = blockIdx.x * kCodedQueries;
   const uint32_t dim = a.rows.code.dim, columns = coded_columns(dim), blocks = a.rows.blocks;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -174,14 +176,15 @@ __global__ void __launch_bounds__(kChoiceThreads)
 
 }  // namespace
 
-bool can_choose_coded(uint32_t blocks, uint32_t group) {
-  return blocks <= kMostChoiceBlocks && group <= kChoiceHeads;
+bool can_choose_coded(uint32_t blocks, uint32_t group, size_t shared_of_block) {
+  return blocks <= kMostChoiceBlocks && group <= kChoiceHeads &&
+         blocks * sizeof(uint32_t) + kOwnShared <= shared_of_block;
 }
 
 void launch_coded_choice(const CodedParams& a, uint32_t* chosen, cudaStream_t stream) {
   const size_t bytes = a.rows.blocks * sizeof(uint32_t);
   check(cudaFuncSetAttribute(choose_coded, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(kMostChoiceBlocks * sizeof(uint32_t))),
+                             static_cast<int>(bytes)),
         "shared memory of a choice of codes");
   choose_coded<<<dim3(a.padded / kCodedQueries, a.rows.kv_heads), kChoiceThreads, bytes, stream>>>(
       a, chosen);

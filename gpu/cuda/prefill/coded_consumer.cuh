@@ -1,80 +1,32 @@
-// The part of a warpgroup in the pass of a turn over codes (coded_attend.cuh): 64 query rows, of which a lane has two.
-//
-// LISTED ROWS. Where a row's weight is above a share of all weights that a query has seen so far, the query leaves the
-// row out and lists it, to be read exactly. The log-sum-exp so far is a lower bound of the final one, so more rows are
-// listed than need be, never fewer; it begins with what the queries' states before say, and the means of blocks of
-// codes.
+// The part of a warpgroup in the pass of a turn over codes by Hopper's instructions (coded_attend.cuh): products of 64
+// query rows, of which each of its warps has 16 (coded_query_rows.cuh).
 #pragma once
 
-#include "gpu/cuda/common/state.cuh"
+#include "gpu/cuda/prefill/coded_query_rows.cuh"
 #include "gpu/cuda/prefill/coded_tiles.cuh"
-#include "gpu/cuda/prefill/ends.cuh"
 
 namespace keyhole::gpu::coded {
 
-using blocked::power_of_2;
-using blocked::quad_max;
-using blocked::quad_sum;
-
-__device__ inline float log2_of_sum(float a, float b) {
-  const float top = fmaxf(a, b), low = fminf(a, b);
-  return low == kMinusInf || top == -kMinusInf ? top : top + log2f(1.0F + exp2f(low - top));
-}
-
-/// Powers are relative to a base, in base 2, that stays while no logit is further above it: fp16 has those up to 2^16.
-/// It then becomes the largest logit, where that is as much above it as kLeastRise.
-constexpr float kMostRise = 14.0F, kLeastRise = 4.0F;
-constexpr float kNoBase = -1e30F;
+template <int kDim, int kBits>
+constexpr int kSumParts = Shape<kDim, kBits>::kColumns <= 128 ? 1 : 2;
 
 template <int kDim, int kBits>
-struct Consumer {
+using RowsOfWarp = QueryRows<kDim, Shape<kDim, kBits>::kKeys, kSumParts<kDim, kBits>,
+                             Shape<kDim, kBits>::kColumns / kSumParts<kDim, kBits> / 2>;
+
+template <int kDim, int kBits>
+struct Consumer : RowsOfWarp<kDim, kBits> {
   using S = Shape<kDim, kBits>;
-  static constexpr int kKeys = S::kKeys;
-  static constexpr int kParts = S::kColumns <= 128 ? 1 : 2;
-  static constexpr int kPart = S::kColumns / kParts / 2;  ///< registers of each part of the sums
+  using Rows = RowsOfWarp<kDim, kBits>;
+  using Rows::sums, Rows::weights;
+  using typename Rows::Logits;
+  static constexpr int kKeys = S::kKeys, kParts = kSumParts<kDim, kBits>;
 
-  using Logits = float[kKeys / 2];  ///< of a tile's rows
-
-  float sums[kParts][kPart];
-  uint32_t weights[kKeys / 16][4];
-  float top[2];  ///< the largest logit that was not left out, among a lane's
-  float total[2];
-  float base[2];      ///< of the powers, in base 2
-  uint32_t row[2];    ///< query rows of the KV head
-  float unit[2];      ///< as CodedQuery
-  float to_base2[2];  ///< of a logit as it lies in `logits`
-  float noise[2];  ///< the noise of a row is multiplied by, in units of logits; 0: products have it
-  float most_noise[2];
-  float seed[2], limit[2];
-  float bound[2];  ///< logits above it are left out
-  float
-      high[2];  ///< logits above it are looked at: the bound, or the most that powers have room for
-  float cap;
-
+  /// first: the warpgroup's first row.
   __device__ void begin(const CodedParams& a, uint32_t kv_head, uint32_t first) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int warp = static_cast<int>(threadIdx.x) % kGroupThreads / 32;
-    cap = a.logits.softcap;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      row[half] = first + warp * 16 + lane / 4 + half * 8;
-      const CodedQuery q = a.queries[size_t{kv_head} * a.padded + row[half]];
-      unit[half] = q.unit;
-      to_base2[half] = cap > 0.0F ? kLog2E : q.unit;
-      noise[half] = noise_share(a, kv_head, q) > 0.0F ? 0.0F : q.noise / to_base2[half];
-      most_noise[half] = kMostNoiseBias * kLog2E / to_base2[half];
-      seed[half] = q.seed;
-      limit[half] = q.limit;
-      top[half] = kMinusInf;
-      total[half] = 0.0F;
-      base[half] = kNoBase;
-      high[half] = kMinusInf;
-    }
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-      for (float& x : sums[part]) x = 0.0F;
-    }
+    const uint32_t warp = threadIdx.x % kGroupThreads / 32;
+    Rows::begin(a, kv_head, first + 16 * warp,
+                [&](const CodedQuery& q) { return noise_share(a, kv_head, q) > 0.0F; });
   }
 
   /// Enqueues the logits: queries times keys. queries, keys: rows_operand() of the queries and of the tile, and
@@ -111,212 +63,6 @@ struct Consumer {
   __device__ void hold_sums() {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) hold(sums[part]);
-  }
-
-  /// Whether products have all of the noise, and are logits.
-  [[nodiscard]] __device__ bool has_logits() const {
-    return cap == 0.0F && noise[0] == 0.0F && noise[1] == 0.0F;
-  }
-
-  /// The capped logit of a product, natural. slope: gets its derivative.
-  __device__ float capped(float product, float of_unit, float& slope) const {
-    const float e = power_of_2(2.0F * kLog2E * __fdividef(product * of_unit, cap));
-    const float t = 1.0F - __fdividef(2.0F, 1.0F + e);
-    slope = fmaf(-t, t, 1.0F);
-    return cap * t;
-  }
-
-  /// Takes the logits of `count` blocks' means as a lower bound of what all rows weigh.
-  __device__ void take_means(Logits& logits, int count) {
-    const int column = static_cast<int>(threadIdx.x) % 4 * 2;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float largest = kMinusInf, sum = 0.0F;
-#pragma unroll
-      for (int j = 0; j < kKeys / 4; ++j) {
-        float& x = logits[j / 2 * 4 + 2 * half + j % 2];
-        float slope;
-        if (cap > 0.0F) x = capped(x, unit[half], slope);
-        x *= to_base2[half];
-        if (j / 2 * 8 + j % 2 + column >= count) x = kMinusInf;
-        largest = fmaxf(largest, x);
-      }
-      largest = quad_max(largest);
-      const float most = finite_base(largest);
-#pragma unroll
-      for (int j = 0; j < kKeys / 4; ++j) {
-        sum += power_of_2(logits[j / 2 * 4 + 2 * half + j % 2] - most);
-      }
-      constexpr float kRows = 8.0F;  // log2 of those of a block
-      const float all = kRows + most + log2f(quad_sum(sum));
-      if (isnan(limit[half])) {
-        bound[half] = seed[half] / to_base2[half];
-      } else {
-        seed[half] = log2_of_sum(seed[half], all);
-        bound[half] = (seed[half] + limit[half]) / to_base2[half];
-      }
-    }
-  }
-
-  /// Makes logits of products that do not have all of the noise. of_rows: an address of shared memory.
-  __device__ void take_noise(Logits& logits, uint32_t of_rows) const {
-    of_rows += threadIdx.x % 4 * 8;
-#pragma unroll
-    for (int i = 0; i < kKeys / 8; ++i) {
-      const uint2 n = load_two(of_rows + 32 * static_cast<uint32_t>(i));
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          float& x = logits[4 * i + 2 * half + j];
-          float slope = 1.0F;
-          const float own = __uint_as_float(j == 0 ? n.x : n.y);
-          if (cap > 0.0F) x = capped(x, unit[half], slope);
-          x -= fminf(noise[half] * slope * slope * own, most_noise[half]);
-        }
-      }
-    }
-  }
-
-  /// Leaves out and lists the rows of a tile that weigh much. first: its first row.
-  __device__ __forceinline__ void list_heavy(Logits& logits, const CodedParams& a, uint32_t kv_head,
-                                             uint32_t first) {
-    const uint32_t column = threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float all = quad_sum(total[half]);
-      if (all > 0.0F && !isnan(limit[half])) {
-        const float so_far = base[half] + log2f(all);
-        bound[half] =
-            fmaxf(bound[half], (fmaxf(seed[half], so_far) + limit[half]) / to_base2[half]);
-      }
-      uint32_t heavy = 0;
-      float heaviest = kMinusInf;
-#pragma unroll
-      for (int j = 0; j < kKeys / 4; ++j) {
-        float& x = logits[j / 2 * 4 + 2 * half + j % 2];
-        if (x > bound[half]) {
-          heavy |= 1U << j;
-          heaviest = fmaxf(heaviest, x);
-          x = kMinusInf;
-        }
-      }
-      if (heavy == 0) continue;
-      seed[half] = log2_of_sum(seed[half], heaviest * to_base2[half]);
-      const size_t at = size_t{kv_head} * a.padded + row[half];
-      const uint32_t count = static_cast<uint32_t>(__popc(heavy));
-      uint32_t to = atomicAdd(a.list_counts + at, count);
-      while (heavy != 0) {
-        const auto j = static_cast<uint32_t>(__ffs(static_cast<int>(heavy)) - 1);
-        heavy &= heavy - 1;
-        const uint32_t key = first + j / 2 * 8 + j % 2 + column;
-        if (to < a.list_capacity) a.lists[at * a.list_capacity + to] = key;
-        ++to;
-        uint32_t* const word = a.found + (size_t{kv_head} * a.rows.blocks * 8 + key / 32);
-        const uint32_t bit = 1U << (key % 32);
-        if ((__ldcg(word) & bit) == 0) atomicOr(word, bit);
-      }
-    }
-  }
-
-  /// Makes the largest logits that stay the base, where they are far above it. shrink: gets the factor by which sums so
-  /// far are to be multiplied.
-  __device__ __forceinline__ void raise_base(const float (&largest)[2], float (&shrink)[2]) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float now = quad_max(largest[half]) * to_base2[half];
-      shrink[half] = 1.0F;
-      if (now > base[half] + kLeastRise && now < HUGE_VALF) {
-        shrink[half] = power_of_2(base[half] - now);
-        total[half] *= shrink[half];
-        base[half] = now;
-      }
-      high[half] = fminf(bound[half], (base[half] + kMostRise) / to_base2[half]);
-    }
-  }
-
-  /// Turns logits into powers. first: says the tile's first row, which few tiles ask for. true: sums so far are to be
-  /// multiplied by `shrink`.
-  template <typename First>
-  __device__ __forceinline__ bool exponentiate(Logits& logits, const CodedParams& a,
-                                               uint32_t kv_head, const First& first,
-                                               float (&shrink)[2]) {
-    float largest[2];
-    const auto find_largest = [&] {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float x = logits[2 * half];
-#pragma unroll
-        for (int i = 0; i < kKeys / 8; ++i)
-          x = fmaxf(x, fmaxf(logits[4 * i + 2 * half], logits[4 * i + 2 * half + 1]));
-        largest[half] = x;
-      }
-    };
-    find_largest();
-    const bool is_high = __any_sync(kWholeWarp, largest[0] > high[0] || largest[1] > high[1]) != 0;
-    if (is_high) {
-      if (__any_sync(kWholeWarp, largest[0] > bound[0] || largest[1] > bound[1])) {
-        list_heavy(logits, a, kv_head, first());
-        find_largest();
-      }
-      raise_base(largest, shrink);
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      top[half] = fmaxf(top[half], largest[half]);
-      float more = 0.0F;
-#pragma unroll
-      for (int i = 0; i < kKeys / 8; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          float& x = logits[4 * i + 2 * half + j];
-          x = power_of_2(fmaf(x, to_base2[half], -base[half]));
-          more += x;
-        }
-      }
-      total[half] += more;
-    }
-    return is_high;
-  }
-  __device__ void rescale(const float (&shrink)[2]) {
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-      for (int i = 0; i < kPart; ++i) sums[part][i] *= shrink[i / 2 % 2];
-    }
-  }
-  __device__ void pack_weights(const Logits& logits) {
-#pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        weights[step][i] =
-            word_of(__floats2half2_rn(logits[8 * step + 2 * i], logits[8 * step + 2 * i + 1]));
-      }
-    }
-  }
-
-  __device__ void end(const CodedParams& a, uint32_t kv_head, uint32_t split) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float all = quad_sum(total[half]), largest = quad_max(top[half]) * to_base2[half];
-      const float scale = all > 0.0F ? exp2f(base[half] - largest) : 0.0F;
-      const size_t at = (size_t{split} * a.rows.kv_heads + kv_head) * a.padded + row[half];
-      if (lane % 4 == 0) {
-        a.part_sums[at] = make_float2(largest, scale * all);
-      }
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-        for (int i = 0; i < kPart / 4; ++i) {
-          const int column = part * 128 + i * 8 + lane % 4 * 2;
-          if (column >= kDim) continue;
-          *reinterpret_cast<float2*>(a.part_o + at * kDim + column) = make_float2(
-              scale * sums[part][4 * i + 2 * half], scale * sums[part][4 * i + 2 * half + 1]);
-        }
-      }
-    }
   }
 };
 

@@ -3,8 +3,8 @@
 //
 //   prepare   queries balanced and rotated, in fp16; what is known of each before the pass
 //   choose    where not all blocks are attended: which, for every tile of query rows (coded_choice.cu)
-//   attend    the pass, by Hopper's instructions (coded_attend.cuh): it leaves out, and lists, what a query is to read
-//             exactly
+//   attend    the pass, by Hopper's instructions (coded_attend.cuh) or by those of 8.0 (coded_general.cuh): it leaves
+//             out, and lists, what a query is to read exactly
 //   number    the rows that some query listed, once each
 //   fetch     these rows from pinned host memory
 //   merge     parts of the pass, listed rows and the state before, for each query; who is in doubt is listed
@@ -102,19 +102,25 @@ struct CodedParams {
   uint32_t row_capacity = 0;
   std::byte* fetched_rows = nullptr;  ///< `[kv_heads, row_capacity, 2 (K, V), row_bytes]`
   CodedStatus* status = nullptr;
+  /// Whether kernels are launched ahead of the end of the one before (gpu/cuda/common/launch.h).
+  bool launches_ahead = false;
 };
 
 void launch_coded_prepare(const CodedParams& params, cudaStream_t stream);
-/// On devices with Hopper's kernels (hopper_kernels_run_on()). 2 or 4 bits, head dimensions of 64, 80, 96, 128 and 256.
-void launch_coded_attend(const CodedParams& params, cudaStream_t stream);
+/// Of 2 or 4 bits, head dimensions of 64, 80, 96, 128 and 256. hopper: by the kernels of a device on which
+/// hopper_kernels_run_on(); else by those that all devices have.
+void launch_coded_attend(const CodedParams& params, bool hopper, cudaStream_t stream);
 void launch_coded_attend_2(const CodedParams& params, cudaStream_t stream);
 void launch_coded_attend_4(const CodedParams& params, cudaStream_t stream);
+void launch_coded_general_2(const CodedParams& params, cudaStream_t stream);
+void launch_coded_general_4(const CodedParams& params, cudaStream_t stream);
 /// Writes the blocks that each tile attends to `chosen`, which `params` names: behind launch_coded_prepare(). They are
 /// fewer than there are, and more than kNewestBlocks, so many of which are the newest.
 void launch_coded_choice(const CodedParams& params, uint32_t* chosen, cudaStream_t stream);
 inline constexpr uint32_t kNewestBlocks = 2;
-/// Whether there is a choice among so many blocks, for as many query heads of a KV head.
-[[nodiscard]] bool can_choose_coded(uint32_t blocks, uint32_t group);
+/// Whether there is a choice among so many blocks, for as many query heads of a KV head, where a thread block may have
+/// so many bytes of shared memory.
+[[nodiscard]] bool can_choose_coded(uint32_t blocks, uint32_t group, size_t shared_of_block);
 /// And a pass over chosen blocks for a head dimension.
 [[nodiscard]] constexpr bool has_coded_choice(uint32_t dim) {
   return dim == 64 || dim == 128 || dim == 256;

@@ -34,7 +34,7 @@ struct Work {
   }
   /// The number of a tile's first row.
   [[nodiscard]] __device__ uint32_t first_row(uint32_t tile) const {
-    return tile_of<kDim, kBits, kIsChosen>(chosen, begin + tile) * S::kKeys;
+    return tile_of<S::kTilesOfBlock, kIsChosen>(chosen, begin + tile) * S::kKeys;
   }
   [[nodiscard]] __device__ uint64_t values(uint32_t tile) const {
     return rows_operand(shared_address(shared.values[tile % S::kValueStages]));

@@ -407,12 +407,12 @@ __global__ void __launch_bounds__(kWarps * 32) merge_parts(const __grid_constant
   if (is_in_doubt(head, doubt_limits(a.rows.code), usual)) again(lse);
 }
 
-/// Launches a kernel ahead of the end of the one before it, which is of these: devices that have turns can.
+/// Launches a kernel behind the one before it, which is of these: ahead of its end where the device can.
 void launch_behind(void (*kernel)(CodedParams), dim3 grid, uint32_t threads, CodedParams a,
                    cudaStream_t stream) {
   void* arguments[] = {&a};
   check(launch_ahead(reinterpret_cast<const void*>(kernel), grid, dim3(threads), 0, stream,
-                     arguments, true),
+                     arguments, a.launches_ahead),
         "a turn over codes");
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "gpu/cuda/common/device_scope.h"
+#include "gpu/cuda/common/kernel_generation.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -20,15 +21,26 @@ uint32_t padded_rows(uint32_t rows) {
 
 }  // namespace
 
+CodedTurn::CodedTurn(const SessionMemory& session, bool hopper)
+    : session_(session),
+      hopper_(hopper),
+      launches_ahead_(kernels_have_clusters(session.ordinal())),
+      shared_of_block_(shared_memory_of(session.ordinal()).of_block) {
+  int count = 0;
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, session.ordinal()),
+        "the device's multiprocessors");
+  processors_ = static_cast<uint32_t>(count);
+}
+
 bool CodedTurn::supports(const CodedRows& rows) {
   const uint32_t d = rows.code.dim, bits = rows.code.key_bits;
   return rows.blocks_at != nullptr && rows.keys != nullptr && bits == rows.code.value_bits &&
          (bits == 2 || bits == 4) && (d == 64 || d == 80 || d == 96 || d == 128 || d == 256);
 }
 
-bool CodedTurn::chooses(const CodedRows& rows, uint32_t group) {
+bool CodedTurn::chooses(const CodedRows& rows, uint32_t group, size_t shared_of_block) {
   return rows.chosen_blocks > kNewestBlocks && rows.chosen_blocks < rows.blocks &&
-         has_coded_choice(rows.code.dim) && can_choose_coded(rows.blocks, group);
+         has_coded_choice(rows.code.dim) && can_choose_coded(rows.blocks, group, shared_of_block);
 }
 
 void CodedTurn::give_back() {
@@ -124,7 +136,7 @@ void CodedTurn::enqueue_pass(cudaStream_t stream) {
   check(cudaMemsetAsync(params_.status, 0, bytes, stream), "rows of codes");
   launch_coded_prepare(params_, stream);
   if (params_.chosen_blocks != 0) launch_coded_choice(params_, chosen_, stream);
-  launch_coded_attend(params_, stream);
+  launch_coded_attend(params_, hopper_, stream);
   launch_coded_fetch(params_, stream);
   launch_coded_merge(params_, stream);
   check(cudaMemcpyAsync(answer_.data(), params_.status, sizeof(CodedStatus), cudaMemcpyDeviceToHost,
@@ -143,12 +155,6 @@ CodedStatus CodedTurn::wait_for_status() {
 CodedAttention CodedTurn::attend(const CodedRows& rows, const BlockedParams& queries, DType dtype,
                                  const float* sinks, cudaStream_t stream,
                                  const std::function<void()>& meanwhile) {
-  if (processors_ == 0) {
-    int count = 0;
-    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, session_.ordinal()),
-          "the device's multiprocessors");
-    processors_ = static_cast<uint32_t>(count);
-  }
   CodedParams& p = params_;
   p = CodedParams{};
   p.rows = rows;
@@ -163,7 +169,8 @@ CodedAttention CodedTurn::attend(const CodedRows& rows, const BlockedParams& que
   p.o_before = queries.o;
   p.sums_before = queries.sums;
   p.padded = padded_rows(p.n * p.group);
-  if (chooses(rows, p.group)) p.chosen_blocks = rows.chosen_blocks;
+  p.launches_ahead = launches_ahead_;
+  if (chooses(rows, p.group, shared_of_block_)) p.chosen_blocks = rows.chosen_blocks;
   p.splits = splits_of(p.padded);
   p.list_capacity = kListCapacity;
   p.row_capacity = std::min(rows.blocks * kCodeBlock, kMostFetched);

@@ -1,4 +1,4 @@
-// Many query rows over the codes of a layer, on Hopper: memory, passes and what they have come to
+// Many query rows over the codes of a layer: memory, passes and what they have come to
 // (gpu/cuda/prefill/coded_kernels.h lists the kernels).
 //
 // A first pass is of all queries. Those whose codes cannot tell which rows weigh (cpu/code_doubt.h) have another,
@@ -21,16 +21,17 @@ namespace keyhole::gpu {
 
 class CodedTurn {
  public:
-  explicit CodedTurn(const SessionMemory& session) : session_(session) {}
+  /// hopper: by the kernels of a device on which hopper_kernels_run_on(). Throws as kernels_major() does.
+  CodedTurn(const SessionMemory& session, bool hopper);
   ~CodedTurn() { give_back(); }
   CodedTurn(const CodedTurn&) = delete;
   CodedTurn& operator=(const CodedTurn&) = delete;
 
   /// Whether there are kernels for these codes.
   [[nodiscard]] static bool supports(const CodedRows& rows);
-  /// Whether there are kernels for a choice among their blocks, of so many query heads of a KV head, and something to
-  /// choose.
-  [[nodiscard]] static bool chooses(const CodedRows& rows, uint32_t group);
+  /// Whether there are kernels for a choice among their blocks, of so many query heads of a KV head, where a thread
+  /// block may have so many bytes of shared memory, and something to choose.
+  [[nodiscard]] static bool chooses(const CodedRows& rows, uint32_t group, size_t shared_of_block);
   /// Attends. queries: n, heads, queries in two parts, logits, and the state before. Waits for the stream; meanwhile:
   /// see BlockedAttention::attend_codes(). Throws Error(out_of_device_memory | device_error).
   [[nodiscard]] CodedAttention attend(const CodedRows& rows, const BlockedParams& queries,
@@ -62,6 +63,9 @@ class CodedTurn {
   CodedParams params_;
   uint32_t* chosen_ = nullptr;          ///< CodedParams::chosen
   uint32_t* lists_of_queries_[2] = {};  ///< rows, log-sum-exps and counts of two passes in turn
+  bool hopper_;
+  bool launches_ahead_;
+  size_t shared_of_block_;
   uint32_t processors_ = 0;
 };
 

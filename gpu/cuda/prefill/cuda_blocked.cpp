@@ -29,6 +29,7 @@ class CudaBlocked final : public BlockedAttention {
     const DeviceScope device(ordinal());
     const BesideCapture beside;
     has_hopper_ = hopper_kernels_run_on(ordinal());
+    shared_of_block_ = shared_memory_of(ordinal()).of_block;
     copies_ = std::make_unique<OwnStream>();
     for (Piece& p : pieces_) {
       p.filled = std::make_unique<Event>();
@@ -122,12 +123,13 @@ class CudaBlocked final : public BlockedAttention {
   }
 
   bool attends_codes(const CodedRows& rows) const override {
-    return has_hopper_ && rows.kv_heads == shape_.kv_heads && rows.code.dim == shape_.head_dim &&
+    return rows.kv_heads == shape_.kv_heads && rows.code.dim == shape_.head_dim &&
            CodedTurn::supports(rows);
   }
 
   bool chooses_codes(const CodedRows& rows) const override {
-    return attends_codes(rows) && CodedTurn::chooses(rows, shape_.q_heads / shape_.kv_heads);
+    return attends_codes(rows) &&
+           CodedTurn::chooses(rows, shape_.q_heads / shape_.kv_heads, shared_of_block_);
   }
 
   CodedAttention attend_codes(const CodedRows& rows, Stream stream,
@@ -136,7 +138,7 @@ class CudaBlocked final : public BlockedAttention {
     if (!attends_codes(rows)) refuse("codes of another shape");
     const DeviceScope device(ordinal());
     merge_states(stream_of(stream));
-    if (coded_ == nullptr) coded_ = std::make_unique<CodedTurn>(session_);
+    if (coded_ == nullptr) coded_ = std::make_unique<CodedTurn>(session_, has_hopper_);
     is_coded_ = true;  // for finish() in `meanwhile`
     CodedAttention end{.refused = true};
     try {
@@ -352,7 +354,8 @@ class CudaBlocked final : public BlockedAttention {
   bool has_sinks_ = false;
   bool has_low_ = false;     // queries that the dtype rounds
   bool has_hopper_ = false;  // the device's own kernels
-  uint32_t next_ = 0;        // pieces
+  size_t shared_of_block_ = 0;
+  uint32_t next_ = 0;  // pieces
   DeviceBuffer memory_;
   PinnedBuffer staging_;  // of rows that are not pinned
   std::unique_ptr<OwnStream> copies_;
