@@ -94,7 +94,8 @@ gpu::CodedRows DeviceExtender::codes_of_turn(uint32_t layer, const ExtendArgs& a
       4.0 * m.head_dim * rows.blocks * static_cast<double>(kCodeBlock);  // operations
   const double tiles = std::ceil(double{1.0} * n * m.q_heads / m.kv_heads / kTurnTile) * m.kv_heads;
   const double rate = m.head_dim <= kTurnDim ? kTurnOperationsPerUs : kWideTurnOperationsPerUs;
-  const double coded = kCodedTurnUs + of_row * kTurnTile * std::max(tiles, kTurnTiles) / rate;
+  const double coded = kCodedTurnUs + of_row * kTurnTile * std::max(tiles, kTurnTiles) / rate *
+                                          parts_.blocks.blocked(layer).coded_slowness();
   const TurnTimes times = times_of(layer);
   double step = times.token_by_step;
   if (parts_.stream.runner().most_tokens(layer) > 1) {

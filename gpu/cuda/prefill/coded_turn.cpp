@@ -19,6 +19,12 @@ uint32_t padded_rows(uint32_t rows) {
   return (rows + kCodedQueries - 1) / kCodedQueries * kCodedQueries;
 }
 
+int attribute_of(int ordinal, cudaDeviceAttr which) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, which, ordinal), "the device's attributes");
+  return value;
+}
+
 }  // namespace
 
 CodedTurn::CodedTurn(const SessionMemory& session, bool hopper)
@@ -26,10 +32,26 @@ CodedTurn::CodedTurn(const SessionMemory& session, bool hopper)
       hopper_(hopper),
       launches_ahead_(kernels_have_clusters(session.ordinal())),
       shared_of_block_(shared_memory_of(session.ordinal()).of_block) {
-  int count = 0;
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, session.ordinal()),
-        "the device's multiprocessors");
-  processors_ = static_cast<uint32_t>(count);
+  processors_ =
+      static_cast<uint32_t>(attribute_of(session.ordinal(), cudaDevAttrMultiProcessorCount));
+}
+
+double CodedTurn::slowness_on(int ordinal, bool hopper) {
+  if (hopper) return 1.0;
+  // Multiplications of fp16 with sums in fp32 that a multiprocessor has in a cycle: those of data centres, whose
+  // compute capabilities end in 0 but for 12.0, and those of GPUs for desktops, of which some have twice as many.
+  constexpr double kProducts = 1024.0, kProductsOfDesktops = 256.0;
+  constexpr double kShare = 0.6;  // of them that the kernels come to
+  constexpr double kOperationsOfH100 =
+      460e6;  // in a microsecond (bench/RESULTS.md, "Several new tokens")
+  constexpr int kLastOfDataCentres = 10;
+  const bool is_desktop =
+      attribute_of(ordinal, cudaDevAttrComputeCapabilityMinor) != 0 ||
+      attribute_of(ordinal, cudaDevAttrComputeCapabilityMajor) > kLastOfDataCentres;
+  const double cycles = attribute_of(ordinal, cudaDevAttrClockRate) / 1000.0;  // in a microsecond
+  const double products = is_desktop ? kProductsOfDesktops : kProducts;
+  return kOperationsOfH100 /
+         (kShare * 2.0 * products * cycles * attribute_of(ordinal, cudaDevAttrMultiProcessorCount));
 }
 
 bool CodedTurn::supports(const CodedRows& rows) {

@@ -30,6 +30,7 @@ class CudaBlocked final : public BlockedAttention {
     const BesideCapture beside;
     has_hopper_ = hopper_kernels_run_on(ordinal());
     shared_of_block_ = shared_memory_of(ordinal()).of_block;
+    coded_slowness_ = CodedTurn::slowness_on(ordinal(), has_hopper_);
     copies_ = std::make_unique<OwnStream>();
     for (Piece& p : pieces_) {
       p.filled = std::make_unique<Event>();
@@ -131,6 +132,8 @@ class CudaBlocked final : public BlockedAttention {
     return attends_codes(rows) &&
            CodedTurn::chooses(rows, shape_.q_heads / shape_.kv_heads, shared_of_block_);
   }
+
+  double coded_slowness() const override { return coded_slowness_; }
 
   CodedAttention attend_codes(const CodedRows& rows, Stream stream,
                               const std::function<void()>& meanwhile) override {
@@ -355,6 +358,7 @@ class CudaBlocked final : public BlockedAttention {
   bool has_low_ = false;     // queries that the dtype rounds
   bool has_hopper_ = false;  // the device's own kernels
   size_t shared_of_block_ = 0;
+  double coded_slowness_ = 1.0;
   uint32_t next_ = 0;  // pieces
   DeviceBuffer memory_;
   PinnedBuffer staging_;  // of rows that are not pinned
