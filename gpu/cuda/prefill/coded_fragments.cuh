@@ -36,17 +36,23 @@ struct FragmentShape {
   static constexpr int kUnits = (kSteps + kWarpsOfTile - 1) / kWarpsOfTile;
   static constexpr int kKeyWords = static_cast<int>(kCode.key_words());
   static constexpr int kValueWords = static_cast<int>(kCode.value_words());
-  /// Up to 128 components registers have room for the queries, too.
+  /// Up to 128 components registers have room for the queries, too, and shared memory for two tiles.
   static constexpr bool kHoldsQueries = kDim <= 128;
+  static constexpr int kStages = kHoldsQueries ? 2 : 1;
 };
 
 template <int kDim, int kBits>
-struct FragmentShared {
+struct FragmentTile {
   using S = FragmentShape<kDim, kBits>;
   alignas(16) uint4 keys[S::kCodeTiles][S::kSteps][32];
   alignas(16) uint4 values[S::kCodeTiles][S::kSteps][32];
-  alignas(16) uint4 queries[S::kHoldsQueries ? 1 : S::kWarps * S::kSteps][32];
   alignas(16) float noise[S::kKeys];  ///< f^2 noise of each row
+};
+template <int kDim, int kBits>
+struct FragmentShared {
+  using S = FragmentShape<kDim, kBits>;
+  FragmentTile<kDim, kBits> tiles[S::kStages];
+  alignas(16) uint4 queries[S::kHoldsQueries ? 1 : S::kWarps * S::kSteps][32];
 };
 
 /// How many units that follow each other certainly lie in the same words, where these have `of_words` units each and a
@@ -60,6 +66,7 @@ template <int kDim, int kBits>
 class FragmentDecoder {
  public:
   using S = FragmentShape<kDim, kBits>;
+  using Tile = FragmentTile<kDim, kBits>;
 
   __device__ FragmentDecoder(const CodedRows& rows, uint32_t kv_head)
       : rows_(rows),
@@ -86,7 +93,7 @@ class FragmentDecoder {
     key_factors_[1] = __ldg(factors + lane_ / 4 + 8);
     noise_ = __ldg(reinterpret_cast<const float*>(block + S::kCode.noise_at()));
   }
-  __device__ __forceinline__ void put_keys(FragmentShared<kDim, kBits>& shared) const {
+  __device__ __forceinline__ void put_keys(Tile& to) const {
     constexpr uint32_t kMask = (kBits == 2 ? 0x03030303U : 0x0F0F0F0FU) << 1U;
     __half2 f[2];
 #pragma unroll
@@ -95,7 +102,7 @@ class FragmentDecoder {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float x = __low2float(f[r]);
-        shared.noise[16 * code_tile_ + lane_ / 4 + 8 * r] = x * x * noise_;
+        to.noise[16 * code_tile_ + lane_ / 4 + 8 * r] = x * x * noise_;
       }
     }
 #pragma unroll
@@ -113,7 +120,7 @@ class FragmentDecoder {
         x[2 * r] = word_of(__hfma2(low, f[r], half2_of(key_means_[u].x)));
         x[2 * r + 1] = word_of(__hfma2(high, f[r], half2_of(key_means_[u].y)));
       }
-      shared.keys[code_tile_][step][lane_] = make_uint4(x[0], x[1], x[2], x[3]);
+      to.keys[code_tile_][step][lane_] = make_uint4(x[0], x[1], x[2], x[3]);
     }
   }
 
@@ -138,7 +145,7 @@ class FragmentDecoder {
     value_factors_[0] = __ldg(factors + lane_ % 4);
     value_factors_[1] = __ldg(factors + lane_ % 4 + 4);
   }
-  __device__ __forceinline__ void put_values(FragmentShared<kDim, kBits>& shared) const {
+  __device__ __forceinline__ void put_values(Tile& to) const {
     constexpr uint32_t kMask = (kBits == 2 ? 0x00030003U : 0x000F000FU) << 1U;
     const uint32_t more = kept(k1024);
     __half2 g[2];
@@ -163,13 +170,12 @@ class FragmentDecoder {
           x[2 * odd + half] = word_of(__hfma2(levels_of<kBits>(codes), g[half], mean));
         }
       }
-      shared.values[code_tile_][step][lane_] = make_uint4(x[0], x[1], x[2], x[3]);
+      to.values[code_tile_][step][lane_] = make_uint4(x[0], x[1], x[2], x[3]);
     }
   }
 
   /// Writes as keys the means of blocks number apart * i of those that follow `first`, zeros from `count` on.
-  __device__ void put_means(FragmentShared<kDim, kBits>& shared, uint32_t first, uint32_t count,
-                            uint32_t apart) const {
+  __device__ void put_means(Tile& to, uint32_t first, uint32_t count, uint32_t apart) const {
 #pragma unroll
     for (int u = 0; u < S::kUnits; ++u) {
       const int step = first_ + u;
@@ -183,7 +189,7 @@ class FragmentDecoder {
         x[r] = __ldg(reinterpret_cast<const uint2*>(block + S::kCode.key_mean_at()) + 4 * step +
                      lane_ % 4);
       }
-      shared.keys[code_tile_][step][lane_] = make_uint4(x[0].x, x[0].y, x[1].x, x[1].y);
+      to.keys[code_tile_][step][lane_] = make_uint4(x[0].x, x[0].y, x[1].x, x[1].y);
     }
   }
 

@@ -1,8 +1,8 @@
 // The pass of a turn over codes on devices of compute capability 8.0 and newer: FlashAttention-2's scheme
 // (gpu/cuda/prefill/blocked_kernel.cuh) over codes, in the 99 KiB of shared memory that all of them have. A thread
 // block keeps 128 query rows of a KV head, a warp 16 of them. Its warps make tiles of keys and values from codes
-// together and multiply them each with its own rows: values are made while keys of the same tile are multiplied, keys
-// of the next one while values are.
+// together and multiply them each with its own rows, while others make parts of what is next: of the next tile where
+// there is room for two, else of the other half of the same.
 //
 // FLOOR. As coded_attend.cuh has it: 4 d operations for a query row and a token. Of a tile of 64 rows of 128 components
 // all warps together have 1,024 products, for which tensor cores take 2,048 cycles on 8.0 and 8,192 on GPUs for
@@ -28,6 +28,7 @@ struct WarpRows : QueryRows<kDim, FragmentShape<kDim, kBits>::kKeys, 1, kDim / 2
   using S = FragmentShape<kDim, kBits>;
   using Rows = QueryRows<kDim, S::kKeys, 1, kDim / 2>;
   using Memory = FragmentShared<kDim, kBits>;
+  using Tile = FragmentTile<kDim, kBits>;
   using Rows::sums, Rows::weights;
   using typename Rows::Logits;
 
@@ -47,7 +48,8 @@ struct WarpRows : QueryRows<kDim, FragmentShape<kDim, kBits>::kKeys, 1, kDim / 2
     Rows::begin(a, kv_head, first, [](const CodedQuery&) { return false; });
   }
 
-  __device__ __forceinline__ void score(Logits& logits, const Memory& shared) const {
+  __device__ __forceinline__ void score(Logits& logits, const Tile& tile,
+                                        const Memory& shared) const {
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (float& x : logits) x = 0.0F;
@@ -56,22 +58,22 @@ struct WarpRows : QueryRows<kDim, FragmentShape<kDim, kBits>::kKeys, 1, kDim / 2
       const uint4 q = get(step, shared);
       const uint32_t rows[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
-      for (int tile = 0; tile < S::kCodeTiles; ++tile) {
-        const uint4 k = shared.keys[tile][step][lane];
-        multiply_add<__half>(four(logits, 2 * tile), rows, k.x, k.y);
-        multiply_add<__half>(four(logits, 2 * tile + 1), rows, k.z, k.w);
+      for (int i = 0; i < S::kCodeTiles; ++i) {
+        const uint4 k = tile.keys[i][step][lane];
+        multiply_add<__half>(four(logits, 2 * i), rows, k.x, k.y);
+        multiply_add<__half>(four(logits, 2 * i + 1), rows, k.z, k.w);
       }
     }
   }
-  __device__ __forceinline__ void sum_up(const Memory& shared) {
+  __device__ __forceinline__ void sum_up(const Tile& tile) {
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
-    for (int tile = 0; tile < S::kCodeTiles; ++tile) {
+    for (int i = 0; i < S::kCodeTiles; ++i) {
 #pragma unroll
       for (int step = 0; step < S::kSteps; ++step) {
-        const uint4 v = shared.values[tile][step][lane];
-        multiply_add<__half>(four(sums[0], 2 * step), weights[tile], v.x, v.y);
-        multiply_add<__half>(four(sums[0], 2 * step + 1), weights[tile], v.z, v.w);
+        const uint4 v = tile.values[i][step][lane];
+        multiply_add<__half>(four(sums[0], 2 * step), weights[i], v.x, v.y);
+        multiply_add<__half>(four(sums[0], 2 * step + 1), weights[i], v.z, v.w);
       }
     }
   }
@@ -134,32 +136,60 @@ __global__ void __launch_bounds__(FragmentShape<kDim, kBits>::kThreads, 1)
   const uint32_t means = (a.rows.blocks + apart - 1) / apart;
   for (uint32_t i = 0; i < means; i += S::kKeys) {
     const uint32_t count = min(means - i, uint32_t{S::kKeys});
-    decoder.put_means(shared, i, count, apart);
+    decoder.put_means(shared.tiles[0], i, count, apart);
     __syncthreads();
-    rows.score(logits, shared);
+    rows.score(logits, shared.tiles[0], shared);
     rows.take_means(logits, static_cast<int>(count));
     __syncthreads();
   }
 
-  if (begin < end) decoder.put_keys(shared);
-  for (uint32_t i = begin; i < end; ++i) {
-    __syncthreads();  // keys are here, and all warps are done with the values before
-    const bool has_more = i + 1 < end;
-    if (has_more) decoder.ask_keys(at(i + 1));
-    decoder.put_values(shared);
-    rows.score(logits, shared);
-    rows.take_noise(logits, shared_address(shared.noise));
+  // Turns logits into weights.
+  const auto weigh = [&](uint32_t i, const FragmentTile<kDim, kBits>& tile) {
+    rows.take_noise(logits, shared_address(tile.noise));
     float shrink[2];
     const bool moves = rows.exponentiate(
         logits, a, kv_head, [&] { return at(i) * S::kKeys; }, shrink);
     if (moves) rows.rescale(shrink);
     rows.pack_weights(logits);
-    __syncthreads();  // values are here, and all warps are done with the keys
-    if (has_more) {
-      decoder.ask_values(at(i + 1));
-      decoder.put_keys(shared);
+  };
+  if (begin < end) decoder.put_keys(shared.tiles[0]);
+  if constexpr (S::kStages == 2) {
+    if (begin < end) decoder.put_values(shared.tiles[0]);
+    const auto ask = [&](uint32_t i) {
+      if (i >= end) return;
+      decoder.ask_keys(at(i));
+      decoder.ask_values(at(i));
+    };
+    ask(begin + 1);
+    for (uint32_t i = begin; i < end; ++i) {
+      __syncthreads();  // the tile is here, and all warps are done with the one before
+      if (i + 1 < end) {
+        auto& next = shared.tiles[(i + 1 - begin) % 2];
+        decoder.put_keys(next);
+        decoder.put_values(next);
+      }
+      ask(i + 2);
+      const auto& tile = shared.tiles[(i - begin) % 2];
+      rows.score(logits, tile, shared);
+      weigh(i, tile);
+      rows.sum_up(tile);
     }
-    rows.sum_up(shared);
+  } else {
+    auto& tile = shared.tiles[0];
+    for (uint32_t i = begin; i < end; ++i) {
+      __syncthreads();  // keys are here, and all warps are done with the values before
+      const bool has_more = i + 1 < end;
+      if (has_more) decoder.ask_keys(at(i + 1));
+      decoder.put_values(tile);
+      rows.score(logits, tile, shared);
+      weigh(i, tile);
+      __syncthreads();  // values are here, and all warps are done with the keys
+      if (has_more) {
+        decoder.ask_values(at(i + 1));
+        decoder.put_keys(tile);
+      }
+      rows.sum_up(tile);
+    }
   }
   rows.end(a, kv_head, blockIdx.z);
 }
