@@ -18,12 +18,14 @@ namespace {
 
 /// Reads llama.cpp's bytes: a magic number, the sequence; the number of streams, of tokens; of each token its position,
 /// its number of sequences, in some models 12 bytes more, and its sequence; whether values are transposed, the number
-/// of layers; for each layer's keys their type, the bytes of a row, and the rows; the same for values.
+/// of layers; for each layer's keys their type, the bytes of a row, and the rows; the same for values; the number of
+/// tokens in each other stream, which is 0.
 class Parsed {
  public:
   Parsed(std::span<const uint8_t> bytes, size_t of_token) : bytes_(bytes) {
     skip(8);
-    if (number<uint32_t>() != 1) return;
+    const auto streams = number<uint32_t>();
+    if (streams == 0 || streams > 1000) return;
     tokens = number<uint32_t>();
     tokens_at = at;
     skip(of_token * tokens);
@@ -42,6 +44,10 @@ class Parsed {
       parts.push_back({at, type, row});
       skip(row * tokens);
     }
+    rows_end = at;
+    for (uint32_t i = 1; i < streams; ++i) {
+      if (number<uint32_t>() != 0) return;
+    }
     is_right = !beyond_;
   }
 
@@ -54,7 +60,8 @@ class Parsed {
   size_t tokens_at = 0;
   size_t rows_at = 0;
   std::vector<Part> parts;  // keys of all layers, then values
-  size_t at = 0;            // behind the last row
+  size_t rows_end = 0;
+  size_t at = 0;  // behind what is read
   bool is_right = false;
 
  private:
@@ -101,7 +108,7 @@ FilledState::FilledState(std::span<const uint8_t> few, uint32_t tokens) {
   keys_ = root_mean_square(few, parts.first(parts.size() / 2), parsed.tokens);
   values_ = root_mean_square(few, parts.last(parts.size() / 2), parsed.tokens);
 
-  const size_t rest = few.size() - parsed.at;
+  const size_t rest = few.size() - parsed.rows_end;
   size_ = few.size() + of_token * tokens - of_token * parsed.tokens;
   for (const Parsed::Part& part : parts) size_ += part.row * tokens - part.row * parsed.tokens;
   void* made = mmap(nullptr, size_, PROT_READ | PROT_WRITE,
@@ -130,11 +137,11 @@ FilledState::FilledState(std::span<const uint8_t> few, uint32_t tokens) {
     to += part.row * tokens;
     from = part.at + part.row * parsed.tokens;
   }
-  uint8_t* behind = to;
-  if (rest > 0) put(few.data() + parsed.at, rest);
+  uint8_t* behind = to + (parsed.at - parsed.rows_end);
+  if (rest > 0) put(few.data() + parsed.rows_end, rest);
   // Recurrent layers: the number of states, and the position of the first.
   const uint32_t last = tokens - 1;
-  if (rest >= 8) std::memcpy(behind + 4, &last, sizeof last);
+  if (to - behind >= 8) std::memcpy(behind + 4, &last, sizeof last);
 }
 
 FilledState::~FilledState() {

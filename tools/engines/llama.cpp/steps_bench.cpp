@@ -2,17 +2,20 @@
 // goes to its sessions there), and of steps of several tokens, as drafts have them; and the device's memory that is in
 // use, and the process's on the host without the files that it maps. Of long prompts each eighth is printed when it is
 // done.
-//   llama-steps-bench MODEL DEVICE TOKENS[:SECONDS] [BATCH [STEPS [N ...]]]
-//   llama-steps-bench MODEL DEVICE fill:TOKENS[,TOKENS ...] [BATCH [STEPS [N ...]]]
+//   llama-steps-bench MODEL DEVICE TOKENS[:SECONDS] [BATCH [STEPS [N ...]]] [seqs=S]
+//   llama-steps-bench MODEL DEVICE fill:TOKENS[,TOKENS ...] [BATCH [STEPS [N ...]]] [seqs=S]
 // DEVICE: CUDA0, KEYHOLE0, ..., CPU, or several with commas between, over which layers are split. TOKENS: of the
 // prompt, which ends after so many seconds as well. BATCH: of the prompt at once (default: 2048). STEPS: of each number
 // of tokens N (default: 64 of 1, 2, 3, 5 and 9). Tokens are random; drafts are kept. fill: there is no prompt. K and V
 // of so many tokens are random numbers, as large as those of a few real tokens (zeros with a device that is not
 // Keyhole's); behind the steps the time of batches of BATCH tokens is told: each by itself, and in a row, as a prompt
 // has them. On a card the settings have to say card=0, so that the cache is in sessions from its second step on; on the
-// CPU copy=off. GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings. LLAMA_ARG_CACHE_TYPE_K and _V, as of
-// llama.cpp's programs, name the types of llama.cpp's own cache (default: f16), LLAMA_ARG_CTX_SIZE a context that is
-// longer than it has to be.
+// CPU copy=off. seqs: how many sequences there are, as a server's slots, each behind TOKENS tokens; or, with commas
+// between, behind how many tokens each is (then TOKENS is not looked at). In a step each has N tokens (default: 1 and
+// 2); no batches are timed behind the steps. GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings.
+// LLAMA_ARG_CACHE_TYPE_K and _V, as of llama.cpp's programs, name the types of llama.cpp's own cache (default: f16),
+// LLAMA_ARG_CTX_SIZE a context that is longer than it has to be, of each sequence. With LLAMA_ARG_KV_UNIFIED=1 all
+// sequences have their cells in one stream, else each has its own.
 #include <ggml-backend.h>
 #include <ggml.h>
 #include <llama.h>
@@ -51,7 +54,9 @@ ggml_type cache_type(const char* variable) {
 
 class Bench {
  public:
-  Bench(const char* path, const char* device, uint32_t context, uint32_t batch) {
+  /// context: of each of `sequences` sequences.
+  Bench(const char* path, const char* device, uint32_t context, uint32_t batch, uint32_t sequences)
+      : positions_(sequences) {
     llama_model_params params = llama_model_default_params();
     if (std::string(device) != "CPU") {
       std::istringstream names(device);
@@ -66,10 +71,12 @@ class Bench {
     model_ = llama_model_load_from_file(path, params);
     if (model_ == nullptr) fail(std::string(path) + " cannot be loaded");
     llama_context_params wanted = llama_context_default_params();
-    wanted.n_ctx = context;
+    wanted.n_ctx = context * sequences;
     wanted.n_batch = batch;
     wanted.n_ubatch = batch;
-    wanted.n_seq_max = 1;
+    wanted.n_seq_max = sequences;
+    const char* unified = std::getenv("LLAMA_ARG_KV_UNIFIED");
+    wanted.kv_unified = sequences == 1 || (unified != nullptr && std::string(unified) == "1");
     wanted.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     wanted.type_k = cache_type("LLAMA_ARG_CACHE_TYPE_K");
     wanted.type_v = cache_type("LLAMA_ARG_CACHE_TYPE_V");
@@ -86,34 +93,42 @@ class Bench {
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
 
-  /// Enqueues `n` more tokens in one batch, of which none answers.
-  void enqueue(uint32_t n) {
-    make_batch(n, [](uint32_t) { return false; });
+  [[nodiscard]] uint32_t sequences() const { return static_cast<uint32_t>(positions_.size()); }
+
+  /// Enqueues `n` more tokens of a sequence in one batch, of which none answers.
+  void enqueue(uint32_t n, uint32_t sequence = 0) {
+    batch_.n_tokens = 0;
+    add(sequence, n, [](uint32_t) { return false; });
     if (llama_decode(context_, batch_) != 0) fail("llama_decode failed");
   }
   void wait() { llama_synchronize(context_); }
 
-  /// Seconds that `n` more tokens in one batch take, until their logits can be read; queued: until llama.cpp has
-  /// enqueued all work.
-  double decode(uint32_t n, bool all_answer, double& queued) {
-    make_batch(n, [&](uint32_t i) { return all_answer || i + 1 == n; });
-    const auto begin = std::chrono::steady_clock::now();
-    if (llama_decode(context_, batch_) != 0) fail("llama_decode failed");
-    queued = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    llama_synchronize(context_);
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  /// Seconds that `n` more tokens of each sequence in one batch take, until their logits can be read; queued: until
+  /// llama.cpp has enqueued all work.
+  double step(uint32_t n, double& queued) {
+    batch_.n_tokens = 0;
+    for (uint32_t s = 0; s < sequences(); ++s) {
+      add(s, n, [](uint32_t) { return true; });
+    }
+    return decode(queued);
   }
-
-  double decode(uint32_t n, bool all_answer) {
+  double step(uint32_t n) {
     double queued = 0;
-    return decode(n, all_answer, queued);
+    return step(n, queued);
+  }
+  /// The same of `n` tokens of one sequence, of which the last answers.
+  double decode_last(uint32_t n, uint32_t sequence = 0) {
+    batch_.n_tokens = 0;
+    add(sequence, n, [&](uint32_t i) { return i + 1 == n; });
+    double queued = 0;
+    return decode(queued);
   }
 
-  /// The sequence holds `tokens` tokens that were never computed, whatever it held before. Returns the seconds that it
+  /// A sequence holds `tokens` tokens that were never computed, whatever it held before. Returns the seconds that it
   /// takes to say so: the next batch brings them to where they belong.
-  double fill(uint32_t tokens) {
+  double fill(uint32_t tokens, uint32_t sequence = 0) {
     if (few_.empty()) {
-      for (const uint32_t n : {8U, 1U, 1U}) decode(n, true);
+      for (const uint32_t n : {8U, 1U, 1U}) decode_last(n);
       few_.resize(llama_state_seq_get_size(context_, 0));
       if (llama_state_seq_get_data(context_, few_.data(), few_.size(), 0) != few_.size())
         fail("the state of a few tokens cannot be had");
@@ -121,9 +136,10 @@ class Bench {
     const auto begin = std::chrono::steady_clock::now();
     const keyhole::llama_cpp::FilledState state(few_, tokens);
     set_random_rows(state.keys(), state.values());
-    if (llama_state_seq_set_data(context_, state.data(), state.size(), 0) != state.size())
+    if (llama_state_seq_set_data(context_, state.data(), state.size(),
+                                 static_cast<llama_seq_id>(sequence)) != state.size())
       fail("a state of " + std::to_string(tokens) + " tokens cannot be restored");
-    position_ = static_cast<llama_pos>(tokens);
+    positions_[sequence] = static_cast<llama_pos>(tokens);
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
 
@@ -139,15 +155,23 @@ class Bench {
   }
 
  private:
+  double decode(double& queued) {
+    const auto begin = std::chrono::steady_clock::now();
+    if (llama_decode(context_, batch_) != 0) fail("llama_decode failed");
+    queued = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    llama_synchronize(context_);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+
+  /// Adds tokens of a sequence to the batch.
   template <class Answers>
-  void make_batch(uint32_t n, const Answers& answers) {
-    batch_.n_tokens = 0;
+  void add(uint32_t sequence, uint32_t n, const Answers& answers) {
     for (uint32_t i = 0; i < n; ++i) {
       const auto at = static_cast<size_t>(batch_.n_tokens++);
       batch_.token[at] = static_cast<llama_token>(random_() % words_);
-      batch_.pos[at] = position_++;
+      batch_.pos[at] = positions_[sequence]++;
       batch_.n_seq_id[at] = 1;
-      batch_.seq_id[at][0] = 0;
+      batch_.seq_id[at][0] = static_cast<llama_seq_id>(sequence);
       batch_.logits[at] = static_cast<int8_t>(answers(i));
     }
   }
@@ -166,7 +190,7 @@ class Bench {
   std::vector<ggml_backend_dev_t> devices_;  // NULL behind the last
   llama_batch batch_{};
   uint32_t words_ = 0;
-  llama_pos position_ = 0;
+  std::vector<llama_pos> positions_;  // of each sequence's next token
   std::mt19937 random_{3};
   std::vector<uint8_t> few_;  // the state of a few tokens
 };
@@ -198,17 +222,32 @@ struct Arguments {
   uint32_t steps = 64;
   std::vector<uint32_t> tokens_of_step{1, 2, 3, 5, 9};
   uint32_t of_all = 0;
+  std::vector<uint32_t> depths;  // of several sequences; empty: there is one
 };
 
-Arguments parse(int argc, char** argv) {
-  if (argc < 4) fail("llama-steps-bench MODEL DEVICE TOKENS [BATCH [STEPS [N ...]]]");
+/// Numbers with commas between.
+std::vector<uint32_t> numbers(const std::string& text) {
+  std::vector<uint32_t> all;
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) all.push_back(number(part.c_str()));
+  return all;
+}
+
+Arguments parse(std::vector<char*> all) {
   Arguments a;
+  std::string sequences;
+  std::erase_if(all, [&](const char* text) {
+    const bool is_it = std::string(text).starts_with("seqs=");
+    if (is_it) sequences = text + 5;
+    return is_it;
+  });
+  const auto argc = static_cast<int>(all.size());
+  char** argv = all.data();
+  if (argc < 4) fail("llama-steps-bench MODEL DEVICE TOKENS [BATCH [STEPS [N ...]]] [seqs=S]");
   const std::string tokens = argv[3];
   a.fills = tokens.starts_with("fill:");
   if (a.fills) {
-    for (size_t at = 4; at != std::string::npos; at = tokens.find(',', at + 1)) {
-      a.tokens.push_back(number(tokens.c_str() + at + 1));
-    }
+    a.tokens = numbers(tokens.substr(5));
   } else {
     a.tokens.push_back(number(argv[3]));
     if (const size_t colon = tokens.find(':'); colon != std::string::npos) {
@@ -220,9 +259,23 @@ Arguments parse(int argc, char** argv) {
   if (argc > 6) {
     a.tokens_of_step.clear();
     for (int i = 6; i < argc; ++i) a.tokens_of_step.push_back(number(argv[i]));
+  } else if (!sequences.empty()) {
+    a.tokens_of_step = {1, 2};
+  }
+  if (!sequences.empty()) {
+    a.depths = numbers(sequences);
+    constexpr uint32_t kMostSequences = 256;  // of llama.cpp
+    if (a.depths.front() == 0 || a.depths.size() > kMostSequences ||
+        (a.depths.size() == 1 && a.depths.front() > kMostSequences)) {
+      fail("seqs: from 1 to 256");
+    }
+    if (a.depths.size() == 1) a.depths.assign(a.depths.front(), a.tokens.front());
+    a.tokens = a.depths;
   }
   for (const uint32_t n : a.tokens_of_step) {
-    if (n == 0 || n > a.batch) fail("N: from 1 to BATCH");
+    if (n == 0 || n * std::max<size_t>(a.depths.size(), 1) > a.batch) {
+      fail("N: at least 1, and of all sequences together at most BATCH");
+    }
     a.of_all += n;
   }
   if (*std::min_element(a.tokens.begin(), a.tokens.end()) == 0 || a.steps == 0) {
@@ -233,8 +286,8 @@ Arguments parse(int argc, char** argv) {
 
 /// A prompt, batch behind batch as programs of llama.cpp compute it: nobody waits for a batch before the last one,
 /// which alone answers. Of a long one each eighth is told, and waited for.
-void run_prompt(Bench& bench, const char* device, const Arguments& a) {
-  const uint32_t tokens = a.tokens.front();
+void run_prompt(Bench& bench, const char* device, const Arguments& a, uint32_t sequence) {
+  const uint32_t tokens = a.tokens[sequence];
   constexpr uint32_t kLong = 200000;
   const auto begin = std::chrono::steady_clock::now();
   const auto seconds = [&] {
@@ -246,7 +299,7 @@ void run_prompt(Bench& bench, const char* device, const Arguments& a) {
   while (done < tokens && seconds() < a.seconds) {
     const uint32_t n = std::min(a.batch, tokens - done);
     const bool is_last = done + n == tokens;
-    is_last ? (void)bench.decode(n, false) : bench.enqueue(n);
+    is_last ? (void)bench.decode_last(n, sequence) : bench.enqueue(n, sequence);
     most = std::max(most, bench.gib_in_use());
     done += n;
     if (tokens < kLong || done - told < tokens / 8 || is_last) continue;
@@ -263,7 +316,7 @@ void run_prompt(Bench& bench, const char* device, const Arguments& a) {
 }
 
 void run_steps(Bench& bench, const Arguments& a) {
-  const double first = bench.decode(1, true);
+  const double first = bench.step(1);
   std::printf("  first step %.1f ms, %.1f GiB behind it, host %.1f GiB\n", first * 1e3,
               bench.gib_in_use(), host_gib());
   std::fflush(stdout);
@@ -271,22 +324,23 @@ void run_steps(Bench& bench, const Arguments& a) {
   for (const uint32_t n : a.tokens_of_step) {
     std::vector<double> times;
     std::vector<double> queued(a.steps);
-    for (uint32_t i = 0; i < 4; ++i)
-      bench.decode(n, true);  // graphs are captured at a step's second time
+    for (uint32_t i = 0; i < 4; ++i) bench.step(n);  // graphs are captured at a step's second time
     double sum = 0;
     for (uint32_t i = 0; i < a.steps; ++i) {
-      times.push_back(bench.decode(n, true, queued[i]));
+      times.push_back(bench.step(n, queued[i]));
       sum += times.back();
     }
     std::sort(times.begin(), times.end());
     std::sort(queued.begin(), queued.end());
     const double median = times[times.size() / 2];
     if (one == 0) one = median;
+    const uint32_t of = bench.sequences();
+    const std::string each = of == 1 ? "" : " for each of " + std::to_string(of) + " sequences";
     std::printf(
-        "  steps of %u: median %.2f ms, mean %.2f, queued after %.2f, %.2f times the first; %.1f "
+        "  steps of %u%s: median %.2f ms, mean %.2f, queued after %.2f, %.2f times the first; %.1f "
         "tokens/s\n",
-        n, median * 1e3, sum / a.steps * 1e3, queued[queued.size() / 2] * 1e3, median / one,
-        n / median);
+        n, each.c_str(), median * 1e3, sum / a.steps * 1e3, queued[queued.size() / 2] * 1e3,
+        median / one, n * of / median);
     std::fflush(stdout);
   }
 }
@@ -294,7 +348,7 @@ void run_steps(Bench& bench, const Arguments& a) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  const Arguments a = parse(argc, argv);
+  const Arguments a = parse({argv, argv + argc});
   llama_log_set(
       [](ggml_log_level level, const char* text, void*) {
         if (level == GGML_LOG_LEVEL_ERROR || std::string(text).starts_with("keyhole:"))
@@ -308,9 +362,17 @@ int main(int argc, char** argv) try {
       most + 16 + (a.steps + 4) * a.of_all + (a.fills ? (2 + kInARow) * a.batch : 0);
   const char* wanted = std::getenv("LLAMA_ARG_CTX_SIZE");
   Bench bench(argv[1], argv[2], wanted != nullptr ? std::max(needed, number(wanted)) : needed,
-              a.batch);
+              a.batch, static_cast<uint32_t>(std::max<size_t>(a.depths.size(), 1)));
   if (!a.fills) {
-    run_prompt(bench, argv[2], a);
+    for (uint32_t s = 0; s < bench.sequences(); ++s) run_prompt(bench, argv[2], a, s);
+    run_steps(bench, a);
+    return 0;
+  }
+  if (!a.depths.empty()) {
+    for (uint32_t s = 0; s < bench.sequences(); ++s) {
+      const double seconds = bench.fill(a.depths[s], s);
+      std::printf("%s: %u tokens without a prompt, %.2f s\n", argv[2], a.depths[s], seconds);
+    }
     run_steps(bench, a);
     return 0;
   }
@@ -318,8 +380,8 @@ int main(int argc, char** argv) try {
     const double seconds = bench.fill(tokens);
     std::printf("%s: %u tokens without a prompt, %.2f s\n", argv[2], tokens, seconds);
     run_steps(bench, a);
-    const double before = bench.decode(a.batch, false);
-    const double batch = bench.decode(a.batch, false);
+    const double before = bench.decode_last(a.batch);
+    const double batch = bench.decode_last(a.batch);
     const auto begin = std::chrono::steady_clock::now();
     for (uint32_t i = 0; i < kInARow; ++i) bench.enqueue(a.batch);
     bench.wait();

@@ -28,11 +28,11 @@ class Bytes {
 constexpr uint32_t kLayers = 2, kKeys = 3, kValues = 2;  // components of a row
 
 /// What llama.cpp writes for `tokens` tokens. places: with positions in a picture, as some models have them; behind: of
-/// a recurrent layer's state. type: of 16 bits, or said to be.
+/// a recurrent layer's state. type: of 16 bits, or said to be. streams: of which the others are empty.
 std::vector<uint8_t> state(uint32_t tokens, float key, float value, bool places, bool recurrent,
-                           ggml_type type = GGML_TYPE_F16) {
+                           ggml_type type = GGML_TYPE_F16, uint32_t streams = 1) {
   Bytes b;
-  b.put(uint32_t{0xABCD}).put(int32_t{0}).put(uint32_t{1}).put(tokens);
+  b.put(uint32_t{0xABCD}).put(int32_t{0}).put(streams).put(tokens);
   for (uint32_t i = 0; i < tokens; ++i) {
     b.put(i).put(uint32_t{1});
     if (places) b.put(i).put(i).put(int32_t{77});
@@ -48,6 +48,7 @@ std::vector<uint8_t> state(uint32_t tokens, float key, float value, bool places,
       }
     }
   }
+  for (uint32_t i = 1; i < streams; ++i) b.put(uint32_t{0});
   if (recurrent) b.put(uint32_t{1}).put(tokens - 1).put(uint32_t{0}).put(uint64_t{0x1234567890});
   return b.bytes;
 }
@@ -74,12 +75,26 @@ TEST(LlamaCppFilledState, QuantisedRowsAreZeros) {
   }
 }
 
+TEST(LlamaCppFilledState, OtherStreamsAreEmpty) {
+  for (const bool recurrent : {false, true}) {
+    const auto of = [&](uint32_t tokens, float x) {
+      return state(tokens, x, x, false, recurrent, GGML_TYPE_F16, 4);
+    };
+    const FilledState filled(of(3, 1), 1000);
+    const std::vector<uint8_t> found(filled.data(), filled.data() + filled.size());
+    EXPECT_TRUE(found == of(1000, 0)) << recurrent;
+  }
+}
+
 TEST(LlamaCppFilledState, RefusesWhatItDoesNotUnderstand) {
   std::vector<uint8_t> few = state(3, 1, 1, false, false);
   for (size_t bytes = 0; bytes < few.size(); ++bytes) {
     EXPECT_THROW(FilledState({few.data(), bytes}, 10), std::runtime_error) << bytes;
   }
-  few[8] = 2;  // streams
+  few[8] = 2;  // streams, of which the second is not there
+  EXPECT_THROW(FilledState(few, 10), std::runtime_error);
+  few = state(3, 1, 1, false, false, GGML_TYPE_F16, 2);
+  few[few.size() - 4] = 1;  // its tokens
   EXPECT_THROW(FilledState(few, 10), std::runtime_error);
   few = state(3, 1, 1, false, false, GGML_TYPE_F64);
   EXPECT_THROW(FilledState(few, 10), std::runtime_error);
