@@ -68,6 +68,7 @@ Cache::~Cache() {
     std::erase(caches().all, this);
   }
   if (!sequences_) return;
+  if (joined_ != 0) log(Level::kInfo, told_joints(joined_));
   for (const auto& sequence : sequences_->all()) {
     try {
       log(Level::kInfo, sequence->session->describe());

@@ -13,6 +13,7 @@
 
 #include "tools/engines/llama.cpp/cells.h"
 #include "tools/engines/llama.cpp/cpu_backend.h"
+#include "tools/engines/llama.cpp/joint.h"
 #include "tools/engines/llama.cpp/nodes.h"
 #include "tools/engines/llama.cpp/read_back.h"
 #include "tools/engines/llama.cpp/restored_rows.h"
@@ -112,7 +113,10 @@ class Cache {
   void read_out(uint32_t stream, uint32_t first, uint32_t count);
   [[nodiscard]] bool plan(const ggml_tensor* node);
   void build(const std::vector<Part>& parts);
-  void attend_part(const Part& part, uint32_t stream_row, const ggml_tensor* node, Layer& layer);
+  void attend_parts(const ggml_tensor* node, Layer& layer);
+  void attend_part(const Part& part, size_t stream, const ggml_tensor* node, Layer& layer);
+  void attend_together(const Joint& joint, const ggml_tensor* node, Layer& layer);
+  [[nodiscard]] Rows new_rows(const Layer& layer, bool values, size_t row, uint32_t count) const;
   void catch_up(const Part& part, Layer& layer);
   [[nodiscard]] Rows cached(const Layer& layer, bool values, uint32_t stream, uint32_t cell,
                             uint32_t count) const;
@@ -127,7 +131,7 @@ class Cache {
   std::map<int, Layer> layers_;
   std::unique_ptr<Cells> cells_;
   std::unique_ptr<Sequences> sequences_;
-  std::unique_ptr<SessionSource> store_;
+  std::unique_ptr<Store> store_;
   std::unique_ptr<SessionRewriter> rewriter_;  // there with `store_`
   RestoredRows restored_;                      // where there is no copy
   bool opened_ = false;                        // the engine was made, unless no layer is for it
@@ -147,6 +151,8 @@ class Cache {
   const ggml_tensor* mask_ = nullptr;
   BatchKind kind_ = BatchKind::kOther;
   std::vector<std::vector<Part>> parts_;  // of each stream
+  uint64_t joined_ = 0;                   // batches in which several sequences attended together
+  uint64_t joined_batch_ = 0;             // the last of them
   NewRows new_rows_[2];                   // keys, values
 };
 

@@ -75,12 +75,6 @@ class Gathered {
   std::vector<std::byte> memory_;
 };
 
-Rows part_of(Rows rows, uint32_t first, size_t count) {
-  rows.data = static_cast<const std::byte*>(rows.data) + first * rows.token_stride;
-  rows.tokens = static_cast<int64_t>(count);
-  return rows;
-}
-
 }  // namespace
 
 /// False: llama.cpp attends over its cache, if that is whole. The log has each reason once.
@@ -115,11 +109,7 @@ bool Cache::attend(const ggml_tensor* node, const CacheName& name) {
       return complete() ? false : leave("the cache has a sliding window");
     if (mask_ != node->src[3]) return leave("the layer has a mask of its own");
     if (kind_ != BatchKind::kRuns) return leave("the mask is not causal");
-    for (size_t stream = 0; stream < parts_.size(); ++stream) {
-      for (const Part& part : parts_[stream]) {
-        attend_part(part, static_cast<uint32_t>(stream), node, layer);
-      }
-    }
+    attend_parts(node, layer);
   } catch (...) {
     // Their sessions may have the tokens in some layers and not in others; other sequences go on.
     sequences_->drop_current();
@@ -234,29 +224,71 @@ void Cache::catch_up(const Part& part, Layer& layer) {
   }
 }
 
-void Cache::attend_part(const Part& part, uint32_t stream_row, const ggml_tensor* node,
-                        Layer& layer) {
+/// New K or V of rows of the batch, counted through all streams.
+Rows Cache::new_rows(const Layer& layer, bool values, size_t row, uint32_t count) const {
+  Rows r = cached(layer, values, 0, 0, count);
+  r.data = new_rows_[values ? 1 : 0].rows.data() + static_cast<int64_t>(row) * r.token_stride;
+  return r;
+}
+
+void Cache::attend_parts(const ggml_tensor* node, Layer& layer) {
+  const ggml_tensor* queries = node->src[0];
+  const auto n = static_cast<size_t>(queries->ne[1]);
+  // Rows of two streams lie side by side as those of one, mostly.
+  const bool is_even = queries->nb[3] == n * queries->nb[1] && node->nb[3] == n * node->nb[2];
+  const auto is_whole = [&](size_t row) { return is_even || (row + 1) % n != 0; };
+  for (const Joint& joint : join(parts_, n, settings_.together ? kMostJointTokens : 0, is_whole)) {
+    const bool all = std::all_of(joint.begin(), joint.end(),
+                                 [](const Stretch& s) { return s.count == s.part->rows.size(); });
+    if (joint.size() > 1 && all) {
+      attend_together(joint, node, layer);
+      continue;
+    }
+    // Rows that lie apart are put together.
+    for (const Stretch& s : joint) {
+      if (s.first == s.part->rows.front()) attend_part(*s.part, s.stream, node, layer);
+    }
+  }
+}
+
+void Cache::attend_together(const Joint& joint, const ggml_tensor* node, Layer& layer) {
+  const auto n = static_cast<size_t>(node->src[0]->ne[1]);
+  std::vector<Session*> sessions;
+  std::vector<uint32_t> starts{0};
+  for (const Stretch& s : joint) {
+    catch_up(*s.part, layer);
+    sessions.push_back(s.part->sequence->session.get());
+    starts.push_back(starts.back() + s.count);
+  }
+  const Stretch& first = joint.front();
+  const size_t row = first.stream * n + first.first;
+  const auto stream = static_cast<int64_t>(first.stream);
+  store_->attend_together(layer.number, sessions, starts,
+                          tokens_of(node->src[0], 1, 2, stream, first.first, starts.back()),
+                          new_rows(layer, false, row, starts.back()),
+                          new_rows(layer, true, row, starts.back()),
+                          tokens_of(node, 2, 1, stream, first.first, starts.back()));
+  if (std::exchange(joined_batch_, batch_) != batch_) ++joined_;
+}
+
+void Cache::attend_part(const Part& part, size_t stream, const ggml_tensor* node, Layer& layer) {
   catch_up(part, layer);
   const auto n = static_cast<uint32_t>(node->src[0]->ne[1]);
   const uint32_t first = part.rows.front();
-  const size_t count = part.rows.size();
-  const auto rows = [&](bool values) {
-    Rows r = cached(layer, values, 0, 0, n);
-    r.data = new_rows_[values ? 1 : 0].rows.data() +
-             size_t{stream_row} * n * static_cast<size_t>(r.token_stride);
-    return r;
-  };
+  const auto count = static_cast<uint32_t>(part.rows.size());
+  const auto own = static_cast<int64_t>(stream);
   Session& session = *part.sequence->session;
   if (part.rows.back() - first + 1 == count) {
-    session.attend(layer.number, tokens_of(node->src[0], 1, 2, stream_row, first, count),
-                   part_of(rows(false), first, count), part_of(rows(true), first, count),
-                   tokens_of(node, 2, 1, stream_row, first, count));
+    const size_t row = stream * n + first;
+    session.attend(layer.number, tokens_of(node->src[0], 1, 2, own, first, count),
+                   new_rows(layer, false, row, count), new_rows(layer, true, row, count),
+                   tokens_of(node, 2, 1, own, first, count));
     return;
   }
-  Gathered q(tokens_of(node->src[0], 1, 2, stream_row, 0, n), part.rows);
-  Gathered k(rows(false), part.rows);
-  Gathered v(rows(true), part.rows);
-  Gathered out(tokens_of(node, 2, 1, stream_row, 0, n), part.rows);
+  Gathered q(tokens_of(node->src[0], 1, 2, own, 0, n), part.rows);
+  Gathered k(new_rows(layer, false, stream * n, n), part.rows);
+  Gathered v(new_rows(layer, true, stream * n, n), part.rows);
+  Gathered out(tokens_of(node, 2, 1, own, 0, n), part.rows);
   session.attend(layer.number, q.gather(), k.gather(), v.gather(), out.empty());
   out.scatter();
 }

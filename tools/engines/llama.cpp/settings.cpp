@@ -80,6 +80,10 @@ constexpr std::array kKeys{
         [](Settings& s, std::string_view k, std::string_view v) {
           s.graphs = choice<2>(k, v, {"off", "on"}) == 1;
         }},
+    Key{"together",
+        [](Settings& s, std::string_view k, std::string_view v) {
+          s.together = choice<2>(k, v, {"off", "on"}) == 1;
+        }},
     Key{"prompt", [](Settings& s, std::string_view, std::string_view v) { s.prompt = v; }},
     Key{"prompt_from", [](Settings& s, std::string_view k,
                           std::string_view v) { s.prompt_from = number(k, v, 2, kMostTokens); }},

@@ -37,6 +37,8 @@ struct Settings {
   /// Of a card alone: a step of one sequence, of up to nine tokens, becomes one CUDA graph when it is the second of its
   /// kind.
   bool graphs = true;
+  /// The new tokens of several sequences attend by one call of the library; else by one for each sequence.
+  bool together = true;
   /// The pattern by which batches of at least `prompt_from` tokens attend, see keyhole_session_set_extend_pattern;
   /// "none": they attend as steps do.
   std::string prompt = "dense";
@@ -49,8 +51,8 @@ struct Settings {
 };
 
 /// Reads "key=value;key=value". A key stands for the member of that name; kv=same|int8 stands for `int8`,
-/// rows=card|host for `rows_on_card`; copy plan and graphs take on or off. Values are not looked at further: what an
-/// index spec may say the library knows. Throws std::invalid_argument that names the key, the value and what is
+/// rows=card|host for `rows_on_card`; copy, plan, graphs and together take on or off. Values are not looked at further:
+/// what an index spec may say the library knows. Throws std::invalid_argument that names the key, the value and what is
 /// allowed, for an unknown or repeated key, a missing or empty value, and a number out of range.
 [[nodiscard]] Settings parse_settings(std::string_view text);
 

@@ -15,6 +15,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -204,6 +205,8 @@ class KeyholeSession final : public Session {
     if (device_) check(keyhole_session_set_stream(handle_.get(), stream_));
   }
 
+  [[nodiscard]] keyhole_session* handle() const { return handle_.get(); }
+
   [[nodiscard]] uint32_t tokens(uint32_t layer) const override {
     keyhole_layer_tokens tokens;
     keyhole_layer_tokens_init(&tokens);
@@ -328,6 +331,17 @@ class KeyholeStore final : public Store {
         make_handle(engine_.get(), settings_, shape_.max_tokens, shape_.room ? shape_.room() : 0),
         settings_.index != "exact", shape_);
   }
+  void attend_together(uint32_t layer, std::span<Session* const> sessions,
+                       std::span<const uint32_t> starts, const Rows& q, const Rows& k,
+                       const Rows& v, const Rows& out) override {
+    const std::vector<keyhole_session*> handles = handles_of(sessions);
+    const keyhole_tensor tq = tensor(q, false);
+    const keyhole_tensor tk = tensor(k, false);
+    const keyhole_tensor tv = tensor(v, false);
+    const keyhole_tensor to = tensor(out, false);
+    check(keyhole_session_extend_batch(handles.data(), static_cast<uint32_t>(handles.size()), layer,
+                                       &tq, &tk, &tv, starts.data(), &to, nullptr, nullptr));
+  }
   void attend_prompt(uint32_t layer, const Rows& q, const Rows& k, const Rows& v, const Rows& out,
                      void* stream) override {
     const keyhole_tensor tq = tensor(q, false);
@@ -338,6 +352,15 @@ class KeyholeStore final : public Store {
   }
 
  private:
+  /// They are all made by make(), or copies of such.
+  static std::vector<keyhole_session*> handles_of(std::span<Session* const> sessions) {
+    std::vector<keyhole_session*> handles;
+    for (Session* session : sessions) {
+      handles.push_back(static_cast<KeyholeSession*>(session)->handle());
+    }
+    return handles;
+  }
+
   Settings settings_;
   StoreShape shape_;
   Engine engine_;

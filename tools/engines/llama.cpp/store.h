@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,11 @@ struct StoreShape {
 /// Makes sessions, and attends with prompts whose keys and values somebody else keeps.
 class Store : public SessionSource {
  public:
+  /// Session::attend() of several different sessions of this store, which share the work: tokens starts[i] to
+  /// starts[i + 1] of the rows go on with sessions[i]. Where that fails for one of them none is of any use.
+  virtual void attend_together(uint32_t layer, std::span<Session* const> sessions,
+                               std::span<const uint32_t> starts, const Rows& q, const Rows& k,
+                               const Rows& v, const Rows& out) = 0;
   /// Causal attention of the last tokens of a sequence, as many as q has, to all of k and v, by the pattern of the
   /// settings, which is not "none"; q, k and v in 16 bits, all on the device, in the order of `stream`, a cudaStream_t
   /// of it. Not on the host. Throws

@@ -26,13 +26,15 @@ TEST(LlamaCppSettings, NothingIsTheDefaults) {
   EXPECT_EQ(settings.card, 16384U);
   EXPECT_TRUE(settings.rows_on_card);
   EXPECT_TRUE(settings.graphs);
+  EXPECT_TRUE(settings.together);
   EXPECT_FALSE(settings.int8);
 }
 
 TEST(LlamaCppSettings, EachKeySetsItsMember) {
   const Settings settings = parse_settings(
       "index=ivf:C=64,probe=8;tail=second;top_k=50;sink=4;window=256;kv=int8;threads=2;copy=off;"
-      "card=100;rows=host;graphs=off;prompt=none;prompt_from=64;budgets=/a=b;plan=on;");
+      "card=100;rows=host;graphs=off;together=off;prompt=none;prompt_from=64;budgets=/"
+      "a=b;plan=on;");
   EXPECT_EQ(settings.index, "ivf:C=64,probe=8");
   EXPECT_EQ(settings.tail, "second");
   EXPECT_EQ(settings.top_k, 50U);
@@ -44,6 +46,7 @@ TEST(LlamaCppSettings, EachKeySetsItsMember) {
   EXPECT_EQ(settings.card, 100U);
   EXPECT_FALSE(settings.rows_on_card);
   EXPECT_FALSE(settings.graphs);
+  EXPECT_FALSE(settings.together);
   EXPECT_EQ(settings.prompt, "none");
   EXPECT_EQ(settings.prompt_from, 64U);
   EXPECT_EQ(settings.budgets, "/a=b");

@@ -35,6 +35,7 @@ CardCache::CardCache(const Settings& settings, CardMemory& memory, CardStream& s
 CardCache::~CardCache() {
   follower_.drop();
   if (!sequences_) return;
+  if (joined_ != 0) log(Level::kInfo, told_joints(joined_));
   for (const auto& sequence : sequences_->all()) {
     try {
       const std::string line = sequence->session->describe();

@@ -19,6 +19,7 @@
 #include "tools/engines/llama.cpp/cuda/follower.h"
 #include "tools/engines/llama.cpp/cuda/half_queries.h"
 #include "tools/engines/llama.cpp/cuda/lazy_session.h"
+#include "tools/engines/llama.cpp/joint.h"
 #include "tools/engines/llama.cpp/nodes.h"
 #include "tools/engines/llama.cpp/read_back.h"
 #include "tools/engines/llama.cpp/restored_rows.h"
@@ -148,6 +149,9 @@ class CardCache {
   void catch_up(Sequence& sequence, uint32_t tokens);
   void catch_up(Session& session, uint32_t stream, std::span<const uint32_t> cells);
   void attend_session(const ggml_tensor* node, Layer& layer, bool captured);
+  [[nodiscard]] uint32_t most_joint() const;
+  void attend_together(const Layer& layer, const Joint& joint, const JointRows& rows,
+                       bool captured);
   void attend_prompt(const ggml_tensor* node, Layer& layer);
 
   Settings settings_;
@@ -188,6 +192,8 @@ class CardCache {
   BatchKind kind_ = BatchKind::kOther;
   std::vector<std::vector<Part>> parts_;
   Way way_ = Way::kCard;
+  uint64_t joined_ = 0;        // batches in which several sequences attended together
+  uint64_t joined_batch_ = 0;  // the last of them
 
   /// Brings tokens of batches before to sessions.
   Follower follower_;

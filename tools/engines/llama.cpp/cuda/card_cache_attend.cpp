@@ -233,6 +233,8 @@ void CardCache::capture(const ggml_tensor* node, const CacheName& name) {
   attend_session(node, layers_.at(name.layer), true);
 }
 
+uint32_t CardCache::most_joint() const { return settings_.together ? kMostJointTokens : 0; }
+
 LazySession* CardCache::single_step(size_t layers, uint32_t& tokens) {
   // With a copy the cells of a step are part of its graph.
   if (!settings_.graphs || copy_ || way_ != Way::kSession || parts_.size() != 1 ||
@@ -252,38 +254,55 @@ LazySession* CardCache::single_step(size_t layers, uint32_t& tokens) {
 
 void CardCache::attend_session(const ggml_tensor* node, Layer& layer, bool captured) {
   stream_.follow(cuda_);
-  const auto n = static_cast<size_t>(node->src[0]->ne[1]);
+  const ggml_tensor* queries = node->src[0];
+  const auto n = static_cast<size_t>(queries->ne[1]);
   const uint32_t heads = layer.shape->kv_heads;
-  for (size_t stream = 0; stream < parts_.size(); ++stream) {
-    for (const Part& part : parts_[stream]) {
-      auto& session = static_cast<LazySession&>(*part.sequence->session);
-      // Rows of one sequence lie side by side, mostly; else each stretch goes on with the one before.
-      for (size_t i = 0; i < part.rows.size();) {
-        const uint32_t first = part.rows[i];
-        const size_t row = stream * n + first;
-        const auto cell = static_cast<uint32_t>(ids_[row] % cells_->cells());
-        uint32_t count = 1;
-        while (i + count < part.rows.size() && part.rows[i + count] == first + count &&
-               (!copy_ || ids_[row + count] == ids_[row] + count)) {
-          ++count;
-        }
-        const Rows q = tokens_of(node->src[0], 1, 2, stream, first, count);
-        const Rows out = tokens_of(node, 2, 1, stream, first, count);
+  // Rows of two streams lie side by side as those of one, mostly.
+  const bool is_even = queries->nb[3] == n * queries->nb[1] && node->nb[3] == n * node->nb[2];
+  const auto is_whole = [&](size_t row) {
+    return (is_even || (row + 1) % n != 0) && (!copy_ || ids_[row + 1] == ids_[row] + 1);
+  };
+  for (const Joint& joint : join(parts_, n, most_joint(), is_whole)) {
+    const auto [part, stream, first, count_of_first] = joint.front();
+    const size_t row = stream * n + first;
+    const auto cell = static_cast<uint32_t>(ids_[row] % cells_->cells());
+    uint32_t count = 0;
+    for (const Stretch& s : joint) count += s.count;
+    const JointRows rows{
+        tokens_of(queries, 1, 2, stream, first, count),
         // With a copy the rows are taken from it: the CUDA backend may have written nothing but the cells.
-        const Rows k = copy_ ? layer.rows.rows(false, part.stream, cell, count, heads)
-                             : new_rows(layer.fresh[0], row, count, *layer.shape);
-        const Rows v = copy_ ? layer.rows.rows(true, part.stream, cell, count, heads)
-                             : new_rows(layer.fresh[1], row, count, *layer.shape);
-        if (captured) {
-          session.capture(layer.number, q, k, v, out);
-        } else {
-          session.attend(layer.number, q, k, v, out);
-        }
-        i += count;
-      }
+        copy_ ? layer.rows.rows(false, part->stream, cell, count, heads)
+              : new_rows(layer.fresh[0], row, count, *layer.shape),
+        copy_ ? layer.rows.rows(true, part->stream, cell, count, heads)
+              : new_rows(layer.fresh[1], row, count, *layer.shape),
+        tokens_of(node, 2, 1, stream, first, count)};
+    auto& session = static_cast<LazySession&>(*part->sequence->session);
+    if (joint.size() > 1) {
+      attend_together(layer, joint, rows, captured);
+    } else if (captured) {
+      session.capture(layer.number, rows.q, rows.k, rows.v, rows.out);
+    } else {
+      session.attend(layer.number, rows.q, rows.k, rows.v, rows.out);
     }
   }
   stream_.lead(cuda_);
+}
+
+void CardCache::attend_together(const Layer& layer, const Joint& joint, const JointRows& rows,
+                                bool captured) {
+  std::vector<Session*> sessions;
+  std::vector<uint32_t> starts{0};
+  const auto session_of = [](const Stretch& s) {
+    return static_cast<LazySession*>(s.part->sequence->session.get());
+  };
+  for (const Stretch& s : joint) {
+    sessions.push_back(&session_of(s)->own());
+    starts.push_back(starts.back() + s.count);
+  }
+  store_->attend_together(layer.number, sessions, starts, rows.q, rows.k, rows.v, rows.out);
+  if (captured) return;
+  for (const Stretch& s : joint) session_of(s)->add(layer.number, s.count);
+  if (std::exchange(joined_batch_, batch_) != batch_) ++joined_;
 }
 
 void CardCache::attend_prompt(const ggml_tensor* node, Layer& layer) {

@@ -27,14 +27,23 @@ class LazySession final : public Session {
   }
   void attend(uint32_t layer, const Rows& q, const Rows& k, const Rows& v,
               const Rows& out) override {
-    session().attend(layer, q, k, v, out);
+    own().attend(layer, q, k, v, out);
     add(layer, q.tokens);
+  }
+  /// The session itself, made where it was not, and: that its layer was given tokens, by others than this.
+  [[nodiscard]] Session& own() {
+    if (!session_) session_ = make_();
+    return *session_;
+  }
+  void add(uint32_t layer, int64_t tokens) {
+    if (layer >= held_.size()) held_.resize(layer + 1);
+    held_[layer] += static_cast<uint32_t>(tokens);
   }
   /// A number that no other one has.
   [[nodiscard]] uint64_t serial() const { return serial_; }
   /// attend() while a graph is captured: it happens with each launch of it, of which launched() tells.
   void capture(uint32_t layer, const Rows& q, const Rows& k, const Rows& v, const Rows& out) {
-    session().attend(layer, q, k, v, out);
+    own().attend(layer, q, k, v, out);
   }
   void launched(uint32_t tokens) {
     for (uint32_t& held : held_) held += tokens;
@@ -47,7 +56,7 @@ class LazySession final : public Session {
     return session_ != nullptr && session_->announce(graph);
   }
   void append(uint32_t layer, const Rows& k, const Rows& v) override {
-    session().append(layer, k, v);
+    own().append(layer, k, v);
     add(layer, k.tokens);
   }
   void truncate(uint32_t tokens) override {
@@ -55,7 +64,7 @@ class LazySession final : public Session {
     for (uint32_t& held : held_) held = std::min(held, tokens);
   }
   void read(uint32_t layer, uint32_t first, const Rows& k, const Rows& v) override {
-    session().read(layer, first, k, v);
+    own().read(layer, first, k, v);
   }
   void build() override {
     if (session_) session_->build();
@@ -71,15 +80,6 @@ class LazySession final : public Session {
   }
 
  private:
-  Session& session() {
-    if (!session_) session_ = make_();
-    return *session_;
-  }
-  void add(uint32_t layer, int64_t tokens) {
-    if (layer >= held_.size()) held_.resize(layer + 1);
-    held_[layer] += static_cast<uint32_t>(tokens);
-  }
-
   static uint64_t next_serial() {
     static std::atomic<uint64_t> last{0};
     return ++last;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +33,7 @@ class HostSession final : public Session {
  public:
   explicit HostSession(std::unique_ptr<Session> own) : own_(std::move(own)) {}
   [[nodiscard]] uint32_t tokens(uint32_t layer) const override { return own_->tokens(layer); }
+  [[nodiscard]] Session* own() { return own_.get(); }
   void attend(uint32_t layer, const Rows& q, const Rows& k, const Rows& v,
               const Rows& out) override {
     own_->attend(layer, here(q), here(k), here(v), here(out));
@@ -59,6 +61,13 @@ class HostStore final : public Store {
       : own_(std::move(own)), layers_(std::move(layers)) {}
   [[nodiscard]] std::unique_ptr<Session> make() override {
     return std::make_unique<HostSession>(own_->make());
+  }
+  void attend_together(uint32_t layer, std::span<Session* const> sessions,
+                       std::span<const uint32_t> starts, const Rows& q, const Rows& k,
+                       const Rows& v, const Rows& out) override {
+    std::vector<Session*> own;
+    for (Session* session : sessions) own.push_back(static_cast<HostSession*>(session)->own());
+    own_->attend_together(layer, own, starts, here(q), here(k), here(v), here(out));
   }
   void attend_prompt(uint32_t layer, const Rows& q, const Rows& k, const Rows& v, const Rows& out,
                      void* /*stream*/) override {
