@@ -132,6 +132,17 @@ class Batch {
   std::deque<SessionCall> calls_;
 };
 
+/// Runs `body`, which uses a session of several that are locked, as with_session() does.
+template <class F>
+void use_member(SessionInterface& s, F&& body) {
+  try {
+    body();
+  } catch (const Error& e) {
+    s.keep_device_failure(e);
+    throw;
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -223,6 +234,35 @@ keyhole_status keyhole_session_extend_batch(keyhole_session* const* sessions, ui
   if (of_all == KEYHOLE_OK) return of_members;
   for (uint32_t i = 0; statuses != nullptr && i < count; ++i) statuses[i] = of_all;
   return of_all;
+}
+
+keyhole_status keyhole_session_announce_batch(keyhole_session* const* sessions, uint32_t count,
+                                              uint64_t graph) {
+  return guarded([&] {
+    if (count == 0) return;
+    require(sessions, "sessions");
+    if (graph == 0) throw Error(Status::invalid_argument, "graph is 0; numbers of graphs are not");
+    for (uint32_t i = 0; i < count; ++i) require(sessions[i], "sessions[i]");
+    std::deque<SessionCall> calls;
+    std::vector<const Capture*> graphs(count);
+    const auto each = [&](const auto& body) {
+      for (uint32_t i = 0; i < count; ++i) {
+        SessionInterface& s = *sessions[i]->session;
+        use_member(s, [&] { body(s, i); });
+      }
+    };
+    for (uint32_t i = 0; i < count; ++i) {
+      calls.emplace_back(*sessions[i]->use);
+      sessions[i]->session->check_takes("keyhole_session_announce_batch");
+      sessions[i]->session->enter(Needs::stream);
+    }
+    each([&](SessionInterface& s, uint32_t i) {
+      graphs[i] = &s.batch_member().stream().ready_graph(graph);
+    });
+    each([&](SessionInterface& s, uint32_t i) {
+      s.batch_member().stream().submit_graph(*graphs[i]);
+    });
+  });
 }
 
 }  // extern "C"

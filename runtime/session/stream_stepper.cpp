@@ -49,14 +49,19 @@ void StreamStepper::enqueue_end(const TensorOut& out, float* lse) {
   runner("tensors in device memory").enqueue_end(out, lse);
 }
 
-void StreamStepper::announce(uint64_t graph) {
+const Capture& StreamStepper::ready_graph(uint64_t graph) {
   StreamRunner& steps = runner("a graph");
   steps.wait_for_host();
+  return steps.ready_graph(graph);
+}
+
+void StreamStepper::submit_graph(const Capture& graph) {
+  StreamRunner& steps = runner("a graph");
   std::vector<uint32_t> before(parts_.engine.model().layers);
   for (uint32_t layer = 0; layer < before.size(); ++layer) {
     before[layer] = parts_.sequence.tokens(layer);
   }
-  steps.announce(graph);
+  steps.submit_graph(graph);
   for (uint32_t layer = 0; layer < before.size(); ++layer) {
     const uint32_t n = steps.announced_tokens(layer);
     if (n != 0) extended_->set(layer, before[layer], n, true);

@@ -35,8 +35,11 @@ class StreamStepper {
   void enqueue_end(const TensorOut& out, float* lse);
   [[nodiscard]] bool in_step() const { return exists() && runner_->in_step(); }
   void set_stream(gpu::Stream stream) { runner("a stream").set_stream(stream); }
-  /// 0: the graph that was captured last.
-  void announce(uint64_t graph);
+  /// The graph with this number, which can be launched; 0: the one captured last. As StreamRunner::ready_graph().
+  [[nodiscard]] const Capture& ready_graph(uint64_t graph);
+  /// Announces a launch of it.
+  void submit_graph(const Capture& graph);
+  void announce(uint64_t graph) { submit_graph(ready_graph(graph)); }
   [[nodiscard]] uint64_t last_graph() { return runner("a graph").last_graph(); }
   void synchronize() {
     if (exists()) runner_->synchronize();

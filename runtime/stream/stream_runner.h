@@ -140,8 +140,11 @@ class StreamRunner {
   [[nodiscard]] std::unique_ptr<gpu::StepGroup> make_group(uint32_t most) const {
     return steps_->make_group(most);
   }
-  /// Submits the steps of the capture with this number; 0: of the last one.
-  void announce(uint64_t graph);
+  /// The capture with this number, whose steps can be submitted; 0: the last one. Throws Error where they cannot, as
+  /// keyhole_session_announce_graph says.
+  [[nodiscard]] const Capture& ready_graph(uint64_t graph);
+  /// Submits the steps of what ready_graph() has returned, with no call of this session between.
+  void submit_graph(const Capture& graph);
   /// The number of the last capture that a step was recorded in, 0: none.
   [[nodiscard]] uint64_t last_graph() const { return captures_.newest().id(); }
   /// wait_idle(), then throws the first error of the steps; otherwise the device is made ready for a capture.

@@ -37,7 +37,7 @@ uint64_t StreamRunner::capture_of_step() const {
   return id;
 }
 
-void StreamRunner::announce(uint64_t graph) {
+const Capture& StreamRunner::ready_graph(uint64_t graph) {
   failure_.rethrow();
   check_not_capturing();
   check_no_open_step();
@@ -83,7 +83,11 @@ void StreamRunner::announce(uint64_t graph) {
     }
     check_memory(offloaded);
   }
-  for (const StreamStep& step : captured) {
+  return *known;
+}
+
+void StreamRunner::submit_graph(const Capture& graph) {
+  for (const StreamStep& step : graph.steps()) {
     if (model_.slides(step.layer)) {
       note_window_step(step.layer, step.appends);
     } else {

@@ -42,6 +42,13 @@ keyhole_session_get_graph(const keyhole_session* session, uint64_t* graph);
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_announce_graph(keyhole_session* session,
                                                                            uint64_t graph);
 
+/* keyhole_session_announce_graph of `count` different sessions, before one launch of a graph in which steps of all of
+ * them were captured (keyhole_session_extend_batch): `graph` is the number that keyhole_session_get_graph gives of each
+ * of them then, the same of all. Announces the launch to all sessions, or, on an error of any, to none: the first error
+ * in the order of the sessions. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_session_announce_batch(keyhole_session* const* sessions, uint32_t count, uint64_t graph);
+
 /* Waits until all steps that were enqueued or announced are done, and returns the first error among them. What is to be
  * pinned and encoded of prompts is then pinned, and its encoding enqueued; with KEYHOLE_PLACE_DEVICE also OUT_OF_MEMORY
  * where the system does not let it be pinned. */

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "keyhole/batch.h"
+#include "keyhole/stream.h"
 #include "tests/runtime/codes_fixture.h"
 
 namespace keyhole::test {
@@ -80,6 +81,27 @@ class StreamBatch : public StreamCodes {
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
       for (uint32_t i = 0; i < members_.size(); ++i) expect_answers(l, i, all[l]);
     }
+  }
+
+  /// New numbers where a graph reads them.
+  void renew(std::vector<Tensors>& all) {
+    for (Tensors& t : all) {
+      const Tensors fresh = tensors();
+      std::copy(fresh.q.begin(), fresh.q.end(), t.q.begin());
+      std::copy(fresh.k.begin(), fresh.k.end(), t.k.begin());
+      std::copy(fresh.v.begin(), fresh.v.end(), t.v.begin());
+    }
+  }
+  [[nodiscard]] uint64_t last_graph(uint32_t member) const {
+    uint64_t graph = 0;
+    EXPECT_OK(keyhole_session_get_graph(members_[member].session.get(), &graph));
+    return graph;
+  }
+  keyhole_status announce_all(uint64_t graph) {
+    std::vector<keyhole_session*> handles;
+    for (const Member& m : members_) handles.push_back(m.session.get());
+    return keyhole_session_announce_batch(handles.data(), static_cast<uint32_t>(handles.size()),
+                                          graph);
   }
 
   StreamEngine device_{engine_config_};
@@ -194,14 +216,13 @@ TEST_F(StreamBatch, GraphsHoldLaunchesOfManySessions) {
   device_.stream.end_capture();
   EXPECT_EQ(device_.faults.launches_of_groups, std::vector<uint32_t>(engine_config_.layers, 3));
   for (uint32_t i = 0; i < unless_sanitized(150U, 10U); ++i) {
-    for (Tensors& t : all) {
-      const Tensors fresh = tensors();
-      // Where the graph reads them.
-      std::copy(fresh.q.begin(), fresh.q.end(), t.q.begin());
-      std::copy(fresh.k.begin(), fresh.k.end(), t.k.begin());
-      std::copy(fresh.v.begin(), fresh.v.end(), t.v.begin());
+    renew(all);
+    // One by one, or all at once.
+    if (i % 2 == 0) {
+      for (const Member& m : members_) ASSERT_OK(keyhole_session_announce(m.session.get()));
+    } else {
+      ASSERT_OK(announce_all(last_graph(0)));
     }
-    for (const Member& m : members_) ASSERT_OK(keyhole_session_announce(m.session.get()));
     device_.stream.launch_graph();
     for (const Member& m : members_) ASSERT_OK(keyhole_session_synchronize(m.session.get()));
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
@@ -209,6 +230,51 @@ TEST_F(StreamBatch, GraphsHoldLaunchesOfManySessions) {
       if (HasFatalFailure()) return;
     }
   }
+}
+
+TEST_F(StreamBatch, AGraphIsAnnouncedToAllSessionsOrToNone) {
+  for (uint32_t i = 0; i < 3; ++i) {
+    keyhole_session_config c = coded();
+    if (i == 2) c.max_tokens = 302;
+    add(c, 300);
+  }
+  std::vector<Tensors> all;
+  for (uint32_t l = 0; l < engine_config_.layers; ++l) all.push_back(tensors());
+  device_.stream.begin_capture();
+  for (uint32_t l = 0; l < engine_config_.layers; ++l) ASSERT_OK(extend(l, all[l]));
+  device_.stream.end_capture();
+  const uint64_t graph = last_graph(0);
+  EXPECT_EQ(last_graph(2), graph);
+  EXPECT_EQ(announce_all(0), KEYHOLE_INVALID_ARGUMENT);
+  EXPECT_EQ(announce_all(graph + 1000), KEYHOLE_INVALID_ARGUMENT);
+  round();
+  round();
+  if (HasFatalFailure()) return;
+  EXPECT_EQ(announce_all(graph), KEYHOLE_INVALID_ARGUMENT);
+  expect_error_text("max_tokens = 302");
+  // The others wait for no launch.
+  for (uint32_t i = 0; i < 2; ++i)
+    ASSERT_OK(keyhole_session_synchronize(members_[i].session.get()));
+  members_[2].tokens = 0;
+  round();
+  if (HasFatalFailure()) return;
+  members_[2].tokens = 1;
+  ASSERT_OK(keyhole_session_truncate(members_[2].session.get(), 300));
+  members_[2].model.truncate(300);
+  renew(all);
+  ASSERT_OK(announce_all(graph));
+  device_.stream.launch_graph();
+  for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+    for (uint32_t j = 0; j < members_.size(); ++j) {
+      ASSERT_OK(keyhole_session_synchronize(members_[j].session.get()));
+      expect_answers(l, j, all[l]);
+    }
+    if (HasFatalFailure()) return;
+  }
+  // A session that is there twice is in use.
+  std::vector<keyhole_session*> twice{members_[1].session.get(), members_[1].session.get()};
+  EXPECT_EQ(keyhole_session_announce_batch(twice.data(), 2, graph), KEYHOLE_BUSY);
+  ASSERT_OK(keyhole_session_synchronize(members_[1].session.get()));
 }
 
 TEST_F(StreamBatch, ALaunchThatFailsInACaptureCostsTheGraphAlone) {

@@ -224,14 +224,14 @@ TEST_F(StreamRunnerTest, AGraphIsRefusedWholeWhereItWouldPassTheMemoryLimit) {
   for (int i = 0; i < 5; ++i) step(0);
   stream_.end_capture();
   for (uint32_t tokens = 5; tokens <= 10; tokens += 5) {
-    runner_->announce(0);
+    runner_->submit_graph(runner_->ready_graph(0));
     stream_.launch_graph();
     runner_->synchronize();
     EXPECT_EQ(client_->tokens(0), tokens);
   }
   // Of tokens 11 to 15 the 12th and the 15th overflow the window: 9 offloaded tokens in the end, and 7 may be.
   try {
-    runner_->announce(0);
+    runner_->submit_graph(runner_->ready_graph(0));
     FAIL() << "announced";
   } catch (const Error& e) {
     EXPECT_EQ(e.status(), Status::out_of_memory) << e.what();
