@@ -307,6 +307,10 @@ bool check(const std::string& name, double largest, const char* on_cpu, bool lou
     if (known != classes.end() && !left && layers != known->cached) {
       said += " NOTHING SAYS WHY";
     }
+    const bool together = std::any_of(log.lines.begin(), log.lines.end(), [](const auto& line) {
+      return line.find("several sequences attended together") != std::string::npos;
+    });
+    if (layers > 0 && !together) said += " NONE TOGETHER";
     const double allowed = std::max(largest, 4 * noise);
     if (!(error <= allowed && unified <= allowed)) said += " TOO LARGE";
     if (known != classes.end() && past < 0.05) said += " NO PAST";

@@ -14,9 +14,9 @@ namespace keyhole::llama_cpp {
 class FilledState {
  public:
   /// `few`: what llama_state_seq_get_data() gives of a sequence of at least one token, from position 0 on, of the
-  /// cache's first stream; in f16 or bf16, with flash attention, and no layers with a sliding window. What lies behind K
-  /// and V (states of recurrent layers) is taken over, with another position. Throws std::runtime_error where it is none
-  /// of these, or where there is no address space.
+  /// cache's first stream; in f16 or bf16, with flash attention, and no layers with a sliding window. What lies behind
+  /// K and V (states of recurrent layers) is taken over, with another position. Throws std::runtime_error where it is
+  /// none of these, or where there is no address space.
   FilledState(std::span<const uint8_t> few, uint32_t tokens);
   ~FilledState();
   FilledState(const FilledState&) = delete;

@@ -342,6 +342,15 @@ class KeyholeStore final : public Store {
     check(keyhole_session_extend_batch(handles.data(), static_cast<uint32_t>(handles.size()), layer,
                                        &tq, &tk, &tv, starts.data(), &to, nullptr, nullptr));
   }
+  [[nodiscard]] bool announce_together(std::span<Session* const> sessions,
+                                       uint64_t graph) override {
+    const std::vector<keyhole_session*> handles = handles_of(sessions);
+    const keyhole_status status = keyhole_session_announce_batch(
+        handles.data(), static_cast<uint32_t>(handles.size()), graph);
+    if (status == KEYHOLE_INVALID_ARGUMENT) return false;
+    check(status);
+    return true;
+  }
   void attend_prompt(uint32_t layer, const Rows& q, const Rows& k, const Rows& v, const Rows& out,
                      void* stream) override {
     const keyhole_tensor tq = tensor(q, false);

@@ -54,6 +54,9 @@ class Store : public SessionSource {
   virtual void attend_together(uint32_t layer, std::span<Session* const> sessions,
                                std::span<const uint32_t> starts, const Rows& q, const Rows& k,
                                const Rows& v, const Rows& out) = 0;
+  /// Session::announce() of several different sessions with calls in the same graph: of all, or of none.
+  [[nodiscard]] virtual bool announce_together(std::span<Session* const> sessions,
+                                               uint64_t graph) = 0;
   /// Causal attention of the last tokens of a sequence, as many as q has, to all of k and v, by the pattern of the
   /// settings, which is not "none"; q, k and v in 16 bits, all on the device, in the order of `stream`, a cudaStream_t
   /// of it. Not on the host. Throws

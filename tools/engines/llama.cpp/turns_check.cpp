@@ -145,6 +145,23 @@ class Check {
       remove(sequence, at + 1 + i % count, -1);
     }
   }
+  /// Drafts of several sequences in one batch, of each one more than of the one before; the first few are kept.
+  void drafts_of(const std::vector<int>& sequences, int rounds) {
+    for (int i = 0; i < rounds; ++i) {
+      std::vector<int> at;
+      int count = 1;
+      for (const int s : sequences) {
+        at.push_back(next(s));
+        for (int j = 0; j < count; ++j)
+          add(s, j == 0 ? best_[static_cast<size_t>(s)] : random_token(), true);
+        ++count;
+      }
+      decode();
+      for (size_t j = 0; j < sequences.size(); ++j) {
+        remove(sequences[j], at[j] + 1 + i % (static_cast<int>(j) + 1), -1);
+      }
+    }
+  }
   /// Prompts of several sequences, token by token side by side.
   void mixed_prompt(const std::vector<int>& sequences, int n) {
     for (int i = 0; i < n; ++i) {
@@ -312,11 +329,19 @@ int main(int argc, char** argv) {
   }
   for (const bool unified : {true, false}) {
     Check many(with, without, 4, unified, static_cast<uint32_t>(4 * n + 4096), allowed);
+    many.prompt(2, n / 8);
+    many.steps({2}, 3);
+    many.report("a short text");
     many.prompt(0, n);
     many.prompt(1, n / 2);
     many.report(unified ? "two prompts" : "two prompts, streams");
     many.steps({0, 1}, 20);
     many.report("steps of both");
+    many.steps({1, 2, 0}, 20);
+    many.report("and of the short one");
+    many.remove(2, -1, -1);
+    many.steps({0, 1}, 3);
+    many.report("it has ended, steps of the others");
     many.mixed_prompt({2, 3}, 100);
     many.steps({2, 3}, 10);
     many.report("two short ones side by side");
@@ -327,6 +352,8 @@ int main(int argc, char** argv) {
     many.steps({1, 2}, 20);
     many.report("a turn of one, steps of two");
     if (can_go_back) {
+      many.drafts_of({0, 1, 2}, 6);
+      many.report("drafts of three at once");
       many.remove(0, 0, 1);  // others' steps take its cell
       many.steps({1, 2}, 3);
       many.steps({0, 1}, 10);

@@ -35,7 +35,10 @@ CardCache::CardCache(const Settings& settings, CardMemory& memory, CardStream& s
 CardCache::~CardCache() {
   follower_.drop();
   if (!sequences_) return;
-  if (joined_ != 0) log(Level::kInfo, told_joints(joined_));
+  if (joined_ + joined_graphs_ != 0) {
+    log(Level::kInfo, told_joints(joined_ + joined_graphs_) + ", " +
+                          std::to_string(joined_graphs_) + " of them as one CUDA graph");
+  }
   for (const auto& sequence : sequences_->all()) {
     try {
       const std::string line = sequence->session->describe();

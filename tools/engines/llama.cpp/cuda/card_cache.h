@@ -42,6 +42,12 @@ enum class Way {
   kSession,
 };
 
+/// A batch that may be one CUDA graph: whose tokens it has, and how many of each.
+struct GraphStep {
+  std::vector<LazySession*> sessions;
+  std::vector<uint32_t> tokens;
+};
+
 /// Before a graph is computed, its nodes that have to do with the cache are met, in their order; then way() tells what
 /// becomes of them. Errors are std::runtime_error, whose text does not name the node. Used by one thread at a time.
 class CardCache {
@@ -86,10 +92,15 @@ class CardCache {
   /// The graph was not computed to its end.
   void failed();
 
-  /// The session of the batch under way, where the batch is a few tokens of one sequence that Keyhole attends with in
-  /// all of `layers` layers, which are all that it takes, and where the settings want graphs; else NULL. tokens: how
-  /// many those are.
-  [[nodiscard]] LazySession* single_step(size_t layers, uint32_t& tokens);
+  /// The batch under way, where it is a few tokens of one sequence, or of each of several that attend together, with
+  /// which Keyhole attends in all of `layers` layers, which are all that it takes, and where the settings want graphs;
+  /// else an empty one.
+  [[nodiscard]] GraphStep graph_step(size_t layers) const;
+  /// A graph of such a step is about to be launched: true, and all its sessions know; or false, as one of them has
+  /// changed since its capture.
+  [[nodiscard]] bool announce(const GraphStep& step, uint64_t graph);
+  /// It was launched.
+  void launched(const GraphStep& step);
   /// attend() while a graph is captured on stream().
   void capture(const ggml_tensor* node, const CacheName& name);
   [[nodiscard]] CardStream& stream() { return stream_; }
@@ -192,8 +203,9 @@ class CardCache {
   BatchKind kind_ = BatchKind::kOther;
   std::vector<std::vector<Part>> parts_;
   Way way_ = Way::kCard;
-  uint64_t joined_ = 0;        // batches in which several sequences attended together
-  uint64_t joined_batch_ = 0;  // the last of them
+  uint64_t joined_ = 0;         // batches in which several sequences attended together
+  uint64_t joined_batch_ = 0;   // the last of them
+  uint64_t joined_graphs_ = 0;  // and those that were one CUDA graph, which are none of the others
 
   /// Brings tokens of batches before to sessions.
   Follower follower_;

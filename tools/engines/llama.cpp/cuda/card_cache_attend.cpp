@@ -22,6 +22,8 @@ constexpr uint32_t kLongPrompt = 2048;
 
 /// Steps of so many tokens may be CUDA graphs: drafts. More are computed by other kernels, which wait on the host.
 constexpr uint32_t kMostCaptured = 9;
+/// And so many of all sequences together: as many as the library attends by one launch of each kernel.
+constexpr uint32_t kMostCapturedTogether = 16;
 
 /// What a session leaves of the card's memory: llama.cpp takes a little more for large batches.
 constexpr size_t kSessionLeaves = size_t{128} << 20U;
@@ -235,21 +237,38 @@ void CardCache::capture(const ggml_tensor* node, const CacheName& name) {
 
 uint32_t CardCache::most_joint() const { return settings_.together ? kMostJointTokens : 0; }
 
-LazySession* CardCache::single_step(size_t layers, uint32_t& tokens) {
+GraphStep CardCache::graph_step(size_t layers) const {
   // With a copy the cells of a step are part of its graph.
-  if (!settings_.graphs || copy_ || way_ != Way::kSession || parts_.size() != 1 ||
-      parts_[0].size() != 1) {
-    return nullptr;
-  }
-  const std::vector<uint32_t>& rows = parts_[0][0].rows;
-  tokens = static_cast<uint32_t>(rows.size());
-  if (tokens > kMostCaptured || rows.back() - rows.front() + 1 != tokens) return nullptr;
+  if (!settings_.graphs || copy_ || way_ != Way::kSession || parts_.empty()) return {};
   for (const auto& [number, layer] : layers_) {
     if (!layer.left.empty()) continue;
-    if (layer.aside == batch_ || layers == 0) return nullptr;
+    if (layer.aside == batch_ || layers == 0) return {};
     --layers;
   }
-  return layers == 0 ? static_cast<LazySession*>(parts_[0][0].sequence->session.get()) : nullptr;
+  if (layers != 0) return {};
+  const std::vector<Joint> joints = join(parts_, ids_.size() / parts_.size(), most_joint());
+  if (joints.size() != 1) return {};
+  GraphStep step;
+  uint32_t all = 0;
+  for (const Stretch& s : joints.front()) {
+    step.sessions.push_back(static_cast<LazySession*>(s.part->sequence->session.get()));
+    step.tokens.push_back(s.count);
+    all += s.count;
+    if (s.count > kMostCaptured) return {};
+  }
+  return all <= kMostCapturedTogether ? step : GraphStep{};
+}
+
+bool CardCache::announce(const GraphStep& step, uint64_t graph) {
+  if (step.sessions.size() == 1) return step.sessions.front()->announce(graph);
+  std::vector<Session*> sessions;
+  for (LazySession* session : step.sessions) sessions.push_back(&session->own());
+  return store_->announce_together(sessions, graph);
+}
+
+void CardCache::launched(const GraphStep& step) {
+  for (size_t i = 0; i < step.sessions.size(); ++i) step.sessions[i]->launched(step.tokens[i]);
+  if (step.sessions.size() > 1) ++joined_graphs_;
 }
 
 void CardCache::attend_session(const ggml_tensor* node, Layer& layer, bool captured) {

@@ -97,16 +97,23 @@ void TokenGraph::drop(Kept& kept) {
 }
 
 /// The kind of the step; NULL: it is a new one, and noted.
-TokenGraph::Kept* TokenGraph::find(const CutGraph& found, ggml_cgraph* graph, uint64_t session) {
+TokenGraph::Kept* TokenGraph::find(const CutGraph& found, ggml_cgraph* graph,
+                                   const GraphStep& step) {
+  std::vector<uint64_t> sessions;
+  for (const LazySession* session : step.sessions) sessions.push_back(session->serial());
+  // The same graph may be of other numbers of tokens of the same sequences.
+  const auto is_of = [&](const Kept& kept) {
+    return kept.sessions == sessions && kept.tokens == step.tokens;
+  };
   ++now_;
   for (Kept& kept : kept_) {
-    if (kept.uid != graph->uid || kept.session != session) continue;
+    if (kept.uid != graph->uid || !is_of(kept)) continue;
     kept.used = now_;
     return &kept;
   }
   Told told = all_told(found, graph);
   for (Kept& kept : kept_) {
-    if (kept.session != session || kept.told != told) continue;
+    if (kept.told != told || !is_of(kept)) continue;
     kept.uid = graph->uid;
     kept.used = now_;
     return &kept;
@@ -118,24 +125,24 @@ TokenGraph::Kept* TokenGraph::find(const CutGraph& found, ggml_cgraph* graph, ui
     drop(*oldest);
     kept_.erase(oldest);
   }
-  kept_.push_back({std::move(told), session, graph->uid, now_, 0, nullptr});
+  kept_.push_back(
+      {std::move(told), std::move(sessions), step.tokens, graph->uid, now_, 0, nullptr});
   return nullptr;
 }
 
 bool TokenGraph::compute(const CutGraph& found, ggml_cgraph* graph, ggml_backend_t cuda) {
   size_t attentions = 0;
   CardCache* cache = graph->uid != 0 && !is_refused_ ? only_cache(found, attentions) : nullptr;
-  uint32_t tokens = 0;
-  LazySession* session = cache != nullptr ? cache->single_step(attentions, tokens) : nullptr;
-  if (session == nullptr ||
+  const GraphStep step = cache != nullptr ? cache->graph_step(attentions) : GraphStep{};
+  if (step.sessions.empty() ||
       std::any_of(graph->nodes, graph->nodes + graph->n_nodes, waits_for_card)) {
     return false;
   }
   check(cudaSetDevice(cache->stream().ordinal()), "choosing the card");
-  Kept* kept = find(found, graph, session->serial());
+  Kept* kept = find(found, graph, step);
   if (kept == nullptr) return false;
   if (kept->executable == nullptr) {
-    session->settle();
+    for (LazySession* session : step.sessions) session->settle();
     try {
       capture(found, graph, cuda, *cache, *kept);
     } catch (const std::runtime_error& error) {
@@ -144,9 +151,9 @@ bool TokenGraph::compute(const CutGraph& found, ggml_cgraph* graph, ggml_backend
       log(Level::kWarning, std::string("steps are no CUDA graphs: ") + error.what());
       return false;
     }
-    kept->number = session->graph();
+    kept->number = step.sessions.front()->graph();
   }
-  if (!session->announce(kept->number)) {
+  if (!cache->announce(step, kept->number)) {
     drop(*kept);
     return false;
   }
@@ -155,7 +162,7 @@ bool TokenGraph::compute(const CutGraph& found, ggml_cgraph* graph, ggml_backend
   check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(kept->executable), stream_of(stream)),
         "launching a step's graph");
   stream.lead(cuda);
-  session->launched(tokens);
+  cache->launched(step);
   return true;
 }
 

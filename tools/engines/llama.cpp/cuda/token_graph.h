@@ -1,4 +1,5 @@
-// Steps of one sequence as CUDA graphs: the CUDA backend's kernels and Keyhole's, without a launch or an event between.
+// Steps of one sequence, or of several together, as CUDA graphs: the CUDA backend's kernels and Keyhole's, without a
+// launch or an event between.
 #pragma once
 
 #include <ggml-backend-impl.h>
@@ -34,14 +35,15 @@ class TokenGraph {
 
   struct Kept {
     Told told;
-    uint64_t session = 0;        // LazySession::serial()
-    uint64_t uid = 0;            // of the ggml graph that had it last
-    uint64_t used = 0;           // when, by `now_`
-    uint64_t number = 0;         // Session::graph()
-    void* executable = nullptr;  // a cudaGraphExec_t; NULL: it came once
+    std::vector<uint64_t> sessions;  // LazySession::serial() of each, in the order of the rows
+    std::vector<uint32_t> tokens;    // of each
+    uint64_t uid = 0;                // of the ggml graph that had it last
+    uint64_t used = 0;               // when, by `now_`
+    uint64_t number = 0;             // Session::graph()
+    void* executable = nullptr;      // a cudaGraphExec_t; NULL: it came once
   };
 
-  [[nodiscard]] Kept* find(const CutGraph& found, ggml_cgraph* graph, uint64_t session);
+  [[nodiscard]] Kept* find(const CutGraph& found, ggml_cgraph* graph, const GraphStep& step);
   void capture(const CutGraph& found, ggml_cgraph* graph, ggml_backend_t cuda, CardCache& cache,
                Kept& kept);
   static void drop(Kept& kept);

@@ -69,6 +69,11 @@ class HostStore final : public Store {
     for (Session* session : sessions) own.push_back(static_cast<HostSession*>(session)->own());
     own_->attend_together(layer, own, starts, here(q), here(k), here(v), here(out));
   }
+  /// There are no graphs.
+  [[nodiscard]] bool announce_together(std::span<Session* const> /*sessions*/,
+                                       uint64_t /*graph*/) override {
+    return false;
+  }
   void attend_prompt(uint32_t layer, const Rows& q, const Rows& k, const Rows& v, const Rows& out,
                      void* /*stream*/) override {
     const LayerShape& shape = layers_[layer];
