@@ -35,12 +35,11 @@ Placed place_batch(std::span<const int64_t> ids, size_t streams, const Mask& mas
       own[s].push_back(static_cast<uint32_t>(cell));
     }
   }
-  if (streams == 1) {
-    if (auto part = sequences.go_on(stream_of(0), mask.data, mask.row_stride, mask.seen, own[0],
-                                    ids.size())) {
-      placed.parts.push_back({std::move(*part)});
-      return placed;
-    }
+  std::vector<Sequences::StreamRows> each;
+  for (size_t s = 0; s < streams; ++s) each.push_back({stream_of(s), mask_of(s), own[s]});
+  if (auto parts = sequences.go_on(each, mask.row_stride, mask.seen)) {
+    placed.parts = std::move(*parts);
+    return placed;
   }
   if (before_change) before_change();
   std::vector<Batch> batches;

@@ -14,6 +14,13 @@
 #include <vector>
 
 namespace keyhole::llama_cpp {
+namespace {
+
+/// Runs of a batch up to which their sequences may take the quick way next: more would keep a lot of memory for it.
+constexpr size_t kMostSights = 16;
+
+}  // namespace
+
 /// The first tokens of the sequence that the run sees, all of them.
 uint32_t Sequences::common(const Sequence& sequence, uint32_t stream, const Run& run) const {
   uint32_t length = 0;
@@ -201,48 +208,6 @@ void Sequences::refill(Sequence& sequence, const Run& run) {
   sequence.unbuilt = sequence.is_refilled = true;
 }
 
-/// Makes the sequence's `sight` anew.
-void Sequences::look(Sequence& sequence) const {
-  sequence.sight = blind_row(cells_.cells());
-  sequence.sight_end = 0;
-  for (const Token& token : sequence.tokens) {
-    sequence.sight[token.cell] = 0;
-    sequence.sight_end = std::max(sequence.sight_end, token.cell + 1);
-  }
-  sequence.sighted = cells_.changes();
-}
-
-std::optional<Part> Sequences::go_on(uint32_t stream, const uint16_t* mask, int64_t row_stride,
-                                     uint32_t seen, std::span<const uint32_t> new_cells,
-                                     size_t written) {
-  for (const auto& candidate : sequences_) {
-    Sequence& sequence = *candidate;
-    if (sequence.stream != stream || sequence.batch == batch_ || sequence.sight.empty() ||
-        sequence.tokens.empty() || sequence.sighted + written != cells_.changes()) {
-      continue;
-    }
-    const auto is_new = [&](uint32_t cell) { return sequence.sight[cell] != 0; };
-    if (sequence.sight_end > seen || mask[sequence.tokens.back().cell] != 0 ||
-        !std::all_of(new_cells.begin(), new_cells.end(), is_new) ||
-        !goes_on(mask, row_stride, seen, new_cells, sequence.sight)) {
-      continue;
-    }
-    Part part{&sequence, static_cast<uint32_t>(sequence.tokens.size()), stream, {}};
-    for (uint32_t row = 0; row < new_cells.size(); ++row) {
-      part.rows.push_back(row);
-      sequence.tokens.push_back({new_cells[row], cells_.stamp(stream, new_cells[row])});
-      sequence.sight[new_cells[row]] = 0;
-      sequence.sight_end = std::max(sequence.sight_end, new_cells[row] + 1);
-    }
-    sequence.sighted = cells_.changes();
-    sequence.batch = batch_;
-    sequence.is_left = sequence.slid = sequence.is_passed_over = false;
-    drop_useless(stream, new_cells);
-    return part;
-  }
-  return std::nullopt;
-}
-
 std::optional<std::vector<Part>> Sequences::place(uint32_t stream, const Batch& batch,
                                                   std::span<const uint32_t> new_cells,
                                                   SessionSource& source, Rewriter* rewriter) {
@@ -300,7 +265,7 @@ std::optional<std::vector<Part>> Sequences::place(uint32_t stream, const Batch& 
       sequence.tokens.push_back({new_cells[row], cells_.stamp(stream, new_cells[row])});
     }
     sequence.sight.clear();
-    if (batch.runs.size() == 1) look(sequence);
+    if (batch.runs.size() <= kMostSights) look(sequence);
     parts.push_back(std::move(part));
   }
   drop_useless(stream, new_cells);

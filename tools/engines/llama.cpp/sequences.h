@@ -82,13 +82,19 @@ class Sequences {
     places_.clear();
   }
 
-  /// The quick way of most batches: where all rows of a stream go on with all tokens of one sequence, and no cell has
-  /// changed since its last batch but the `written` ones of this, appends the new tokens to its list. None: nothing
-  /// has changed, and read_batch() and place() have to find out.
-  ///   mask, row_stride, seen, new_cells  of the stream, as in read_batch()
-  [[nodiscard]] std::optional<Part> go_on(uint32_t stream, const uint16_t* mask, int64_t row_stride,
-                                          uint32_t seen, std::span<const uint32_t> new_cells,
-                                          size_t written);
+  /// A batch's rows of one stream: its mask, as in read_batch(), and the cell that each row fills.
+  struct StreamRows {
+    uint32_t stream = 0;
+    const uint16_t* mask = nullptr;
+    std::span<const uint32_t> new_cells;
+  };
+  /// The quick way of most batches: where all rows of each stream go on with all tokens of one sequence, or of several
+  /// one after the other, and no cell has changed since the last batch of these but those of this one, appends the new
+  /// tokens to their lists, and returns the parts of each stream. None: nothing has changed, and read_batch() and
+  /// place() have to find out.
+  ///   row_stride, seen  of each stream, as in read_batch()
+  [[nodiscard]] std::optional<std::vector<std::vector<Part>>> go_on(
+      std::span<const StreamRows> streams, int64_t row_stride, uint32_t seen);
 
   /// Finds or makes the sequence of each run of a stream's part of the batch, and appends the new tokens to its list.
   /// Its session is cut to the tokens that are in the run's past; others of them may be missing there, which the caller
@@ -164,6 +170,8 @@ class Sequences {
   [[nodiscard]] bool was_passed_over(const Sequence& sequence, uint32_t stream,
                                      std::span<const uint32_t> new_cells) const;
   void look(Sequence& sequence) const;
+  [[nodiscard]] bool goes_on_with(const Sequence& sequence, const StreamRows& rows,
+                                  int64_t row_stride, uint32_t seen, size_t written) const;
 
   Cells& cells_;
   size_t most_;

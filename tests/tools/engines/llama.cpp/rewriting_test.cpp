@@ -141,9 +141,12 @@ class Memory {
       }
     }
     sequences.begin_batch();
-    std::optional<Part> part =
-        sequences.go_on(stream(s), mask.data(), kRoom, kRoom, fresh, fresh.size());
-    if (!part) {
+    const Sequences::StreamRows rows{stream(s), mask.data(), fresh};
+    const auto quick = sequences.go_on({&rows, 1}, kRoom, kRoom);
+    std::optional<Part> part;
+    if (quick) {
+      part = quick->front().front();
+    } else {
       const Batch batch = read_batch(mask.data(), kRoom, kRoom, fresh);
       auto parts = sequences.place(stream(s), batch, fresh, lists, &lists);
       if (!parts) throw std::runtime_error("a window");

@@ -86,11 +86,20 @@ class Fake {
     return read_batch(mask.data(), kCells, kCells, new_cells);
   }
   /// The quick way of a batch.
-  std::optional<Part> go_on(const std::vector<New>& tokens) {
+  std::optional<std::vector<Part>> go_on_with_all(const std::vector<New>& tokens) {
     write(tokens);
     sequences.begin_batch();
     (void)read(tokens);
-    return sequences.go_on(0, last_mask.data(), kCells, kCells, new_cells, tokens.size());
+    const Sequences::StreamRows rows{0, last_mask.data(), new_cells};
+    auto parts = sequences.go_on({&rows, 1}, kCells, kCells);
+    if (!parts) return std::nullopt;
+    return parts->front();
+  }
+  std::optional<Part> go_on(const std::vector<New>& tokens) {
+    const auto parts = go_on_with_all(tokens);
+    if (!parts) return std::nullopt;
+    EXPECT_EQ(parts->size(), 1U);
+    return parts->front();
   }
   /// A batch as the backend has it; sessions have all tokens afterwards.
   std::vector<Part> add(const std::vector<New>& tokens) {
@@ -221,6 +230,39 @@ TEST(LlamaCppSequences, TheQuickWayIsForOneSequenceThatNothingHasTouched) {
   fake.remove(0, 5, 100);
   EXPECT_FALSE(fake.go_on(Fake::run(0, 5, 6, 1)));  // it sees less than the sequence has
   EXPECT_EQ(first->tokens.size(), 7U);
+}
+
+TEST(LlamaCppSequences, TheQuickWayIsForSeveralSequencesThatGoOnTogether) {
+  Fake fake;
+  (void)fake.add(Fake::run(0, 0, 0, 4));
+  (void)fake.add(Fake::run(1, 0, 4, 3));
+  // The first has not seen the batch of the other.
+  EXPECT_FALSE(fake.go_on_with_all({{1, 3, 7}, {0, 4, 8}}));
+  const auto placed = fake.add({{1, 3, 7}, {0, 4, 8}});
+  ASSERT_EQ(placed.size(), 2U);
+  const auto parts = fake.go_on_with_all({{0, 5, 9}, {0, 6, 10}, {1, 4, 11}});
+  ASSERT_TRUE(parts);
+  ASSERT_EQ(parts->size(), 2U);
+  EXPECT_EQ((*parts)[0].sequence, placed[1].sequence);
+  EXPECT_EQ((*parts)[0].past, 5U);
+  EXPECT_EQ((*parts)[0].rows, (std::vector<uint32_t>{0, 1}));
+  EXPECT_EQ((*parts)[1].sequence, placed[0].sequence);
+  EXPECT_EQ((*parts)[1].past, 4U);
+  EXPECT_EQ((*parts)[1].rows, (std::vector<uint32_t>{2}));
+  EXPECT_EQ(placed[1].sequence->tokens.back().cell, 10U);
+  EXPECT_TRUE(fake.go_on_with_all({{1, 5, 12}, {0, 7, 13}}));
+  // Where one does not go on nothing is changed.
+  fake.remove(1, 5, 100);
+  const size_t before = placed[1].sequence->tokens.size();
+  EXPECT_FALSE(fake.go_on_with_all({{0, 8, 14}, {1, 5, 15}}));
+  EXPECT_EQ(placed[1].sequence->tokens.size(), before);
+}
+
+TEST(LlamaCppSequences, TheQuickWayIsNotForACopyBesideItsSequence) {
+  Fake fake;
+  (void)fake.add(Fake::run(0, 0, 0, 4));
+  for (uint32_t cell = 0; cell < 4; ++cell) fake.owners[cell] = {0, 1};
+  EXPECT_FALSE(fake.go_on_with_all({{0, 4, 4}, {1, 4, 5}}));
 }
 
 TEST(LlamaCppSequences, TheQuickWayIsNotTakenWhenACellWasWrittenOver) {
