@@ -299,9 +299,10 @@ class CudaListsWithDrafts : public CudaLists {
         norm += right[j] * right[j];
         most = std::max(most, std::abs(x));
       }
-      ASSERT_LT(std::sqrt(difference / norm), 0.05);
+      // Keys and values by codes of 4 bits: up to 0.1 of a query that looks at some 60 tokens.
+      ASSERT_LT(std::sqrt(difference / norm), 0.25);
       // A query of zeros counts: a token more or less of 9,000 is 1.1e-4 of the log-sum-exp.
-      ASSERT_NEAR(seen.lse[at], lse, flat ? 4e-5 : 0.02);
+      ASSERT_NEAR(seen.lse[at], lse, flat ? 4e-5 : 0.1);
       if (flat) {
         ASSERT_LT(most, 0.04);
       }
