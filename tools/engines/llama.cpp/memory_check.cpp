@@ -1,8 +1,9 @@
 // Random operations on llama.cpp's memory, done twice: in a context whose cache lies in Keyhole, and in one of
 // llama.cpp alone. After each the answers are compared. GGML_BACKEND_PATH names the backend, KEYHOLE_GGML its settings.
-//   llama-memory-check MODEL TEXT OPERATIONS SEED unified|streams [ALLOWED]
+//   llama-memory-check MODEL TEXT OPERATIONS SEED unified|streams [ALLOWED [all]]
 //     OPERATIONS 0: a restored sequence rests while the next prompt comes, and one is shifted that has used few cells.
 //     ALLOWED: the largest divergence of an answer, 1e-4 where it is not said.
+//     all: some operations are that one sequence alone is kept, and that positions are divided.
 //     TEXT is followed by random tokens where the model makes few of it.
 //   llama-memory-check --f32 MODEL    converts the model, and that is all
 // The model is converted to f32 first, into MODEL.f32: products of quantised weights with quantised activations turn
@@ -31,6 +32,8 @@ namespace {
 constexpr int kSequences = 3;
 constexpr int kContext = 768;  // of each sequence
 constexpr int kBatch = 96;
+constexpr int kMostDivided =
+    256;  // tokens of a sequence whose positions are divided: they stay in their cells
 constexpr size_t kFewestTokens = 2000;  // that batches choose from
 
 /// A model and its context: one with Keyhole, one without.
@@ -51,7 +54,8 @@ struct Worst {
   std::exit(1);
 }
 
-Side open(const std::string& path, bool keyhole, bool unified) {
+/// context: cells of each sequence.
+Side open(const std::string& path, bool keyhole, bool unified, int context) {
   Side side;
   llama_model_params model = llama_model_default_params();
   // Where there are cards, both are on the first one.
@@ -67,7 +71,7 @@ Side open(const std::string& path, bool keyhole, bool unified) {
   side.model = llama_model_load_from_file(path.c_str(), model);
   if (side.model == nullptr) fail(path + " cannot be loaded");
   llama_context_params params = llama_context_default_params();
-  params.n_ctx = kSequences * kContext;
+  params.n_ctx = static_cast<uint32_t>(kSequences * context);
   params.n_batch = params.n_ubatch = kBatch;
   params.n_seq_max = kSequences;
   params.kv_unified = unified;
@@ -114,8 +118,12 @@ void compare(const float* a, const float* b, int n, Worst& worst) {
 
 class Check {
  public:
-  Check(const std::string& path, const std::string& text, uint32_t seed, bool unified)
-      : random_(seed), sides_{open(path, true, unified), open(path, false, unified)} {
+  Check(const std::string& path, const std::string& text, uint32_t seed, bool unified, bool all)
+      : random_(seed),
+        unified_(unified),
+        all_(all),
+        sides_{open(path, true, unified, kContext + (all ? kMostDivided : 0)),
+               open(path, false, unified, kContext + (all ? kMostDivided : 0))} {
     const llama_vocab* vocab = llama_model_get_vocab(sides_[0].model);
     words_ = llama_vocab_n_tokens(vocab);
     if (llama_vocab_type(vocab) != LLAMA_VOCAB_TYPE_NONE) {
@@ -142,7 +150,7 @@ class Check {
     last_ = "a step";
     const int s = below(kSequences);
     const int other = (s + 1 + below(kSequences - 1)) % kSequences;
-    switch (below(13)) {
+    switch (below(all_ ? 16 : 13)) {
       case 0:
       case 1:
       case 2: return extend(s, 1 + below(kBatch));
@@ -154,6 +162,8 @@ class Check {
       case 8: return save_and_restore(s, other);
       case 9: return below(8) == 0 ? (below(2) == 0 ? clear() : begin_anew(s)) : step_some();
       case 10: return drafts(s);
+      case 13: return below(3) == 0 ? keep_alone(s) : step_some();
+      case 14: return divide(s);
       default: return step_some();
     }
   }
@@ -270,9 +280,39 @@ class Check {
   }
   void remove(int s, int from, int to) {
     kept_[static_cast<size_t>(s)].clear();
+    if (from < 0 && to < 0) divided_[static_cast<size_t>(s)] = false;
     both([&](Side& side) {
       return llama_memory_seq_rm(llama_get_memory(side.context), s, from, to);
     });
+  }
+  /// In one stream all other sequences are removed; in several, where each has its own, nothing is.
+  void keep_alone(int s) {
+    if (next(s) == 0) return;
+    note("keep " + std::to_string(s) + " alone");
+    for (std::vector<uint8_t>& kept : kept_) kept.clear();
+    for (int other = 0; other < kSequences && unified_; ++other) {
+      if (other != s) divided_[static_cast<size_t>(other)] = false;
+    }
+    both([&](Side& side) {
+      llama_memory_seq_keep(llama_get_memory(side.context), s);
+      return 0;
+    });
+    step_some();
+  }
+  /// Positions of all tokens, or of the second half, are divided by a number; of each sequence once.
+  void divide(int s) {
+    if (next(s) < 16 || next(s) > kMostDivided || divided_[static_cast<size_t>(s)]) return;
+    const int from = below(2) * next(s) / 2;
+    const int by = 2 + below(3);
+    note("divide the positions of " + std::to_string(s) + " from " + std::to_string(from) +
+         " on by " + std::to_string(by));
+    divided_.fill(true);  // copies may share cells
+    for (std::vector<uint8_t>& kept : kept_) kept.clear();
+    both([&](Side& side) {
+      llama_memory_seq_div(llama_get_memory(side.context), s, from, -1, by);
+      return 0;
+    });
+    step_some();
   }
   void remove_end(int s) {
     if (next(s) < 2) return;
@@ -311,6 +351,7 @@ class Check {
     if (next(from) == 0) return;
     note("copy " + std::to_string(from) + " to " + std::to_string(to));
     remove(to, -1, -1);
+    divided_[static_cast<size_t>(to)] = divided_[static_cast<size_t>(from)];
     both([&](Side& side) {
       llama_memory_seq_cp(llama_get_memory(side.context), from, to, -1, -1);
       return 0;
@@ -334,6 +375,7 @@ class Check {
              saved(side, to) == side.saved;
     });
     kept_[static_cast<size_t>(to)].clear();
+    divided_[static_cast<size_t>(to)] = divided_[static_cast<size_t>(from)];
   }
   [[nodiscard]] static std::vector<uint8_t> saved(const Side& side, int s) {
     std::vector<uint8_t> bytes(llama_state_seq_get_size(side.context, s));
@@ -359,6 +401,7 @@ class Check {
   }
   void clear() {
     note("clear");
+    divided_.fill(false);
     for (std::vector<uint8_t>& kept : kept_) kept.clear();
     both([](Side& side) {
       llama_memory_clear(llama_get_memory(side.context), true);
@@ -367,6 +410,10 @@ class Check {
   }
 
   std::mt19937 random_;
+  bool unified_;
+  bool all_;
+  std::array<bool, kSequences>
+      divided_{};  // positions of a sequence, or of one that it may be a copy of
   std::array<Side, 2> sides_;
   std::vector<llama_token> tokens_;
   bool on_card_ = ggml_backend_dev_by_name("KEYHOLE0") != nullptr;
@@ -387,11 +434,11 @@ int main(int argc, char** argv) {
     (void)in_f32(argv[2]);
     return 0;
   }
-  if (argc != 6 && argc != 7) {
-    fail("llama-memory-check MODEL TEXT OPERATIONS SEED unified|streams [ALLOWED]");
+  if (argc < 6 || argc > 8 || (argc == 8 && std::strcmp(argv[7], "all") != 0)) {
+    fail("llama-memory-check MODEL TEXT OPERATIONS SEED unified|streams [ALLOWED [all]]");
   }
   constexpr double kAllowed = 1e-4;
-  const double allowed = argc == 7 ? std::atof(argv[6]) : kAllowed;
+  const double allowed = argc >= 7 ? std::atof(argv[6]) : kAllowed;
   llama_log_set(
       [](ggml_log_level level, const char* text, void*) {
         const bool is_told = level >= GGML_LOG_LEVEL_WARN && level != GGML_LOG_LEVEL_CONT;
@@ -404,7 +451,7 @@ int main(int argc, char** argv) {
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   const int operations = std::atoi(argv[3]);
   const auto seed = static_cast<uint32_t>(std::atoi(argv[4]));
-  Check check(in_f32(argv[1]), text, seed, std::strcmp(argv[5], "unified") == 0);
+  Check check(in_f32(argv[1]), text, seed, std::strcmp(argv[5], "unified") == 0, argc == 8);
   double before = 0;
   for (int i = 0; i <= operations; ++i) {
     if (operations == 0) {
