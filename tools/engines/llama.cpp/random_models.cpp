@@ -169,28 +169,41 @@ struct Spread {
   float spread = 0;
 };
 
-Spread spread_of(const ggml_tensor* tensor) {
+/// What models are filled with.
+struct Filling {
+  uint32_t seed;
+  /// Spread of queries and keys, where a norm's weights or the projection make it.
+  float heads;
+  /// Whether scores are products as they are, not divided by the root of the components.
+  bool unscaled;
+};
+
+Spread spread_of(const ggml_tensor* tensor, const Filling& filling) {
   const std::string_view name = tensor->name;
   if (contains(name, "ssm_a")) return {-1.0F, 0.3F};
   if (contains(name, "rope_freqs")) return {1, 0};
-  if (contains(name, "q_norm") || contains(name, "k_norm")) return {1.7F, 0.2F};
+  if (contains(name, "q_norm") || contains(name, "k_norm")) {
+    const auto components = static_cast<float>(tensor->ne[0]);
+    const float middle = filling.heads * (filling.unscaled ? std::pow(components, -0.25F) : 1.0F);
+    return {middle, 0.12F * middle};
+  }
   if (contains(name, "norm") && name.ends_with("weight")) return {1, 0.1F};
   if (contains(name, "scale")) return {1, 0.1F};
   if (contains(name, "sinks")) return {1, 1};
   if (name.ends_with("bias")) return {0, 0.1F};
   if (contains(name, "token_embd")) return {0, 1};
   const float fan_in = 1 / std::sqrt(static_cast<float>(tensor->ne[0]));
-  if (contains(name, "attn_q.") || contains(name, "attn_k.")) return {0, 1.7F * fan_in};
+  if (contains(name, "attn_q.") || contains(name, "attn_k.")) return {0, filling.heads * fan_in};
   if (name == "output.weight") return {0, 2 * fan_in};
   return {0, fan_in};
 }
 
-void fill(ggml_tensor* tensor, void* seed) {
-  const Spread s = spread_of(tensor);
+void fill(ggml_tensor* tensor, void* filling) {
+  const Filling& how = *static_cast<Filling*>(filling);
+  const Spread s = spread_of(tensor, how);
   // Numbers that are uniform have the same variance from the square root of three times the spread.
   const float half = s.spread * 1.7320508F;
-  std::seed_seq seeds{*static_cast<uint32_t*>(seed),
-                      static_cast<uint32_t>(std::hash<std::string>()(tensor->name))};
+  std::seed_seq seeds{how.seed, static_cast<uint32_t>(std::hash<std::string>()(tensor->name))};
   std::mt19937 random(seeds);
   std::vector<float> numbers(static_cast<size_t>(ggml_nelements(tensor)));
   for (float& number : numbers) {
@@ -204,10 +217,11 @@ void fill(ggml_tensor* tensor, void* seed) {
 
 std::span<const ModelClass> model_classes() { return kClasses; }
 
-llama_model* make_random_model(const ModelClass& model_class, uint32_t seed,
+llama_model* make_random_model(const ModelClass& model_class, uint32_t seed, float spread,
                                const llama_model_params& params) {
   const Metadata metadata = describe(model_class);
-  return llama_model_init_from_user(metadata.get(), fill, &seed, params);
+  Filling filling{seed, std::sqrt(spread), std::string_view(model_class.architecture) == "gemma4"};
+  return llama_model_init_from_user(metadata.get(), fill, &filling, params);
 }
 
 }  // namespace keyhole::llama_cpp

@@ -28,9 +28,15 @@ struct ModelClass {
 [[nodiscard]] std::span<const ModelClass> model_classes();
 constexpr uint32_t kVocabulary = 256;
 
+/// What scores of attention spread by, in nats: few tokens have most of the weight.
+constexpr float kSharp = 3;
+/// Many tokens weigh.
+constexpr float kFlat = 1;
+
 /// A model of the class, freed by llama_model_free(); the same one for the same seed. Scores of its attention spread by
-/// about three, so that few tokens have most of the weight. NULL: llama.cpp refuses it, and its log says why.
+/// `spread`, but where an architecture norms queries and keys without weights (llama4: by one). NULL: llama.cpp refuses
+/// it, and its log says why.
 [[nodiscard]] llama_model* make_random_model(const ModelClass& model_class, uint32_t seed,
-                                             const llama_model_params& params);
+                                             float spread, const llama_model_params& params);
 
 }  // namespace keyhole::llama_cpp

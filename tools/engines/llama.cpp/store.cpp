@@ -156,6 +156,9 @@ keyhole_tail_mode tail_mode(const std::string& word) {
   return KEYHOLE_TAIL_NONE;
 }
 
+/// As many as the library reads where a budget says nothing.
+constexpr uint32_t kExactRows = 16;
+
 /// Points to texts of the settings.
 keyhole_session_config session_config(const Settings& settings, uint32_t max_tokens) {
   keyhole_session_config config;
@@ -168,6 +171,12 @@ keyhole_session_config session_config(const Settings& settings, uint32_t max_tok
     config.index = "auto";
   } else {
     config.index = settings.index.c_str();
+  }
+  // The library completes a budget that nobody has touched by what suits codes. One of which a part is set is set as a
+  // whole: with `top_k` alone the tokens that are not read would weigh nothing.
+  if (settings.index.starts_with("codes")) {
+    config.budget.top_k = kExactRows;
+    config.budget.tail = KEYHOLE_TAIL_CODES;
   }
   if (!settings.tail.empty()) config.budget.tail = tail_mode(settings.tail);
   if (settings.top_k != 0) config.budget.top_k = settings.top_k;
@@ -281,22 +290,26 @@ class KeyholeSession final : public Session {
                     static_cast<double>(s.host_bytes + s.device_bytes) / kMiB);
     }
     const auto attends = static_cast<double>(s.attends);
-    std::array<char, 150> steps{};
-    int length = std::snprintf(steps.data(), steps.size(), "%llu steps",
-                               static_cast<unsigned long long>(s.attends));
+    // Of a device's steps the host knows no times, nor which heads gave up.
+    std::array<char, 250> steps{};
+    int length = device_ || s.attends == 0
+                     ? std::snprintf(steps.data(), steps.size(), "%llu steps",
+                                     static_cast<unsigned long long>(s.attends))
+                     : std::snprintf(steps.data(), steps.size(),
+                                     "%llu steps of %.0f us a layer, %.2f MiB read in each",
+                                     static_cast<unsigned long long>(s.attends),
+                                     s.attend_seconds / attends * 1e6,
+                                     static_cast<double>(s.bytes_read) / attends / kMiB);
     if (s.codes_doubted > 0 && length > 0) {
       const auto doubted = static_cast<double>(s.codes_doubted);
-      std::snprintf(steps.data() + length, steps.size() - static_cast<size_t>(length),
-                    ", %.2f heads in doubt in each, %.0f rows read for one",
-                    doubted / static_cast<double>(std::max<uint64_t>(s.attends, 1)),
-                    static_cast<double>(s.keys_opened) / doubted);
-    }
-    if (!device_ && s.attends > 0) {
-      // Of a device's steps the host knows no times.
-      std::snprintf(steps.data(), steps.size(),
-                    "%llu steps of %.0f us a layer, %.2f MiB read in each",
-                    static_cast<unsigned long long>(s.attends), s.attend_seconds / attends * 1e6,
-                    static_cast<double>(s.bytes_read) / attends / kMiB);
+      length += std::snprintf(steps.data() + length, steps.size() - static_cast<size_t>(length),
+                              ", %.2f heads in doubt in each, %.0f rows read for one",
+                              doubted / static_cast<double>(std::max<uint64_t>(s.attends, 1)),
+                              static_cast<double>(s.keys_opened) / doubted);
+      if (!device_) {
+        std::snprintf(steps.data() + length, steps.size() - static_cast<size_t>(length),
+                      ", all for %.0f %%", 100 * static_cast<double>(s.codes_given_up) / doubted);
+      }
     }
     std::array<char, 500> line{};
     std::snprintf(line.data(), line.size(),
