@@ -145,20 +145,22 @@ class Check {
       remove(sequence, at + 1 + i % count, -1);
     }
   }
-  /// Drafts of several sequences in one batch, of each one more than of the one before; the first few are kept.
+  /// Drafts of several sequences in one batch, of which each has another number, in turn; the first few are kept.
   void drafts_of(const std::vector<int>& sequences, int rounds) {
     for (int i = 0; i < rounds; ++i) {
       std::vector<int> at;
-      int count = 1;
+      const auto all = static_cast<int>(sequences.size());
+      const auto count_of = [&](int place) { return 1 + (i + place) % all; };
       for (const int s : sequences) {
+        const int count = count_of(static_cast<int>(at.size()));
         at.push_back(next(s));
         for (int j = 0; j < count; ++j)
           add(s, j == 0 ? best_[static_cast<size_t>(s)] : random_token(), true);
-        ++count;
       }
       decode();
-      for (size_t j = 0; j < sequences.size(); ++j) {
-        remove(sequences[j], at[j] + 1 + i % (static_cast<int>(j) + 1), -1);
+      for (int place = 0; place < all; ++place) {
+        const auto j = static_cast<size_t>(place);
+        remove(sequences[j], at[j] + 1 + i % count_of(place), -1);
       }
     }
   }
@@ -352,7 +354,7 @@ int main(int argc, char** argv) {
     many.steps({1, 2}, 20);
     many.report("a turn of one, steps of two");
     if (can_go_back) {
-      many.drafts_of({0, 1, 2}, 6);
+      many.drafts_of({0, 1, 2}, 12);
       many.report("drafts of three at once");
       many.remove(0, 0, 1);  // others' steps take its cell
       many.steps({1, 2}, 3);

@@ -13,6 +13,7 @@
 
 #include "tests/tools/engines/llama.cpp/host_card/attention.h"
 #include "tests/tools/engines/llama.cpp/host_card/buffers.h"
+#include "tests/tools/engines/llama.cpp/host_card/graphs.h"
 #include "tools/engines/llama.cpp/cpu_backend.h"
 #include "tools/engines/llama.cpp/log.h"
 
@@ -66,16 +67,24 @@ void compute_part(ggml_backend_t backend, const ggml_cgraph* graph, int first, i
   cpu_of(backend).compute(&part);
 }
 
+void compute_now(ggml_backend_t backend, const ggml_cgraph* graph) {
+  int first = 0;
+  for (int i = 0; i < graph->n_nodes; ++i) {
+    if (graph->nodes[i]->op != GGML_OP_FLASH_ATTN_EXT) continue;
+    compute_part(backend, graph, first, i);
+    attend_plainly(graph->nodes[i]);
+    first = i + 1;
+  }
+  compute_part(backend, graph, first, graph->n_nodes);
+}
+
 ggml_status compute_on_card(ggml_backend_t backend, ggml_cgraph* graph) {
   try {
-    int first = 0;
-    for (int i = 0; i < graph->n_nodes; ++i) {
-      if (graph->nodes[i]->op != GGML_OP_FLASH_ATTN_EXT) continue;
-      compute_part(backend, graph, first, i);
-      attend_plainly(graph->nodes[i]);
-      first = i + 1;
+    if (host_capture() == 0) {
+      compute_now(backend, graph);
+    } else {
+      keep_for_launches(graph, [=](ggml_cgraph* kept) { compute_now(backend, kept); });
     }
-    compute_part(backend, graph, first, graph->n_nodes);
     return GGML_STATUS_SUCCESS;
   } catch (const std::exception& error) {
     log(Level::kError, error.what());

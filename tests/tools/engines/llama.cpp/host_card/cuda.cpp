@@ -1,5 +1,6 @@
 // The functions of the CUDA runtime that the devices KEYHOLE0, ... call, over host memory: streams do everything at
-// once, memory is as large as KEYHOLE_HOST_CARD_MIB says, and addresses without memory are closed to everybody.
+// once, but for what is captured (graphs.h), memory is as large as KEYHOLE_HOST_CARD_MIB says, and addresses without
+// memory are closed to everybody.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
@@ -121,17 +122,6 @@ cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned int) { return cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-// There are no graphs: steps go piece by piece.
-cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
-  return cudaErrorNotSupported;
-}
-cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t*) { return cudaErrorNotSupported; }
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t*, cudaGraph_t, unsigned long long) {
-  return cudaErrorNotSupported;
-}
-cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) { return cudaErrorNotSupported; }
-cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** to, unsigned int,
                                              unsigned long long,

@@ -4,16 +4,20 @@
 
 #include <ggml.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tests/tools/engines/llama.cpp/host_card/attention.h"
+#include "tests/tools/engines/llama.cpp/host_card/graphs.h"
 
 namespace keyhole::llama_cpp {
 
@@ -36,12 +40,20 @@ class HostSession final : public Session {
   [[nodiscard]] Session* own() { return own_.get(); }
   void attend(uint32_t layer, const Rows& q, const Rows& k, const Rows& v,
               const Rows& out) override {
-    own_->attend(layer, here(q), here(k), here(v), here(out));
+    if (host_capture() == 0) return own_->attend(layer, here(q), here(k), here(v), here(out));
+    note_capture();
+    keep_for_launches([=, this, graph = host_capture()] {
+      check_announced(graph, layer);
+      own_->attend(layer, here(q), here(k), here(v), here(out));
+    });
   }
   void append(uint32_t layer, const Rows& k, const Rows& v) override {
     own_->append(layer, here(k), here(v));
   }
-  void truncate(uint32_t tokens) override { own_->truncate(tokens); }
+  void truncate(uint32_t tokens) override {
+    check_launched();
+    own_->truncate(tokens);
+  }
   void read(uint32_t layer, uint32_t first, const Rows& k, const Rows& v) override {
     own_->read(layer, first, k, v);
   }
@@ -51,8 +63,41 @@ class HostSession final : public Session {
   }
   [[nodiscard]] std::string describe() const override { return own_->describe(); }
 
+  /// As the library: of captures it knows the newest, and what is announced is launched before anything else happens.
+  void note_capture() {
+    if (graphs_.empty() || graphs_.back() != host_capture()) graphs_.push_back(host_capture());
+    constexpr size_t kMost = 16;
+    if (graphs_.size() > kMost) graphs_.erase(graphs_.begin());
+  }
+  [[nodiscard]] bool knows(uint64_t graph) const {
+    return std::find(graphs_.begin(), graphs_.end(), graph) != graphs_.end();
+  }
+  [[nodiscard]] uint64_t graph() const override { return graphs_.empty() ? 0 : graphs_.back(); }
+  [[nodiscard]] bool announce(uint64_t graph) override {
+    check_launched();
+    if (!knows(graph)) return false;
+    announced_ = graph;
+    served_.clear();
+    return true;
+  }
+  /// A layer's step of a launch.
+  void check_announced(uint64_t graph, uint32_t layer) {
+    if (announced_ != graph || !served_.insert(layer).second) {
+      throw std::runtime_error("a graph was launched that a session was not told of");
+    }
+  }
+
  private:
+  void check_launched() const {
+    if (announced_ != 0 && served_.empty()) {
+      throw std::runtime_error("a session was told of a graph that was not launched");
+    }
+  }
+
   std::unique_ptr<Session> own_;
+  std::vector<uint64_t> graphs_;
+  uint64_t announced_ = 0;
+  std::set<uint32_t> served_;  // layers of the launch announced last
 };
 
 class HostStore final : public Store {
@@ -67,12 +112,23 @@ class HostStore final : public Store {
                        const Rows& v, const Rows& out) override {
     std::vector<Session*> own;
     for (Session* session : sessions) own.push_back(static_cast<HostSession*>(session)->own());
-    own_->attend_together(layer, own, starts, here(q), here(k), here(v), here(out));
+    if (host_capture() == 0) {
+      return own_->attend_together(layer, own, starts, here(q), here(k), here(v), here(out));
+    }
+    for (HostSession* session : all(sessions)) session->note_capture();
+    keep_for_launches([=, this, graph = host_capture(), members = all(sessions),
+                       kept = std::vector<uint32_t>(starts.begin(), starts.end())] {
+      for (HostSession* session : members) session->check_announced(graph, layer);
+      own_->attend_together(layer, own, kept, here(q), here(k), here(v), here(out));
+    });
   }
-  /// There are no graphs.
-  [[nodiscard]] bool announce_together(std::span<Session* const> /*sessions*/,
-                                       uint64_t /*graph*/) override {
-    return false;
+  [[nodiscard]] bool announce_together(std::span<Session* const> sessions,
+                                       uint64_t graph) override {
+    const std::vector<HostSession*> members = all(sessions);
+    return std::all_of(members.begin(), members.end(),
+                       [&](const HostSession* each) { return each->knows(graph); }) &&
+           std::all_of(members.begin(), members.end(),
+                       [&](HostSession* each) { return each->announce(graph); });
   }
   void attend_prompt(uint32_t layer, const Rows& q, const Rows& k, const Rows& v, const Rows& out,
                      void* /*stream*/) override {
@@ -105,6 +161,12 @@ class HostStore final : public Store {
   }
 
  private:
+  [[nodiscard]] static std::vector<HostSession*> all(std::span<Session* const> sessions) {
+    std::vector<HostSession*> members;
+    for (Session* session : sessions) members.push_back(static_cast<HostSession*>(session));
+    return members;
+  }
+
   std::unique_ptr<Store> own_;
   std::vector<LayerShape> layers_;
 };
