@@ -339,7 +339,8 @@ int main(int argc, char** argv) {
     many.report(unified ? "two prompts" : "two prompts, streams");
     many.steps({0, 1}, 20);
     many.report("steps of both");
-    many.steps({1, 2, 0}, 20);
+    // In another order llama.cpp alone gives a hybrid's sequences answers that change from run to run.
+    many.steps(can_go_back ? std::vector<int>{1, 2, 0} : std::vector<int>{0, 1, 2}, 20);
     many.report("and of the short one");
     many.remove(2, -1, -1);
     many.steps({0, 1}, 3);
