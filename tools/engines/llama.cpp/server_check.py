@@ -2,11 +2,13 @@
 """A conversation with llama-server through the client of OpenAI (package `openai`), as `test server` has it: two slots, a prompt
 that goes on, one whose middle was removed, two requests at once, more tokens than the context has, and a restart with a saved
 slot. Prints one JSON object: what was answered in each part, and how many tokens of the prompt were in the cache.
-  server_check.py [--drafts TEMPERATURE] [--answers FILE] [--weights] SLOTS COMMAND ...
+  server_check.py [--drafts TEMPERATURE | --kills] [--answers FILE] [--weights] SLOTS COMMAND ...
   SLOTS      a folder for saved slots
   COMMAND    the server, with its model; the port, slots and contexts are added here
   --drafts   another conversation, in which COMMAND says who drafts: of each part also how many tokens were drafted and accepted;
              tokens are sampled at this temperature, so that some that a good draft has foreseen do not come
+  --kills    another conversation: the server is killed while it writes a long slot, at different moments, and files that are cut
+             off are restored
   --answers  what another conversation printed: its answers are what has been said, whatever this one's are, so that each part
              can be compared by itself
   --weights  for each token of an answer also the logarithms of the probabilities of it and of the next best ones"""
@@ -14,13 +16,17 @@ slot. Prints one JSON object: what was answered in each part, and how many token
 import argparse
 import atexit
 import concurrent.futures
+import contextlib
+import http.client
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -56,7 +62,7 @@ class Server:
         self.log = open(log, "a+b")
         self.process = subprocess.Popen([*command, "--host", "127.0.0.1", "--port", str(self.port), "--slot-save-path", slots],
                                         stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, cwd=slots,
-                                        env=dict(os.environ, TMPDIR=str(slots)))
+                                        env=dict(os.environ, TMPDIR=str(slots), GGML_NO_BACKTRACE="1"))
         atexit.register(self.process.kill)  # also where a part of the conversation fails
         self.client = openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", timeout=300, max_retries=0)
         end = time.time() + 120
@@ -74,6 +80,10 @@ class Server:
         self.process.kill()
         self.log.seek(0)
         sys.exit(f"{what}:\n{self.log.read().decode(errors='replace')[-4000:]}")
+
+    def has_said(self, line):
+        self.log.seek(0)
+        return line.encode() in self.log.read()
 
     def call(self, path, body=None):
         data = None if body is None else json.dumps(body).encode()
@@ -188,9 +198,100 @@ def conversation(start, slots, answers):
     return said
 
 
+KILLED_AT = [0, 0.1, 0.3, 0.5, 0.7, 0.9]  # parts of the file that are written
+CUT_AT = [0, 6, 12, 2000, 0.01, 0.5, -1]  # bytes, a part of the file, or so many before its end
+FEWEST_CUT = 3
+REFUSED = "400: Unable to restore slot: No available space in KV cache or invalid slot save file"
+
+
+def restore(server, slot, name):
+    """Tokens; the server's refusal; or None, where it has ended itself: llama.cpp's reader gives what follows the end of a file as if
+    it was there, and compares how much that was when all of it is restored."""
+    try:
+        return server.call(f"/slots/{slot}?action=restore", {"filename": name})["n_restored"]
+    except urllib.error.HTTPError as refusal:
+        return f"{refusal.code}: {json.load(refusal)['error']['message']}"
+    except (OSError, http.client.HTTPException):
+        if server.process.wait(60) != -signal.SIGABRT or not server.has_said("GGML_ASSERT(nread <= state_size) failed"):
+            server.fail(f"the server ended with {server.process.returncode} over {name}")
+        return None
+
+
+def kill_while_saving(server, path, part, whole):
+    """Kills it as soon as the file has so much of its bytes, or is whole."""
+
+    def save():
+        with contextlib.suppress(OSError, http.client.HTTPException):  # it is killed meanwhile
+            server.call("/slots/0?action=save", {"filename": path.name})
+
+    saving = threading.Thread(target=save)
+    saving.start()
+    while saving.is_alive() and not (path.exists() and path.stat().st_size >= part * whole):
+        pass
+    server.kill()
+    saving.join()
+    return path.stat().st_size
+
+
+def conversation_with_kills(start, slots):
+    """llama.cpp writes a slot's file in its place, and renames none: what is cut off must be restored by nobody, whatever was in the slot."""
+    slots = Path(slots)
+    server = start()
+    room = server.call("/props")["default_generation_settings"]["n_ctx"]
+    words = server.call("/tokenize", {"content": STORY * 40})["tokens"][:room - 40]
+    said = {"long": server.complete(words, 0, 12)}
+    said["saved"] = server.call("/slots/0?action=save", {"filename": "kept"})["n_saved"]
+    server.stop()
+    kept = (slots / "kept").read_bytes()
+    cut = {}
+    for part in KILLED_AT:
+        server = start()
+        if restore(server, 0, "kept") != said["saved"]:
+            server.fail("the older file is not restored")
+        path = slots / f"again {part}"
+        size = kill_while_saving(server, path, part, len(kept))
+        if (slots / "kept").read_bytes() != kept or not kept.startswith(path.read_bytes()):
+            server.fail(f"a server that was killed at {part} of the file has changed the older file, or written other bytes")
+        if size < len(kept):
+            cut[path.name] = size
+    if len(cut) < FEWEST_CUT:
+        server.fail(f"of {len(KILLED_AT)} servers that were killed while they saved {len(cut)} left a part of a file, needed: {FEWEST_CUT}")
+    for at in CUT_AT:
+        size = int(at * len(kept)) if isinstance(at, float) else at % len(kept)
+        cut[f"cut at {at}"] = size
+        (slots / f"cut at {at}").write_bytes(kept[:size])
+    # One server goes through all of them, with the long prompt in the slot and with nothing, until it ends.
+    server = start()
+    ended = 0
+    for name, size in cut.items():
+        for filled in (True, False):
+            if filled and restore(server, 0, "kept") != said["saved"]:
+                server.fail(f"the whole file is not restored behind {size} bytes of it")
+            answer = restore(server, 0, name)
+            if answer is None:
+                ended += 1
+                server = start()
+            elif answer != REFUSED:
+                server.fail(f"{name}: {size} of {len(kept)} bytes are answered by {answer}")
+    print(f"{len(kept)} bytes, of which {sorted(cut.values())} were written by killed servers or are cut: {2 * len(cut) - ended} times refused, "
+          f"{ended} times llama.cpp has ended itself", file=sys.stderr)
+    said["the other slot"] = server.complete(words[50:400], 1, 8)
+    if restore(server, 0, "cut at 0") != REFUSED:
+        server.fail("an empty file is not refused")
+    again = server.complete(words, 0, 12)
+    if again != said["long"]:
+        server.fail(f"behind refused files the long prompt is answered by {again}")
+    said["restored"] = restore(server, 0, "kept")
+    said["goes on"] = server.complete(words + server.call("/tokenize", {"content": said["long"]["text"]})["tokens"], 0, 12)
+    said["the other slot goes on"] = server.complete(words[50:430], 1, 8)
+    server.stop()
+    return said
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--drafts", type=float)
+    parser.add_argument("--kills", action="store_true")
     parser.add_argument("--answers", type=Path)
     parser.add_argument("--weights", action="store_true")
     parser.add_argument("slots", type=Path)
@@ -206,8 +307,12 @@ def main():
 
     Server.weights = arguments.weights
     answers = arguments.answers and json.loads(arguments.answers.read_text())
-    said = (conversation(start, slots, answers) if arguments.drafts is None else
-            conversation_with_drafts(start, arguments.drafts, answers))
+    if arguments.kills:
+        said = conversation_with_kills(start, slots)
+    elif arguments.drafts is None:
+        said = conversation(start, slots, answers)
+    else:
+        said = conversation_with_drafts(start, arguments.drafts, answers)
     print(json.dumps(said))
 
 
