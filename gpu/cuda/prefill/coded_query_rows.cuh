@@ -29,6 +29,13 @@ __device__ inline float log2_of_sum(float a, float b) {
 constexpr float kMostRise = 14.0F, kLeastRise = 4.0F;
 constexpr float kNoBase = -1e30F;
 
+/// Whether no row's noise takes more than kMostNoiseBias from the logits of a query, which have no soft-cap.
+__device__ inline bool has_small_noise(const CodedParams& a, uint32_t kv_head,
+                                       const CodedQuery& q) {
+  const float widest = __uint_as_float(a.rows.figures[kv_head].widest);
+  return a.logits.softcap == 0.0F && q.noise * widest < kMostNoiseBias * kLog2E;
+}
+
 /// kKeys: rows of a tile; kParts: of the sums, which are of kPart registers each.
 template <int kDim, int kKeys, int kParts, int kPart>
 struct QueryRows {
@@ -123,9 +130,14 @@ struct QueryRows {
     }
   }
 
-  /// Makes logits of products that do not have all of the noise. of_rows: an address of shared memory.
-  __device__ __forceinline__ void take_noise(Logits& logits, uint32_t of_rows) const {
-    if (cap > 0.0F) {
+  /// Makes logits of products that do not have all of the noise. of_rows: an address of shared memory; is_small: of all
+  /// of the warp's queries, see has_small_noise().
+  __device__ __forceinline__ void take_noise(Logits& logits, uint32_t of_rows,
+                                             bool is_small = false) const {
+    if (is_small) {
+      take_from(logits, of_rows,
+                [&](float& x, int half, float own) { x = fmaf(-noise[half], own, x); });
+    } else if (cap > 0.0F) {
       take_from(logits, of_rows, [&](float& x, int half, float own) {
         float slope;
         x = capped(x, unit[half], slope);

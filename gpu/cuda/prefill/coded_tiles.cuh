@@ -17,6 +17,7 @@
 #include "gpu/cuda/common/wgmma.cuh"
 #include "gpu/cuda/prefill/coded_kernels.h"
 #include "gpu/cuda/prefill/coded_levels.cuh"
+#include "gpu/cuda/prefill/coded_query_rows.cuh"
 
 namespace keyhole::gpu::coded {
 
@@ -113,10 +114,8 @@ __device__ inline float noise_unit(const CodedRows& rows, uint32_t kv_head) {
 /// from logits one by one.
 __device__ inline float noise_share(const CodedParams& a, uint32_t kv_head, const CodedQuery& q) {
   constexpr float kMost = 30000.0F;  // of fp16
-  const float widest = __uint_as_float(a.rows.figures[kv_head].widest);
   const float share = q.noise / (q.unit * noise_unit(a.rows, kv_head));
-  const bool is_small = a.logits.softcap == 0.0F && q.noise * widest < kMostNoiseBias * kLog2E;
-  return is_small && share < kMost ? share : 0.0F;
+  return has_small_noise(a, kv_head, q) && share < kMost ? share : 0.0F;
 }
 
 /// A warp's part of the decoding: code tiles warp * kCodeTilesOfWarp .. of each tile of rows.
