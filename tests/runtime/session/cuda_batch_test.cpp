@@ -231,7 +231,22 @@ TEST_F(CudaBatch, GraphsOfBatchesAreLaunchedOften) {
   // Beyond a flush of every window.
   for (uint32_t round = 0; round < 280; ++round) {
     for (auto& t : all) draw(*t);
-    for (const SessionPtr& s : members_) ASSERT_OK(keyhole_session_announce(s.get()));
+    // One by one, or all at once by the graph's number.
+    if (round % 2 == 0) {
+      for (const SessionPtr& s : members_) ASSERT_OK(keyhole_session_announce(s.get()));
+    } else {
+      std::vector<keyhole_session*> handles;
+      uint64_t number = 0;
+      for (const SessionPtr& s : members_) {
+        handles.push_back(s.get());
+        uint64_t own = 0;
+        ASSERT_OK(keyhole_session_get_graph(s.get(), &own));
+        EXPECT_TRUE(number == 0 || number == own);
+        number = own;
+      }
+      ASSERT_OK(keyhole_session_announce_batch(handles.data(),
+                                               static_cast<uint32_t>(handles.size()), number));
+    }
     graph.launch();
     synchronize(members_);
     for (uint32_t l = 0; l < config_.layers; ++l) {
