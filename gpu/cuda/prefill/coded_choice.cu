@@ -14,9 +14,12 @@ namespace {
 constexpr uint32_t kChoiceThreads = 512, kChoiceWarps = kChoiceThreads / 32;
 constexpr uint32_t kChoiceHeads = 16;  ///< most query heads of a KV head
 constexpr uint32_t kChoiceDim = 256;
-/// A weight is kept for every block, in shared memory beside the kernel's own, which is less than kOwnShared.
-constexpr uint32_t kMostChoiceBlocks = 32768;
+/// As many blocks as a layer of codes may have (gpu/codes_layout.cpp). A weight is kept for every one, in shared memory
+/// beside the kernel's own, which is less than kOwnShared.
+constexpr uint32_t kMostChoiceBlocks = 16384;
+constexpr size_t kMostWeightBytes = kMostChoiceBlocks * sizeof(uint32_t);
 constexpr size_t kOwnShared = size_t{20} << 10U;
+static_assert(kMostWeightBytes + kOwnShared <= size_t{99} << 10U);  // 8.6, 8.9 and 12.0
 
 /// The order of floats as that of unsigned numbers.
 __device__ uint32_t ordered(float x) {
@@ -176,18 +179,17 @@ __global__ void __launch_bounds__(kChoiceThreads)
 
 }  // namespace
 
-bool can_choose_coded(uint32_t blocks, uint32_t group, size_t shared_of_block) {
-  return blocks <= kMostChoiceBlocks && group <= kChoiceHeads &&
-         blocks * sizeof(uint32_t) + kOwnShared <= shared_of_block;
+bool can_choose_coded(uint32_t blocks, uint32_t group) {
+  return blocks <= kMostChoiceBlocks && group <= kChoiceHeads;
 }
 
 void launch_coded_choice(const CodedParams& a, uint32_t* chosen, cudaStream_t stream) {
-  const size_t bytes = a.rows.blocks * sizeof(uint32_t);
+  // The most of any call: the limit is the function's, whichever thread sets it between this and a launch.
   check(cudaFuncSetAttribute(choose_coded, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(bytes)),
+                             static_cast<int>(kMostWeightBytes)),
         "shared memory of a choice of codes");
-  choose_coded<<<dim3(a.padded / kCodedQueries, a.rows.kv_heads), kChoiceThreads, bytes, stream>>>(
-      a, chosen);
+  choose_coded<<<dim3(a.padded / kCodedQueries, a.rows.kv_heads), kChoiceThreads,
+                 a.rows.blocks * sizeof(uint32_t), stream>>>(a, chosen);
   check_launch("a choice of codes");
 }
 

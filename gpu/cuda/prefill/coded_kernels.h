@@ -118,9 +118,8 @@ void launch_coded_general_4(const CodedParams& params, cudaStream_t stream);
 /// fewer than there are, and more than kNewestBlocks, so many of which are the newest.
 void launch_coded_choice(const CodedParams& params, uint32_t* chosen, cudaStream_t stream);
 inline constexpr uint32_t kNewestBlocks = 2;
-/// Whether there is a choice among so many blocks, for as many query heads of a KV head, where a thread block may have
-/// so many bytes of shared memory.
-[[nodiscard]] bool can_choose_coded(uint32_t blocks, uint32_t group, size_t shared_of_block);
+/// Whether there is a choice among so many blocks, for as many query heads of a KV head.
+[[nodiscard]] bool can_choose_coded(uint32_t blocks, uint32_t group);
 /// And a pass over chosen blocks for a head dimension.
 [[nodiscard]] constexpr bool has_coded_choice(uint32_t dim) {
   return dim == 64 || dim == 128 || dim == 256;

@@ -30,8 +30,7 @@ int attribute_of(int ordinal, cudaDeviceAttr which) {
 CodedTurn::CodedTurn(const SessionMemory& session, bool hopper)
     : session_(session),
       hopper_(hopper),
-      launches_ahead_(kernels_have_clusters(session.ordinal())),
-      shared_of_block_(shared_memory_of(session.ordinal()).of_block) {
+      launches_ahead_(kernels_have_clusters(session.ordinal())) {
   processors_ =
       static_cast<uint32_t>(attribute_of(session.ordinal(), cudaDevAttrMultiProcessorCount));
 }
@@ -59,9 +58,9 @@ bool CodedTurn::supports(const CodedRows& rows) {
          (bits == 2 || bits == 4) && (d == 64 || d == 80 || d == 96 || d == 128 || d == 256);
 }
 
-bool CodedTurn::chooses(const CodedRows& rows, uint32_t group, size_t shared_of_block) {
+bool CodedTurn::chooses(const CodedRows& rows, uint32_t group) {
   return rows.chosen_blocks > kNewestBlocks && rows.chosen_blocks < rows.blocks &&
-         has_coded_choice(rows.code.dim) && can_choose_coded(rows.blocks, group, shared_of_block);
+         has_coded_choice(rows.code.dim) && can_choose_coded(rows.blocks, group);
 }
 
 void CodedTurn::give_back() {
@@ -191,7 +190,7 @@ CodedAttention CodedTurn::attend(const CodedRows& rows, const BlockedParams& que
   p.sums_before = queries.sums;
   p.padded = padded_rows(p.n * p.group);
   p.launches_ahead = launches_ahead_;
-  if (chooses(rows, p.group, shared_of_block_)) p.chosen_blocks = rows.chosen_blocks;
+  if (chooses(rows, p.group)) p.chosen_blocks = rows.chosen_blocks;
   p.splits = splits_of(p.padded);
   p.list_capacity = kListCapacity;
   p.row_capacity = std::min(rows.blocks * kCodeBlock, kMostFetched);

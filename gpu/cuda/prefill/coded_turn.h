@@ -29,9 +29,9 @@ class CodedTurn {
 
   /// Whether there are kernels for these codes.
   [[nodiscard]] static bool supports(const CodedRows& rows);
-  /// Whether there are kernels for a choice among their blocks, of so many query heads of a KV head, where a thread
-  /// block may have so many bytes of shared memory, and something to choose.
-  [[nodiscard]] static bool chooses(const CodedRows& rows, uint32_t group, size_t shared_of_block);
+  /// Whether there are kernels for a choice among their blocks, of so many query heads of a KV head, and something to
+  /// choose.
+  [[nodiscard]] static bool chooses(const CodedRows& rows, uint32_t group);
   /// BlockedAttention::coded_slowness() on a device, by Hopper's kernels or by those that all devices have.
   [[nodiscard]] static double slowness_on(int ordinal, bool hopper);
   /// Attends. queries: n, heads, queries in two parts, logits, and the state before. Waits for the stream; meanwhile:
@@ -67,7 +67,6 @@ class CodedTurn {
   uint32_t* lists_of_queries_[2] = {};  ///< rows, log-sum-exps and counts of two passes in turn
   bool hopper_;
   bool launches_ahead_;
-  size_t shared_of_block_;
   uint32_t processors_ = 0;
 };
 

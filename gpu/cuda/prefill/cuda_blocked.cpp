@@ -29,7 +29,6 @@ class CudaBlocked final : public BlockedAttention {
     const DeviceScope device(ordinal());
     const BesideCapture beside;
     has_hopper_ = hopper_kernels_run_on(ordinal());
-    shared_of_block_ = shared_memory_of(ordinal()).of_block;
     coded_slowness_ = CodedTurn::slowness_on(ordinal(), has_hopper_);
     copies_ = std::make_unique<OwnStream>();
     for (Piece& p : pieces_) {
@@ -129,8 +128,7 @@ class CudaBlocked final : public BlockedAttention {
   }
 
   bool chooses_codes(const CodedRows& rows) const override {
-    return attends_codes(rows) &&
-           CodedTurn::chooses(rows, shape_.q_heads / shape_.kv_heads, shared_of_block_);
+    return attends_codes(rows) && CodedTurn::chooses(rows, shape_.q_heads / shape_.kv_heads);
   }
 
   double coded_slowness() const override { return coded_slowness_; }
@@ -357,7 +355,6 @@ class CudaBlocked final : public BlockedAttention {
   bool has_sinks_ = false;
   bool has_low_ = false;     // queries that the dtype rounds
   bool has_hopper_ = false;  // the device's own kernels
-  size_t shared_of_block_ = 0;
   double coded_slowness_ = 1.0;
   uint32_t next_ = 0;  // pieces
   DeviceBuffer memory_;

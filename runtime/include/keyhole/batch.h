@@ -82,11 +82,11 @@ keyhole_session_attend_queries(keyhole_session* session, uint32_t layer, const k
  * more: an eighth for a head that looks at everything and attends a 64th), and as ever sink, window and the new tokens
  * themselves. No head is in doubt then. It takes some 150 MiB of device memory. The pattern is followed with head
  * dimensions of 64, 128 or 256, at most 16 query heads for a KV head, all with this pattern, more than `from` and 256 B
- * offloaded tokens and at most 8,388,608 (5,177,344 where a thread block has 99 KiB of shared memory). Else all of them
- * are attended, which keyhole_session_get_extend_blocks() does not count: exactly; or by code, where they have codes
- * and that is estimated to be faster. Exactly in any case are layers that have no codes on the device, or codes whose
- * exact tokens the host reads, or are 0; chunks of a prompt (keyhole_session_set_prompt_chunk); and calls for which
- * codes do not do: still too many tokens weigh that much, or the codes of some may be off by anything
+ * offloaded tokens and at most 4,194,304, more than which have no codes. Else all of them are attended, which
+ * keyhole_session_get_extend_blocks() does not count: exactly; or by code, where they have codes and that is estimated
+ * to be faster. Exactly in any case are layers that have no codes on the device, or codes whose exact tokens the host
+ * reads, or are 0; chunks of a prompt (keyhole_session_set_prompt_chunk); and calls for which codes do not do: still
+ * too many tokens weigh that much, or the codes of some may be off by anything
  * (docs/what-codes-hold.md). Sliding layers, KEYHOLE_MODE_RESIDENT, captures, and with tensors in device memory K and V
  * in f32 and head dimensions other than 64, 80, 96, 128, 256 know no patterns: such calls attend as without one. Audits
  * do not look at such calls.
