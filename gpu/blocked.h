@@ -18,6 +18,7 @@
 #include "cpu/tensor_view.h"
 #include "cpu/types.h"
 #include "gpu/coded_rows.h"
+#include "gpu/device_slowness.h"
 #include "gpu/step.h"
 
 namespace keyhole::gpu {
@@ -71,8 +72,8 @@ class BlockedAttention {
   /// Whether it then attends rows.chosen_blocks of their blocks, which are fewer than there are; else it attends all of
   /// them.
   [[nodiscard]] virtual bool chooses_codes(const CodedRows& /*rows*/) const { return false; }
-  /// How much longer attend_codes() takes than by the kernels of 9.0 on an H100, estimated.
-  [[nodiscard]] virtual double coded_slowness() const { return 1.0; }
+  /// How much longer than by the kernels of 9.0 on an H100 many tokens take, estimated.
+  [[nodiscard]] virtual DeviceSlowness slowness() const { return {}; }
   /// All queries attend all of these rows, but for those that weigh by their codes, as single steps do
   /// (docs/what-codes-hold.md). Comes after all other rows, of which there are some: what they weigh says which of
   /// these do. Waits for the stream. Where it is refused the state is as before, and all rows are to be attended in

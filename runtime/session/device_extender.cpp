@@ -10,8 +10,12 @@
 namespace keyhole::runtime {
 namespace {
 
-// Which of the two is faster is estimated from what a machine of today does, PCIe 4 to 5 and 16 bits: an error of a
-// factor of two costs as much where both take about as long, and little elsewhere.
+// Which way is the fastest is estimated from what an H100 does, over a bus of PCIe 4 to 5 and with 16 bits, and how
+// much slower the device is in each of these (gpu/device_slowness.h): an error of a factor of two costs as much where
+// two ways take about as long, and little elsewhere. With 32 / 8 heads of 128 behind 131,072 tokens codes of 4 / 2 bits
+// are attended at once from so many tokens on: H100 and H200 12 / 12, A100 10 / 10, RTX 3090 12 / 21, 4090 10 / 11,
+// 5070 10 / 18, 5090 10 / 14; of 33 to 38 tokens, which begin a second tile, by 2 bits not on a 3090. With 24 / 4 heads
+// of 256 behind 262,144 tokens and 4 bits: H100 9, A100 8, 3090 15 (not 22 to 28), 4090 8, 5090 10.
 constexpr double kBusBytesPerUs = 40e3, kCopyBytesPerUs = 6e3;  // of memory that is not pinned
 constexpr double kBlockedFixedUs = 300.0;  // waiting for the stream, handing K and V over
 constexpr double kCodedStepUs = 25.0, kCodeBytesPerUs = 1.9e6;
@@ -19,7 +23,8 @@ constexpr double kHostStepUs = 300.0;
 constexpr double kAtOnceGain = 1.9;  // of four tokens of a step over codes, for each of them
 // Codes of many tokens at once, measured on an H100 (bench/RESULTS.md, "Several new tokens"): what takes as long
 // whatever the rows (the host takes new K and V in meanwhile), and operations in a microsecond, of query rows in tiles
-// of 128, of which fewer than make up kTurnTiles leave processors idle.
+// of 128, of which fewer than make up kTurnTiles leave processors idle. Attention in full has as many, and takes them
+// beside what crosses the bus: of 1024 tokens behind 131,072 14.9 ms, of 2048 19.4.
 constexpr double kCodedTurnUs = 150.0, kTurnOperationsPerUs = 460e6,
                  kWideTurnOperationsPerUs = 365e6;
 constexpr uint32_t kLeastCodedTurn = 12, kMostCodedTurn = 1024, kTurnTile = 128, kTurnDim = 128;
@@ -30,6 +35,13 @@ constexpr double kTokenUs = 8.0, kTokenOperationsPerUs = 120e6;
 constexpr double kSurelyFaster = 0.85;
 // Fewer tokens are no chunk of a prompt, of which others follow that need the same memory of the host again.
 constexpr uint32_t kLeastPromptTokens = 128;
+
+/// Operations in which a query head of a token attends a row.
+double operations_of_row(const LayerShape& m) { return 4.0 * m.head_dim; }
+/// Operations in a microsecond, of many tokens.
+double turn_rate_of(const LayerShape& m) {
+  return m.head_dim <= kTurnDim ? kTurnOperationsPerUs : kWideTurnOperationsPerUs;
+}
 
 }  // namespace
 
@@ -42,25 +54,35 @@ bool DeviceExtender::attends_blocked(uint32_t layer, uint32_t n, bool masked) co
   const uint32_t at_once = parts_.stream.runner().most_tokens(layer);
   // Steps need the tokens of a mask in the window until the last of them.
   if (masked && (at_once == 1 || n > parts_.params.window)) return true;
-  const TurnTimes times = times_of(layer);
+  if (n == 1) return false;  // for which nothing is made on the device
+  const TurnTimes times = times_of(layer, n);
   return n * times.token_by_step > times.in_full;
 }
 
-DeviceExtender::TurnTimes DeviceExtender::times_of(uint32_t layer) const {
+DeviceExtender::TurnTimes DeviceExtender::times_of(uint32_t layer, uint32_t n) const {
+  const gpu::DeviceSlowness slowness = parts_.blocks.blocked(layer).slowness();
   const ModelShape& m = parts_.engine.model();
+  const LayerShape shape = m.of(layer);
   const bool reads_rows = parts_.params.mode != KEYHOLE_MODE_RESIDENT;
   const double rows = reads_rows ? parts_.sequence.rows(layer) : 0.0;
   const double row_bytes =
-      2.0 * static_cast<double>(m.of(layer).token_bytes(parts_.params.offload_dtype(m)));
+      2.0 * static_cast<double>(shape.token_bytes(parts_.params.offload_dtype(m)));
+  const double operations = operations_of_row(shape) * rows * shape.q_heads;  // of a token
   double step = reads_rows ? kHostStepUs : kCodedStepUs;
   if (const gpu::Codes* codes = parts_.codes.of_step(layer); codes != nullptr) {
     const double row = parts_.codes.row_bytes(layer);
     const bool alone = parts_.stream.runner().most_tokens(layer) == 1;
-    step = (kCodedStepUs + rows * row / kCodeBytesPerUs) / (alone ? 1.0 : kAtOnceGain);
+    step = (kCodedStepUs + rows * row / kCodeBytesPerUs * slowness.memory) /
+           (alone ? 1.0 : kAtOnceGain);
+    if (!alone) {
+      step = std::min(step, kTokenUs + operations / kTokenOperationsPerUs * slowness.products);
+    }
   }
   const double pinned = reads_rows ? parts_.codes.pinned_rows(layer) : 0.0;
-  return {step, kBlockedFixedUs +
-                    (pinned / kBusBytesPerUs + (rows - pinned) / kCopyBytesPerUs) * row_bytes};
+  const double bus =
+      (pinned / kBusBytesPerUs * slowness.bus + (rows - pinned) / kCopyBytesPerUs) * row_bytes;
+  const double products = n * operations / turn_rate_of(shape) * slowness.products;
+  return {step, kBlockedFixedUs + bus + products};
 }
 
 gpu::CodedRows DeviceExtender::codes_of_turn(uint32_t layer, const ExtendArgs& args,
@@ -90,21 +112,16 @@ gpu::CodedRows DeviceExtender::codes_of_turn(uint32_t layer, const ExtendArgs& a
     if (n > kMostCodedTurn) return {};
   }
   const LayerShape m = parts_.engine.model().of(layer);
-  const double of_row =
-      4.0 * m.head_dim * rows.blocks * static_cast<double>(kCodeBlock);  // operations
+  const double of_query = operations_of_row(m) * rows.blocks * static_cast<double>(kCodeBlock);
   const double tiles = std::ceil(double{1.0} * n * m.q_heads / m.kv_heads / kTurnTile) * m.kv_heads;
-  const double rate = m.head_dim <= kTurnDim ? kTurnOperationsPerUs : kWideTurnOperationsPerUs;
-  const double coded = kCodedTurnUs + of_row * kTurnTile * std::max(tiles, kTurnTiles) / rate *
-                                          parts_.blocks.blocked(layer).coded_slowness();
-  const TurnTimes times = times_of(layer);
-  double step = times.token_by_step;
-  if (parts_.stream.runner().most_tokens(layer) > 1) {
-    step = std::min(step, kTokenUs + of_row * m.q_heads / kTokenOperationsPerUs);
-  }
+  const double coded = kCodedTurnUs + of_query * kTurnTile * std::max(tiles, kTurnTiles) /
+                                          turn_rate_of(m) *
+                                          parts_.blocks.blocked(layer).slowness().products;
+  const TurnTimes times = times_of(layer, n);
   const bool masks = args.mask != nullptr && n > parts_.params.window;  // what no step takes
   // By a pattern no steps are taken: the other way is in full.
   const bool by_steps = chosen == 0 && !masks;
-  if (coded > kSurelyFaster * times.in_full || (by_steps && coded > n * step) ||
+  if (coded > kSurelyFaster * times.in_full || (by_steps && coded > n * times.token_by_step) ||
       !parts_.blocks.blocked(layer).attends_codes(rows)) {
     return {};
   }

@@ -68,12 +68,13 @@ class DeviceExtender {
  private:
   /// Whether the device attends all rows, or lists of them, at once; not in a capture.
   [[nodiscard]] bool attends_at_once(uint32_t layer) const;
-  /// Microseconds that the offloaded rows of a layer take, estimated: for a new token by steps, and for many in full at
-  /// once.
+  /// Microseconds that the offloaded rows of a layer take, estimated: for each of n new tokens by steps, and for all of
+  /// them in full at once.
   struct TurnTimes {
     double token_by_step, in_full;
   };
-  [[nodiscard]] TurnTimes times_of(uint32_t layer) const;
+  /// Where it attends_at_once().
+  [[nodiscard]] TurnTimes times_of(uint32_t layer, uint32_t n) const;
   /// Whether n new tokens are attended by blocks, or a few at a time by steps.
   [[nodiscard]] bool attends_blocked(uint32_t layer, uint32_t n, bool masked) const;
   /// Attends all rows by blocks, and appends the tokens, whose queries guide the index where they are a prompt's. No

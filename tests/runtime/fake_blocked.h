@@ -34,6 +34,7 @@ class FakeBlocked final : public gpu::BlockedAttention {
   const std::atomic<uint32_t>* doubted = nullptr;
   /// Its first pass is not enough: only what comes after `meanwhile` attends the codes.
   const std::atomic<bool>* doubts_codes = nullptr;
+  const std::atomic<double>* products_slowness = nullptr;  ///< says slowness()
 
   void begin(const TensorView& q, const gpu::BlockedLayer& layer, gpu::Stream) override;
   void attend(const KvView& rows, gpu::Stream) override;
@@ -45,6 +46,7 @@ class FakeBlocked final : public gpu::BlockedAttention {
   /// that it chooses it says that it has chosen.
   gpu::CodedAttention attend_codes(const gpu::CodedRows& rows, gpu::Stream stream,
                                    const std::function<void()>& meanwhile) override;
+  gpu::DeviceSlowness slowness() const override { return {.products = *products_slowness}; }
   void finish(const TensorOut& out, float* lse, gpu::Stream) override;
   bool saw_bad_queries(gpu::Stream) override;
   size_t bytes() const override;

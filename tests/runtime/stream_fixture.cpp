@@ -84,6 +84,7 @@ class FakeGpu final : public gpu::Device {
     made->doubts_codes = &engine_->doubts_codes;
     made->never_chooses = &engine_->never_chooses;
     made->doubted = &engine_->doubted;
+    made->products_slowness = &engine_->products_slowness;
     return made;
   }
   std::unique_ptr<gpu::ListedAttention> make_listed(gpu::Resident&,

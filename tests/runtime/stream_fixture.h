@@ -32,15 +32,16 @@ struct StreamEngine {
   bool codes_rest = false;                 ///< see FakeCodes::rest(); of sessions made from then on
   FakeCodes* codes = nullptr;              ///< of the session made last
   FakePinned* pinned = nullptr;            ///< likewise
-  std::atomic<uint64_t> blocked_calls = 0;  ///< of BlockedAttention::begin(), all sessions
-  std::atomic<uint64_t> coded_calls = 0;    ///< of BlockedAttention::attend_codes(), likewise
-  std::atomic<uint32_t> chosen_blocks = 0;  ///< CodedRows::chosen_blocks of the last of them
-  std::atomic<bool> refuses_codes = false;  ///< says each of these
-  std::atomic<bool> doubts_codes = false;   ///< see FakeBlocked
-  std::atomic<bool> never_chooses = false;  ///< likewise
-  std::atomic<uint32_t> doubted = 0;        ///< likewise
-  std::atomic<uint64_t> listed_calls = 0;   ///< of ListedAttention::attend(), likewise
-  std::atomic<uint64_t> listed_places = 0;  ///< where their rows lay
+  std::atomic<uint64_t> blocked_calls = 0;      ///< of BlockedAttention::begin(), all sessions
+  std::atomic<uint64_t> coded_calls = 0;        ///< of BlockedAttention::attend_codes(), likewise
+  std::atomic<uint32_t> chosen_blocks = 0;      ///< CodedRows::chosen_blocks of the last of them
+  std::atomic<bool> refuses_codes = false;      ///< says each of these
+  std::atomic<bool> doubts_codes = false;       ///< see FakeBlocked
+  std::atomic<bool> never_chooses = false;      ///< likewise
+  std::atomic<uint32_t> doubted = 0;            ///< likewise
+  std::atomic<double> products_slowness = 1.0;  ///< likewise
+  std::atomic<uint64_t> listed_calls = 0;       ///< of ListedAttention::attend(), likewise
+  std::atomic<uint64_t> listed_places = 0;      ///< where their rows lay
   std::unique_ptr<keyhole_engine> handle;
 };
 

@@ -19,37 +19,16 @@ uint32_t padded_rows(uint32_t rows) {
   return (rows + kCodedQueries - 1) / kCodedQueries * kCodedQueries;
 }
 
-int attribute_of(int ordinal, cudaDeviceAttr which) {
-  int value = 0;
-  check(cudaDeviceGetAttribute(&value, which, ordinal), "the device's attributes");
-  return value;
-}
-
 }  // namespace
 
 CodedTurn::CodedTurn(const SessionMemory& session, bool hopper)
     : session_(session),
       hopper_(hopper),
       launches_ahead_(kernels_have_clusters(session.ordinal())) {
-  processors_ =
-      static_cast<uint32_t>(attribute_of(session.ordinal(), cudaDevAttrMultiProcessorCount));
-}
-
-double CodedTurn::slowness_on(int ordinal, bool hopper) {
-  if (hopper) return 1.0;
-  // Multiplications of fp16 with sums in fp32 that a multiprocessor has in a cycle: those of data centres, whose
-  // compute capabilities end in 0 but for 12.0, and those of GPUs for desktops, of which some have twice as many. The
-  // kernels come to half of them on an H200, where shared memory is as much of a limit, and should come to more where
-  // there are fewer, which was not measured.
-  constexpr double kProducts = 0.5 * 1024.0, kProductsOfDesktops = 0.75 * 256.0;
-  constexpr double kOfH100 = 460e6;  // in a microsecond (bench/RESULTS.md, "Several new tokens")
-  constexpr int kLastOfDataCentres = 10;
-  const bool is_desktop =
-      attribute_of(ordinal, cudaDevAttrComputeCapabilityMinor) != 0 ||
-      attribute_of(ordinal, cudaDevAttrComputeCapabilityMajor) > kLastOfDataCentres;
-  const double cycles = attribute_of(ordinal, cudaDevAttrClockRate) / 1000.0;  // in a microsecond
-  return kOfH100 / (2.0 * (is_desktop ? kProductsOfDesktops : kProducts) * cycles *
-                    attribute_of(ordinal, cudaDevAttrMultiProcessorCount));
+  int processors = 0;
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, session.ordinal()),
+        "the device's attributes");
+  processors_ = static_cast<uint32_t>(processors);
 }
 
 bool CodedTurn::supports(const CodedRows& rows) {

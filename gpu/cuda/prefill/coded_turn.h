@@ -32,8 +32,6 @@ class CodedTurn {
   /// Whether there are kernels for a choice among their blocks, of so many query heads of a KV head, and something to
   /// choose.
   [[nodiscard]] static bool chooses(const CodedRows& rows, uint32_t group);
-  /// BlockedAttention::coded_slowness() on a device, by Hopper's kernels or by those that all devices have.
-  [[nodiscard]] static double slowness_on(int ordinal, bool hopper);
   /// Attends. queries: n, heads, queries in two parts, logits, and the state before. Waits for the stream; meanwhile:
   /// see BlockedAttention::attend_codes(). Throws Error(out_of_device_memory | device_error).
   [[nodiscard]] CodedAttention attend(const CodedRows& rows, const BlockedParams& queries,

@@ -19,6 +19,20 @@ namespace {
   throw Error(Status::invalid_argument, "blocked attention: " + text);
 }
 
+DeviceFigures figures_of(int ordinal) {
+  const auto attribute = [ordinal](cudaDeviceAttr which) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, ordinal), "the device's attributes");
+    return value;
+  };
+  return {attribute(cudaDevAttrComputeCapabilityMajor),
+          attribute(cudaDevAttrComputeCapabilityMinor),
+          attribute(cudaDevAttrClockRate),
+          attribute(cudaDevAttrMultiProcessorCount),
+          attribute(cudaDevAttrMemoryClockRate),
+          attribute(cudaDevAttrGlobalMemoryBusWidth)};
+}
+
 class CudaBlocked final : public BlockedAttention {
  public:
   CudaBlocked(const ResidentPlace& place, const BlockedShape& shape)
@@ -29,7 +43,7 @@ class CudaBlocked final : public BlockedAttention {
     const DeviceScope device(ordinal());
     const BesideCapture beside;
     has_hopper_ = hopper_kernels_run_on(ordinal());
-    coded_slowness_ = CodedTurn::slowness_on(ordinal(), has_hopper_);
+    slowness_ = slowness_of(figures_of(ordinal()), has_hopper_);
     copies_ = std::make_unique<OwnStream>();
     for (Piece& p : pieces_) {
       p.filled = std::make_unique<Event>();
@@ -131,7 +145,7 @@ class CudaBlocked final : public BlockedAttention {
     return attends_codes(rows) && CodedTurn::chooses(rows, shape_.q_heads / shape_.kv_heads);
   }
 
-  double coded_slowness() const override { return coded_slowness_; }
+  DeviceSlowness slowness() const override { return slowness_; }
 
   CodedAttention attend_codes(const CodedRows& rows, Stream stream,
                               const std::function<void()>& meanwhile) override {
@@ -355,7 +369,7 @@ class CudaBlocked final : public BlockedAttention {
   bool has_sinks_ = false;
   bool has_low_ = false;     // queries that the dtype rounds
   bool has_hopper_ = false;  // the device's own kernels
-  double coded_slowness_ = 1.0;
+  DeviceSlowness slowness_;
   uint32_t next_ = 0;  // pieces
   DeviceBuffer memory_;
   PinnedBuffer staging_;  // of rows that are not pinned

@@ -268,6 +268,26 @@ TEST_P(StreamExtend, ManyTokensAttendCodesAtOnce) {
   step(s.get(), m);
 }
 
+// As many new tokens as an H100 attends by code at once go by steps where products take long enough.
+TEST_P(StreamExtend, SlowProductsLeaveNewTokensToSteps) {
+  if (!GetParam().coded || GetParam().dtype != KEYHOLE_F16) GTEST_SKIP() << "codes of f16";
+  if (GetParam().kept != KEYHOLE_KV_HOST_SAME) GTEST_SKIP() << "this device has no codes of int8";
+  StreamEngine device(engine_config_);
+  SessionPtr s = make_session(device.handle.get(), config());
+  StoredModel m = model();
+  prompt(s.get(), m, 900);
+  uint64_t by_code = 0;
+  for (const double slowness : {1.0, 20.0, 1e6}) {
+    device.products_slowness = slowness;
+    extend(s.get(), m, 40);
+    // Behind so few tokens there are few products: what makes them 20 times as long changes nothing.
+    if (slowness < 1e6) by_code += engine_config_.layers;
+    EXPECT_EQ(device.coded_calls, by_code) << slowness;
+    EXPECT_EQ(device.blocked_calls, by_code) << slowness;
+    step(s.get(), m);
+  }
+}
+
 TEST_P(StreamExtend, WithoutMemoryForBlocksTokensComeAFewAtATime) {
   if (GetParam().dtype == KEYHOLE_F32) GTEST_SKIP() << "there are no blocks for f32";
   StreamEngine device(engine_config_);
