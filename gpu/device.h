@@ -119,7 +119,8 @@ struct DeviceInfo {
 /// The major compute capability whose kernels run on CUDA device `ordinal`: its own; or an older one, where this build
 /// has no newer code for it (PTX of 8.0 runs on every later device, without what came later); or at most the one in the
 /// environment variable KEYHOLE_CUDA_CAPABILITY ("8.0"), with which a newer device takes the ways of an older one, in
-/// no more shared memory than that has.
+/// no more shared memory than that has. "12.0" leaves a device of 9.0 what 12.0 has, too: clusters and launches ahead,
+/// 99 KiB of shared memory, and none of the instructions that 9.0 alone has.
 /// Throws Error(invalid_argument) for another text there, Error(device_error) where the device has no kernels;
 /// Error(unsupported) in a build without CUDA.
 [[nodiscard]] int kernels_major(int ordinal);

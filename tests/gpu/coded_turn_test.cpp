@@ -1,6 +1,7 @@
 // Many new tokens over codes at once: codes read back in double precision where no row is read exactly, and exact
 // attention of the rows beside single steps over the same codes elsewhere; heads whose codes cannot tell which rows
-// weigh; blocks chosen by their means. By the kernels that all devices have and, where it has some, by a device's own.
+// weigh; blocks chosen by their means. By the kernels that all devices have, one after the other and launched ahead of
+// the end of the one before, and, where it has some, by a device's own.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -29,17 +30,25 @@ struct TurnCase {
   bool in_int8 = false;
 };
 
-/// The kernels of a turn: those that all devices have, and those of 9.0 alone.
-enum class Way { general, hopper };
+/// The kernels of a turn: those that all devices have, the same as 12.0 launches them, and those of 9.0 alone.
+enum class Way { general, ahead, hopper };
 /// Has devices take the way while it lives, as far as they have it.
 struct ForcedWay {
   explicit ForcedWay(Way way) {
-    if (way == Way::general) variable.emplace("KEYHOLE_CUDA_CAPABILITY", "8.6");
+    if (way == Way::hopper) return;
+    variable.emplace("KEYHOLE_CUDA_CAPABILITY", way == Way::general ? "8.6" : "12.0");
   }
   std::optional<keyhole::test::ScopedVariable> variable;
 };
-const char* name_of(Way way) { return way == Way::general ? "general" : "hopper"; }
-bool runs_here(Way way) { return way == Way::general || hopper_kernels_run_on(0); }
+const char* name_of(Way way) {
+  return way == Way::general ? "general" : way == Way::ahead ? "ahead" : "hopper";
+}
+/// Where the way is forced.
+bool runs_here(Way way) {
+  if (way == Way::general) return true;
+  return way == Way::ahead ? kernels_have_clusters(0) && !hopper_kernels_run_on(0)
+                           : hopper_kernels_run_on(0);
+}
 
 class CodedTurnTest : public testing::TestWithParam<std::tuple<TurnCase, Way>> {
  protected:
@@ -412,6 +421,14 @@ INSTANTIATE_TEST_SUITE_P(
                                      TurnCase{256, 4, 2, 70, DType::f16, 30.0F}),
                      testing::Values(Way::general, Way::hopper)),
     name_of_turn);
+INSTANTIATE_TEST_SUITE_P(
+    Ahead, CodedTurnTest,
+    testing::Combine(testing::Values(TurnCase{64, 2, 1, 130}, TurnCase{96, 4, 7, 19},
+                                     TurnCase{128, 4, 4, 33},
+                                     TurnCase{128, 2, 8, 17, DType::bf16, 15.0F},
+                                     TurnCase{256, 4, 6, 22}),
+                     testing::Values(Way::ahead)),
+    name_of_turn);
 
 /// Queries of many tokens over heads whose logits spread as tests/index/sharp_heads.h says.
 class HeadsInDoubt : public testing::TestWithParam<Way> {};
@@ -503,7 +520,7 @@ TEST_P(HeadsInDoubt, AreRead) {
   EXPECT_GT(doubted, 100U);
   EXPECT_LT(refused, 12U);
 }
-INSTANTIATE_TEST_SUITE_P(Ways, HeadsInDoubt, testing::Values(Way::general, Way::hopper),
+INSTANTIATE_TEST_SUITE_P(Ways, HeadsInDoubt, testing::Values(Way::general, Way::ahead, Way::hopper),
                          [](const auto& way) { return std::string(name_of(way.param)); });
 
 }  // namespace

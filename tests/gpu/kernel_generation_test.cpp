@@ -53,6 +53,28 @@ TEST(KernelGeneration, CanBeLoweredAndNotRaised) {
   EXPECT_EQ(kernels_major(0), own);
 }
 
+/// A device of 9.0 takes the ways of 12.0 where these are asked for: clusters, and no instructions of its own.
+TEST(KernelGeneration, HopperHasNoKernelsOfItsOwnWhereAnotherIsAskedFor) {
+  KEYHOLE_NEEDS_GPU();
+  bool own = false;
+  int major = 0;
+  {
+    const Forced none(nullptr);
+    own = hopper_kernels_run_on(0);
+    major = kernels_major(0);
+  }
+  {
+    const Forced hopper("9.0");
+    EXPECT_EQ(hopper_kernels_run_on(0), own);
+  }
+  for (const char* other : {"8.6", "10.0", "12.0"}) {
+    const Forced forced(other);
+    EXPECT_FALSE(hopper_kernels_run_on(0)) << other;
+  }
+  const Forced newer("12.0");
+  EXPECT_EQ(kernels_have_clusters(0), major >= 9);
+}
+
 TEST(KernelGeneration, HasNoMoreSharedMemoryThanItsDevices) {
   KEYHOLE_NEEDS_GPU();
   SharedMemory own;

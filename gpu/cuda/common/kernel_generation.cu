@@ -109,8 +109,10 @@ bool kernels_have_clusters(int ordinal) { return kernels_major(ordinal) >= 9; }
 
 bool hopper_kernels_run_on([[maybe_unused]] int ordinal) {
 #ifdef KEYHOLE_HOPPER
-  const Capability own = capability_of(ordinal);
-  return own.major == 9 && own.minor == 0 && kernels_have_clusters(ordinal);
+  // No other generation has them, be it a newer one: KEYHOLE_CUDA_CAPABILITY=12.0 takes the ways of 12.0.
+  const Capability own = capability_of(ordinal), forced = forced_capability();
+  return own.major == 9 && own.minor == 0 && (forced.major == 0 || forced.major == 9) &&
+         kernels_have_clusters(ordinal);
 #else
   return false;
 #endif

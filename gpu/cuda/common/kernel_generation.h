@@ -13,7 +13,8 @@ namespace keyhole::gpu {
 [[nodiscard]] bool kernels_have_clusters(int ordinal);
 
 /// Whether kernels by the instructions that compute capability 9.0 alone has, Hopper's tensor cores among them, were
-/// compiled (KEYHOLE_HOPPER) and run on CUDA device `ordinal`. Throws as kernels_major() does.
+/// compiled (KEYHOLE_HOPPER) and run on CUDA device `ordinal`: one of 9.0, with no other generation in
+/// KEYHOLE_CUDA_CAPABILITY. Throws as kernels_major() does.
 [[nodiscard]] bool hopper_kernels_run_on(int ordinal);
 
 /// Bytes of shared memory that a thread block of a device may have, and that a multiprocessor has for all of its own,
