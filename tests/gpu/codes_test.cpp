@@ -384,6 +384,26 @@ INSTANTIATE_TEST_SUITE_P(
              std::to_string(c.blocks) + kernel_of(std::get<1>(test.param));
     });
 
+// Of several tokens the pass for many rows has no place for merged states of resident tokens, be the rows no more than
+// those of one token may be.
+TEST(WideSteps, OfSeveralTokensRefuseStatesOfResidentTokens) {
+  if (cuda_devices().empty()) GTEST_SKIP() << cuda_status();
+  for (Case c :
+       {of_tokens(512, 4, 8, 2, 5), of_tokens(512, 2, 3, 4, 5), of_tokens(128, 4, 4, 5, 5)}) {
+    SCOPED_TRACE("dim " + std::to_string(c.dim) + ", " + std::to_string(c.tokens) + " tokens");
+    c.cluster = false;
+    Layer layer(c);
+    ASSERT_TRUE(layer.step().wide);
+    layer.run(16);
+    const size_t components = layer.q_heads() * c.dim;
+    const DeviceVector<float> states(std::vector<float>(components + layer.q_heads()));
+    layer.step().resident_o = states.get();
+    layer.step().resident_lse = states.get() + components;
+    EXPECT_EQ(attend_codes(layer.step(), nullptr, false), cudaErrorInvalidValue);
+    EXPECT_EQ(finish_codes(layer.step(), nullptr, false), cudaErrorInvalidValue);
+  }
+}
+
 // Logits that spread by tens of nats: what the noise takes is at its bound, and the rows' exact weights are far from
 // those by their codes. These steps take no second look (sharp_codes_test.cpp); without one, at 2 bits, and at 60 nats,
 // the device's sums are not the host's.

@@ -118,8 +118,8 @@ struct CodesStep {
   /// publishes q, k and v, once the host has taken those of the step before, and takes the new token in.
   bool has_resident = false;
   StepParams resident;
-  /// The second way: their state, to be merged, with lse in natural log; null: none. An earlier kernel on the stream
-  /// has written it.
+  /// The second way, of one token alone: their state, to be merged, with lse in natural log; null: none. An earlier
+  /// kernel on the stream has written it.
   const float* resident_o = nullptr;    ///< `[kv_heads * group, dim]`
   const float* resident_lse = nullptr;  ///< `[kv_heads * group]`
 

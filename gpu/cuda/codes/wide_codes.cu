@@ -123,8 +123,9 @@ bool is_valid(const CodesStep& step, const WideKernels& kernels) {
          step.exact_rows <= kMostDeviceRows && step.splits >= 1 && step.splits <= kMostSplits &&
          step.kv_heads != 0 && step.stages >= kernels.least_stages() &&
          step.stages <= kMostStages &&
-         (step.group <= kMaxDeviceGroup ||
-          (step.host_rows.requests == nullptr && step.resident_o == nullptr));
+         (step.group <= kMaxDeviceGroup || step.host_rows.requests == nullptr) &&
+         // Such states lie head by head, and not token by token.
+         (step.tokens == 1 || step.resident_o == nullptr);
 }
 
 }  // namespace
