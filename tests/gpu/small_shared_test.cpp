@@ -6,6 +6,7 @@
 
 #include "gpu/codes_layout.h"
 #include "gpu/cuda/codes/codes_variants.h"
+#include "gpu/cuda/codes/warpgroup_kernels.h"
 #include "gpu/cuda/common/kernel_generation.h"
 #include "tests/gpu/codes_layer.h"
 #include "tests/scoped_variable.h"
@@ -45,33 +46,57 @@ TEST(CodesInSmallShared, EveryShapeHasItsAnswers) {
   }
 }
 
+/// Expects that a step can be prepared with no more shared memory than there is.
+void prepare(const CodeShape& shape, uint32_t rows, uint32_t tokens, size_t most) {
+  SCOPED_TRACE("dim " + std::to_string(shape.dim) + ", " + std::to_string(shape.key_bits) +
+               " bits, " + std::to_string(rows) + " rows of " + std::to_string(tokens) + " tokens");
+  CodesStep step;
+  step.shape = shape;
+  step.kv_heads = 2;
+  step.tokens = tokens;
+  step.group = rows;
+  step.block_capacity = 64;
+  step.wide = codes_are_wide(shape, rows, most, tokens);
+  size_t needs = 0;
+  EXPECT_EQ(prepare_codes(step, 0, &needs), cudaSuccess);
+  EXPECT_LE(needs, most);
+}
+
 /// Every shape is prepared, and takes no more than there is.
 TEST(CodesInSmallShared, EveryShapeFits) {
   if (cuda_devices().empty()) GTEST_SKIP() << cuda_status();
   for (const char* capability : {"8.6", "8.0", "12.0"}) {
     const keyhole::test::ScopedVariable forced("KEYHOLE_CUDA_CAPABILITY", capability);
+    SCOPED_TRACE(capability);
     const size_t most = shared_memory_of(0).of_block;
     for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U, 512U}) {
       for (const uint32_t bits : {2U, 4U}) {
         for (uint32_t rows = 1; rows <= (dim == 512 ? 32U : 48U); ++rows) {
-          CodesStep step;
-          step.shape = {dim, bits, bits};
-          step.kv_heads = 2;
-          // Of several tokens as many as divide the rows, each of 16 heads at most.
-          step.tokens = 1;
-          while (step.tokens < rows && (rows % step.tokens != 0 || rows / step.tokens > 16)) {
-            ++step.tokens;
-          }
-          step.group = rows;
-          step.block_capacity = 64;
-          step.wide = codes_are_wide(step.shape, rows, most, step.tokens);
-          size_t needs = 0;
-          EXPECT_EQ(prepare_codes(step, 0, &needs), cudaSuccess)
-              << capability << ", dim " << dim << ", " << bits << " bits, " << rows << " rows";
-          EXPECT_LE(needs, most);
+          // Of several tokens as few as divide the rows, each of 16 heads at most; so many rows as one token may have
+          // of two, too, for which some shapes have other kernels.
+          uint32_t tokens = 1;
+          while (tokens < rows && (rows % tokens != 0 || rows / tokens > 16)) ++tokens;
+          prepare({dim, bits, bits}, rows, tokens, most);
+          if (rows > 8 && rows <= 16 && rows % 2 == 0) prepare({dim, bits, bits}, rows, 2, most);
         }
       }
     }
+  }
+}
+
+/// Two tokens of 256 components in 4 bits take the pass by warpgroups where it has the room; else what one token of as
+/// many heads takes.
+TEST(CodesInSmallShared, TwoTokensGoWithoutWarpgroups) {
+  if (cuda_devices().empty()) GTEST_SKIP() << cuda_status();
+  const CodeShape shape{256, 4, 4};
+  for (uint32_t rows = 10; rows <= 16; rows += 2) {
+    SCOPED_TRACE(std::to_string(rows) + " rows");
+    const bool as_one = codes_are_wide(shape, rows, kSmall, 1);
+    EXPECT_EQ(codes_are_wide(shape, rows, kSmall, 2), as_one);
+    if (!codes::warpgroups_run_here()) continue;
+    EXPECT_FALSE(codes::group_kernels_of(shape, rows).fits(kSmall));
+    EXPECT_TRUE(codes_are_wide(shape, rows, size_t{227} << 10U, 2));
+    EXPECT_FALSE(codes_are_wide(shape, rows, size_t{227} << 10U, 1));
   }
 }
 
