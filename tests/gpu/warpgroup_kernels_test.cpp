@@ -47,6 +47,23 @@ bool chosen_by_a_cluster(const Case& c) {
   return step.cluster;
 }
 
+/// One of the steps below, which take sanitizers minutes: 9 to 16 rows of 256 components have an instance of their own.
+TEST(WarpgroupKernels, TwoTokensOf256ComponentsAreThoseOfDoublePrecision) {
+  KEYHOLE_NEEDS_GPU();
+  if (kernels_major(0) != 9) GTEST_SKIP() << "kernels of another device run here";
+  for (const uint32_t bits : {2U, 4U}) {
+    SCOPED_TRACE(std::to_string(bits) + " bits");
+    Case c{256, bits, 12};
+    c.tokens = 2;
+    c.blocks = 3;
+    c.cluster = chosen_by_a_cluster(c);
+    Layer layer(c);
+    ASSERT_TRUE(layer.step().wide);
+    layer.run(16);
+    layer.check(c.blocks);
+  }
+}
+
 /// Steps of a dimension and a number of bits with all groups and numbers of tokens that have more query rows together
 /// than the pass for few rows takes: of 256 components 9 to 48, of fewer 17 to 48.
 class WarpgroupSteps : public testing::TestWithParam<std::pair<uint32_t, uint32_t>> {};
