@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "gpu/code_family.h"
 #include "gpu/codes_layout.h"
 #include "gpu/cuda/codes/codes_kernels.h"
 #include "gpu/cuda/codes/codes_variants.h"
@@ -52,10 +53,8 @@ struct CudaCodes::Impl {
     KvView rows;              ///< see Codes::set_rows()
     uint32_t count = 0;       ///< blocks, after all that was enqueued
     uint32_t slot = kNoSlot;  ///< its place among the layers that there is memory for
-    /// The same pointer in all copies that have the first `shared` blocks in common; null: there are no such copies.
-    std::shared_ptr<const char> family;
-    uint32_t shared = 0;
-    bool is_used = false;  ///< something was enqueued that reads its balance
+    CodeFamily family;        ///< copies that have first blocks in common
+    bool is_used = false;     ///< something was enqueued that reads its balance
     /// Rows that were put in lists together, one stretch behind the other.
     struct Stretch {
       uint32_t begin, end;  ///< blocks
@@ -172,7 +171,7 @@ struct CudaCodes::Impl {
   [[nodiscard]] CodeFigures* figures(uint32_t layer) const {
     return memory.as<CodeFigures>(layout.figures) + size_t{layers[layer].slot} * shape.kv_heads;
   }
-  /// The device's copy of Layer::shared.
+  /// The device's copy of what the layer's family shares.
   [[nodiscard]] uint32_t* device_shared(uint32_t layer) const { return device_count(layer) + 1; }
 
   [[nodiscard]] DoubtLayout doubt_layout() const {
@@ -188,7 +187,7 @@ struct CudaCodes::Impl {
     (void)layer_at(layer);
     CodesStep s = variants.of(tokens);
     s.block_count = device_count(layer);
-    s.family = layers[layer].family.get();
+    s.family = layers[layer].family.id();
     s.family_count = device_shared(layer);
     s.blocks = blocks(layer);
     s.key_scale = key_scales(layer);
@@ -266,16 +265,13 @@ struct CudaCodes::Impl {
   [[nodiscard]] MakeLists listing(uint32_t layer, uint32_t begin, uint32_t rows,
                                   uint32_t first_head) const;
 
-  /// Enqueues that the layer has these blocks in common with its family.
-  void set_family(uint32_t layer, const std::shared_ptr<const char>& family, uint32_t shared,
-                  Stream stream) {
-    layers[layer].family = family;
-    layers[layer].shared = shared;
-    launch_set_count(device_shared(layer), shared, stream_of(stream));
+  /// Enqueues how many blocks the layer has in common with its family.
+  void tell_family(uint32_t layer, Stream stream) const {
+    launch_set_count(device_shared(layer), layers[layer].family.shared(), stream_of(stream));
   }
   /// Takes the blocks from `first` on out of the family.
   void leave_family(uint32_t layer, uint32_t first, Stream stream) {
-    if (first < layers[layer].shared) set_family(layer, layers[layer].family, first, stream);
+    if (layers[layer].family.cut(first)) tell_family(layer, stream);
   }
   /// Enqueues that nothing is known of the layer's rows: there are none.
   void forget_figures(uint32_t layer, Stream stream) const {

@@ -193,11 +193,9 @@ void CudaCodes::copy_layer(uint32_t layer, Codes& from) {
           "clearing what steps remember");
     m.layers[layer].stretches = source.stretches;
   }
-  // Joins a family that has most of the blocks in common; otherwise the two become a new one.
-  if (source.family == nullptr || source.shared < source.count / 2) {
-    f.set_family(layer, std::make_shared<const char>(), source.count, m.own->get());
-  }
-  m.set_family(layer, source.family, source.shared, m.own->get());
+  m.layers[layer].family = f.layers[layer].family.copied(source.count);
+  f.tell_family(layer, m.own->get());
+  m.tell_family(layer, m.own->get());
   m.set_count(layer, source.count, m.own->get());
   m.own->wait("copying codes");
 }
