@@ -1,5 +1,9 @@
 // Several tokens at once: of one session, of several, and which of them stay.
+#include <array>
+#include <cstddef>
 #include <deque>
+#include <list>
+#include <memory_resource>
 #include <vector>
 
 #include "keyhole/batch.h"
@@ -132,6 +136,14 @@ class Batch {
   std::deque<SessionCall> calls_;
 };
 
+/// A session to which a launch is announced, locked.
+struct Announced {
+  explicit Announced(const keyhole_session& handle) : call(*handle.use), session(*handle.session) {}
+  SessionCall call;
+  SessionInterface& session;
+  const Capture* graph = nullptr;
+};
+
 /// Runs `body`, which uses a session of several that are locked, as with_session() does.
 template <class F>
 void use_member(SessionInterface& s, F&& body) {
@@ -243,25 +255,21 @@ keyhole_status keyhole_session_announce_batch(keyhole_session* const* sessions, 
     require(sessions, "sessions");
     if (graph == 0) throw Error(Status::invalid_argument, "graph is 0; numbers of graphs are not");
     for (uint32_t i = 0; i < count; ++i) require(sessions[i], "sessions[i]");
-    std::deque<SessionCall> calls;
-    std::vector<const Capture*> graphs(count);
-    const auto each = [&](const auto& body) {
-      for (uint32_t i = 0; i < count; ++i) {
-        SessionInterface& s = *sessions[i]->session;
-        use_member(s, [&] { body(s, i); });
-      }
-    };
+    // Of as many sessions as steps go together by one launch, this takes no memory.
+    std::array<std::byte, 2048> place;
+    std::pmr::monotonic_buffer_resource memory(place.data(), place.size());
+    std::pmr::list<Announced> all(&memory);
     for (uint32_t i = 0; i < count; ++i) {
-      calls.emplace_back(*sessions[i]->use);
-      sessions[i]->session->check_takes("keyhole_session_announce_batch");
-      sessions[i]->session->enter(Needs::stream);
+      all.emplace_back(*sessions[i]);
+      all.back().session.check_takes("keyhole_session_announce_batch");
+      all.back().session.enter(Needs::stream);
     }
-    each([&](SessionInterface& s, uint32_t i) {
-      graphs[i] = &s.batch_member().stream().ready_graph(graph);
-    });
-    each([&](SessionInterface& s, uint32_t i) {
-      s.batch_member().stream().submit_graph(*graphs[i]);
-    });
+    // Nothing is announced before it is known that everything can be; then nothing fails.
+    for (Announced& one : all) {
+      StreamStepper& steps = one.session.batch_member().stream();
+      use_member(one.session, [&] { one.graph = &steps.ready_graph(graph); });
+    }
+    for (const Announced& one : all) one.session.batch_member().stream().submit_graph(*one.graph);
   });
 }
 

@@ -1,13 +1,15 @@
 #include "runtime/session/stream_stepper.h"
 
 #include <string>
-#include <vector>
 
 namespace keyhole::runtime {
 
 StreamStepper::StreamStepper(const StreamParts& parts, PromptMemory& prompts,
                              ExtendedTokens& extended)
-    : parts_(parts), prompts_(&prompts), extended_(&extended) {
+    : parts_(parts),
+      prompts_(&prompts),
+      extended_(&extended),
+      before_(parts.engine.model().layers) {
   gpu::StreamSteps* steps = parts.sequence.resident().stream_steps();
   if (steps == nullptr) return;
   const SessionParams& params = parts.params;
@@ -52,19 +54,18 @@ void StreamStepper::enqueue_end(const TensorOut& out, float* lse) {
 const Capture& StreamStepper::ready_graph(uint64_t graph) {
   StreamRunner& steps = runner("a graph");
   steps.wait_for_host();
-  return steps.ready_graph(graph);
+  const Capture& ready = steps.ready_graph(graph);
+  for (uint32_t layer = 0; layer < before_.size(); ++layer) {
+    before_[layer] = parts_.sequence.tokens(layer);
+  }
+  return ready;
 }
 
-void StreamStepper::submit_graph(const Capture& graph) {
-  StreamRunner& steps = runner("a graph");
-  std::vector<uint32_t> before(parts_.engine.model().layers);
-  for (uint32_t layer = 0; layer < before.size(); ++layer) {
-    before[layer] = parts_.sequence.tokens(layer);
-  }
-  steps.submit_graph(graph);
-  for (uint32_t layer = 0; layer < before.size(); ++layer) {
-    const uint32_t n = steps.announced_tokens(layer);
-    if (n != 0) extended_->set(layer, before[layer], n, true);
+void StreamStepper::submit_graph(const Capture& graph) noexcept {
+  runner_->submit_graph(graph);
+  for (uint32_t layer = 0; layer < before_.size(); ++layer) {
+    const uint32_t n = runner_->announced_tokens(layer);
+    if (n != 0) extended_->set(layer, before_[layer], n, true);
   }
 }
 

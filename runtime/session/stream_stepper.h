@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "runtime/session/extended_tokens.h"
 #include "runtime/session/prompt_memory.h"
@@ -37,8 +38,8 @@ class StreamStepper {
   void set_stream(gpu::Stream stream) { runner("a stream").set_stream(stream); }
   /// The graph with this number, which can be launched; 0: the one captured last. As StreamRunner::ready_graph().
   [[nodiscard]] const Capture& ready_graph(uint64_t graph);
-  /// Announces a launch of it.
-  void submit_graph(const Capture& graph);
+  /// Announces a launch of what ready_graph() has returned, with no call of this session between.
+  void submit_graph(const Capture& graph) noexcept;
   void announce(uint64_t graph) { submit_graph(ready_graph(graph)); }
   [[nodiscard]] uint64_t last_graph() { return runner("a graph").last_graph(); }
   void synchronize() {
@@ -112,6 +113,7 @@ class StreamStepper {
   StreamParts parts_;
   PromptMemory* prompts_;
   ExtendedTokens* extended_;
+  std::vector<uint32_t> before_;              ///< [layer] tokens when ready_graph() has returned
   std::unique_ptr<DeviceRowsReader> copies_;  ///< null: nothing was copied yet
   std::unique_ptr<StreamClient> client_;      ///< null: the device has no streams
   std::unique_ptr<StreamRunner> runner_;      ///< the last: its thread reads all of the above

@@ -144,7 +144,7 @@ class StreamRunner {
   /// keyhole_session_announce_graph says.
   [[nodiscard]] const Capture& ready_graph(uint64_t graph);
   /// Submits the steps of what ready_graph() has returned, with no call of this session between.
-  void submit_graph(const Capture& graph);
+  void submit_graph(const Capture& graph) noexcept;
   /// The number of the last capture that a step was recorded in, 0: none.
   [[nodiscard]] uint64_t last_graph() const { return captures_.newest().id(); }
   /// wait_idle(), then throws the first error of the steps; otherwise the device is made ready for a capture.

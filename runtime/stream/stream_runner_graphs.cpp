@@ -86,7 +86,7 @@ const Capture& StreamRunner::ready_graph(uint64_t graph) {
   return *known;
 }
 
-void StreamRunner::submit_graph(const Capture& graph) {
+void StreamRunner::submit_graph(const Capture& graph) noexcept {
   for (const StreamStep& step : graph.steps()) {
     if (model_.slides(step.layer)) {
       note_window_step(step.layer, step.appends);

@@ -186,7 +186,6 @@ void FakeCodes::encode(uint32_t layer, uint32_t first, uint32_t count, gpu::Stre
   if (first > layers_[layer].wanted || first + count > shape_.blocks) {
     throw Error(Status::invalid_argument, "planted: blocks that do not follow, or beyond capacity");
   }
-  layers_[layer].wanted = first + count;
   check_pinned(layer, first, count);
   push_([this, layer, first, count] {
     check_pinned(layer, first, count);
@@ -202,12 +201,13 @@ void FakeCodes::encode(uint32_t layer, uint32_t first, uint32_t count, gpu::Stre
     }
     layers_[layer].count = first + count;
   });
+  layers_[layer].wanted = first + count;  // where nothing was enqueued, nothing has changed
 }
 
 void FakeCodes::truncate(uint32_t layer, uint32_t blocks, gpu::Stream) {
   on_call();
-  layers_[layer].wanted = blocks;
   push_([this, layer, blocks] { layers_[layer].count = blocks; });
+  layers_[layer].wanted = blocks;
 }
 
 void FakeCodes::read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const {

@@ -42,10 +42,15 @@ keyhole_session_get_graph(const keyhole_session* session, uint64_t* graph);
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_announce_graph(keyhole_session* session,
                                                                            uint64_t graph);
 
-/* keyhole_session_announce_graph of `count` different sessions, before one launch of a graph in which steps of all of
- * them were captured (keyhole_session_extend_batch): `graph` is the number that keyhole_session_get_graph gives of each
- * of them then, the same of all. Announces the launch to all sessions, or, on an error of any, to none: the first error
- * in the order of the sessions. */
+/* keyhole_session_announce_graph of the different sessions `[count]`, before one launch of a graph in which steps of
+ * all of them were captured (keyhole_session_extend_batch): `graph` is the number that keyhole_session_get_graph gives
+ * of each of them then, the same of all. Announces the launch to all sessions, or, on an error of any, to none, and
+ * returns the first error in the order of the sessions. Errors: those of keyhole_session_announce_graph, and
+ * INVALID_ARGUMENT: `sessions` or one of them is NULL, or `graph` is 0; BUSY: a session is there twice, or another call
+ * uses it; UNSUPPORTED of sequences over several ranks (keyhole/parallel.h). A count of 0 does nothing. The call uses
+ * all sessions until it returns: no other call may use one of them meanwhile. After an error the tokens of all sessions
+ * are what they were, and other graphs stay as valid; what is done before every launch may have been done for some, so
+ * that tokens have left their windows and are indexed. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_session_announce_batch(keyhole_session* const* sessions, uint32_t count, uint64_t graph);
 

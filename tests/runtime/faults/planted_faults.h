@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <thread>
 
 namespace keyhole::test {
 
@@ -17,9 +18,19 @@ struct Planted {
   static inline std::atomic<Fault> kind{Fault::allocation};
   static inline std::atomic<int64_t> left{-1};
   static inline std::atomic<int64_t> hits{0};
+  /// The thread whose calls count; none: those of all do.
+  static inline std::atomic<std::thread::id> only{};
 
   static void plant(Fault fault, int64_t calls_before) {
     kind = fault;
+    only = std::thread::id();
+    hits = 0;
+    left = calls_before;
+  }
+  /// A fault of the calling thread: the tests' devices have threads, too, whose allocations are not the library's.
+  static void plant_here(Fault fault, int64_t calls_before) {
+    kind = fault;
+    only = std::this_thread::get_id();
     hits = 0;
     left = calls_before;
   }
@@ -34,6 +45,8 @@ struct Planted {
         kind.load(std::memory_order_relaxed) != fault) {
       return false;
     }
+    const std::thread::id thread = only.load(std::memory_order_relaxed);
+    if (thread != std::thread::id() && thread != std::this_thread::get_id()) return false;
     if (left.fetch_sub(1) != 0) return false;
     ++hits;
     return true;

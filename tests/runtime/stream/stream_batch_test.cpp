@@ -246,6 +246,10 @@ TEST_F(StreamBatch, AGraphIsAnnouncedToAllSessionsOrToNone) {
   const uint64_t graph = last_graph(0);
   EXPECT_EQ(last_graph(2), graph);
   EXPECT_EQ(announce_all(0), KEYHOLE_INVALID_ARGUMENT);
+  EXPECT_OK(keyhole_session_announce_batch(nullptr, 0, 0));
+  EXPECT_EQ(keyhole_session_announce_batch(nullptr, 1, graph), KEYHOLE_INVALID_ARGUMENT);
+  std::vector<keyhole_session*> none{members_[0].session.get(), nullptr};
+  EXPECT_EQ(keyhole_session_announce_batch(none.data(), 2, graph), KEYHOLE_INVALID_ARGUMENT);
   EXPECT_EQ(announce_all(graph + 1000), KEYHOLE_INVALID_ARGUMENT);
   round();
   round();
