@@ -32,7 +32,7 @@ struct RivalData {
       training_positions;  ///< `[training_rows / group]` ascending tokens; empty: unknown
   size_t first_token = 0;  ///< row i is token first_token + i
   const StoredRows* stored = nullptr;  ///< the rows that a step attends
-  LogitRule rule;                      ///< from inner products to logits
+  LogitRule rule = {};                 ///< from inner products to logits
   unsigned threads = 1;                ///< that the build may use
 };
 

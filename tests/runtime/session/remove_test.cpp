@@ -112,7 +112,9 @@ TEST_P(Remove, AnswersAreThoseOfTheTokensThatAreLeft) {
     if (HasFatalFailure()) return;
     append(session.get(), model, 1 + numbers_.below(model.tokens(0) < 300 ? 400 : 60));
     expect_all(session.get(), model);
-    if (i % 3 == 0) ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
+    if (i % 3 == 0) {
+      ASSERT_OK(keyhole_session_build(session.get(), nullptr, nullptr));
+    }
     expect_all(session.get(), model);
     if (HasFatalFailure()) return;
   }

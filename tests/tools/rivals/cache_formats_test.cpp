@@ -56,7 +56,9 @@ TEST(CacheFormats, AttendToAllRowsInTheirBits) {
     EXPECT_LT(error, most) << name;
     EXPECT_GT(error, 1e-4) << name;
     if (std::string(name) == "q8_0") last = error;
-    if (std::string(name) == "q4_0") EXPECT_GT(error, 4 * last);
+    if (std::string(name) == "q4_0") {
+      EXPECT_GT(error, 4 * last);
+    }
     EXPECT_EQ(rival->bytes(), 0U);
   }
 }

@@ -52,11 +52,11 @@ TEST(KldBins, OutputErrorsAreThoseOfThePart) {
   EXPECT_TRUE(std::isnan(bins[1].output_error));
   EXPECT_NEAR(bins[2].output_error, 0.2, 1e-12);
 
-  const nlohmann::ordered_json json = kld_bins_json(bins);
-  EXPECT_EQ(json[0]["begin"], 0);
-  EXPECT_EQ(json[2]["end"], 3);
-  EXPECT_EQ(json[0]["kld"]["p99_9"], 1.0);
-  EXPECT_FALSE(json[1].contains("output_error"));
+  const nlohmann::ordered_json written = kld_bins_json(bins);
+  EXPECT_EQ(written[0]["begin"], 0);
+  EXPECT_EQ(written[2]["end"], 3);
+  EXPECT_EQ(written[0]["kld"]["p99_9"], 1.0);
+  EXPECT_FALSE(written[1].contains("output_error"));
   KldBinTable table(true);
   table.add("ivf", bins);
   for (const char* part : {"0 to 1", "2 to 3", "0.2\n", "100 %", "output error"}) {
