@@ -61,9 +61,9 @@ class Recorder:
         for session, before in zip(sessions, tokens):
             session.truncate(before)
         # A launch fills the tensors of the output.
-        return Recording(run, {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}), [7], output
+        return Recording(run, {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}), 7, output
 
-    def announce(self, session, number):
+    def announce(self, sessions, number):
         if self.refusals:
             self.refusals -= 1
             raise keyhole.InvalidArgument("the session has changed since the graph was captured: capture it again")

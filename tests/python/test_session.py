@@ -104,6 +104,15 @@ def test_a_batch_says_who_failed(engine):
         keyhole.extend_batch(sessions, 0, q, k, k, [0, 1, 2])
 
 
+def test_a_launch_of_a_graph_is_announced_to_all_sessions_or_to_none(engine):
+    sessions = [exact(engine), exact(engine)]
+    keyhole.announce_batch([], 1)
+    with pytest.raises(keyhole.InvalidArgument, match="graph"):
+        keyhole.announce_batch(sessions, 0)
+    with pytest.raises(keyhole.Unsupported):  # there are no graphs on a host
+        keyhole.announce_batch(sessions, 1)
+
+
 def test_the_default_index_is_near_and_reads_less(engine):
     k, v = random(15, 10000, HKV, D), random(16, 10000, HKV, D)  # on a host it indexes from 8,192 on
     q = 3 * k[3000].repeat(HQ // HKV, axis=0)  # a needle

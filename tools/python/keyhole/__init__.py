@@ -4,7 +4,8 @@ The first tokens (the attention sink) and the newest ones (the window) stay on t
 host memory behind a vector index, and each decoding step reads only the keys that carry attention weight. The partial
 attention of both is merged by log-sum-exp.
 
-    Engine, Session, extend_batch      the decoder's calls, as in keyhole/keyhole.h
+    Engine, Session, extend_batch, announce_batch
+                                       the decoder's calls, as in keyhole/keyhole.h
     plan                               memory before anything is allocated
     Prompt                             attention of prompts, as in keyhole/prefill.h
     Index                              one index by itself, as in keyhole/index.h
@@ -33,7 +34,7 @@ from ._errors import (BY_STATUS, Busy, Cancelled, Corrupt, DeviceError, Error, I
                       OutOfDeviceMemory, OutOfMemory, Timeout, Unsupported, VersionMismatch)
 from ._index import POSITION_UNKNOWN, Index
 from ._prompt import Prompt
-from ._session import BatchError, Session, extend_batch
+from ._session import BatchError, Session, announce_batch, extend_batch
 from ._structs import (Audit, Budget, EngineConfig, Identity, IndexInfo, LayerConfig, LayerTokens, MemoryPlan, MemoryUse, SearchCost,
                        SessionConfig, Statistics)
 
@@ -65,6 +66,6 @@ __all__ = [
     "Corrupt", "Device", "DeviceError", "Dtype", "Engine", "EngineConfig", "Error", "HeadBudget", "IOFailure", "Identity",
     "Index", "IndexInfo", "Internal", "InvalidArgument", "KvHost", "LayerConfig", "LayerTokens", "MemoryPlan", "MemoryUse", "Mode",
     "NotFinite", "OutOfDeviceMemory", "OutOfMemory", "POSITION_UNKNOWN", "Placement", "Prompt", "RankFailed", "RopeScaling", "RowsBy",
-    "SearchCost", "Session", "SessionConfig", "Signal", "Statistics", "Tail", "Timeout", "Unsupported", "VersionMismatch", "compare",
-    "extend_batch", "index_help", "merge_states", "merge_states_device", "plan", "prompt_help", "read_budgets",
+    "SearchCost", "Session", "SessionConfig", "Signal", "Statistics", "Tail", "Timeout", "Unsupported", "VersionMismatch", "announce_batch",
+    "compare", "extend_batch", "index_help", "merge_states", "merge_states_device", "plan", "prompt_help", "read_budgets",
 ]  # fmt: skip

@@ -359,6 +359,12 @@ def extend_batch(sessions: Sequence[Session], layer: int, q: Any, k: Any, v: Any
     return out
 
 
+def announce_batch(sessions: Sequence[Session], graph: int) -> None:
+    """Session.announce() of different sessions, before one launch of a graph in which steps of all of them were captured: to all
+    of them, or, where one refuses, to none. graph: its number, Session.graph behind the capture, the same of all."""
+    _native.announce_batch([session._native for session in sessions], graph)
+
+
 class BatchError(Error):
     """Some sessions of a batch failed. errors has an exception, or None, for each."""
 

@@ -126,6 +126,19 @@ void attend_queries(Session& self, uint32_t layer, nb::handle q, nb::handle out,
   });
 }
 
+/// Sessions of a call, none of which another one uses meanwhile.
+struct Uses {
+  std::vector<std::unique_ptr<Session::Use>> uses;
+  std::vector<keyhole_session*> pointers;
+
+  explicit Uses(const nb::list& sessions) {
+    for (nb::handle session : sessions) {
+      uses.push_back(std::make_unique<Session::Use>(nb::cast<Session&>(session)));
+      pointers.push_back(uses.back()->get());
+    }
+  }
+};
+
 // Returns the status and the text of each session.
 nb::list extend_batch(nb::list sessions, uint32_t layer, nb::handle q, nb::handle k, nb::handle v,
                       const std::vector<uint32_t>& query_start, nb::handle out, nb::handle lse) {
@@ -135,12 +148,7 @@ nb::list extend_batch(nb::list sessions, uint32_t layer, nb::handle q, nb::handl
                            " elements; one more than sessions, " + std::to_string(count + 1) +
                            ", are needed")
                               .c_str());
-  std::vector<std::unique_ptr<Session::Use>> uses;
-  std::vector<keyhole_session*> pointers;
-  for (nb::handle session : sessions) {
-    uses.push_back(std::make_unique<Session::Use>(nb::cast<Session&>(session)));
-    pointers.push_back(uses.back()->get());
-  }
+  const Uses used(sessions);
   const Array queries(q, "q", Array::kRead), keys(k, "k", Array::kRead),
       values(v, "v", Array::kRead);
   const Array result(out, "out", Array::kWrite), sums(lse, "lse", Array::kWrite);
@@ -150,9 +158,10 @@ nb::list extend_batch(nb::list sessions, uint32_t layer, nb::handle q, nb::handl
   std::string text;
   {
     nb::gil_scoped_release unlocked;
-    status = keyhole_session_extend_batch(
-        pointers.data(), static_cast<uint32_t>(count), layer, queries.pointer(), keys.pointer(),
-        values.pointer(), query_start.data(), result.pointer(), lse_data, statuses.data());
+    status = keyhole_session_extend_batch(used.pointers.data(), static_cast<uint32_t>(count), layer,
+                                          queries.pointer(), keys.pointer(), values.pointer(),
+                                          query_start.data(), result.pointer(), lse_data,
+                                          statuses.data());
     if (status != KEYHOLE_OK) text = keyhole_last_error();
   }
   // Where some went on, the caller must know which.
@@ -299,6 +308,14 @@ void announce_graph(Session& self, uint64_t number) {
   run([&] { return keyhole_session_announce_graph(use.get(), number); });
 }
 
+void announce_batch(nb::list sessions, uint64_t number) {
+  const Uses used(sessions);
+  run([&] {
+    return keyhole_session_announce_batch(used.pointers.data(),
+                                          static_cast<uint32_t>(used.pointers.size()), number);
+  });
+}
+
 void truncate(Session& self, uint32_t n_tokens) {
   Session::Use use(self);
   run([&] { return keyhole_session_truncate(use.get(), n_tokens); });
@@ -433,6 +450,7 @@ void define_session(nb::module_& module) {
              none("tokens"));
   module.def("extend_batch", extend_batch, nb::arg("sessions"), nb::arg("layer"), none("q"),
              none("k"), none("v"), nb::arg("query_start"), none("out"), none("lse"));
+  module.def("announce_batch", announce_batch, nb::arg("sessions"), nb::arg("number"));
 }
 
 }  // namespace keyhole::python

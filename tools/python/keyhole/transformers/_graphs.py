@@ -11,7 +11,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from .._errors import Error
-from .._session import Session
+from .._session import Session, announce_batch
 from ._cache import KeyholeCache
 from ._compiled import Compiled
 
@@ -60,8 +60,8 @@ class Recorder:
         waits = [one for one in told if "called a synchronizing" in str(one.message)]
         found += [f"{one.filename}:{one.lineno} waits for the device" for one in waits]
 
-    def record(self, sessions: Sequence[Session], run: Callable[[], Any]) -> tuple[Any, list[int], Any]:
-        """The graph of run(), which does not happen now; its numbers in the sessions; and what run() returned: each replay() of the
+    def record(self, sessions: Sequence[Session], run: Callable[[], Any]) -> tuple[Any, int, Any]:
+        """The graph of run(), which does not happen now; its number, the same in all sessions; and what run() returned: each replay() of the
         graph fills it."""
         for session in sessions:
             if session._stream != self._stream.cuda_stream:  # no capture allows that it changes
@@ -71,7 +71,7 @@ class Recorder:
         if self._keeper is None:
             self._keeper, _ = self._graph(lambda: torch.zeros(1, device=self._device))
         graph, output = self._graph(run)
-        return graph, [session.graph for session in sessions], output
+        return graph, sessions[0].graph, output
 
     def _graph(self, run: Callable[[], Any]) -> tuple[Any, Any]:
         graph = torch.cuda.CUDAGraph()
@@ -80,8 +80,8 @@ class Recorder:
             output = run()
         return graph, output
 
-    def announce(self, session: Session, number: int) -> None:
-        session.announce(number)
+    def announce(self, sessions: Sequence[Session], number: int) -> None:
+        announce_batch(sessions, number)
 
 
 @dataclass
@@ -112,7 +112,7 @@ class Step:
 
     sessions: list[Session]
     graph: Any = None
-    numbers: list[int] = field(default_factory=list)  # of the graph in each session
+    number: int = 0  # of the graph, in all sessions
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     kind: Any = None  # of the output, its tensors, and the name of the cache in it
     output: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -276,10 +276,9 @@ class Graphs:
         self._fill(step, call)
         output: dict[str, Any] = {name: torch.empty_like(tensor) for name, tensor in step.output.items()}
         try:
-            for session, number in zip(step.sessions, step.numbers):
-                self.recorder.announce(session, number)
+            self.recorder.announce(step.sessions, step.number)
         except Error as error:
-            # The session has changed, or takes no such tokens: then the step itself says so, and the graph may be good again.
+            # A session has changed, or takes no such tokens: then the step itself says so, and the graph may be good again.
             own = self._run(call)
             step.graph, step.output = None, {}
             step.refusals += 1
@@ -354,7 +353,7 @@ class Graphs:
                 return self._forward(call, step.inputs)
 
         try:
-            step.graph, step.numbers, output = self.recorder.record(step.sessions, run)
+            step.graph, step.number, output = self.recorder.record(step.sessions, run)
         except (Error, RuntimeError) as error:
             # Nothing of a capture has happened.
             if not isinstance(error, torch.OutOfMemoryError):
