@@ -21,7 +21,7 @@ Placed place_batch(std::span<const int64_t> ids, size_t streams, const Mask& mas
   const auto mask_of = [&](size_t s) {
     return mask.data + static_cast<int64_t>(s) * mask.stream_stride;
   };
-  sequences.begin_batch();
+  sequences.begin_batch(rewriter != nullptr);
   Placed placed;
   std::vector<std::vector<uint32_t>> own(streams);
   for (size_t s = 0; s < streams; ++s) {

@@ -211,7 +211,6 @@ void Sequences::refill(Sequence& sequence, const Run& run) {
 std::optional<std::vector<Part>> Sequences::place(uint32_t stream, const Batch& batch,
                                                   std::span<const uint32_t> new_cells,
                                                   SessionSource& source, Rewriter* rewriter) {
-  rewrites_ = rewriter != nullptr;
   const uint32_t last_new =
       new_cells.empty() ? 0 : *std::max_element(new_cells.begin(), new_cells.end());
   std::vector<Match> matches;

@@ -76,9 +76,10 @@ class Sequences {
         brings_(std::move(brings)),
         reads_out_(std::move(reads_out)) {}
 
-  /// A new batch begins: sequences may be changed again.
-  void begin_batch() {
+  /// A new batch begins: sequences may be changed again. `rewrites`: whether place() has a rewriter then.
+  void begin_batch(bool rewrites) {
     ++batch_;
+    rewrites_ = rewrites;
     places_.clear();
   }
 
@@ -178,7 +179,7 @@ class Sequences {
   bool refill_;
   Brings brings_;
   ReadsOut reads_out_;
-  bool rewrites_ = false;  // the last place() had a rewriter
+  bool rewrites_ = false;  // place() has a rewriter in the batch under way, or had one in the last
   uint64_t batch_ = 0;
   uint64_t last_family_ = 0;
   std::vector<std::unique_ptr<Sequence>> sequences_;

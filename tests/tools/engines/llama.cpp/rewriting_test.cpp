@@ -140,7 +140,7 @@ class Memory {
         if (cell.position <= at + static_cast<int>(i)) mask[i * kRoom + j] = 0;
       }
     }
-    sequences.begin_batch();
+    sequences.begin_batch(true);
     const Sequences::StreamRows rows{stream(s), mask.data(), fresh};
     const auto quick = sequences.go_on({&rows, 1}, kRoom, kRoom);
     std::optional<Part> part;
@@ -606,14 +606,14 @@ TEST(LlamaCppRewriting, WithoutARewriterItIsAnError) {
   std::vector<uint32_t> fresh{0, 1, 2, 3};
   for (const uint32_t j : fresh) cells.write(0, j);
   Batch batch{BatchKind::kRuns, {{{0, 1, 2, 3}, std::vector<uint8_t>(kRoom, 0), 0}}};
-  sequences.begin_batch();
+  sequences.begin_batch(true);
   (void)sequences.place(0, batch, fresh, lists, &lists);
   std::vector<uint8_t> past(kRoom, 0);
   past[0] = past[3] = 1;
   cells.write(0, 4);
   batch.runs = {{{0}, past, 2}};
   fresh = {4};
-  sequences.begin_batch();
+  sequences.begin_batch(false);
   EXPECT_THROW((void)sequences.place(0, batch, fresh, lists), std::runtime_error);
 }
 

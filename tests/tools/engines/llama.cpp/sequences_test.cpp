@@ -14,6 +14,8 @@
 
 #include "tools/engines/llama.cpp/batch.h"
 #include "tools/engines/llama.cpp/cells.h"
+#include "tools/engines/llama.cpp/placing.h"
+#include "tools/engines/llama.cpp/session.h"
 
 namespace keyhole::llama_cpp {
 namespace {
@@ -88,7 +90,7 @@ class Fake {
   /// The quick way of a batch.
   std::optional<std::vector<Part>> go_on_with_all(const std::vector<New>& tokens) {
     write(tokens);
-    sequences.begin_batch();
+    sequences.begin_batch(false);
     (void)read(tokens);
     const Sequences::StreamRows rows{0, last_mask.data(), new_cells};
     auto parts = sequences.go_on({&rows, 1}, kCells, kCells);
@@ -104,7 +106,7 @@ class Fake {
   /// A batch as the backend has it; sessions have all tokens afterwards.
   std::vector<Part> add(const std::vector<New>& tokens) {
     write(tokens);
-    sequences.begin_batch();
+    sequences.begin_batch(false);
     const Batch batch = read(tokens);
     auto parts = sequences.place(0, batch, new_cells, source);
     if (!parts) throw std::runtime_error("a window");
@@ -258,6 +260,31 @@ TEST(LlamaCppSequences, TheQuickWayIsForSeveralSequencesThatGoOnTogether) {
   EXPECT_EQ(placed[1].sequence->tokens.size(), before);
 }
 
+struct NoRewriter final : Rewriter {
+  void rewrite(Session& /*session*/, const Rewriting& /*change*/) override {}
+  void turn(uint32_t /*layer*/, const Rows& /*keys*/, std::span<const int32_t> /*by*/) override {}
+};
+
+// The cache may have gone to sessions since the last batch that did not take the quick way.
+TEST(LlamaCppSequences, ASequenceWhoseFirstTokenWasWrittenOverGoesWhereNoneCanBeTakenOut) {
+  for (const bool rewrites : {false, true}) {
+    Fake fake;
+    (void)fake.add(Fake::run(0, 0, 0, 4));
+    (void)fake.add(Fake::run(1, 0, 4, 3));
+    fake.remove(0, 0, 1);
+    const std::vector<Fake::New> next{{1, 3, 0}};
+    fake.write(next);
+    (void)fake.read(next);
+    NoRewriter rewriter;
+    const Placed placed =
+        place_batch(std::vector<int64_t>{0}, 1, {fake.last_mask.data(), kCells, 0, kCells},
+                    fake.cells, fake.sequences, fake.source, rewrites ? &rewriter : nullptr,
+                    [] { ADD_FAILURE() << "not by the quick way"; });
+    ASSERT_EQ(placed.parts.size(), 1U);
+    EXPECT_EQ(fake.sequences.all().size(), rewrites ? 2U : 1U);
+  }
+}
+
 TEST(LlamaCppSequences, TheQuickWayIsNotForACopyBesideItsSequence) {
   Fake fake;
   (void)fake.add(Fake::run(0, 0, 0, 4));
@@ -324,7 +351,7 @@ TEST(LlamaCppSequences, TokensAreFoundInSessionsThatHaveThem) {
   fake.remove(1, 2, 4);
   const auto tokens = Fake::run(1, 8, 8, 1);
   fake.write(tokens);
-  fake.sequences.begin_batch();
+  fake.sequences.begin_batch(false);
   const Batch batch = fake.read(tokens);
   const auto parts = fake.sequences.place(0, batch, fake.new_cells, fake.source);
   ASSERT_TRUE(parts);
@@ -337,7 +364,7 @@ TEST(LlamaCppSequences, TokensAreFoundInSessionsThatHaveThem) {
   }
   EXPECT_EQ(fake.sequences.find(0, 8).sequence, nullptr);
   static_cast<Counted&>(*copy->session).held = 7;
-  fake.sequences.begin_batch();
+  fake.sequences.begin_batch(false);
   EXPECT_EQ(fake.sequences.find(0, 8).sequence, copy);
   EXPECT_EQ(fake.sequences.find(0, 8).number, 6U);
 }
@@ -357,7 +384,7 @@ TEST(LlamaCppSequences, AnEndWithoutItsBeginningIsAWindowTheSecondTime) {
   EXPECT_EQ(fake.add(Fake::run(0, 8, 8, 1))[0].past, 7U);
   const auto tokens = Fake::run(0, 9, 9, 1);
   fake.write(tokens);
-  fake.sequences.begin_batch();
+  fake.sequences.begin_batch(false);
   const Batch batch = fake.read(tokens, 8);
   EXPECT_FALSE(fake.sequences.place(0, batch, fake.new_cells, fake.source));
 }
