@@ -174,7 +174,7 @@ keyhole_session_config session_config(const Settings& settings, uint32_t max_tok
   }
   // The library completes a budget that nobody has touched by what suits codes. One of which a part is set is set as a
   // whole: with `top_k` alone the tokens that are not read would weigh nothing.
-  if (settings.index.starts_with("codes")) {
+  if (settings.index.starts_with("codes") && (settings.tail.empty() || settings.tail == "codes")) {
     config.budget.top_k = kExactRows;
     config.budget.tail = KEYHOLE_TAIL_CODES;
   }
