@@ -126,13 +126,13 @@ TokenGraph::Kept* TokenGraph::find(const CutGraph& found, ggml_cgraph* graph,
     kept_.erase(oldest);
   }
   kept_.push_back(
-      {std::move(told), std::move(sessions), step.tokens, graph->uid, now_, 0, nullptr});
+      {std::move(told), std::move(sessions), step.tokens, graph->uid, now_, 0, nullptr, false});
   return nullptr;
 }
 
 bool TokenGraph::compute(const CutGraph& found, ggml_cgraph* graph, ggml_backend_t cuda) {
   size_t attentions = 0;
-  CardCache* cache = graph->uid != 0 && !is_refused_ ? only_cache(found, attentions) : nullptr;
+  CardCache* cache = graph->uid != 0 ? only_cache(found, attentions) : nullptr;
   const GraphStep step = cache != nullptr ? cache->graph_step(attentions) : GraphStep{};
   if (step.sessions.empty() ||
       std::any_of(graph->nodes, graph->nodes + graph->n_nodes, waits_for_card)) {
@@ -140,15 +140,17 @@ bool TokenGraph::compute(const CutGraph& found, ggml_cgraph* graph, ggml_backend
   }
   check(cudaSetDevice(cache->stream().ordinal()), "choosing the card");
   Kept* kept = find(found, graph, step);
-  if (kept == nullptr) return false;
+  if (kept == nullptr || kept->is_refused) return false;
   if (kept->executable == nullptr) {
     for (LazySession* session : step.sessions) session->settle();
     try {
       capture(found, graph, cuda, *cache, *kept);
     } catch (const std::runtime_error& error) {
-      // Nothing of a capture has happened: the step goes piece by piece, and so do all others.
-      is_refused_ = true;
-      log(Level::kWarning, std::string("steps are no CUDA graphs: ") + error.what());
+      // Nothing of a capture has happened: the step goes piece by piece, and so do all others of its kind, as long as
+      // the kind is among the newest. Those of other kinds have graphs of their own, which may take less memory.
+      kept->is_refused = true;
+      log(Level::kWarning, "steps of " + std::to_string(step.sessions.size()) +
+                               " sequences are no CUDA graph: " + error.what());
       return false;
     }
     kept->number = step.sessions.front()->graph();

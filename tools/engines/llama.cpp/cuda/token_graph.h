@@ -41,6 +41,7 @@ class TokenGraph {
     uint64_t used = 0;               // when, by `now_`
     uint64_t number = 0;             // Session::graph()
     void* executable = nullptr;      // a cudaGraphExec_t; NULL: it came once
+    bool is_refused = false;         // no graph could be made of it: it goes piece by piece
   };
 
   [[nodiscard]] Kept* find(const CutGraph& found, ggml_cgraph* graph, const GraphStep& step);
@@ -50,7 +51,6 @@ class TokenGraph {
 
   std::vector<Kept> kept_;
   uint64_t now_ = 0;
-  bool is_refused_ = false;
   /// A node that does nothing, in front of each piece: with another number in it each time the CUDA backend takes a
   /// piece for one that it has not seen, of which it makes no graph of its own.
   ggml_tensor first_{};
