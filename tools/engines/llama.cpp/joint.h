@@ -34,7 +34,8 @@ struct JointRows {
   Rows q, k, v, out;
 };
 
-/// All rows of a batch, rising; those of one part go on with one another.
+/// All rows of a batch, sorted by where they lie in it, whatever the order of the parts; those of one part go on with
+/// one another. A part whose rows do not lie side by side is cut into stretches, of which each is in another joint.
 ///   parts     of each stream
 ///   rows      of each stream in the batch
 ///   most      tokens that a sequence may have in a joint of several; 0: each stretch goes alone

@@ -34,8 +34,8 @@ struct Settings {
   /// Of a card alone: where K and V of prompts behind that length lie while the prompts come: on the card as long as it
   /// has room, or, with "host", nowhere but in Keyhole's sessions.
   bool rows_on_card = true;
-  /// Of a card alone: a step of one sequence, of up to nine tokens, becomes one CUDA graph when it is the second of its
-  /// kind.
+  /// Of a card alone, and without `copy`: a step of one sequence, or with `together` of several, of up to nine tokens
+  /// of each, becomes one CUDA graph when it is the second of its kind.
   bool graphs = true;
   /// The new tokens of several sequences attend by one call of the library; else by one for each sequence.
   bool together = true;

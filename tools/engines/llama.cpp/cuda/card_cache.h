@@ -203,9 +203,10 @@ class CardCache {
   BatchKind kind_ = BatchKind::kOther;
   std::vector<std::vector<Part>> parts_;
   Way way_ = Way::kCard;
-  uint64_t joined_ = 0;         // batches in which several sequences attended together
-  uint64_t joined_batch_ = 0;   // the last of them
-  uint64_t joined_graphs_ = 0;  // and those that were one CUDA graph, which are none of the others
+  uint64_t joined_ = 0;        // batches in which several sequences attended together
+  uint64_t joined_batch_ = 0;  // the last of them
+  uint64_t joined_graphs_ =
+      0;  // batches of several sequences that were one CUDA graph; they are not among `joined_`
 
   /// Brings tokens of batches before to sessions.
   Follower follower_;

@@ -30,11 +30,12 @@ class LazySession final : public Session {
     own().attend(layer, q, k, v, out);
     add(layer, q.tokens);
   }
-  /// The session itself, made where it was not, and: that its layer was given tokens, by others than this.
+  /// The session itself, made where it was not.
   [[nodiscard]] Session& own() {
     if (!session_) session_ = make_();
     return *session_;
   }
+  /// Others than this have given its layer tokens.
   void add(uint32_t layer, int64_t tokens) {
     if (layer >= held_.size()) held_.resize(layer + 1);
     held_[layer] += static_cast<uint32_t>(tokens);
