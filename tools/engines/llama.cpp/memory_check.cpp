@@ -3,7 +3,8 @@
 //   llama-memory-check MODEL TEXT OPERATIONS SEED unified|streams [ALLOWED [all]]
 //     OPERATIONS 0: a restored sequence rests while the next prompt comes, and one is shifted that has used few cells.
 //     ALLOWED: the largest divergence of an answer, 1e-4 where it is not said.
-//     all: some operations are that one sequence alone is kept, and that positions are divided.
+//     all: some operations are that one sequence alone is kept, and that positions are divided; of each there has to be
+//     one at least.
 //     TEXT is followed by random tokens where the model makes few of it.
 //   llama-memory-check --f32 MODEL    converts the model, and that is all
 // The model is converted to f32 first, into MODEL.f32: products of quantised weights with quantised activations turn
@@ -199,6 +200,8 @@ class Check {
   [[nodiscard]] const Worst& worst() const { return worst_; }
   [[nodiscard]] const std::string& last() const { return last_; }
   [[nodiscard]] int rested() const { return rested_; }
+  [[nodiscard]] int kept_alone() const { return kept_alone_; }
+  [[nodiscard]] int divided() const { return divisions_; }
 
  private:
   int below(int n) { return static_cast<int>(random_() % static_cast<uint32_t>(n)); }
@@ -289,6 +292,7 @@ class Check {
   void keep_alone(int s) {
     if (next(s) == 0) return;
     note("keep " + std::to_string(s) + " alone");
+    ++kept_alone_;
     for (std::vector<uint8_t>& kept : kept_) kept.clear();
     for (int other = 0; other < kSequences && unified_; ++other) {
       if (other != s) divided_[static_cast<size_t>(other)] = false;
@@ -299,13 +303,15 @@ class Check {
     });
     step_some();
   }
-  /// Positions of all tokens, or of the second half, are divided by a number; of each sequence once.
+  /// Positions of all tokens, or of the second half, are divided by a number. None of the sequences that are there
+  /// then, which all may be copies, is divided again before it has been removed as a whole.
   void divide(int s) {
     if (next(s) < 16 || next(s) > kMostDivided || divided_[static_cast<size_t>(s)]) return;
     const int from = below(2) * next(s) / 2;
     const int by = 2 + below(3);
     note("divide the positions of " + std::to_string(s) + " from " + std::to_string(from) +
          " on by " + std::to_string(by));
+    ++divisions_;
     divided_.fill(true);  // copies may share cells
     for (std::vector<uint8_t>& kept : kept_) kept.clear();
     both([&](Side& side) {
@@ -424,6 +430,7 @@ class Check {
   std::array<std::vector<uint8_t>, kSequences>
       kept_;        // states of sequences that have not changed since
   int rested_ = 0;  // of these that were compared
+  int kept_alone_ = 0, divisions_ = 0;
 };
 
 }  // namespace
@@ -474,5 +481,10 @@ int main(int argc, char** argv) {
       "%d operations, %d answers, worst divergence %.1e, %d with another best token, %d states as "
       "before\n",
       operations, check.worst().compared, before, check.worst().other_best, check.rested());
+  if (argc == 8 && (check.kept_alone() == 0 || check.divided() == 0)) {
+    fail(std::to_string(check.kept_alone()) + " times one sequence was kept alone, and " +
+         std::to_string(check.divided()) +
+         " times positions were divided; needed: each at least once");
+  }
   return 0;
 }
