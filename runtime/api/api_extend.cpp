@@ -1,4 +1,4 @@
-// Several tokens at once: of one session, of several, and which of them stay.
+// Several tokens at once: of one session, of several, and which of them stay; launches of graphs of several.
 #include <array>
 #include <cstddef>
 #include <deque>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "keyhole/batch.h"
+#include "keyhole/stream.h"
 #include "runtime/api/session_call.h"
 #include "runtime/session/session.h"
 
