@@ -2,7 +2,6 @@
 // several of them together read what they share once.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>

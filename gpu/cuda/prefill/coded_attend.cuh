@@ -9,9 +9,8 @@
 // bench/RESULTS.md, "Several new tokens", has what was tried.
 #pragma once
 
-#include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/grid_dependency.cuh"
-#include "gpu/cuda/common/launch.h"
+#include "gpu/cuda/prefill/coded_launch.cuh"
 #include "gpu/cuda/prefill/coded_loops.cuh"
 
 namespace keyhole::gpu::coded {
@@ -155,37 +154,13 @@ __global__ void __launch_bounds__(kThreads, 1) attend_coded(const __grid_constan
 #endif
 }
 
-template <int kDim, int kBits, bool kIsChosen>
-void launch_of(const CodedParams& a, cudaStream_t stream) {
-  constexpr size_t kBytes = sizeof(Shared<kDim, kBits>) + 1024;
-  const auto kernel = attend_coded<kDim, kBits, kIsChosen>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(kBytes)),
-        "shared memory of a turn over codes");
-  const dim3 grid(a.padded / kQueries, a.rows.kv_heads, a.splits);
-  CodedParams params = a;
-  void* arguments[] = {&params};
-  check(launch_ahead(reinterpret_cast<const void*>(kernel), grid, dim3(kThreads), kBytes, stream,
-                     arguments, a.launches_ahead),
-        "a turn over codes");
-}
-template <int kDim, int kBits>
-void launch_of(const CodedParams& a, cudaStream_t stream) {
-  if constexpr (has_coded_choice(kDim)) {
-    if (a.chosen != nullptr) return launch_of<kDim, kBits, true>(a, stream);
-  }
-  launch_of<kDim, kBits, false>(a, stream);
-}
-
 template <int kBits>
-void launch(const CodedParams& a, cudaStream_t stream) {
-  switch (a.rows.code.dim) {
-    case 64: return launch_of<64, kBits>(a, stream);
-    case 80: return launch_of<80, kBits>(a, stream);
-    case 96: return launch_of<96, kBits>(a, stream);
-    case 128: return launch_of<128, kBits>(a, stream);
-    default: return launch_of<256, kBits>(a, stream);
+struct HopperPass {
+  template <int kDim, bool kIsChosen>
+  [[nodiscard]] static PassKernel of() {
+    return {reinterpret_cast<const void*>(&attend_coded<kDim, kBits, kIsChosen>), kThreads,
+            sizeof(Shared<kDim, kBits>) + 1024};
   }
-}
+};
 
 }  // namespace keyhole::gpu::coded

@@ -3,7 +3,7 @@
 namespace keyhole::gpu {
 
 void launch_coded_attend_2(const CodedParams& params, cudaStream_t stream) {
-  coded::launch<2>(params, stream);
+  coded::launch_pass<coded::HopperPass<2>>(params, stream);
 }
 
 }  // namespace keyhole::gpu

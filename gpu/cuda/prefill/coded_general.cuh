@@ -10,11 +10,10 @@
 #pragma once
 
 #include "gpu/cuda/common/async_copy.cuh"
-#include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/grid_dependency.cuh"
-#include "gpu/cuda/common/launch.h"
 #include "gpu/cuda/common/tensor_core.cuh"
 #include "gpu/cuda/prefill/coded_fragments.cuh"
+#include "gpu/cuda/prefill/coded_launch.cuh"
 #include "gpu/cuda/prefill/coded_query_rows.cuh"
 
 namespace keyhole::gpu::coded {
@@ -213,39 +212,15 @@ __global__ void __launch_bounds__(FragmentShape<kDim, kBits>::kThreads, 1)
   rows.end(a, kv_head, blockIdx.z);
 }
 
-template <int kDim, int kBits, bool kIsChosen>
-void launch_general_of(const CodedParams& a, cudaStream_t stream) {
-  constexpr size_t kBytes = sizeof(FragmentShared<kDim, kBits>);
-  static_assert(kBytes <= size_t{99} << 10U);
-  const auto kernel = attend_general<kDim, kBits, kIsChosen>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(kBytes)),
-        "shared memory of a turn over codes");
-  const dim3 grid(a.padded / kCodedQueries, a.rows.kv_heads, a.splits);
-  CodedParams params = a;
-  void* arguments[] = {&params};
-  check(launch_ahead(reinterpret_cast<const void*>(kernel), grid,
-                     dim3(FragmentShape<kDim, kBits>::kThreads), kBytes, stream, arguments,
-                     a.launches_ahead),
-        "a turn over codes");
-}
-template <int kDim, int kBits>
-void launch_general_of(const CodedParams& a, cudaStream_t stream) {
-  if constexpr (has_coded_choice(kDim)) {
-    if (a.chosen != nullptr) return launch_general_of<kDim, kBits, true>(a, stream);
-  }
-  launch_general_of<kDim, kBits, false>(a, stream);
-}
-
 template <int kBits>
-void launch_general(const CodedParams& a, cudaStream_t stream) {
-  switch (a.rows.code.dim) {
-    case 64: return launch_general_of<64, kBits>(a, stream);
-    case 80: return launch_general_of<80, kBits>(a, stream);
-    case 96: return launch_general_of<96, kBits>(a, stream);
-    case 128: return launch_general_of<128, kBits>(a, stream);
-    default: return launch_general_of<256, kBits>(a, stream);
+struct GeneralPass {
+  template <int kDim, bool kIsChosen>
+  [[nodiscard]] static PassKernel of() {
+    constexpr size_t kBytes = sizeof(FragmentShared<kDim, kBits>);
+    static_assert(kBytes <= size_t{99} << 10U);
+    return {reinterpret_cast<const void*>(&attend_general<kDim, kBits, kIsChosen>),
+            FragmentShape<kDim, kBits>::kThreads, kBytes};
   }
-}
+};
 
 }  // namespace keyhole::gpu::coded

@@ -3,7 +3,7 @@
 namespace keyhole::gpu {
 
 void launch_coded_general_4(const CodedParams& params, cudaStream_t stream) {
-  coded::launch_general<4>(params, stream);
+  coded::launch_pass<coded::GeneralPass<4>>(params, stream);
 }
 
 }  // namespace keyhole::gpu
