@@ -201,9 +201,8 @@ class Codes {
   return why_no_codes(shape).empty();
 }
 /// Whether steps of a layer of this shape at least choose among lists of codes (gpu/code_lists.h) on a device with such
-/// limits, where list_rows asks for lists: lists want clusters of thread blocks, and kernels that have them in the
-/// shared memory of a thread block. The capacity matters: a step that may read more rows has more places to choose
-/// from. Asks no device; throws nothing.
+/// limits, where list_rows asks for lists: kernels want the shared memory of a thread block, and where there are no
+/// clusters of thread blocks 8 multiprocessors for a KV head. Asks no device; throws nothing.
 [[nodiscard]] bool chooses_among_lists(const CodesShape& shape, const KernelLimits& limits);
 
 }  // namespace keyhole::gpu

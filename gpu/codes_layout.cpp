@@ -141,6 +141,8 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
     add(work_bytes, aligned_product({kv_heads, lists.groups, padded_one + 2, sizeof(float)}));
     add(work_bytes, aligned_product({kv_heads, lists.lists, 2 * padded_one + 1, sizeof(float)}));
     add(work_bytes, aligned_product({kv_heads, kEndsOfLists}));
+    add(work_bytes, aligned_product({kv_heads, kListGridBlocks,
+                                     told_bytes(static_cast<uint32_t>(padded_one))}));
     const auto take_of_lists = [&](std::initializer_list<size_t> factors) {
       const size_t offset = list_stride;
       add(list_stride, aligned_product(factors));
@@ -155,6 +157,7 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
     list_mean_tiles = take_of_lists({kv_heads, lists.lists, dim, sizeof(uint16_t)});
     list_counts = take_of_lists({1 + kv_heads, sizeof(uint32_t)});
     list_memory = take_of_lists({kMemoryOfLists});
+    list_arrivals = take_of_lists({kv_heads, sizeof(uint32_t)});
     list_totals = take_of_lists({1 + capacity, kv_heads, 2, sizeof(uint32_t)});
     list_bytes = aligned_product({layers, list_stride});
     list_work = ListWorkLayout(shape);
@@ -221,7 +224,7 @@ std::string why_no_codes(const CodesShape& shape) {
 }
 
 bool chooses_among_lists(const CodesShape& shape, const KernelLimits& limits) {
-  if (!limits.clusters || shape.rows_by_host || shape.list_rows == 0) return false;
+  if (shape.rows_by_host || shape.list_rows == 0) return false;
   if (!shape.shapes.empty()) {
     std::vector<float> sinks;
     const std::vector<CodesShape> parts = parts_of(shape, sinks);
@@ -231,12 +234,18 @@ bool chooses_among_lists(const CodesShape& shape, const KernelLimits& limits) {
   }
   if (!has_lists(shape)) return false;
   const uint32_t blocks = std::max(shape.blocks, 1U), kv_heads = std::max(shape.kv_heads, 1U);
+  const uint32_t group = shape.q_heads / kv_heads;
   const size_t places = size_t{blocks} * kMaximaOfBlock + ListSizes(blocks, shape.list_rows).lists;
   constexpr uint32_t kPlaces = kChoosingBlocks * kChoosingThreads;  // a number of each thread
   const size_t turns = (places + kPlaces - 1) / kPlaces;
-  return finish_bytes(shape.code.dim, shape.q_heads / kv_heads) +
-             turns * kChoosingThreads * sizeof(float) <=
-         limits.shared_of_block;
+  const size_t by_cluster =
+      finish_bytes(shape.code.dim, group) + turns * kChoosingThreads * sizeof(float);
+  if (limits.clusters && by_cluster <= limits.shared_of_block) return true;
+  // A cluster that chooses among lists for 16 heads of 256 takes 117 KiB.
+  const bool by_clusters = limits.clusters && (shape.code.dim <= 128 || group <= 8);
+  const bool run_at_once = size_t{kv_heads} * kListGridBlocks <= limits.multiprocessors;
+  return (by_clusters || run_at_once) &&
+         lone_bytes(shape.code.dim, group) <= limits.shared_of_block;
 }
 
 }  // namespace keyhole::gpu

@@ -47,6 +47,27 @@ namespace keyhole::gpu {
 }
 /// Thread blocks of that cluster, and threads of each.
 inline constexpr uint32_t kChoosingBlocks = 8, kChoosingThreads = 256;
+/// The same of the largest thread block of a step with lists whose rows one thread block chooses: the pass over the
+/// codes, with 256 components for 4 query heads at a time, or the choice among lists.
+[[nodiscard]] constexpr size_t lone_bytes(uint32_t dim, uint32_t group) {
+  const uint32_t column = group <= 4 ? 0 : group <= 8 ? 1 : 2;
+  constexpr size_t k64[] = {46432, 49856, 76256}, k80[] = {61536, 65728, 80352},
+                   k96[] = {68192, 72896, 83424}, k128[] = {89952, 95936, 107904},
+                   k256[] = {93664, 93664, 93664};
+  return dim <= 64    ? k64[column]
+         : dim <= 80  ? k80[column]
+         : dim <= 96  ? k96[column]
+         : dim <= 128 ? k128[column]
+                      : k256[column];
+}
+
+/// Thread blocks of a KV head that choose among its lists where there are no clusters: all run at once.
+inline constexpr uint32_t kListGridBlocks = 8;
+/// Bytes that each of them tells the others (gpu/cuda/codes/list_blocks.cuh), for so many query heads of a KV head with
+/// those that fill tiles of 4; kernels assert that it is enough.
+[[nodiscard]] constexpr size_t told_bytes(uint32_t padded_heads) {
+  return (4256 + size_t{padded_heads} * 2288 + 127) / 128 * 128;
+}
 
 /// Bytes that the choice among a KV head's lists comes to: ChosenLists of gpu/cuda/codes/params.h.
 inline constexpr size_t kEndsOfLists = 1280;
@@ -94,8 +115,9 @@ struct CodesLayout {
   ListWorkLayout list_work;  ///< behind all layers' lists
   size_t list_pairs = 0, list_ids = 0, list_places = 0, list_figures = 0, list_key_means = 0,
          list_value_means = 0, list_mean_tiles = 0,
-         list_counts = 0;  ///< as CodesLists; counts `[1 + kv_heads]`: listed blocks, lists
-  size_t list_memory = 0;  ///< ListMemory of gpu/cuda/codes/list_params.h
+         list_counts = 0;    ///< as CodesLists; counts `[1 + kv_heads]`: listed blocks, lists
+  size_t list_memory = 0;    ///< ListMemory of gpu/cuda/codes/list_params.h
+  size_t list_arrivals = 0;  ///< `[kv_heads]` uint32: CodesLists::arrivals
   size_t list_totals =
       0;  ///< `[1 + capacity, kv_heads]` ListTotals: of no stretch, of the first, ..
   size_t list_stride = 0;  ///< bytes of a layer

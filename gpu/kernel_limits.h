@@ -11,6 +11,7 @@ namespace keyhole::gpu {
 struct KernelLimits {
   bool clusters = true;               ///< of thread blocks, as compute capability 9.0 has them
   size_t shared_of_block = SIZE_MAX;  ///< bytes of shared memory that a thread block may have
+  size_t multiprocessors = SIZE_MAX;
 };
 
 /// Those of every device of a compute capability, from 8.0 on, with kernels compiled for it: as NVIDIA's table of

@@ -77,11 +77,11 @@ __device__ inline void rank_candidates(SingleChoice<kHeads>& c, uint32_t all, ui
 }
 
 /// Leaves the `wanted` (1 or more) heaviest rows of group_count (1 or more) groups in c.chosen, c.found of them, and
-/// their logits. lse: of the heads, base 2, as group_weight() wants it. By the whole thread block; the caller needs no
-/// barrier before or after.
+/// their logits. by_table: reads_by_table(). lse: of the heads, base 2, as group_weight() wants it. By the whole thread
+/// block; the caller needs no barrier before or after.
 template <int kDim, int kBits, int kHeadTiles>
 __device__ inline void choose_rows(const CodesParams& s, uint32_t kv_head, const float* maxima,
-                                   uint32_t group_count, uint32_t wanted,
+                                   uint32_t group_count, bool by_table, uint32_t wanted,
                                    const SharedQueries<kDim, kBits, kHeadTiles>& queries,
                                    const float* lse, SingleChoice<4 * kHeadTiles>& c) {
   using Choice = SingleChoice<4 * kHeadTiles>;
@@ -108,7 +108,7 @@ __device__ inline void choose_rows(const CodesParams& s, uint32_t kv_head, const
     __syncthreads();
     const uint32_t groups = min(c.group_count, kMostSingleGroups);
     for (uint32_t g = threadIdx.x / 32; g < groups; g += kSingleWarps) {
-      list_rows<kDim, kBits, kHeadTiles>(s, kv_head, c.groups[g], false, queries, lse, c);
+      list_rows<kDim, kBits, kHeadTiles>(s, kv_head, c.groups[g], by_table, queries, lse, c);
     }
     __syncthreads();
     const bool over = c.group_count > kMostSingleGroups || c.row_count > Choice::kListed;

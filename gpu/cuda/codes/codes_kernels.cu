@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "gpu/codes_layout.h"
 #include "gpu/cuda/codes/batch_params.h"
 #include "gpu/cuda/codes/choose.cuh"
 #include "gpu/cuda/codes/choose_single.cuh"
@@ -24,6 +25,11 @@ Kernels kernels_of(const CodeShape& shape, uint32_t group) {
     case 512: return kernels_of_512(shape.key_bits, group);
     default: return {};
   }
+}
+
+Kernels kernels_of(const CodesStep& step) {
+  const Kernels kernels = kernels_of(step.shape, step.group);
+  return step.narrow ? kernels.narrowed(kernels_of(step.shape, 4)) : kernels;
 }
 
 namespace {
@@ -74,6 +80,9 @@ size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& param
       reinterpret_cast<ChosenLists*>(take(size_t{step.kv_heads} * sizeof(ChosenLists)));
   params.list_pairs = reinterpret_cast<ListedPair*>(
       take(size_t{step.kv_heads} * most_groups(step) * sizeof(ListedPair)));
+  if (!step.lists.by_memory) return end;
+  params.told_stride = told_bytes(kernels.heads);
+  params.told = take(size_t{step.kv_heads} * kListBlocks * params.told_stride);
   return end;
 }
 
@@ -94,12 +103,21 @@ size_t list_bytes(const CodesStep& step, const ListKernel& kernel) {
   return kernel.shared_of(step.lists.share) + step.lists.kept * kernel.list_of(step.lists.share);
 }
 ListKernel choosing_kernel(const CodesStep& step) {
-  return list_kernel_of(step.shape.dim, step.group, step.lists.blocks);
+  return step.lists.by_memory ? list_grid_kernel_of(step.shape.dim, step.group)
+                              : list_kernel_of(step.shape.dim, step.group, step.lists.blocks);
 }
 
-/// Chooses the lists' thread blocks and how many lists these keep, and lets them have their shared memory. most: what a
-/// thread block may have.
-cudaError_t prepare_choice(CodesStep& step, size_t most) {
+/// Lets the kernel that chooses have all shared memory that there is.
+cudaError_t allow_choice(const ListKernel& kernel, size_t most) {
+  cudaFuncAttributes attributes{};
+  const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel.choose);
+  if (status != cudaSuccess) return status;
+  return cudaFuncSetAttribute(kernel.choose, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(most - attributes.sharedSizeBytes));
+}
+
+/// Prepares a choice by clusters; leaves CodesLists::blocks at 0 where there are too few of these.
+cudaError_t prepare_clusters(CodesStep& step, size_t most) {
   constexpr uint32_t kManyLists =
       3072;  // with room for so many, 128k tokens, twice the thread blocks are faster
   const uint32_t usual = step.lists.list_capacity < kManyLists ? kListBlocks : kMostListBlocks;
@@ -109,11 +127,7 @@ cudaError_t prepare_choice(CodesStep& step, size_t most) {
     const ListKernel kernel = choosing_kernel(step);
     if (kernel.choose == nullptr || kernel.shared_of(step.lists.share) > most) continue;
     step.lists.kept = kept_lists(step, kernel, most);
-    cudaFuncAttributes attributes{};
-    cudaError_t status = cudaFuncGetAttributes(&attributes, kernel.choose);
-    if (status != cudaSuccess) return status;
-    status = cudaFuncSetAttribute(kernel.choose, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(most - attributes.sharedSizeBytes));
+    cudaError_t status = allow_choice(kernel, most);
     if (status == cudaSuccess && blocks == kMostListBlocks) {
       status =
           cudaFuncSetAttribute(kernel.choose, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
@@ -124,15 +138,35 @@ cudaError_t prepare_choice(CodesStep& step, size_t most) {
       return cudaSuccess;
     }
   }
-  step.cluster = false;
+  step.lists.blocks = 0;
   return cudaSuccess;
+}
+
+/// Chooses the lists' thread blocks and how many lists these keep, and lets them have their shared memory. most: what a
+/// thread block may have.
+cudaError_t prepare_choice(CodesStep& step, int device, size_t most) {
+  if (!step.lists.by_memory && kernels_have_clusters(device)) {
+    const cudaError_t status = prepare_clusters(step, most);
+    if (status != cudaSuccess || step.lists.blocks != 0) return status;
+  }
+  step.lists.by_memory = true;
+  const ListKernel kernel = choosing_kernel(step);
+  // All thread blocks run at once, one to a multiprocessor.
+  const bool run_at_once = size_t{step.kv_heads} * kListBlocks <= step.processors;
+  step.lists.blocks = 0;
+  if (kernel.choose == nullptr || kernel.shared_of(step.lists.share) > most || !run_at_once) {
+    return cudaSuccess;
+  }
+  step.lists.blocks = kListBlocks;
+  step.lists.kept = kept_lists(step, kernel, most);
+  return allow_choice(kernel, most);
 }
 
 /// Whether the parts of a step go together with its lists, if it has some.
 bool fits_lists(const CodesStep& step) {
   const CodesLists& l = step.lists;
   return l.list_capacity == 0 ||
-         (step.cluster && !step.wide && step.tokens == 1 && step.host_rows.requests == nullptr);
+         (l.blocks != 0 && !step.wide && step.tokens == 1 && step.host_rows.requests == nullptr);
 }
 
 bool valid(const CodesStep& step, const Kernels& kernels) {
@@ -231,6 +265,21 @@ cudaError_t launch_clusters(const void* kernel, dim3 grid, size_t bytes, cudaStr
   return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 
+cudaError_t launch_at_once(const void* kernel, dim3 grid, size_t bytes, cudaStream_t stream,
+                           void** arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(kListThreads);
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelExC(&config, kernel, arguments);
+}
+
 uint32_t count_clusters(const void* kernel, size_t bytes, uint32_t blocks) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -274,7 +323,7 @@ cudaError_t all_shared_bytes(const CodesStep& step, const Kernels& kernels, size
 }  // namespace
 
 cudaError_t prepare_finish(CodesStep& step, int device, size_t& needs) {
-  const Kernels kernels = kernels_of(step.shape, step.group);
+  const Kernels kernels = kernels_of(step);
   if (kernels.finish == nullptr) return cudaErrorInvalidValue;
   const SharedMemory memory = shared_memory_of(device);
   int processors = 1;
@@ -334,16 +383,29 @@ void find_families(BatchParams& batch, uint32_t most) {
 
 }  // namespace codes
 
+bool codes_are_narrow(const CodeShape& shape, uint32_t group, size_t shared_of_block) {
+  const codes::Kernels kernels = codes::kernels_of(shape, group);
+  constexpr uint32_t kDivided =
+      256;  // components of which thread blocks may have a part of the group
+  return kernels.attend != nullptr && shape.dim == kDivided &&
+         codes::least_attend_bytes(kernels) > shared_of_block;
+}
+
 bool codes_have_kernels(const CodeShape& shape, uint32_t group) {
   return codes::kernels_of(shape, group).finish != nullptr;
 }
 
 uint32_t code_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
-                   uint32_t multiprocessors, size_t shared_of_multiprocessor, bool wide) {
+                   uint32_t multiprocessors, size_t shared_of_multiprocessor, bool wide,
+                   bool narrow) {
   if (wide) {
     return codes::wide_fill(shape, kv_heads, group, multiprocessors, shared_of_multiprocessor);
   }
-  const codes::Kernels kernels = codes::kernels_of(shape, group);
+  CodesStep step;
+  step.shape = shape;
+  step.group = group;
+  step.narrow = narrow;
+  const codes::Kernels kernels = codes::kernels_of(step);
   if (kernels.attend == nullptr) return 1;
   CodesStep least;
   least.stages = codes::kLeastStages;
@@ -357,11 +419,12 @@ uint32_t code_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
 
 uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
                      uint32_t block_capacity, uint32_t multiprocessors,
-                     size_t shared_of_multiprocessor, uint32_t resident_capacity, bool wide) {
+                     size_t shared_of_multiprocessor, uint32_t resident_capacity, bool wide,
+                     bool narrow) {
   const codes::Kernels kernels = codes::kernels_of(shape, wide ? 1 : group);
   if (kernels.finish == nullptr) return 1;
   const uint32_t most =
-      code_fill(shape, kv_heads, group, multiprocessors, shared_of_multiprocessor, wide);
+      code_fill(shape, kv_heads, group, multiprocessors, shared_of_multiprocessor, wide, narrow);
   // A warp has 32 rows of codes or more; resident tokens come 32 to a thread block at once. The pass for many query
   // rows takes 128 rows of codes by a thread block.
   const uint64_t wanted =
@@ -373,12 +436,12 @@ uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
 size_t codes_work_bytes(const CodesStep& step) {
   if (step.wide) return codes::wide_work_bytes(step);
   codes::CodesParams params;
-  return codes::lay_out(step, codes::kernels_of(step.shape, step.group), params);
+  return codes::lay_out(step, codes::kernels_of(step), params);
 }
 
 cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   if (step.wide) return codes::prepare_wide(step, device, needs);
-  const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
+  const codes::Kernels kernels = codes::kernels_of(step);
   if (kernels.attend == nullptr) return cudaErrorInvalidValue;
   const SharedMemory memory = shared_memory_of(device);
   step.block_shared = memory.of_block;
@@ -387,12 +450,12 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   const cudaError_t known = codes::prepare_finish(step, device, finish);
   if (needs != nullptr) *needs = std::max(least, finish);
   if (status == cudaSuccess) status = known;
-  if (status != cudaSuccess || step.lists.list_capacity == 0 || !step.cluster) return status;
-  return codes::prepare_choice(step, memory.of_block);
+  if (status != cudaSuccess || step.lists.list_capacity == 0) return status;
+  return codes::prepare_choice(step, device, memory.of_block);
 }
 
 cudaError_t choose_lists(const CodesStep& step, cudaStream_t stream, bool ahead) {
-  const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
+  const codes::Kernels kernels = codes::kernels_of(step);
   if (!codes::valid(step, kernels) || step.lists.list_capacity == 0) return cudaErrorInvalidValue;
   codes::CodesParams params;
   codes::lay_out(step, kernels, params);
@@ -400,6 +463,10 @@ cudaError_t choose_lists(const CodesStep& step, cudaStream_t stream, bool ahead)
   const codes::ListKernel kernel = codes::choosing_kernel(step);
   if (kernel.choose == nullptr) return cudaErrorInvalidValue;
   static_assert(codes::kListThreads == codes::kFinishThreads);
+  if (step.lists.by_memory) {
+    return codes::launch_at_once(kernel.choose, dim3(step.lists.blocks * step.kv_heads),
+                                 codes::list_bytes(step, kernel), stream, arguments);
+  }
   return codes::launch_clusters(kernel.choose, dim3(step.lists.blocks * step.kv_heads),
                                 codes::list_bytes(step, kernel), stream, arguments, ahead,
                                 step.lists.blocks);
@@ -407,7 +474,7 @@ cudaError_t choose_lists(const CodesStep& step, cudaStream_t stream, bool ahead)
 
 cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead) {
   if (step.wide) return codes::attend_wide(step, stream, ahead);
-  const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
+  const codes::Kernels kernels = codes::kernels_of(step);
   if (!codes::valid(step, kernels)) return cudaErrorInvalidValue;
   codes::CodesParams params;
   codes::lay_out(step, kernels, params);
@@ -418,7 +485,7 @@ cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead)
     return launch_ahead(kernels.attend_lists,
                         dim3(step.splits, step.kv_heads, kernels.attend_passes()),
                         dim3(kernels.attend_warps * 32), codes::attend_bytes(step, kernels), stream,
-                        arguments, true);
+                        arguments, !step.lists.by_memory);
   }
   return launch_ahead(kernels.attend, dim3(step.splits, step.kv_heads, kernels.attend_passes()),
                       dim3(kernels.attend_warps * 32), codes::attend_bytes(step, kernels), stream,
@@ -427,7 +494,7 @@ cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead)
 
 cudaError_t finish_codes(const CodesStep& step, cudaStream_t stream, bool ahead) {
   if (step.wide) return codes::finish_wide(step, stream, ahead);
-  const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
+  const codes::Kernels kernels = codes::kernels_of(step);
   if (!codes::valid(step, kernels)) return cudaErrorInvalidValue;
   codes::CodesParams params;
   codes::lay_out(step, kernels, params);
@@ -445,7 +512,7 @@ cudaError_t finish_codes(const CodesStep& step, cudaStream_t stream, bool ahead)
 cudaError_t settle_codes(const CodesStep& step, cudaStream_t stream) {
   if (step.doubt.board == nullptr || step.exact_rows == 0 || step.cluster) return cudaSuccess;
   if (step.wide) return cudaSuccess;  // finish_codes() has enqueued it for each part
-  const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
+  const codes::Kernels kernels = codes::kernels_of(step);
   if (!codes::valid(step, kernels)) return cudaErrorInvalidValue;
   codes::CodesParams params;
   codes::lay_out(step, kernels, params);
@@ -473,7 +540,7 @@ cudaError_t step_codes(std::span<const CodesStep> steps, cudaStream_t stream, bo
     if (status == cudaSuccess) status = finish_codes(first, stream, ahead);
     return status != cudaSuccess ? status : settle_codes(first, stream);
   }
-  const codes::Kernels kernels = codes::kernels_of(first.shape, first.group);
+  const codes::Kernels kernels = codes::kernels_of(first);
   const codes::BatchKernels batch = codes::batch_kernels_of(first.shape, first.group);
   codes::BatchParams params;
   size_t bytes = 0;

@@ -72,8 +72,11 @@ struct CodesStep {
   /// Whether the pass is the one for many query rows (gpu/cuda/codes/wide.cuh); see codes_are_wide(). What follows it
   /// takes the tokens in parts (StepParts), each with `exact_rows` rows of its own.
   bool wide = false;
-  /// Whether that pass may be the one by Hopper's warpgroup products (gpu/cuda/codes/warpgroup.cuh); set by
-  /// prepare_codes().
+  /// Whether a thread block of the pass has 4 query heads of a group of more, of 256 components, so that codes are read
+  /// once for each 4: with lists, which are few, where there is no shared memory for all heads. See codes_are_narrow().
+  bool narrow = false;
+  /// Whether the pass for many query rows may be the one by Hopper's warpgroup products (gpu/cuda/codes/warpgroup.cuh);
+  /// set by prepare_codes().
   bool warpgroups = false;
   /// Whether families of steps have kernels for this shape; set by prepare_codes().
   bool shares = false;
@@ -126,7 +129,7 @@ struct CodesStep {
   CodesDoubt doubt;
 
   /// Lists of the layer's rows, where the step is to read those that weigh (gpu/cuda/codes/list_choice.cuh) in place of
-  /// all blocks: of one token alone, by clusters, and with rows that the device reads.
+  /// all blocks: of one token alone, and with rows that the device reads.
   CodesLists lists;
 
   const float* sinks = nullptr;  ///< `[kv_heads * group]` learned sinks, natural log; null: none
@@ -147,21 +150,26 @@ struct CodesStep {
 [[nodiscard]] bool codes_are_wide(const CodeShape& shape, uint32_t group,
                                   size_t shared_of_block = SIZE_MAX, uint32_t tokens = 1);
 
+/// CodesStep::narrow of a step with lists. Where it is true, codes_are_wide() is true, too.
+[[nodiscard]] bool codes_are_narrow(const CodeShape& shape, uint32_t group, size_t shared_of_block);
+
 /// Whether kernels exist for the shape, of one token.
 [[nodiscard]] bool codes_have_kernels(const CodeShape& shape, uint32_t group);
 
 /// The number of thread blocks per KV head that fill `multiprocessors` of so many bytes of shared memory each. wide:
-/// CodesStep::wide. Such a pass has Hopper's kernels where these run on the current device, which the caller makes that
-/// of the step: its thread blocks are others then. So it is for code_splits().
+/// CodesStep::wide, and narrow. A wide pass has Hopper's kernels where these run on the current device, which the
+/// caller makes that of the step: its thread blocks are others then. So it is for code_splits().
 [[nodiscard]] uint32_t code_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
                                  uint32_t multiprocessors,
-                                 size_t shared_of_multiprocessor = SIZE_MAX, bool wide = false);
+                                 size_t shared_of_multiprocessor = SIZE_MAX, bool wide = false,
+                                 bool narrow = false);
 /// The number of thread blocks per KV head of a step, at most code_fill(): as many as have work with `block_capacity`
 /// blocks of codes and `resident_capacity` resident tokens.
 [[nodiscard]] uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
                                    uint32_t block_capacity, uint32_t multiprocessors,
                                    size_t shared_of_multiprocessor = SIZE_MAX,
-                                   uint32_t resident_capacity = 0, bool wide = false);
+                                   uint32_t resident_capacity = 0, bool wide = false,
+                                   bool narrow = false);
 
 /// The bytes of CodesStep::work. They depend on the shape, kv_heads, group, block_capacity and splits.
 [[nodiscard]] size_t codes_work_bytes(const CodesStep& step);
@@ -172,7 +180,8 @@ struct CodesStep {
 /// there is (compute capability 12.0 gives 99 KiB) it takes one thread block. needs: gets the bytes of shared memory of
 /// the largest thread block. Returns cudaErrorInvalidValue where there are no kernels for the shape, and
 /// cudaErrorNotSupported where the device has too little shared memory for it: 99 KiB are enough for every shape, with
-/// CodesStep::wide as codes_are_wide() says.
+/// CodesStep::wide as codes_are_wide() says. Of a step with lists it chooses how these are chosen among
+/// (CodesLists::blocks).
 [[nodiscard]] cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs = nullptr);
 
 /// Enqueues the choice among the lists of a step that has some; attend_codes() does so itself. `ahead`: as there.

@@ -36,7 +36,7 @@ bool is_capturing(Stream stream) {
 
 bool CudaCodes::takes_lists(uint32_t layer) const {
   impl_->check_layer(layer);
-  return impl_->variants.of(1).lists.list_capacity != 0;
+  return impl_->variants.has_lists();
 }
 
 void find_work(MakeLists& p, const ListWorkLayout& work, std::byte* at) {

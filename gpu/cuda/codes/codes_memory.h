@@ -40,8 +40,7 @@ inline const CodesShape& with_kernels(const CodesShape& shape) {
 
 /// The shape with what the device can use.
 inline CodesShape on_device(CodesShape shape, int device) {
-  const KernelLimits limits{kernels_have_clusters(device), shared_memory_of(device).of_block};
-  if (!chooses_among_lists(shape, limits)) shape.list_rows = 0;
+  if (!chooses_among_lists(shape, kernel_limits(device))) shape.list_rows = 0;
   return shape;
 }
 
@@ -84,8 +83,7 @@ struct CudaCodes::Impl {
     memory = DeviceBuffer(layout.others_bytes);
     memory.clear();  // counts are 0
     coded = std::make_unique<PagedMemory>(layout.blocks_bytes);
-    // Where thread blocks have too little shared memory to choose, there are none.
-    if (variants.of(1).lists.list_capacity != 0) {
+    if (variants.has_lists()) {
       in_lists = DeviceBuffer(layout.list_bytes);
       in_lists.clear();  // no stretch has any
       maker = std::make_unique<OwnStream>();
@@ -185,7 +183,11 @@ struct CudaCodes::Impl {
   }
   [[nodiscard]] CodesStep step(uint32_t layer, const TensorView& q, uint32_t tokens) const {
     (void)layer_at(layer);
-    CodesStep s = variants.of(tokens);
+    // A graph that is captured while the first lists are being made finds them later: kernels ask for the number in
+    // use.
+    const bool is_listed = tokens == 1 && variants.has_lists() &&
+                           layers[layer].made() * kCodeBlock >= std::max(shape.lists_from, 1U);
+    CodesStep s = is_listed ? variants.listed() : variants.of(tokens);
     s.block_count = device_count(layer);
     s.family = layers[layer].family.id();
     s.family_count = device_shared(layer);
@@ -209,10 +211,7 @@ struct CudaCodes::Impl {
       s.doubt = doubt_in(memory.data() + layout.doubt, doubt_layout(), figures(layer));
     }
     s.work = memory.data() + layout.work;
-    // A graph that is captured while the first lists are being made finds them later: kernels ask for the number in
-    // use.
-    if (layers[layer].made() * kCodeBlock < std::max(shape.lists_from, 1U)) s.lists = {};
-    if (s.lists.list_capacity != 0) find_lists(layer, s.lists);
+    if (is_listed) find_lists(layer, s.lists);
     return s;
   }
   void find_lists(uint32_t layer, CodesLists& l) const {
@@ -227,6 +226,7 @@ struct CudaCodes::Impl {
     l.value_means = reinterpret_cast<const uint16_t*>(data + layout.list_value_means);
     l.mean_tiles = reinterpret_cast<const uint32_t*>(data + layout.list_mean_tiles);
     l.memory = step_memory(layer);
+    l.arrivals = reinterpret_cast<uint32_t*>(data + layout.list_arrivals);
   }
   [[nodiscard]] std::byte* list_memory(uint32_t layer) const {
     return in_lists.data() + layers[layer].slot * layout.list_stride;

@@ -17,8 +17,9 @@ int attribute(cudaDeviceAttr name, int ordinal) {
   return value;
 }
 
+/// lists: with lists.
 CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordinal,
-                   uint32_t resident_tokens, uint32_t tokens) {
+                   uint32_t resident_tokens, uint32_t tokens, bool lists) {
   const auto processors = static_cast<uint32_t>(attribute(cudaDevAttrMultiProcessorCount, ordinal));
   const SharedMemory memory = shared_memory_of(ordinal);
   const size_t shared = memory.of_multiprocessor;
@@ -28,10 +29,11 @@ CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordin
   s.group = shape.q_heads / shape.kv_heads * tokens;
   s.tokens = tokens;
   s.block_capacity = std::max(shape.blocks, 1U);
-  s.wide = codes_are_wide(shape.code, s.group, memory.of_block, tokens);
-  s.fill = code_fill(shape.code, shape.kv_heads, s.group, processors, shared, s.wide);
+  s.wide = !lists && codes_are_wide(shape.code, s.group, memory.of_block, tokens);
+  s.narrow = lists && codes_are_narrow(shape.code, s.group, memory.of_block);
+  s.fill = code_fill(shape.code, shape.kv_heads, s.group, processors, shared, s.wide, s.narrow);
   s.splits = std::min(code_splits(shape.code, shape.kv_heads, s.group, s.block_capacity, processors,
-                                  shared, resident_tokens, s.wide),
+                                  shared, resident_tokens, s.wide, s.narrow),
                       most_code_splits(shape.kv_heads));
   s.block_stride = layout.block_stride;
   s.head_stride = layout.head_stride;
@@ -41,7 +43,7 @@ CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordin
                                     : std::min(shape.exact_rows * choosing, kMostDeviceRows);
   s.dtype = shape.dtype;
   s.row_stride = shape.code.dim * dtype_size(shape.dtype);
-  if (has_lists(shape) && tokens == 1 && !shape.rows_by_host && !s.wide) {
+  if (lists) {
     s.lists.list_capacity = layout.lists.lists;
     s.lists.pair_capacity = layout.lists.pairs;
     s.lists.share = shape.list_share;
@@ -58,15 +60,9 @@ CodesVariants::CodesVariants(const CodesShape& shape, const CodesLayout& layout,
                              uint32_t resident_tokens) {
   const uint32_t group = shape.q_heads / shape.kv_heads;
   for (uint32_t tokens = 1; tokens <= most_codes_tokens(shape); ++tokens) {
-    CodesStep s = sizes_of(shape, layout, ordinal, resident_tokens, tokens);
+    CodesStep s = sizes_of(shape, layout, ordinal, resident_tokens, tokens, false);
     size_t needs = 0;
-    cudaError_t status = prepare_codes(s, ordinal, tokens == 1 ? &needs : nullptr);
-    if (s.lists.list_capacity != 0 && !s.cluster) {
-      // Without lists there are fewer places to choose the heaviest rows from.
-      s.lists = {};
-      s.cluster = true;
-      status = prepare_codes(s, ordinal, &needs);
-    }
+    const cudaError_t status = prepare_codes(s, ordinal, tokens == 1 ? &needs : nullptr);
     if (tokens == 1 && status == cudaErrorNotSupported) {
       throw Error(Status::unsupported,
                   "codes on a CUDA device: head dimension " + std::to_string(shape.code.dim) +
@@ -79,13 +75,21 @@ CodesVariants::CodesVariants(const CodesShape& shape, const CodesLayout& layout,
     check(status, "the kernels of codes");
     sizes_.push_back(s);
   }
-  for (const CodesStep& s : sizes_) {
+  if (keyhole::gpu::has_lists(shape) && !shape.rows_by_host) {
+    listed_ = sizes_of(shape, layout, ordinal, resident_tokens, 1, true);
+    const cudaError_t status = prepare_codes(listed_, ordinal);
+    if (status != cudaErrorNotSupported) check(status, "the kernels of codes in lists");
+    if (status == cudaErrorNotSupported || listed_.lists.blocks == 0) listed_ = {};
+  }
+  const auto check_work = [&](const CodesStep& s) {
     const size_t work = codes_work_bytes(s);
-    if (work <= layout.work_bytes) continue;
+    if (work <= layout.work_bytes) return;
     throw Error(Status::internal, "codes on a CUDA device: a step's work space takes " +
                                       std::to_string(work) + " bytes, and " +
                                       std::to_string(layout.work_bytes) + " were planned");
-  }
+  };
+  for (const CodesStep& s : sizes_) check_work(s);
+  if (has_lists()) check_work(listed_);
 }
 
 }  // namespace keyhole::gpu

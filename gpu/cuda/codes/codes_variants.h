@@ -22,8 +22,13 @@ class CodesVariants {
   /// Sizes, strides and choices of kernels of a step of 1..most_tokens() tokens; no pointers.
   [[nodiscard]] const CodesStep& of(uint32_t tokens) const { return sizes_[tokens - 1]; }
 
+  /// Whether the device chooses among lists, and what a step of one token that does has in place of of(1).
+  [[nodiscard]] bool has_lists() const { return listed_.lists.list_capacity != 0; }
+  [[nodiscard]] const CodesStep& listed() const { return listed_; }
+
  private:
-  std::vector<CodesStep> sizes_;  ///< of 1, 2, ... tokens
+  std::vector<CodesStep> sizes_;  ///< of 1, 2, ... tokens, without lists
+  CodesStep listed_;
 };
 
 }  // namespace keyhole::gpu

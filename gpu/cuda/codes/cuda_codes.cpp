@@ -191,6 +191,9 @@ void CudaCodes::copy_layer(uint32_t layer, Codes& from) {
     // A step of the source may be under way.
     check(cudaMemsetAsync(m.step_memory(layer), 0, sizeof(ListMemory), m.own->get()),
           "clearing what steps remember");
+    check(cudaMemsetAsync(m.list_memory(layer) + m.layout.list_arrivals, 0,
+                          m.shape.kv_heads * sizeof(uint32_t), m.own->get()),
+          "clearing the counters of steps");
     m.layers[layer].stretches = source.stretches;
   }
   m.layers[layer].family = f.layers[layer].family.copied(source.count);

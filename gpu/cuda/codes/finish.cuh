@@ -123,17 +123,6 @@ __device__ inline bool leave_record(const CodesParams& s, uint32_t kv_head, uint
   return true;
 }
 
-/// Whether a list that was not read may hold a row that matters for a head, as ListChoice::may_widen() asks it. lse:
-/// base 2. A second look is then at all codes. reach: reach_of_lists().
-__device__ inline bool may_hide(const CodesParams& s, uint32_t kv_head, float reach, float lse) {
-  const ChosenLists& ends = s.list_ends[kv_head];
-  const float cap = s.logits.softcap * kLog2E;
-  // Behind a soft-cap the weight of lists by second order may be more than any row has.
-  if (cap > 0.0F) lse = fminf(lse, cap);
-  if (reach > uncapped_logit(lse - kHiddenLight * kLog2E, cap)) return true;
-  return __ldcg(&ends.is_wide) != 0 && reach > doubt_bound(s, lse);
-}
-
 /// The kernel's work for one step. splits: how many splits the pass has left; kv_head: the cluster's.
 template <int kDim, int kBits, int kHeadTiles, class Splits>
 __device__ __forceinline__ void finish(const CodesParams& s, const Splits& splits,

@@ -15,6 +15,7 @@
 #include "gpu/cuda/codes/choose_single.cuh"
 #include "gpu/cuda/codes/doubt.cuh"
 #include "gpu/cuda/codes/exact_rows.cuh"
+#include "gpu/cuda/codes/list_reach.cuh"
 #include "gpu/cuda/codes/merge_head.cuh"
 #include "gpu/cuda/codes/publish.cuh"
 #include "gpu/cuda/codes/split_sums.cuh"
@@ -107,7 +108,8 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
 
   // Queries, the number of blocks and the codes are older than the pass over them, so reading them may overlap with
   // it.
-  const uint32_t group_count = *s.block_count * kBlockMaxima;
+  const uint32_t group_count = pairs_of(s, kv_head);
+  const bool by_table = reads_by_table(s, kv_head);
   uint32_t wanted = group_count == 0 ? 0 : s.exact_rows;  // a block has more rows than that
   RawQueries<kDim, Shared::kHeads, static_cast<int>(kSingleWarps)> raw_queries;
   const StepHeads heads{s};
@@ -151,10 +153,9 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   // ---- choose
   if (Shared::kInTurn) __syncthreads();
   if (wanted != 0) {
-    const float* const maxima =
-        s.maxima + size_t{kv_head} * s.block_capacity * kBlockMaxima * Shared::kHeads;
-    choose_rows<kDim, kBits, kHeadTiles>(s, kv_head, maxima, group_count, wanted, shared.queries,
-                                         shared.lse, choice);
+    const float* const maxima = s.maxima + size_t{kv_head} * most_groups(s) * Shared::kHeads;
+    choose_rows<kDim, kBits, kHeadTiles>(s, kv_head, maxima, group_count, by_table, wanted,
+                                         shared.queries, shared.lse, choice);
     wanted = choice.found;
     if (s.doubt.board != nullptr) note_chosen(s, kv_head, choice.chosen, wanted);
     if constexpr (Shared::kInTurn) {
@@ -178,7 +179,8 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   const auto ask = [&](uint32_t round) {
     const uint32_t number = warp + round * kSingleWarps;
     if (number >= wanted) return;
-    raw[round % kAhead].load(s, kv_head, row_of(choice.chosen[number]), number);
+    const uint32_t row = row_in(s, kv_head, row_of(choice.chosen[number]), by_table);
+    raw[round % kAhead].load(s, kv_head, row, number);
   };
 #pragma unroll
   for (uint32_t i = 0; i < kAhead; ++i) ask(i);
@@ -192,8 +194,9 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
       const bool here = kAtOnce == kSingleWarps || warp / kAtOnce == some / kAtOnce;
       const uint32_t slot = kAtOnce == kSingleWarps ? warp : warp % kAtOnce;
       if (here && number < wanted) {
+        const uint32_t place = row_of(choice.chosen[number]);
         attend_row<kDim, kBits, kHeadTiles>(
-            s, kv_head, number, row_of(choice.chosen[number]), row_of(choice.chosen[number]), false,
+            s, kv_head, number, place, row_in(s, kv_head, place, by_table), by_table,
             raw[i % kAhead], q, choice.logits[choice.places[number]], shared.rows, slot);
       }
       __syncthreads();
@@ -234,9 +237,12 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   if (s.doubt.board == nullptr || wanted == 0) return;
   const HeadSums of_head{codes.top,   codes.total,      of_rows[0].coded_sum, exact.top,
                          exact.total, shared.lse[warp], resident.lse};
-  const HeadAsked asked =
+  HeadAsked asked =
       ask_doubt<kDim, kBits>(s, of_head, weight_of(choice.chosen[wanted - 1]),
                              shared.queries.constants[warp].noise, wanted, shared.figures);
+  if (by_table && may_hide(s, kv_head, reach_of_lists(s, kv_head, true, warp), asked.lse)) {
+    asked.reasons |= DoubtRecord::kDoubted;
+  }
   put_on_board<kDim>(s, kv_head, warp, asked, q[0]);
 }
 

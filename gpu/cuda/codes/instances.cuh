@@ -31,6 +31,12 @@ Kernels kernels() {
   constexpr size_t kLeast = size_t{99} << 10U;
   static_assert(settle_fixed<kDim, kBits>() + settle_shared<kDim, kBits>() <= kLeast);
   static_assert(kLeastAttend<kDim, kBits, kAttendTiles> <= kLeast || kFinish > kLeast);
+  // Of 256 components 4 heads at a time.
+  static_assert(kLeastAttend < kDim, kBits,
+                kDividesGroup<kDim>
+                    ? 1
+                    : kAttendTiles > <= lone_bytes(kDim, 4 * kHeadTiles) || kLooksAlone<kDim>,
+                "lone_bytes() is to be raised");
   static_assert(kFinishBlocks == kChoosingBlocks && kFinishThreads == kChoosingThreads);
   Kernels k;
   k.attend = reinterpret_cast<const void*>(&attend_kernel<kDim, kBits, kAttendTiles>);

@@ -15,6 +15,8 @@ inline constexpr int kReservedShared = kReservedOfBlock;  ///< bytes of every th
 
 /// The kernels of one shape and up to 16 query heads of a KV head; null kernels: there are none.
 [[nodiscard]] Kernels kernels_of(const CodeShape& shape, uint32_t group);
+/// Those of a step, with `narrow`.
+[[nodiscard]] Kernels kernels_of(const CodesStep& step);
 [[nodiscard]] SettleKernel settle_kernel_of(const CodeShape& shape);
 
 /// Lays the parts of the work space out one after the other, from step.work on; returns their bytes.
@@ -34,8 +36,11 @@ size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& param
 [[nodiscard]] cudaError_t launch_clusters(const void* kernel, dim3 grid, size_t bytes,
                                           cudaStream_t stream, void** arguments, bool ahead,
                                           uint32_t blocks = kClusterBlocks);
-/// How many such clusters, with so many bytes of dynamic shared memory in every thread block, the current device runs
-/// at once; 0 where it does not say.
+/// Launches a kernel of thread blocks of kListThreads threads that all run at once.
+[[nodiscard]] cudaError_t launch_at_once(const void* kernel, dim3 grid, size_t bytes,
+                                         cudaStream_t stream, void** arguments);
+/// How many clusters of so many thread blocks, each with so many bytes of dynamic shared memory, the current device
+/// runs at once; 0 where it does not say.
 [[nodiscard]] uint32_t count_clusters(const void* kernel, size_t bytes,
                                       uint32_t blocks = kClusterBlocks);
 

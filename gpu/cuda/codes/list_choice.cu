@@ -1,5 +1,6 @@
 #include "gpu/cuda/codes/list_choice.cuh"
 
+#include "gpu/codes_layout.h"
 #include "gpu/cuda/codes/value_sums.cuh"
 
 namespace keyhole::gpu {
@@ -40,11 +41,32 @@ cudaError_t lay_out_means(const MeanTiles& means, cudaStream_t stream) {
 namespace keyhole::gpu::codes {
 namespace {
 
+template <int kDim, int kHeadTiles, class Blocks>
+ListKernel kernel_of_blocks(const void* kernel) {
+  using Shared = ListShared<kDim, kHeadTiles, Blocks>;
+  using More = MoreShared<kHeadTiles, Blocks>;
+  ListKernel k;
+  k.choose = kernel;
+  k.shared = sizeof(Shared);
+  k.shared_of_more = sizeof(More);
+  k.list = KeptLists<4 * kHeadTiles>::kBytes;
+  k.list_of_more = KeptLists<4 * kHeadTiles>::kMoreBytes;
+  // What plans of lists go by.
+  constexpr bool kCounts =
+      Blocks::kTellByMemory || (Blocks::kBlocks == kListBlocks && kDim * kHeadTiles < 1024);
+  static_assert(!kCounts || sizeof(Shared) + sizeof(More) <= lone_bytes(kDim, 4 * kHeadTiles),
+                "lone_bytes() is to be raised");
+  static_assert(
+      kMoreToldAt<kHeadTiles, Blocks> + sizeof(typename More::Told) <= told_bytes(4 * kHeadTiles) ||
+          !Blocks::kTellByMemory,
+      "told_bytes() is to be raised");
+  return k;
+}
+
 template <int kDim, int kHeadTiles, uint32_t kBlocks>
 ListKernel kernel() {
-  return {reinterpret_cast<const void*>(&list_kernel<kDim, kHeadTiles, kBlocks>),
-          sizeof(ListShared<kDim, kHeadTiles, kBlocks>), sizeof(MoreShared<kHeadTiles, kBlocks>),
-          KeptLists<4 * kHeadTiles>::kBytes, KeptLists<4 * kHeadTiles>::kMoreBytes};
+  return kernel_of_blocks<kDim, kHeadTiles, ClusterOfBlocks<kBlocks>>(
+      reinterpret_cast<const void*>(&list_kernel<kDim, kHeadTiles, kBlocks>));
 }
 
 template <int kDim, uint32_t kBlocks>
@@ -53,7 +75,32 @@ ListKernel kernel_of(uint32_t group) {
   return group <= 8 ? kernel<kDim, 2, kBlocks>() : kernel<kDim, 4, kBlocks>();
 }
 
+static_assert(kListBlocks == kListGridBlocks);
+
+template <int kDim, int kHeadTiles>
+ListKernel grid_kernel() {
+  return kernel_of_blocks<kDim, kHeadTiles, GridOfBlocks<kListBlocks>>(
+      reinterpret_cast<const void*>(&list_grid_kernel<kDim, kHeadTiles>));
+}
+
+template <int kDim>
+ListKernel grid_kernel_of(uint32_t group) {
+  if (group <= 4) return grid_kernel<kDim, 1>();
+  return group <= 8 ? grid_kernel<kDim, 2>() : grid_kernel<kDim, 4>();
+}
+
 }  // namespace
+
+ListKernel list_grid_kernel_of(uint32_t dim, uint32_t group) {
+  switch (dim) {
+    case 64: return grid_kernel_of<64>(group);
+    case 80: return grid_kernel_of<80>(group);
+    case 96: return grid_kernel_of<96>(group);
+    case 128: return grid_kernel_of<128>(group);
+    case 256: return grid_kernel_of<256>(group);
+    default: return {};
+  }
+}
 
 ListKernel list_kernel_of(uint32_t dim, uint32_t group, uint32_t blocks) {
   if (blocks == kMostListBlocks) {

@@ -4,7 +4,8 @@
 // Where that makes lists slower than all blocks, these are read, and in the next steps at once
 // (gpu/cuda/codes/list_memory.cuh).
 //
-// A cluster of 8 or 16 thread blocks has a KV head, each block an eighth or a sixteenth of its lists in their order:
+// 8 or 16 thread blocks have a KV head, each an eighth or a sixteenth of its lists in their order: a cluster, or where
+// the GPU has none as many blocks of a grid that all run at once (gpu/cuda/codes/list_blocks.cuh):
 //
 //   score    products of the queries with the mean keys, on tensor cores: means in fp16, queries as the sum of two fp16
 //            numbers (22 bits). The first means are asked for before the kernels before this one have ended
@@ -17,12 +18,11 @@
 //            table is written
 //   weights  of the lists that are not read, which the pass attends by their means
 //
-// The kernel is a chain of latencies, which two barriers of the cluster divide: behind extremes and bins. `miss` takes
+// The kernel is a chain of latencies, which two barriers of all blocks divide: behind extremes and bins. `miss` takes
 // one more, and three where a head has more lists read.
 #pragma once
 
 #include "cpu/code_doubt.h"
-#include "gpu/cuda/codes/cluster.cuh"
 #include "gpu/cuda/codes/doubt.cuh"
 #include "gpu/cuda/codes/list_memory.cuh"
 #include "gpu/cuda/codes/more_lists.cuh"
@@ -32,14 +32,14 @@
 
 namespace keyhole::gpu::codes {
 
-/// The choice for a KV head, by a cluster of kBlocks blocks.
-template <int kDim, int kHeadTiles, uint32_t kBlocks>
+/// The choice for a KV head, by Blocks::kBlocks thread blocks.
+template <int kDim, int kHeadTiles, class Blocks>
 class ListChooser {
  public:
-  static constexpr uint32_t kHeads = 4 * kHeadTiles;
-  using Own = OwnLists<kDim, kHeadTiles, kBlocks>;
-  using Shared = ListShared<kDim, kHeadTiles, kBlocks>;
-  using More = MoreLists<kDim, kHeadTiles, kBlocks>;
+  static constexpr uint32_t kHeads = 4 * kHeadTiles, kBlocks = Blocks::kBlocks;
+  using Own = OwnLists<kDim, kHeadTiles, Blocks>;
+  using Shared = ListShared<kDim, kHeadTiles, Blocks>;
+  using More = MoreLists<kDim, kHeadTiles, Blocks>;
   using Ends = ListExtremes<kHeads>;
 
   /// memory: Shared, behind it MoreShared where more lists may be read, and then the lists that are kept.
@@ -67,14 +67,14 @@ class ListChooser {
       for (int m = 0; m < kDim / 16; ++m)
         rows.load(means, warp * kListTile + lane / 4, own_.count, m, lane);
     }
-    cluster_arrive_relaxed();  // waited for before the first write to another block
+    own_.blocks.arrive_started();
     prefetch_means(means);
 #pragma unroll 4
     for (uint32_t i = threadIdx.x; i < min(own_.count, own_.kept.count); i += kListThreads) {
       own_.kept.figures[i] = l.figures[own_.first + i];
       own_.kept.places[i] = l.places[own_.first + i];
     }
-    for (uint32_t i = threadIdx.x; i < kListBins; i += kListThreads) shared_.bins[i] = {0, 0};
+    for (uint32_t i = threadIdx.x; i < kListBins; i += kListThreads) own_.told().bins[i] = {0, 0};
     if (threadIdx.x == 0) shared_.last_bin = kListBins - 1;
     if (asks_) more().start();
     wait_for_kernels_before();
@@ -96,19 +96,19 @@ class ListChooser {
     __syncthreads();
     find_extremes();
     fill_bins();
-    cluster_arrive();
+    own_.blocks.arrive();
     if (asks_) more().add_values();
-    cluster_wait();
+    own_.blocks.wait();
     uint32_t written = 0, pairs = 0;
     const uint32_t last = find_last_bin(written, pairs);
     const uint32_t by_share = pairs;
     bool reads_all = false;
     prefetch_codes(last);
     if (asks_) more().add_left(last);
-    cluster_arrive();
+    own_.blocks.arrive();
     write_lists(written, [&](uint32_t i) { return own_.bin_of(i) <= last; });
     if (asks_) {
-      cluster_wait();
+      own_.blocks.wait();
       uint32_t before = 0;
       const uint32_t added = more().read_more(last, before);
       const float most = s_.lists.share.most * static_cast<float>(listed_ / kPairRows);
@@ -117,7 +117,7 @@ class ListChooser {
         write_lists(pairs + before, [&](uint32_t i) { return own_.bin_of(i) == kMoreBin; });
       }
       pairs += added;
-      cluster_arrive();
+      own_.blocks.arrive();
     }
     const bool tells = own_.rank == 0;
     if (threadIdx.x == 0) memory.arrive(tells ? by_share : 0, tells ? pairs : 0);
@@ -128,7 +128,7 @@ class ListChooser {
       weigh_others(last);
     }
     if (threadIdx.x == 0) memory.conclude_choice(blocks_);
-    cluster_wait();  // no block reads what is another's any more
+    own_.blocks.leave();
   }
 
  private:
@@ -212,7 +212,7 @@ class ListChooser {
       if (lane == 0) ends[Ends::kWidest] = widest;
     }
     __syncthreads();
-    cluster_wait();  // all blocks have started
+    own_.blocks.wait_started();
     if (threadIdx.x < Ends::kNumbers) {
       float of_block = kMinusInf;
 #pragma unroll
@@ -221,22 +221,22 @@ class ListChooser {
       }
 #pragma unroll
       for (uint32_t b = 0; b < kBlocks; ++b) {
-        *in_block(&shared_.block_ends[own_.rank][threadIdx.x], b) = of_block;
+        *own_.blocks.in_block(&own_.told().block_ends[own_.rank][threadIdx.x], b) = of_block;
       }
     }
-    cluster_barrier();
+    own_.blocks.barrier();
     if (threadIdx.x < Ends::kNumbers) {
       float of_all = kMinusInf;
 #pragma unroll
       for (uint32_t b = 0; b < kBlocks; ++b) {
-        of_all = fmaxf(of_all, shared_.block_ends[b][threadIdx.x]);
+        of_all = fmaxf(of_all, own_.blocks.read(&own_.told().block_ends[b][threadIdx.x]));
       }
       shared_.ends[threadIdx.x] = of_all;
     }
     __syncthreads();
   }
 
-  /// Fills the bins, and notes that of each list. A barrier of the cluster comes between this and find_last_bin().
+  /// Fills the bins, and notes that of each list. A barrier of all blocks comes between this and find_last_bin().
   __device__ void fill_bins() {
     const float top = shared_.ends[Ends::kTop + own_.head];
     const float low = fmaxf(-shared_.ends[Ends::kLow + own_.head], top - kDeepestList);
@@ -254,8 +254,8 @@ class ListChooser {
                                ? static_cast<uint32_t>(fmaxf(step, 0.0F))
                                : kListBins - 1;  // the last for what is no number
       const ListPlace place = own_.place_of(i);
-      atomicAdd(&shared_.bins[bin].x, place.rows);
-      atomicAdd(&shared_.bins[bin].y, Own::pairs_of_list(place));
+      atomicAdd(&own_.told().bins[bin].x, place.rows);
+      atomicAdd(&own_.told().bins[bin].y, Own::pairs_of_list(place));
       own_.note_bin(i, bin);
     });
   }
@@ -268,7 +268,8 @@ class ListChooser {
     uint32_t rows[2] = {}, before[2] = {}, of_all[2] = {};
 #pragma unroll
     for (uint32_t b = 0; b < kBlocks; ++b) {
-      const uint4 two = *reinterpret_cast<const uint4*>(in_block(&shared_.bins[bin], b));
+      const uint4 two = own_.blocks.read(
+          reinterpret_cast<const uint4*>(own_.blocks.in_block(&own_.told().bins[bin], b)));
       rows[0] += two.x, rows[1] += two.z;
       of_all[0] += two.y, of_all[1] += two.w;
       if (b < own_.rank) before[0] += two.y, before[1] += two.w;
@@ -341,7 +342,7 @@ class ListChooser {
     ends.reads_all = 1;
     ends.pairs = blocks_ * kBlockMaxima;
   }
-  /// Writes the rest of the table, behind the pairs of all lists, and what the cluster has come to.
+  /// Writes the rest of the table, behind the pairs of all lists, and what the choice has come to.
   __device__ void write_blocks(uint32_t pairs) {
     ListedPair* const table = table_of();
     ChosenLists& ends = s_.list_ends[own_.kv_head];
@@ -404,8 +405,16 @@ template <int kDim, int kHeadTiles, uint32_t kBlocks>
 __global__ void __launch_bounds__(kListThreads) list_kernel(const __grid_constant__ CodesParams s) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) unsigned char memory[];
-  ListChooser<kDim, kHeadTiles, kBlocks>(s, memory).run();
+  ListChooser<kDim, kHeadTiles, ClusterOfBlocks<kBlocks>>(s, memory).run();
 #endif
+}
+
+/// The same where there are no clusters; all blocks of the grid run at once.
+template <int kDim, int kHeadTiles>
+__global__ void __launch_bounds__(kListThreads)
+    list_grid_kernel(const __grid_constant__ CodesParams s) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  ListChooser<kDim, kHeadTiles, GridOfBlocks<kListBlocks>>(s, memory).run();
 }
 
 }  // namespace keyhole::gpu::codes

@@ -34,8 +34,11 @@ struct CodesLists {
   uint32_t pair_capacity = 0;  ///< of a KV head
   uint32_t kept =
       0;  ///< lists that a thread block of the choice keeps in shared memory; prepare_codes() sets it
-  /// Thread blocks of a KV head that choose, 8 or 16; 0: prepare_codes() decides.
+  /// Thread blocks of a KV head that choose, 8 or 16; 0: prepare_codes() decides, and leaves 0 where none can.
   uint32_t blocks = 0;
+  /// Whether they tell each other what they know by the device's memory, and not as a cluster. prepare_codes() sets it
+  /// where the device has no clusters.
+  bool by_memory = false;
   ListShare share;
   const uint32_t* listed = nullptr;       ///< one number: the first blocks whose rows are in lists
   const uint32_t* counts = nullptr;       ///< `[kv_heads]` lists
@@ -49,6 +52,8 @@ struct CodesLists {
   /// MeanTiles.
   const uint32_t* mean_tiles = nullptr;
   ListMemory* memory = nullptr;  ///< null: each step chooses
+  /// With by_memory, `[kv_heads]` counters of the thread blocks that have arrived at a barrier, zero at first.
+  uint32_t* arrivals = nullptr;
 };
 
 /// Mean values of a KV head's lists that are to be laid out as tensor cores take them: register 4 m + a of lane l

@@ -1,6 +1,8 @@
 // The shared memory of a thread block of the choice among lists (gpu/cuda/codes/list_choice.cuh): its queries, the
-// figures of its lists, and what the blocks of a cluster tell each other.
+// figures of its lists; and what the blocks of a KV head tell each other.
 #pragma once
+
+#include <type_traits>
 
 #include "gpu/cuda/codes/params.h"
 #include "gpu/cuda/codes/queries.cuh"
@@ -60,7 +62,7 @@ struct MeanRows {
   }
 };
 
-/// Numbers of which the cluster needs the largest: of each head the most that a list counts and minus the least, in
+/// Numbers of which all blocks need the largest: of each head the most that a list counts and minus the least, in
 /// nats, and the largest logit of a mean, base 2; and the longest row of all lists.
 template <int kHeads>
 struct ListExtremes {
@@ -93,16 +95,25 @@ struct KeptLists {
 };
 static_assert(sizeof(ListFigures) == 16 && sizeof(ListPlace) == 8 && kListBins <= 1U << 16U);
 
-template <int kDim, int kHeadTiles, uint32_t kBlocks>
+/// What a block tells those of its KV head, wherever that lies (gpu/cuda/codes/list_blocks.cuh).
+template <int kHeads, uint32_t kBlocks>
+struct ListTold {
+  alignas(16) uint2 bins[kListBins];  ///< rows and pairs of the block's lists
+  float block_ends[kBlocks][ListExtremes<kHeads>::kNumbers];  ///< from all blocks
+};
+/// In its place in the shared memory of blocks that tell each other by the device's memory.
+struct ToldByMemory {};
+
+template <int kDim, int kHeadTiles, class Blocks>
 struct ListShared {
   static constexpr int kHeads = 4 * kHeadTiles;
+  using Told = ListTold<kHeads, Blocks::kBlocks>;
   static constexpr uint32_t kNumbers = ListExtremes<kHeads>::kNumbers;
   SharedQueries<kDim, 2, kHeadTiles> queries;
   alignas(16) float q[kHeads][kDim];
   SplitQueries<kDim, kHeadTiles> split;
-  alignas(16) uint2 bins[kListBins];  ///< rows and pairs of the block's lists
+  alignas(16) std::conditional_t<Blocks::kTellByMemory, ToldByMemory, Told> told;
   float warp_ends[kListWarps][kNumbers];
-  float block_ends[kBlocks][kNumbers];  ///< from all blocks of the cluster
   float ends[kNumbers];
   float warp_reach[kListWarps][kHeads];  ///< of lists that are not read
   // Whole vectors each: the compiler would read a neighbour's last word with an array that begins beside it, which

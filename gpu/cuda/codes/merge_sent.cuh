@@ -9,19 +9,11 @@
 
 #include "gpu/cuda/codes/doubt.cuh"
 #include "gpu/cuda/codes/finish_shared.cuh"
+#include "gpu/cuda/codes/list_reach.cuh"
 #include "gpu/cuda/codes/merge_head.cuh"
 
 namespace keyhole::gpu::codes {
 
-/// The largest logit that a row of an unread list may have for a head, base 2, before a soft-cap; by a warp; -inf
-/// without lists. by_table: reads_by_table().
-__device__ inline float reach_of_lists(const CodesParams& s, uint32_t kv_head, bool by_table,
-                                       uint32_t h) {
-  if (!by_table || h >= s.group) return kMinusInf;
-  const uint32_t lane = threadIdx.x % 32;
-  const ChosenLists& ends = s.list_ends[kv_head];
-  return warp_max(lane < s.lists.blocks ? __ldcg(&ends.reach[lane][h]) : kMinusInf);
-}
 /// Merges what blocks have sent for head `h`, by a warp: the codes without the rows that were read, and these rows.
 /// has_rows: blocks have sent sums over rows. Returns what the question of doubt needs to know.
 template <int kDim, int kBits, int kHeadTiles>

@@ -4,10 +4,10 @@
 //
 //   add_values()  o, the sum of weights and mean values over all lists, from kSampled components alone: components are
 //                 rotated, and so alike, and |o| of 32 of them is off by an eighth (standard deviation). On tensor
-//                 cores, while the cluster waits for the bins of its blocks
+//                 cores, while the bins of all blocks are waited for
 //   add_left()    what lists that the share does not read weigh, and of each head how much of it by hope, in bins of
 //                 1/32 nat
-//   read_more()   behind a barrier of the cluster: which heads lack, and which lists they want. Where none lacks, that
+//   read_more()   behind a barrier of all blocks: which heads lack, and which lists they want. Where none lacks, that
 //                 is all
 //
 // Their codes are not brought on the way to the L2 cache as those of the share: they may be more than it holds.
@@ -16,36 +16,45 @@
 // threads.
 #pragma once
 
-#include "gpu/cuda/codes/cluster.cuh"
 #include "gpu/cuda/codes/own_lists.cuh"
 #include "gpu/cuda/codes/value_sums.cuh"
 
 namespace keyhole::gpu::codes {
 
-/// Shared memory of a thread block, where ListShare::miss is not 0.
+/// What a block tells the others.
 template <int kHeadTiles, uint32_t kBlocks>
-struct MoreShared {
+struct MoreTold {
   static constexpr uint32_t kHeads = 4 * kHeadTiles;
   static constexpr uint32_t kSampled = 32;  ///< components
 
-  float warp_values[kListWarps][kHeads][kSampled];
-  float warp_all[kListWarps][kHeads], warp_left[kListWarps][kHeads];
-  // Of the block's lists, for all blocks of the cluster: sums of weights times mean values, of weights, of those of
-  // lists that the share does not read, and what a unit of the bins is.
+  // Of the block's lists: sums of weights times mean values, of weights, of those of lists that the share does not
+  // read, and what a unit of the bins is.
   float values[kHeads][kSampled];
   float all[kHeads], left[kHeads], unit[kHeads];
   alignas(16) uint32_t bins[kHeads][kListBins];
-  // From here on the block's own, but for `wanted` and more_pairs, which all blocks write.
-  float most_left[kHeads];  ///< what a head that lacks may leave; below 0: it does not lack
+  // Written by other blocks.
   uint32_t wanted[kHeads];  ///< so many first bins of a head are read
   alignas(16) uint32_t more_pairs[kBlocks];
 };
 
-template <int kDim, int kHeadTiles, uint32_t kBlocks>
+/// Shared memory of a thread block, where ListShare::miss is not 0.
+template <int kHeadTiles, class Blocks>
+struct MoreShared {
+  using Told = MoreTold<kHeadTiles, Blocks::kBlocks>;
+  static constexpr uint32_t kHeads = Told::kHeads, kSampled = Told::kSampled;
+
+  float warp_values[kListWarps][kHeads][kSampled];
+  float warp_all[kListWarps][kHeads], warp_left[kListWarps][kHeads];
+  alignas(16) std::conditional_t<Blocks::kTellByMemory, ToldByMemory, Told> told;
+  float most_left[kHeads];  ///< what a head that lacks may leave; below 0: it does not lack
+};
+
+template <int kDim, int kHeadTiles, class Blocks>
 class MoreLists {
  public:
-  using Own = OwnLists<kDim, kHeadTiles, kBlocks>;
-  using Shared = MoreShared<kHeadTiles, kBlocks>;
+  static constexpr uint32_t kBlocks = Blocks::kBlocks;
+  using Own = OwnLists<kDim, kHeadTiles, Blocks>;
+  using Shared = MoreShared<kHeadTiles, Blocks>;
 
   __device__ MoreLists(const Own& own, unsigned char* memory)
       : own_(own), shared_(*reinterpret_cast<Shared*>(memory)) {}
@@ -59,7 +68,7 @@ class MoreLists {
     const uint32_t tile = threadIdx.x;
     if (tile * kListTile < own_.count) prefetch_bulk(tile_of(tile), kTaken * 32 * sizeof(uint4));
     for (uint32_t i = threadIdx.x; i < kHeads * kListBins; i += kListThreads) {
-      shared_.bins[0][i] = 0;
+      told().bins[0][i] = 0;
     }
   }
 
@@ -127,21 +136,21 @@ class MoreLists {
       float sum = 0.0F;
 #pragma unroll
       for (uint32_t w = 0; w < kListWarps; ++w) sum += shared_.warp_values[w][0][i];
-      shared_.values[0][i] = sum;
+      told().values[0][i] = sum;
     }
     if (threadIdx.x < kHeads) {
       float sum = 0.0F;
 #pragma unroll
       for (uint32_t w = 0; w < kListWarps; ++w) sum += shared_.warp_all[w][threadIdx.x];
-      shared_.all[threadIdx.x] = sum;
+      told().all[threadIdx.x] = sum;
     }
   }
 
-  /// last: the last bin that the share reads. A barrier of the cluster comes between this and read_more().
+  /// last: the last bin that the share reads. A barrier of all blocks comes between this and read_more().
   __device__ void add_left(uint32_t last) const {
     constexpr float kUnits = 1U << 30U;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const float all = shared_.all[own_.head];
+    const float all = own_.blocks.read(&told().all[own_.head]);
     const float units = all > 0.0F ? kUnits / all : 0.0F;
     float left = 0.0F;
     own_.for_each([&](uint32_t i, bool is_one) {
@@ -149,7 +158,7 @@ class MoreLists {
       const float weight = own_.noted_weight(i, own_.head);
       left += weight;
       if (weight * units > 0.5F) {
-        atomicAdd(&shared_.bins[own_.head][bin_of(own_.list_of(i))],
+        atomicAdd(&told().bins[own_.head][bin_of(own_.list_of(i))],
                   __float2uint_rn(fminf(weight * units, kUnits)));
       }
     });
@@ -160,23 +169,23 @@ class MoreLists {
     left = 0.0F;
 #pragma unroll
     for (uint32_t w = 0; w < kListWarps; ++w) left += shared_.warp_left[w][threadIdx.x];
-    shared_.left[threadIdx.x] = left;
-    shared_.unit[threadIdx.x] = all / kUnits;
+    told().left[threadIdx.x] = left;
+    told().unit[threadIdx.x] = all / kUnits;
   }
 
   /// Gives the lists that are read beside those of the share the bin kMoreBin. Returns their pairs of tiles, of all
-  /// blocks; `before`: gets those of the blocks before this one. A barrier of the cluster comes behind it before the
+  /// blocks; `before`: gets those of the blocks before this one. A barrier of all blocks comes behind it before the
   /// block ends.
   __device__ uint32_t read_more(uint32_t last, uint32_t& before) const {
     before = 0;
     ask_heads();
     __syncthreads();
     const bool lacks = own_.head < own_.s.group && shared_.most_left[own_.head] >= 0.0F;
-    // All blocks of the cluster go on or none: they have the same sums.
+    // All blocks go on or none: they have the same sums.
     if (__syncthreads_or(lacks ? 1 : 0) == 0) return 0;
     find_bins();
-    cluster_barrier();
-    const uint32_t wanted = shared_.wanted[own_.head];
+    own_.blocks.barrier();
+    const uint32_t wanted = own_.blocks.read(&told().wanted[own_.head]);
     uint32_t own = 0;
     own_.for_each([&](uint32_t i, bool is_one) {
       const bool is_wanted = bin_of(own_.list_of(i)) < wanted;
@@ -189,19 +198,34 @@ class MoreLists {
     uint32_t of_block = 0;
     (void)sum_before(own, own_.shared, of_block);
     if (threadIdx.x < kBlocks) {
-      *in_block(&shared_.more_pairs[own_.rank], threadIdx.x) = of_block;
+      *own_.blocks.in_block(&told().more_pairs[own_.rank], threadIdx.x) = of_block;
     }
-    cluster_barrier();
+    own_.blocks.barrier();
     uint32_t of_all = 0;
 #pragma unroll
     for (uint32_t b = 0; b < kBlocks; ++b) {
-      if (b < own_.rank) before += shared_.more_pairs[b];
-      of_all += shared_.more_pairs[b];
+      const uint32_t pairs = own_.blocks.read(&told().more_pairs[b]);
+      if (b < own_.rank) before += pairs;
+      of_all += pairs;
     }
     return of_all;
   }
 
  private:
+  [[nodiscard]] __device__ typename Shared::Told& told() const {
+    if constexpr (Blocks::kTellByMemory) {
+      return *reinterpret_cast<typename Shared::Told*>(own_.told_memory() +
+                                                       kMoreToldAt<kHeadTiles, Blocks>);
+    } else {
+      return shared_.told;
+    }
+  }
+  /// What block `rank` tells at the place where this one has `mine`.
+  template <class T>
+  [[nodiscard]] __device__ T told_by(uint32_t rank, const T* mine) const {
+    return own_.blocks.read(own_.blocks.in_block(mine, rank));
+  }
+
   static constexpr uint32_t kHeads = Own::kHeads;
   static constexpr int kColumns = (kHeads + 7) / 8;     ///< of 8 heads
   static constexpr int kTaken = Shared::kSampled / 16;  ///< products of a tile
@@ -224,10 +248,10 @@ class MoreLists {
     for (uint32_t h = threadIdx.x / 32; h < own_.s.group; h += kListWarps) {
       float o = 0.0F;
 #pragma unroll
-      for (uint32_t b = 0; b < kBlocks; ++b) o += *in_block(&shared_.values[h][lane], b);
+      for (uint32_t b = 0; b < kBlocks; ++b) o += told_by(b, &told().values[h][lane]);
       const bool is_block = lane < kBlocks;
-      const float all = warp_sum(is_block ? *in_block(&shared_.all[h], lane) : 0.0F);
-      const float left = warp_sum(is_block ? *in_block(&shared_.left[h], lane) : 0.0F);
+      const float all = warp_sum(is_block ? told_by(lane, &told().all[h]) : 0.0F);
+      const float left = warp_sum(is_block ? told_by(lane, &told().left[h]) : 0.0F);
       const float size = sqrtf(warp_sum(o * o) / Shared::kSampled);
       const float most = fmaxf(own_.s.lists.share.miss * size, kLittleWeight * all);
       if (lane == 0) shared_.most_left[h] = left > most ? most : -1.0F;
@@ -239,7 +263,7 @@ class MoreLists {
     constexpr int kOfLane = kListBins / 32;
     const uint32_t lane = threadIdx.x % 32;
     const auto tell = [&](uint32_t h, uint32_t wanted) {
-      if (lane < kBlocks) *in_block(&shared_.wanted[h], lane) = wanted;
+      if (lane < kBlocks) *own_.blocks.in_block(&told().wanted[h], lane) = wanted;
     };
 #pragma unroll 1
     for (uint32_t h = own_.rank + threadIdx.x / 32 * kBlocks; h < kHeads;
@@ -252,11 +276,11 @@ class MoreLists {
       float weights[kOfLane] = {};
 #pragma unroll 4
       for (uint32_t b = 0; b < kBlocks; ++b) {
-        const float unit = *in_block(&shared_.unit[h], b);
+        const float unit = told_by(b, &told().unit[h]);
 #pragma unroll
         for (int k = 0; k < kOfLane; k += 4) {
           const uint4 four =
-              *reinterpret_cast<const uint4*>(in_block(&shared_.bins[h][lane * kOfLane + k], b));
+              told_by(b, reinterpret_cast<const uint4*>(&told().bins[h][lane * kOfLane + k]));
           weights[k] = fmaf(static_cast<float>(four.x), unit, weights[k]);
           weights[k + 1] = fmaf(static_cast<float>(four.y), unit, weights[k + 1]);
           weights[k + 2] = fmaf(static_cast<float>(four.z), unit, weights[k + 2]);

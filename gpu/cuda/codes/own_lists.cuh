@@ -4,6 +4,7 @@
 // kHeads.
 #pragma once
 
+#include "gpu/cuda/codes/list_blocks.cuh"
 #include "gpu/cuda/codes/list_rule.cuh"
 #include "gpu/cuda/codes/list_shared.cuh"
 #include "gpu/cuda/common/async_copy.cuh"
@@ -14,13 +15,18 @@ namespace keyhole::gpu::codes {
 inline constexpr uint32_t kMoreBin = 0xFFFFU;
 static_assert(kListBins <= kMoreBin);
 
-/// kBlocks: thread blocks of the cluster.
-template <int kDim, int kHeadTiles, uint32_t kBlocks>
+/// Where a block's parts of what is told lie, one behind the other, for blocks that tell each other by memory.
+template <int kHeadTiles, class Blocks>
+constexpr size_t kMoreToldAt = (sizeof(ListTold<4 * kHeadTiles, Blocks::kBlocks>) + 15) / 16 * 16;
+
+/// Blocks: those of a KV head, ClusterOfBlocks or GridOfBlocks.
+template <int kDim, int kHeadTiles, class Blocks>
 struct OwnLists {
+  static constexpr uint32_t kBlocks = Blocks::kBlocks;
   static constexpr uint32_t kHeads = 4 * kHeadTiles;
   static constexpr uint32_t kAtOnce =
       kListThreads / kHeads;  ///< lists that the block has at once, by head
-  using Shared = ListShared<kDim, kHeadTiles, kBlocks>;
+  using Shared = ListShared<kDim, kHeadTiles, Blocks>;
   using Ends = ListExtremes<kHeads>;
 
   /// kept_memory: of the lists that are kept.
@@ -30,6 +36,7 @@ struct OwnLists {
         kept(kept_memory, s.lists.kept),
         kv_head(blockIdx.x / kBlocks),
         rank(blockIdx.x % kBlocks),
+        blocks(s, kv_head),
         head(threadIdx.x % kHeads),
         cap(s.logits.softcap * kLog2E) {
     // Lists are older than the kernel before this one: the call that makes them ends with a kernel.
@@ -38,6 +45,18 @@ struct OwnLists {
     begin = min(rank * share, all);
     count = min(begin + share, all) - begin;
     first = size_t{kv_head} * s.lists.list_capacity + begin;
+  }
+
+  /// What the block tells the others.
+  [[nodiscard]] __device__ typename Shared::Told& told() const {
+    if constexpr (Blocks::kTellByMemory) {
+      return *reinterpret_cast<typename Shared::Told*>(told_memory());
+    } else {
+      return shared.told;
+    }
+  }
+  [[nodiscard]] __device__ std::byte* told_memory() const {
+    return s.told + (size_t{kv_head} * kBlocks + rank) * s.told_stride;
   }
 
   // i: a list's number among those of the block.
@@ -143,6 +162,7 @@ struct OwnLists {
   Shared& shared;
   const KeptLists<kHeads> kept;
   const uint32_t kv_head, rank;
+  const Blocks blocks;
   const uint32_t head;  ///< the thread's
   const float cap;
   /// The first list of the block among those of the KV head; how many it has

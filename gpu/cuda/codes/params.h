@@ -19,8 +19,8 @@ static_assert(kMaximumRows == kPairRows, "a maximum is that of a pair of tiles")
   return s.lists.list_capacity == 0 ? of_blocks : of_blocks + s.lists.list_capacity;
 }
 
-/// Thread blocks of a KV head that choose among its lists, a cluster: 8, or where that is too few for a device's memory
-/// to be busy, and it has clusters of so many, 16. See CodesLists::blocks.
+/// Thread blocks of a KV head that choose among its lists: 8, or where that is too few for a device's memory to be
+/// busy, and it has clusters of so many, 16. See CodesLists::blocks.
 inline constexpr uint32_t kListBlocks = 8, kMostListBlocks = 16;
 
 /// What the choice among a KV head's lists has come to.
@@ -61,6 +61,10 @@ struct CodesParams : CodesStep {
   ChosenLists* list_ends = nullptr;  ///< `[kv_heads]`
   ListedPair* list_pairs =
       nullptr;  ///< `[kv_heads, groups]` the pairs of tiles that the step reads
+  /// With CodesLists::by_memory, what the thread blocks of the choice tell each other: `[kv_heads, kListBlocks]`, a
+  /// block's at so many bytes behind the one before.
+  std::byte* told = nullptr;
+  size_t told_stride = 0;
 };
 
 inline constexpr uint32_t kMostSplits = 256;
@@ -104,6 +108,18 @@ struct Kernels {
   uint32_t heads =
       0;  ///< of a group with those that are there to fill tiles: as many maxima has every 32 rows
 
+  /// The same with 4 heads of a group for a thread block of the pass, from the kernels of groups of 4.
+  [[nodiscard]] Kernels narrowed(const Kernels& of_four) const {
+    Kernels k = *this;
+    k.attend = of_four.attend;
+    k.attend_lists = of_four.attend_lists;
+    k.attend_heads = of_four.attend_heads;
+    k.attend_occupancy = of_four.attend_occupancy;
+    k.attend_fixed = of_four.attend_fixed;
+    k.attend_shared = of_four.attend_shared;
+    k.attend_stage = of_four.attend_stage;
+    return k;
+  }
   /// Number of thread blocks that share a group's heads.
   [[nodiscard]] uint32_t attend_passes() const { return heads / attend_heads; }
 };
@@ -118,6 +134,8 @@ struct ListKernel {
   const void* choose = nullptr;
   size_t shared = 0, shared_of_more = 0;
   size_t list = 0, list_of_more = 0;  ///< of a list
+  size_t told =
+      0;  ///< bytes that a thread block tells the others by the device's memory; 0: by that of a cluster
 
   /// Bytes, but for the lists that are kept.
   [[nodiscard]] size_t shared_of(const ListShare& share) const {
@@ -129,6 +147,8 @@ struct ListKernel {
 };
 /// blocks: CodesLists::blocks; with kMostListBlocks there are kernels for some dimensions.
 [[nodiscard]] ListKernel list_kernel_of(uint32_t dim, uint32_t group, uint32_t blocks);
+/// The same without clusters, by kListBlocks thread blocks of a KV head that tell each other by the device's memory.
+[[nodiscard]] ListKernel list_grid_kernel_of(uint32_t dim, uint32_t group);
 
 [[nodiscard]] SettleKernel settle_kernel_of_2_bits(uint32_t dim);
 [[nodiscard]] SettleKernel settle_kernel_of_4_bits(uint32_t dim);

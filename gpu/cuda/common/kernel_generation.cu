@@ -85,7 +85,11 @@ KernelLimits kernel_limits(int ordinal) {
   }
   if (forced.major != 0) major = std::min(major, forced.major);
   constexpr int kClusters = 9;
-  return {major >= kClusters, shared_memory_of(ordinal).of_block};
+  int multiprocessors = 0;
+  check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, ordinal),
+        "the device's limits");
+  return {major >= kClusters, shared_memory_of(ordinal).of_block,
+          static_cast<size_t>(multiprocessors)};
 }
 
 SharedMemory shared_memory_of(int ordinal) {
