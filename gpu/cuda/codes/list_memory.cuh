@@ -61,7 +61,7 @@ class StepMemory {
     const auto pairs = static_cast<float>(s_.kv_heads * units_of(blocks * kBlockMaxima));
     const auto pair_bytes = static_cast<float>(
         2 * kCodeLanes * 4 * (s_.shape.key_words() + s_.shape.value_words()) + kPairRows * 4);
-    const float worth = kWorthPairs * pairs - kChoiceBytes / (kUnit * pair_bytes);
+    const float worth = kWorthPairs * pairs - s_.lists.choice_bytes / (kUnit * pair_bytes);
     write(chosen > fmaxf(worth, kMostOfShare * by_share) ? s_.lists.share.keeps : 0);
   }
 
@@ -71,8 +71,8 @@ class StepMemory {
   static constexpr unsigned long long kMask = (1ULL << kBits) - 1, kOne = 1ULL << (2 * kBits);
   static constexpr uint32_t kMostBlocks = 0xFFFF;
   // By the times of an H100 (bench/RESULTS.md, "Lists of codes on a device"): so many pairs of lists take as long as
-  // one of blocks, and so many bytes of them as long as the choice.
-  static constexpr float kWorthPairs = 0.8F, kChoiceBytes = 66e6F;
+  // one of blocks.
+  static constexpr float kWorthPairs = 0.8F;
   static constexpr float kMostOfShare = 1.5F;
 
   [[nodiscard]] __device__ uint32_t units_of(uint32_t pairs) const {

@@ -19,6 +19,9 @@ struct ListedPair {
   uint32_t owner = 0;  ///< kOfBlock or 0, rows - 1, and the number of the list or the block
 };
 
+/// By the times of bench/RESULTS.md, "Lists of codes on a device".
+inline constexpr float kChoiceBytesOfH100 = 66e6F;
+
 /// What the steps of a layer that choose among lists tell those behind them (gpu/cuda/codes/list_memory.cuh). Zero at
 /// first.
 struct ListMemory {
@@ -39,6 +42,8 @@ struct CodesLists {
   /// Whether they tell each other what they know by the device's memory, and not as a cluster. prepare_codes() sets it
   /// where the device has no clusters.
   bool by_memory = false;
+  /// Bytes of codes that take as long to read as the choice, an H100's at first; a store sets it for its device.
+  float choice_bytes = kChoiceBytesOfH100;
   ListShare share;
   const uint32_t* listed = nullptr;       ///< one number: the first blocks whose rows are in lists
   const uint32_t* counts = nullptr;       ///< `[kv_heads]` lists

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "gpu/blocked_layout.h"
+#include "gpu/cuda/common/device_figures.h"
 #include "gpu/cuda/common/device_scope.h"
 #include "gpu/cuda/common/kernel_generation.h"
 #include "gpu/cuda/common/memory.h"
@@ -19,20 +20,6 @@ namespace {
   throw Error(Status::invalid_argument, "blocked attention: " + text);
 }
 
-DeviceFigures figures_of(int ordinal) {
-  const auto attribute = [ordinal](cudaDeviceAttr which) {
-    int value = 0;
-    check(cudaDeviceGetAttribute(&value, which, ordinal), "the device's attributes");
-    return value;
-  };
-  return {attribute(cudaDevAttrComputeCapabilityMajor),
-          attribute(cudaDevAttrComputeCapabilityMinor),
-          attribute(cudaDevAttrClockRate),
-          attribute(cudaDevAttrMultiProcessorCount),
-          attribute(cudaDevAttrMemoryClockRate),
-          attribute(cudaDevAttrGlobalMemoryBusWidth)};
-}
-
 class CudaBlocked final : public BlockedAttention {
  public:
   CudaBlocked(const ResidentPlace& place, const BlockedShape& shape)
@@ -43,7 +30,7 @@ class CudaBlocked final : public BlockedAttention {
     const DeviceScope device(ordinal());
     const BesideCapture beside;
     has_hopper_ = hopper_kernels_run_on(ordinal());
-    slowness_ = slowness_of(figures_of(ordinal()), has_hopper_);
+    slowness_ = slowness_of(figures_of_device(ordinal()), has_hopper_);
     copies_ = std::make_unique<OwnStream>();
     for (Piece& p : pieces_) {
       p.filled = std::make_unique<Event>();
