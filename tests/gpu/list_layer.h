@@ -15,6 +15,7 @@
 
 #include "cpu/kernels.h"
 #include "gpu/code_lists.h"
+#include "gpu/codes_layout.h"
 #include "gpu/cuda/codes/codes_kernels.h"
 #include "gpu/cuda/codes/cuda_codes.h"
 #include "gpu/cuda/codes/launch_codes.h"
@@ -24,74 +25,38 @@
 #include "index/scan/list_choice.h"
 #include "tests/gpu/codes_fixture.h"
 #include "tests/gpu/codes_layer.h"
+#include "tests/gpu/list_case.h"
 #include "tests/gpu/made_lists.h"
 #include "tests/normal.h"
 
 namespace keyhole::gpu::test {
 
-struct ListCase {
-  uint32_t dim = 128, bits = 4, group = 4;
-  uint32_t blocks = 14;     ///< of all rows
-  uint32_t listed = 12;     ///< the first of them that are in lists, a multiple of `stretch`
-  uint32_t stretch = 6;     ///< blocks that are clustered together
-  uint32_t list_rows = 64;  ///< on average
-  float share = 0.3F;
-  uint32_t least = 1, exact_rows = 16;
-  float miss = 0.0F;    ///< ListShare::miss
-  float most = 1e9F;    ///< ListShare::most
-  uint32_t keeps = 0;   ///< ListShare::keeps
-  float spread = 1.5F;  ///< about the standard deviation of the logits, nats
-  float softcap = 0.0F;
-  DType rows = DType::f16;
-  float apart = 1.0F;  ///< size of the clusters' centres, beside rows of size 1 about them
-  bool asks_doubt = false;
-  uint32_t spare = 3;     ///< blocks that there is room for beside
-  uint32_t choosers = 0;  ///< thread blocks of a KV head that choose, see CodesLists::blocks
-  uint32_t kept =
-      ~0U;  ///< lists that a thread block keeps in shared memory at most, a multiple of 16
-};
-
 class ListLayer {
  public:
-  static constexpr uint32_t kHeads = 2;  ///< KV heads
-
-  ListLayer(const ListCase& c, uint32_t seed) : case_(c), rng_(seed) {
-    shape_.layers = 1;
-    shape_.kv_heads = kHeads;
-    shape_.q_heads = kHeads * c.group;
-    shape_.code = {c.dim, c.bits, c.bits};
-    shape_.dtype = c.rows;
-    shape_.blocks = c.blocks + c.spare;
-    shape_.exact_rows = c.exact_rows;
-    shape_.asks_doubt = c.asks_doubt;
-    shape_.list_rows = c.list_rows;
-    shape_.list_share = {c.share, c.least, c.miss, c.most, c.keeps};
-    shape_.lists_from = 1;
-    // Products of queries and centres vary by apart |q|, those of queries and rows about them by |q|.
-    const float size = std::sqrt(static_cast<float>(c.dim) * (1.0F + c.apart * c.apart));
-    shape_.logits = {c.spread / size, c.softcap};
+  ListLayer(const ListCase& c, uint32_t seed) : case_(c), rng_(seed), shape_(c.shape()) {
     rows_ = std::make_unique<OffloadedLayer>(shape_, shape_.blocks * kCodeBlock);
-    centres_ = random_floats(rng_, size_t{kCentres} * kHeads * c.dim);
+    centres_ = random_floats(rng_, size_t{kCentres} * case_.kv_heads * c.dim);
     for (float& x : centres_) x *= c.apart;
     for (uint32_t i = 0; i < c.blocks * kCodeBlock; ++i) append_row();
     constexpr uint32_t kLearned = 64;  // of a KV head; from one alone a channel may get any scale
-    rows_->learn(random_floats(rng_, size_t{kLearned} * kHeads * c.dim), kLearned);
+    rows_->learn(random_floats(rng_, size_t{kLearned} * case_.kv_heads * c.dim), kLearned);
     rows_->extend();
-    q_ = random_floats(rng_, size_t{kHeads} * c.group * c.dim);
+    q_ = random_floats(rng_, size_t{case_.kv_heads} * c.group * c.dim);
     codes_ = std::make_unique<CudaCodes>(shape_);
     rows_->tell(*codes_, 0);
     codes_->encode(0, 0, c.blocks, {});
-    for (uint32_t h = 0; h < kHeads; ++h) {
+    for (uint32_t h = 0; h < case_.kv_heads; ++h) {
       lists_.emplace_back(shape_.code, rows_->codes(h).balance());
     }
     const auto heads = static_cast<uint32_t>(shape_.q_heads);
     out_ = std::make_unique<DeviceVector<float>>(size_t{heads} * c.dim);
     lse_ = std::make_unique<DeviceVector<float>>(heads);
     device_q_ = std::make_unique<DeviceVector<float>>(q_);
-    chosen_ = std::make_unique<DeviceVector<uint32_t>>(size_t{kHeads} * kMostDeviceRows);
+    chosen_ = std::make_unique<DeviceVector<uint32_t>>(size_t{case_.kv_heads} * kMostDeviceRows);
     for (uint32_t begin = 0; begin < c.listed; begin += c.stretch) list(begin, c.stretch);
   }
 
+  [[nodiscard]] uint32_t kv_heads() const { return shape_.kv_heads; }
   [[nodiscard]] CudaCodes& codes() { return *codes_; }
   [[nodiscard]] const CodesShape& shape() const { return shape_; }
   [[nodiscard]] OffloadedLayer& rows() { return *rows_; }
@@ -112,7 +77,7 @@ class ListLayer {
     codes_->use_lists(0, {});
     ASSERT_EQ(codes_->listed(0), (begin + count) * kCodeBlock);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    for (uint32_t h = 0; h < kHeads; ++h) {
+    for (uint32_t h = 0; h < case_.kv_heads; ++h) {
       std::vector<index::CodeLists::Chunk> more;
       more.emplace_back(made(h).chunk(static_cast<uint32_t>(lists_[h].lists()),
                                       size_t{begin} * kCodeBlock, size_t{count} * kCodeBlock));
@@ -140,7 +105,7 @@ class ListLayer {
   /// Makes all keys of a group equal, where group_of says for each row which is its own, and encodes all blocks anew.
   template <class GroupOf>
   void group_keys(const GroupOf& group_of) {
-    const size_t width = size_t{kHeads} * case_.dim;
+    const size_t width = size_t{case_.kv_heads} * case_.dim;
     std::map<uint32_t, std::vector<float>> keys;
     for (uint32_t i = 0; i < rows_->rows(); ++i) {
       std::vector<float>& key = keys[group_of(i)];
@@ -151,7 +116,7 @@ class ListLayer {
   }
   /// Makes every element of a key the same.
   void set_key(uint32_t row, float x) {
-    const size_t width = size_t{kHeads} * case_.dim;
+    const size_t width = size_t{case_.kv_heads} * case_.dim;
     rows_->write(row, std::vector<float>(width, x), random_floats(rng_, width));
     codes_->encode(0, 0, blocks(), {});
   }
@@ -159,6 +124,20 @@ class ListLayer {
     rows_->cut(blocks * kCodeBlock);
     codes_->truncate(0, blocks, {});
     for (index::CodeLists& lists : lists_) lists.truncate(size_t{blocks} * kCodeBlock);
+  }
+  /// Of the steps from now on. Prepares their kernels, so that a capture finds them so.
+  void take(const ListWay& way) {
+    case_.way = way;
+    (void)step();
+  }
+  [[nodiscard]] std::vector<ListWay> ways() const { return case_.ways(); }
+  /// The counters of the thread blocks that choose by memory, `[KV heads]`.
+  [[nodiscard]] std::vector<uint32_t> arrivals() const {
+    std::vector<uint32_t> counters(kv_heads());
+    EXPECT_EQ(cudaMemcpy(counters.data(), step().lists.arrivals, counters.size() * 4,
+                         cudaMemcpyDeviceToHost),
+              cudaSuccess);
+    return counters;
   }
   /// ListShare::miss of the steps from now on; one without it chooses by the share alone.
   void set_miss(float miss) { case_.miss = miss; }
@@ -181,12 +160,9 @@ class ListLayer {
     s.out = tensor(out_->get());
     s.lse = lse_->get();
     s.chosen = chosen_->get();
-    if (case_.choosers != 0 && s.lists.list_capacity != 0) {
-      s.lists.blocks = case_.choosers;
-      EXPECT_EQ(prepare_codes(s, 0), cudaSuccess);
-    }
-    s.lists.kept = std::min(s.lists.kept, case_.kept);
     s.lists.share.miss = case_.miss;
+    if (s.lists.list_capacity != 0) prepare(s);
+    s.lists.kept = std::min(s.lists.kept, case_.kept);
     return s;
   }
   void enqueue(cudaStream_t stream = nullptr) const {
@@ -209,7 +185,7 @@ class ListLayer {
     const uint32_t dim = case_.dim, group = case_.group;
     const std::vector<float> out = out_->read(), lse = lse_->read();
     const std::vector<uint32_t> all = chosen_->read();
-    for (uint32_t h = 0; h < kHeads; ++h) {
+    for (uint32_t h = 0; h < case_.kv_heads; ++h) {
       index::ListChoice choice;
       choose(h, choice);
       std::vector<uint32_t> exact;
@@ -306,11 +282,23 @@ class ListLayer {
  private:
   static constexpr uint32_t kCentres = 40;
 
+  /// Has a step chosen among its lists by the case's thread blocks, and in its way.
+  void prepare(CodesStep& s) const {
+    const ListWay& way = case_.way;
+    if (case_.choosers == 0 && !way.by_memory && way.cluster && !way.narrow) return;
+    if (case_.choosers != 0) s.lists.blocks = case_.choosers;
+    s.lists.by_memory = s.lists.by_memory || way.by_memory;
+    s.cluster = s.cluster && way.cluster;
+    s.narrow = s.narrow || way.narrow;
+    EXPECT_EQ(prepare_codes(s, 0), cudaSuccess);
+    EXPECT_NE(s.lists.blocks, 0U) << "the device cannot choose in this way";
+    EXPECT_LE(codes_work_bytes(s), CodesLayout(shape_).work_bytes);
+  }
   /// What the choice of the last step has come to for a KV head, and where its table lies.
   [[nodiscard]] std::pair<codes::ChosenLists, const ListedPair*> chosen_lists(uint32_t h) const {
     const CodesStep s = step();
     codes::CodesParams params;
-    (void)codes::lay_out(s, codes::kernels_of(s.shape, s.group), params);
+    (void)codes::lay_out(s, codes::kernels_of(s), params);
     codes::ChosenLists ends;
     EXPECT_EQ(cudaMemcpy(&ends, params.list_ends + h, sizeof(ends), cudaMemcpyDeviceToHost),
               cudaSuccess);
@@ -338,7 +326,7 @@ class ListLayer {
   };
 
   void append_row() {
-    const size_t width = size_t{kHeads} * case_.dim;
+    const size_t width = size_t{case_.kv_heads} * case_.dim;
     std::vector<float> k = random_floats(rng_, width), v = random_floats(rng_, width);
     const size_t c = rng_() % kCentres;
     for (size_t j = 0; j < width; ++j) {

@@ -19,10 +19,6 @@
 namespace keyhole::gpu::test {
 namespace {
 
-#define KEYHOLE_NEEDS_LISTS()                    \
-  if (cuda_devices().empty() || !has_clusters()) \
-  GTEST_SKIP() << "no device with clusters of thread blocks"
-
 /// The codes of `ids` as the host makes them, in the order of MadeLists::codes_of().
 struct HostList {
   HostList(const ListLayer& layer, uint32_t h, const std::vector<uint32_t>& ids) {
@@ -171,7 +167,7 @@ double squares_of(const MadeLists& made) {
 }
 
 TEST(MadeLists, HaveEveryRowOnceInTheHostsCodes) {
-  KEYHOLE_NEEDS_LISTS();
+  KEYHOLE_NEEDS_GPU();
   const DType types[] = {DType::f16, DType::bf16, DType::f32, DType::i8};
   uint32_t i = 0;
   for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U}) {
@@ -187,7 +183,7 @@ TEST(MadeLists, HaveEveryRowOnceInTheHostsCodes) {
       SCOPED_TRACE("seed " + std::to_string(seed) + ", dim " + std::to_string(dim) + ", bits " +
                    std::to_string(bits));
       ListLayer layer(c, seed);
-      for (uint32_t h = 0; h < ListLayer::kHeads; ++h) {
+      for (uint32_t h = 0; h < layer.kv_heads(); ++h) {
         check_lists(layer, h, 0, 0, 8 * kCodeBlock);
         check_mean_tiles(layer, h);
       }
@@ -196,7 +192,7 @@ TEST(MadeLists, HaveEveryRowOnceInTheHostsCodes) {
 }
 
 TEST(MadeLists, AreOfAnySize) {
-  KEYHOLE_NEEDS_LISTS();
+  KEYHOLE_NEEDS_GPU();
   for (const uint32_t list_rows : {16U, 40U, 64U, 256U}) {
     for (const uint32_t stretch : {1U, 3U, 64U}) {
       ListCase c;
@@ -207,7 +203,7 @@ TEST(MadeLists, AreOfAnySize) {
       SCOPED_TRACE("seed " + std::to_string(seed) + ", lists of " + std::to_string(list_rows) +
                    ", blocks " + std::to_string(stretch));
       ListLayer layer(c, seed);
-      for (uint32_t h = 0; h < ListLayer::kHeads; ++h) {
+      for (uint32_t h = 0; h < layer.kv_heads(); ++h) {
         check_lists(layer, h, 0, 0, stretch * kCodeBlock);
       }
     }
@@ -215,7 +211,7 @@ TEST(MadeLists, AreOfAnySize) {
 }
 
 TEST(MadeLists, AreAsNearAsTheHosts) {
-  KEYHOLE_NEEDS_LISTS();
+  KEYHOLE_NEEDS_GPU();
   for (const float apart : {0.3F, 1.0F}) {
     ListCase c;
     c.blocks = c.listed = c.stretch = 32;
@@ -223,7 +219,7 @@ TEST(MadeLists, AreAsNearAsTheHosts) {
     const uint32_t seed = std::random_device{}();
     SCOPED_TRACE("seed " + std::to_string(seed) + ", apart " + std::to_string(apart));
     ListLayer layer(c, seed);
-    for (uint32_t h = 0; h < ListLayer::kHeads; ++h) {
+    for (uint32_t h = 0; h < layer.kv_heads(); ++h) {
       const index::CodeChunk host = layer.host_lists(h, 0, 32);
       const MadeLists made = layer.made(h);
       EXPECT_LT(squares_of(made), 1.05 * squares_of(host));
@@ -234,7 +230,7 @@ TEST(MadeLists, AreAsNearAsTheHosts) {
 /// Hard heads of a real model (tests/runtime/session/golden/cut_heads.py): sums of squared distances from the means of
 /// lists.
 TEST(MadeLists, OfRealHeadsAreAsNearAsTheHosts) {
-  KEYHOLE_NEEDS_LISTS();
+  KEYHOLE_NEEDS_GPU();
   const SafetensorsFile file(KEYHOLE_GOLDEN_FOLDER "/real_heads.safetensors");
   std::vector<std::vector<float>> keys, values;
   std::vector<float> training;  // `[kv_heads, each, dim]`
@@ -293,7 +289,7 @@ TEST(MadeLists, OfRealHeadsAreAsNearAsTheHosts) {
 }
 
 TEST(MadeLists, OfEqualKeysAreDivided) {
-  KEYHOLE_NEEDS_LISTS();
+  KEYHOLE_NEEDS_GPU();
   ListCase c;
   c.dim = 64;
   c.blocks = 20;
@@ -303,7 +299,7 @@ TEST(MadeLists, OfEqualKeysAreDivided) {
   ListLayer layer(c, seed);
   layer.group_keys([](uint32_t) { return 0; });
   layer.list(0, 20);
-  for (uint32_t h = 0; h < ListLayer::kHeads; ++h) {
+  for (uint32_t h = 0; h < layer.kv_heads(); ++h) {
     check_lists(layer, h, 0, 0, 20 * kCodeBlock);
     EXPECT_EQ(layer.made(h).lists(), 20U);
   }
@@ -312,7 +308,7 @@ TEST(MadeLists, OfEqualKeysAreDivided) {
 }
 
 TEST(MadeLists, AreEvenWhereClustersTakeTooManyPairs) {
-  KEYHOLE_NEEDS_LISTS();
+  KEYHOLE_NEEDS_GPU();
   ListCase c;
   c.dim = 64;
   c.blocks = 64;
@@ -328,7 +324,7 @@ TEST(MadeLists, AreEvenWhereClustersTakeTooManyPairs) {
   layer.group_keys(
       [](uint32_t row) { return row < 64 * kGroups ? row / 64 : (row - 64 * kGroups) % kGroups; });
   layer.list(0, 64);
-  for (uint32_t h = 0; h < ListLayer::kHeads; ++h) {
+  for (uint32_t h = 0; h < layer.kv_heads(); ++h) {
     check_lists(layer, h, 0, 0, 64 * kCodeBlock);
     for (const ListPlace& place : layer.made(h).places) EXPECT_EQ(place.rows, 64U);
   }
@@ -337,7 +333,7 @@ TEST(MadeLists, AreEvenWhereClustersTakeTooManyPairs) {
 }
 
 TEST(MadeLists, TakeNumbersThatHalvesCannotHold) {
-  KEYHOLE_NEEDS_LISTS();
+  KEYHOLE_NEEDS_GPU();
   ListCase c;
   c.rows = DType::f32;
   c.blocks = 4;
@@ -349,7 +345,7 @@ TEST(MadeLists, TakeNumbersThatHalvesCannotHold) {
   layer.set_key(700, 3e30F);
   layer.list(0, 4);
   uint32_t unknown = 0;
-  for (uint32_t h = 0; h < ListLayer::kHeads; ++h) {
+  for (uint32_t h = 0; h < layer.kv_heads(); ++h) {
     const MadeLists made = layer.made(h);
     for (uint32_t l = 0; l < made.lists(); ++l) {
       const HostList host(layer, h, made.rows_of(l));
@@ -362,11 +358,11 @@ TEST(MadeLists, TakeNumbersThatHalvesCannotHold) {
 }
 
 TEST(MadeLists, AreTheSameInEveryRun) {
-  KEYHOLE_NEEDS_LISTS();
+  KEYHOLE_NEEDS_GPU();
   ListCase c;
   c.blocks = c.listed = c.stretch = 16;
   const ListLayer one(c, 5), two(c, 5);
-  for (uint32_t h = 0; h < ListLayer::kHeads; ++h) {
+  for (uint32_t h = 0; h < one.kv_heads(); ++h) {
     const MadeLists a = one.made(h), b = two.made(h);
     EXPECT_EQ(a.ids, b.ids);
     EXPECT_EQ(a.pairs, b.pairs);
@@ -374,7 +370,7 @@ TEST(MadeLists, AreTheSameInEveryRun) {
 }
 
 TEST(MadeLists, StayUnseenUntilTheyAreUsed) {
-  KEYHOLE_NEEDS_LISTS();
+  KEYHOLE_NEEDS_GPU();
   ListCase c;
   c.spare = 8;
   const uint32_t seed = std::random_device{}();
@@ -403,7 +399,7 @@ TEST(MadeLists, StayUnseenUntilTheyAreUsed) {
 }
 
 TEST(MadeLists, AreFoundByAGraphThatIsOlder) {
-  KEYHOLE_NEEDS_LISTS();
+  KEYHOLE_NEEDS_GPU();
   ListCase c;
   c.listed = 0;
   c.share = 1.0F;
@@ -432,7 +428,7 @@ TEST(MadeLists, AreFoundByAGraphThatIsOlder) {
 }
 
 TEST(MadeLists, RefuseRowsThatDoNotFollow) {
-  KEYHOLE_NEEDS_LISTS();
+  KEYHOLE_NEEDS_GPU();
   ListCase c;
   ListLayer layer(c, 3);
   const auto refuses = [&](uint32_t begin, uint32_t rows) {
