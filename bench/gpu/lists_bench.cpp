@@ -7,7 +7,10 @@
 // nat by which lists' logits deviate, several with commas, `blocks=0` thread blocks of a KV head that choose
 // (CodesLists::blocks), `most=90` percent of the rows from which on a KV head reads all blocks (ListShare::most). With
 // `miss` there are three times: of lists however many, of steps that choose and read what is faster then, and of those
-// that remember what that was (ListShare::keeps).
+// that remember what that was (ListShare::keeps). `memory`: steps with lists go as on a device without clusters of
+// thread blocks, whatever the device has: those that choose tell each other by memory (CodesLists::by_memory), and one
+// thread block of a KV head chooses the heaviest rows. Those without lists go as the device has it: for all of both as
+// of 8.6, in its 99 KiB of shared memory, KEYHOLE_CUDA_CAPABILITY=8.6.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -26,6 +29,7 @@
 #include "gpu/cuda/codes/launch_codes.h"
 #include "gpu/cuda/codes/params.h"
 #include "gpu/cuda/common/check.h"
+#include "gpu/cuda/common/kernel_generation.h"
 
 namespace {
 
@@ -88,14 +92,15 @@ bool is_kept(const ListMemory* memory) {
 }
 
 double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, Part part) {
+  const bool ahead = kernels_have_clusters(0);  // as CudaCodes::launches_ahead()
   const cudaGraphExec_t graph = captured(stream, [&] {
     for (const CodesStep& s : steps) {
       if (part == Part::choice) {
-        check(choose_lists(s, stream, true), "choose");
+        check(choose_lists(s, stream, ahead), "choose");
         continue;
       }
-      check(attend_codes(s, stream, true), "attend");
-      if (part == Part::all) check(finish_codes(s, stream, true), "finish");
+      check(attend_codes(s, stream, ahead), "attend");
+      if (part == Part::all) check(finish_codes(s, stream, ahead), "finish");
     }
   });
   const double us = median_us(stream, graph, 20);
@@ -108,6 +113,7 @@ double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, Part
 static int run(int argc, char** argv) {
   uint32_t dim = 128, group = 4, kv_heads = 8, bits = 4, tokens = 131072, rows = 64, layers = 8,
            percent = 12, miss = 0, middle = 0, wide = 0, choosers = 0, most = 90;
+  bool by_memory = false;
   std::vector<uint32_t> spreads{60};
   for (int i = 1; i < argc; ++i) {
     const bool known =
@@ -119,12 +125,14 @@ static int run(int argc, char** argv) {
         std::sscanf(argv[i], "miss=%u", &miss) == 1 ||
         std::sscanf(argv[i], "middle=%u", &middle) == 1 || read_spreads(argv[i], spreads) ||
         std::sscanf(argv[i], "blocks=%u", &choosers) == 1 ||
-        std::sscanf(argv[i], "wide=%u", &wide) == 1 || std::sscanf(argv[i], "most=%u", &most) == 1;
+        std::sscanf(argv[i], "wide=%u", &wide) == 1 ||
+        std::sscanf(argv[i], "most=%u", &most) == 1 || std::strcmp(argv[i], "memory") == 0;
+    by_memory = by_memory || std::strcmp(argv[i], "memory") == 0;
     if (!known) {
       std::fprintf(
           stderr,
           "%s: allowed are d, g, kv, b, t, rows, layers, share, miss, middle, wide, spread, "
-          "blocks, most\n",
+          "blocks, most, memory\n",
           argv[i]);
       return 1;
     }
@@ -207,8 +215,10 @@ static int run(int argc, char** argv) {
   s.kv_heads = kv_heads;
   s.group = group;
   s.block_capacity = blocks;
+  const SharedMemory shared = shared_memory_of(0);
+  s.wide = codes_are_wide(shape, group, shared.of_block);
   s.splits =
-      code_splits(shape, kv_heads, group, blocks, processors, prop.sharedMemPerMultiprocessor);
+      code_splits(shape, kv_heads, group, blocks, processors, shared.of_multiprocessor, 0, s.wide);
   s.logits.scale = 1.0F / std::sqrt(static_cast<float>(dim));
   s.head_stride = shape.block_bytes();
   s.block_stride = kv_heads * s.head_stride;
@@ -225,6 +235,12 @@ static int run(int argc, char** argv) {
   s.row_stride = dim * 2;
   s.kv_head_stride = size_t{tokens} * s.row_stride;
   CodesStep with = s;
+  with.wide = false;
+  with.narrow = codes_are_narrow(shape, group, shared.of_block);
+  with.splits = code_splits(shape, kv_heads, group, blocks, processors, shared.of_multiprocessor, 0,
+                            false, with.narrow);
+  with.cluster = !by_memory;
+  with.lists.by_memory = by_memory;
   with.lists.list_capacity = sizes.lists;
   with.lists.pair_capacity = sizes.pairs;
   with.lists.share.share = 0.01F * static_cast<float>(percent);
@@ -232,7 +248,10 @@ static int run(int argc, char** argv) {
   with.lists.blocks = choosers;
   check(prepare_codes(s, 0), "prepare");
   check(prepare_codes(with, 0), "prepare");
-  s.work = with.work = device<std::byte>(codes_work_bytes(with));
+  if (with.lists.blocks == 0) {
+    return std::fprintf(stderr, "the device does not choose among lists of this shape\n"), 1;
+  }
+  s.work = with.work = device<std::byte>(std::max(codes_work_bytes(s), codes_work_bytes(with)));
   with.lists.listed = device(std::vector<uint32_t>{blocks});
   with.lists.counts = device(counts);
   std::vector<CodesStep> all, chosen;
@@ -254,6 +273,7 @@ static int run(int argc, char** argv) {
     }
     with.lists.mean_tiles = tiles;
     with.lists.memory = device(std::vector<ListMemory>(1));
+    with.lists.arrivals = device(std::vector<uint32_t>(kv_heads));
     const size_t layer_rows = kv_heads * s.kv_head_stride;
     const size_t at =
         layer_rows >= kept_bytes / 2 ? 0 : l * 2 * layer_rows % (kept_bytes - 2 * layer_rows);
@@ -310,14 +330,17 @@ static int run(int argc, char** argv) {
   std::printf(
       "%s | %u/%u of %u, %u bits, %u tokens, %.2f TB/s | all: floor %.1f pass %.1f N=16 %.1f (%.0f "
       "%%) N=64 %.1f "
-      "| lists: floor %.1f choice %.1f pass %.1f N=0 %.1f N=16 %.1f (%.0f %%) N=64 %.1f\n",
+      "| lists by %u blocks %s, rows by %s%s: floor %.1f choice %.1f pass %.1f N=0 %.1f N=16 %.1f "
+      "(%.0f %%) N=64 %.1f\n",
       prop.name, kv_heads * group, kv_heads, dim, bits, tokens, rate * 1e-6, all_floor, all_pass,
-      all16, 100.0 * all_floor / all16, all64, list_floor, choice, pass, lists0, lists16,
+      all16, 100.0 * all_floor / all16, all64, with.lists.blocks,
+      with.lists.by_memory ? "by memory" : "in clusters", with.cluster ? "clusters" : "one block",
+      with.narrow ? ", 4 heads at a time" : "", list_floor, choice, pass, lists0, lists16,
       100.0 * list_floor / lists16, lists64);
   if (miss == 0) return 0;
   // What the rule by a head's output takes, and how many of the pairs of tiles it reads.
   codes::CodesParams params;
-  (void)codes::lay_out(more[0], codes::kernels_of(shape, group), params);
+  (void)codes::lay_out(more[0], codes::kernels_of(more[0]), params);
   std::vector<codes::ChosenLists> ends(kv_heads);
   const auto ways = [&](float most_rows, bool remembers) {
     for (CodesStep& step : more) {

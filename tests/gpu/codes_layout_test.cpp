@@ -38,34 +38,68 @@ TEST(CodesLayout, BytesAreThoseOfBlocksAndALittle) {
   EXPECT_GE(more - bytes, blocks / 512);
 }
 
-/// A step that may read more rows has more places to choose from, in the shared memory of the cluster that chooses.
-TEST(CodesLayout, ListsWantClustersAndSharedMemory) {
+/// A device with clusters chooses by these, another by thread blocks that all run at once. What thread blocks of either
+/// want is their shared memory: 99 KiB are too little for 9 to 16 heads of 128.
+TEST(CodesLayout, ListsWantSharedMemory) {
   CodesShape shape = of_8b(512);
   EXPECT_FALSE(chooses_among_lists(shape, {})) << "it asks for none";
   shape.list_rows = 64;
   EXPECT_TRUE(chooses_among_lists(shape, {}));
-  EXPECT_FALSE(chooses_among_lists(shape, limits_of_capability(8, 0)));
-  EXPECT_TRUE(chooses_among_lists(shape, limits_of_capability(9, 0)));
-  EXPECT_TRUE(chooses_among_lists(shape, limits_of_capability(12, 0)));
   shape.rows_by_host = true;
   EXPECT_FALSE(chooses_among_lists(shape, {}));
+  EXPECT_FALSE(chooses_among_lists(shape, limits_of_capability(8, 9)));
   shape.rows_by_host = false;
-  for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U, 512U}) {
-    for (const uint32_t group : {1U, 4U, 5U, 8U, 9U, 16U}) {
-      shape.q_heads = 8 * group;
-      shape.code = {dim, 4, 4};
-      shape.blocks = 256;
-      EXPECT_EQ(chooses_among_lists(shape, limits_of_capability(9, 0)), dim <= 256) << dim;
-      const bool fits = dim < 128 || (dim == 128 && group <= 8) || (dim == 256 && group <= 4);
-      EXPECT_EQ(chooses_among_lists(shape, limits_of_capability(12, 0)), fits)
-          << dim << ", group " << group;
+  struct Card {
+    int major, minor;
+    bool is_small;  ///< its thread blocks have 99 KiB
+  };
+  for (const Card& card : {Card{8, 0, false}, Card{8, 6, true}, Card{8, 9, true}, Card{9, 0, false},
+                           Card{10, 0, false}, Card{12, 0, true}}) {
+    const KernelLimits limits = limits_of_capability(card.major, card.minor);
+    ASSERT_EQ(limits.shared_of_block <= size_t{99} << 10U, card.is_small);
+    for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U, 512U}) {
+      for (uint32_t group = 1; group <= 16; ++group) {
+        shape.q_heads = 8 * group;
+        shape.code = {dim, 4, 4};
+        // A step of more rows has more places to choose the heaviest from, for which a cluster has no room in 99 KiB:
+        // one thread block chooses them then.
+        for (const uint32_t blocks : {256U, 4096U}) {
+          shape.blocks = blocks;
+          const bool fits = dim <= 256 && !(dim == 128 && group > 8 && card.is_small);
+          EXPECT_EQ(chooses_among_lists(shape, limits), fits)
+              << card.major << "." << card.minor << ", dim " << dim << ", group " << group << ", "
+              << blocks << " blocks";
+        }
+      }
     }
   }
-  shape.q_heads = 32;
+}
+
+/// Without clusters 8 thread blocks of every KV head run at once, each on a multiprocessor.
+TEST(CodesLayout, ListsWantMultiprocessorsWhereThereAreNoClusters) {
+  CodesShape shape = of_8b(512);  // 8 KV heads
+  shape.list_rows = 64;
+  KernelLimits limits = limits_of_capability(8, 9);
+  limits.multiprocessors = 64;
+  EXPECT_TRUE(chooses_among_lists(shape, limits));
+  limits.multiprocessors = 63;
+  EXPECT_FALSE(chooses_among_lists(shape, limits));
+  shape.kv_heads = 7;
+  shape.q_heads = 28;
+  EXPECT_TRUE(chooses_among_lists(shape, limits));
+  shape = of_8b(512);
+  shape.list_rows = 64;
+  limits = limits_of_capability(12, 0);
+  limits.multiprocessors = 8;
+  EXPECT_TRUE(chooses_among_lists(shape, limits)) << "clusters need no more";
+  // For more than 8 heads of 256 a cluster that chooses among lists takes more than 99 KiB.
   shape.code = {256, 4, 4};
-  shape.blocks = 4096;
-  EXPECT_FALSE(chooses_among_lists(shape, limits_of_capability(12, 0))) << "1M rows";
-  EXPECT_TRUE(chooses_among_lists(shape, limits_of_capability(9, 0)));
+  shape.q_heads = 64;
+  EXPECT_TRUE(chooses_among_lists(shape, limits));
+  shape.q_heads = 72;
+  EXPECT_FALSE(chooses_among_lists(shape, limits));
+  limits.multiprocessors = 64;
+  EXPECT_TRUE(chooses_among_lists(shape, limits));
 }
 
 /// Of layers of several shapes those with kernels have lists.
@@ -207,6 +241,27 @@ TEST(CodesLayout, HasRoomForListsWhereTheyCanBeChosenFrom) {
     const CodesLayout layout(shape);
     EXPECT_EQ(layout.list_bytes != 0, dim != 512) << dim;
     EXPECT_EQ(layout.bytes != without, dim != 512) << dim;
+  }
+}
+
+/// What thread blocks that choose tell each other by the device's memory, and their counters.
+TEST(CodesLayout, HasRoomForChoicesByMemory) {
+  CodesShape shape = of_8b(16);
+  EXPECT_EQ(CodesLayout(shape).list_arrivals, 0U);
+  for (const uint32_t group : {4U, 8U, 16U}) {
+    shape.q_heads = 8 * group;
+    shape.list_rows = 0;
+    const size_t codes = CodesLayout(shape).work_bytes;
+    shape.list_rows = 64;
+    const CodesLayout layout(shape);
+    // In each of 8 blocks of 8 KV heads: 512 bins of two numbers, and for each head as many of one and sums over 32
+    // components.
+    const size_t told = size_t{8} * 8 * (512 * 8 + group * (512 + 32) * 4);
+    EXPECT_GE(layout.work_bytes, codes + told);
+    EXPECT_EQ(layout.list_arrivals % 128, 0U);
+    EXPECT_GE(layout.list_arrivals, layout.list_memory + kMemoryOfLists);
+    EXPECT_GE(layout.list_totals, layout.list_arrivals + shape.kv_heads * sizeof(uint32_t));
+    EXPECT_EQ(told_bytes(group) % 128, 0U) << "the next block's begins on a line of its own";
   }
 }
 

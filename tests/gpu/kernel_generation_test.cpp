@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "tests/gpu/cuda_fixture.h"
@@ -34,7 +35,13 @@ TEST(KernelGeneration, IsKnownWithoutAskingKernels) {
     const KernelLimits limits = kernel_limits(0);
     EXPECT_EQ(limits.clusters, kernels_have_clusters(0)) << capability;
     EXPECT_EQ(limits.shared_of_block, shared_memory_of(0).of_block) << capability;
+    int multiprocessors = 0;
+    ASSERT_EQ(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0),
+              cudaSuccess);
+    EXPECT_EQ(limits.multiprocessors, static_cast<size_t>(multiprocessors)) << capability;
   }
+  // Of a card that is not here it is not known.
+  EXPECT_EQ(limits_of_capability(8, 9).multiprocessors, SIZE_MAX);
 }
 
 TEST(KernelGeneration, CanBeLoweredAndNotRaised) {

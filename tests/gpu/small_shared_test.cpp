@@ -100,38 +100,81 @@ TEST(CodesInSmallShared, TwoTokensGoWithoutWarpgroups) {
   }
 }
 
+/// A layer's shape whose steps choose among lists, with room for so many blocks.
+CodesShape listed_shape(const CodeShape& code, uint32_t kv_heads, uint32_t group, uint32_t blocks) {
+  CodesShape shape;
+  shape.layers = 1;
+  shape.kv_heads = kv_heads;
+  shape.q_heads = kv_heads * group;
+  shape.code = code;
+  shape.blocks = blocks;
+  shape.exact_rows = 16;
+  shape.list_rows = 64;
+  return shape;
+}
+
 /// What plans foresee of lists is what steps then have.
 TEST(CodesInSmallShared, ListsAreWherePlansSayThatTheyAre) {
   if (cuda_devices().empty()) GTEST_SKIP() << cuda_status();
   uint32_t with = 0, without = 0;
-  for (const char* capability : {"", "8.0", "9.0", "12.0"}) {
+  for (const char* capability : {"", "8.0", "8.9", "9.0", "12.0"}) {
     const keyhole::test::ScopedVariable forced("KEYHOLE_CUDA_CAPABILITY", capability);
     const KernelLimits limits = kernel_limits(0);
+    const auto check = [&](const CodesShape& shape) {
+      SCOPED_TRACE("'" + std::string(capability) + "', dim " + std::to_string(shape.code.dim) +
+                   ", " + std::to_string(shape.code.key_bits) + " bits, " +
+                   std::to_string(shape.q_heads) + "/" + std::to_string(shape.kv_heads) +
+                   " heads, " + std::to_string(shape.blocks) + " blocks");
+      const CodesVariants variants(shape, CodesLayout(shape), 0, 640);
+      EXPECT_EQ(variants.has_lists(), chooses_among_lists(shape, limits));
+      (variants.has_lists() ? with : without) += 1;
+      EXPECT_EQ(variants.of(1).lists.list_capacity, 0U);
+      if (!variants.has_lists()) return;
+      const CodesStep& s = variants.listed();
+      EXPECT_FALSE(s.wide);
+      EXPECT_EQ(s.narrow, codes_are_narrow(s.shape, s.group, limits.shared_of_block));
+      // Without clusters neither lists nor rows are chosen by one.
+      EXPECT_TRUE(limits.clusters || (s.lists.by_memory && !s.cluster));
+      EXPECT_TRUE(s.lists.blocks == 8 || (s.lists.blocks == 16 && !s.lists.by_memory));
+      EXPECT_LE(codes_work_bytes(s), CodesLayout(shape).work_bytes);
+    };
     for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U}) {
       for (const uint32_t bits : {2U, 4U}) {
         for (const uint32_t group : {1U, 4U, 6U, 8U, 12U, 16U}) {
           for (const uint32_t blocks : {128U, 4096U}) {
-            CodesShape shape;
-            shape.layers = 1;
-            shape.kv_heads = 2;
-            shape.q_heads = 2 * group;
-            shape.code = {dim, bits, bits};
-            shape.blocks = blocks;
-            shape.exact_rows = 16;
-            shape.list_rows = 64;
-            const CodesVariants variants(shape, CodesLayout(shape), 0, 640);
-            const bool has = variants.of(1).lists.list_capacity != 0;
-            EXPECT_EQ(has, chooses_among_lists(shape, limits))
-                << "'" << capability << "', dim " << dim << ", " << bits << " bits, group " << group
-                << ", " << blocks << " blocks";
-            (has ? with : without) += 1;
+            check(listed_shape({dim, bits, bits}, 2, group, blocks));
           }
         }
       }
     }
+    // As many KV heads as may choose at once without clusters, and one more.
+    const auto most = static_cast<uint32_t>(limits.multiprocessors / kListGridBlocks);
+    for (const uint32_t kv_heads : {most, most + 1}) {
+      check(listed_shape({64, 4, 4}, kv_heads, 1, 128));
+    }
   }
   EXPECT_GT(with, 0U);
   EXPECT_GT(without, 0U);
+}
+
+/// At 4 bits 99 KiB are too little for more than 4 heads of 256 in one thread block. With lists each has 4 of them.
+TEST(CodesInSmallShared, ListsOfLongHeadsAreAttendedFourHeadsAtATime) {
+  if (cuda_devices().empty()) GTEST_SKIP() << cuda_status();
+  for (const uint32_t dim : {64U, 128U, 256U}) {
+    for (const uint32_t bits : {2U, 4U}) {
+      for (const uint32_t group : {1U, 4U, 5U, 8U, 16U}) {
+        SCOPED_TRACE("dim " + std::to_string(dim) + ", " + std::to_string(bits) + " bits, group " +
+                     std::to_string(group));
+        const CodeShape code{dim, bits, bits};
+        const bool is_narrow = codes_are_narrow(code, group, kSmall);
+        EXPECT_EQ(is_narrow, dim == 256 && bits == 4 && group > 4);
+        if (is_narrow) {
+          EXPECT_TRUE(codes_are_wide(code, group, kSmall));
+        }
+        EXPECT_FALSE(codes_are_narrow(code, group, size_t{227} << 10U));
+      }
+    }
+  }
 }
 
 }  // namespace

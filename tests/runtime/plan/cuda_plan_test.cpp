@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "gpu/device.h"
+#include "gpu/kernel_limits.h"
 #include "keyhole/inspect.h"
 #include "tests/runtime/fixture.h"
 #include "tests/scoped_variable.h"
@@ -32,9 +33,9 @@ keyhole_engine_config grouped() {
   keyhole_engine_config c;
   keyhole_engine_config_init(&c);
   c.layers = 16;
-  c.q_heads = 24;
-  c.kv_heads = 4;
-  c.head_dim = 256;
+  c.q_heads = 32;
+  c.kv_heads = 2;
+  c.head_dim = 128;
   c.device = KEYHOLE_DEVICE_CUDA;
   return c;
 }
@@ -66,19 +67,34 @@ TEST(CudaPlanDeathTest, MakesNoContext) {
   EXPECT_EXIT(plan_and_leave(), testing::ExitedWithCode(0), "");
 }
 
-/// Lists of groups of 6 heads of 256 components want more shared memory than 12.0 has, and clusters, which 8.9 does not
-/// have.
+/// Lists of groups of 16 heads of 128 components want more shared memory than 8.9 and 12.0 have, and no clusters: 8.0
+/// has none.
 TEST(CudaPlan, AsksTheGpuThatIsHereForItsLists) {
   keyhole_engine_config engine = grouped();
   if (gpu::cuda_devices().empty()) GTEST_SKIP() << gpu::cuda_status();
-  for (const auto& [text, number] :
-       {std::pair("8.9", 89U), std::pair("9.0", 90U), std::pair("12.0", 120U)}) {
+  for (const auto& [text, number] : {std::pair("8.0", 80U), std::pair("8.9", 89U),
+                                     std::pair("9.0", 90U), std::pair("12.0", 120U)}) {
     engine.device_capability = number;
     const uint64_t foreseen = code_bytes(engine, kLists);
     engine.device_capability = KEYHOLE_AUTO;
     const keyhole::test::ScopedVariable forced("KEYHOLE_CUDA_CAPABILITY", text);
     EXPECT_EQ(code_bytes(engine, kLists), foreseen) << text;
-    EXPECT_EQ(foreseen > code_bytes(engine, kCodes), number == 90) << text;
+    EXPECT_EQ(foreseen > code_bytes(engine, kCodes), number == 80 || number == 90) << text;
+  }
+}
+
+/// Without clusters every KV head takes 8 multiprocessors. Of a card that is not here their number is not known.
+TEST(CudaPlan, AsksTheGpuThatIsHereForItsMultiprocessors) {
+  if (gpu::cuda_devices().empty()) GTEST_SKIP() << gpu::cuda_status();
+  const keyhole::test::ScopedVariable forced("KEYHOLE_CUDA_CAPABILITY", "8.9");
+  keyhole_engine_config engine = grouped();
+  const auto most = static_cast<uint32_t>(gpu::kernel_limits(0).multiprocessors / 8);
+  for (const uint32_t kv_heads : {most, most + 1}) {
+    engine.q_heads = engine.kv_heads = kv_heads;
+    engine.device_capability = KEYHOLE_AUTO;
+    EXPECT_EQ(code_bytes(engine, kLists) > code_bytes(engine, kCodes), kv_heads == most);
+    engine.device_capability = 89;
+    EXPECT_GT(code_bytes(engine, kLists), code_bytes(engine, kCodes));
   }
 }
 

@@ -101,6 +101,8 @@ TEST_F(ListGainOfAModel, SaysFromHowManyRowsOnStepsChoose) {
 TEST_F(ListGainOfAModel, TakesNoMemoryWhereTheDeviceDoesNotChoose) {
   ModelShape older = model_;
   older.device_limits = gpu::limits_of_capability(8, 9);
+  EXPECT_EQ(codes_shape(listed(), kTokens, params_, older).list_rows, 64U);
+  older.device_limits.multiprocessors = size_t{8} * model_.of(0).kv_heads - 1;
   EXPECT_EQ(codes_shape(listed(), kTokens, params_, older).list_rows, 0U);
   EXPECT_NE(codes_shape(listed(), kTokens, params_, model_).list_rows, 0U);
   EXPECT_EQ(code_bytes(listed(), kTokens, params_, older).device,

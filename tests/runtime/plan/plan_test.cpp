@@ -72,8 +72,8 @@ TEST(Plan, ListsMakeWayForLayers) {
   }
 }
 
-/// A card that is not here, by its compute capability: lists want clusters of thread blocks, and room in their shared
-/// memory.
+/// A card that is not here, by its compute capability: lists want room in the shared memory of a thread block, of which
+/// 8.6, 8.9 and 12.0 leave too little for groups of more than 8 heads of 128.
 TEST(Plan, ACardHasListsWhereItHasKernelsForThem) {
   keyhole_session_config c;
   keyhole_session_config_init(&c);
@@ -83,10 +83,13 @@ TEST(Plan, ACardHasListsWhereItHasKernelsForThem) {
     bool lists;
   };
   for (const Known& k :
-       {Known{32, 8, 128, 0, true}, Known{32, 8, 128, 80, false}, Known{32, 8, 128, 89, false},
-        Known{32, 8, 128, 90, true}, Known{32, 8, 128, 120, true}, Known{24, 4, 256, 90, true},
-        Known{24, 4, 256, 120, false}, Known{16, 2, 256, 120, false}, Known{32, 2, 128, 120, false},
-        Known{32, 2, 128, 100, true}, Known{16, 1, 64, 120, true}}) {
+       {Known{32, 8, 128, 0, true}, Known{32, 8, 128, 80, true}, Known{32, 8, 128, 86, true},
+        Known{32, 8, 128, 89, true}, Known{32, 8, 128, 90, true}, Known{32, 8, 128, 120, true},
+        Known{24, 4, 256, 89, true}, Known{24, 4, 256, 90, true}, Known{24, 4, 256, 120, true},
+        Known{16, 2, 256, 86, true}, Known{32, 2, 256, 120, true}, Known{32, 2, 128, 80, true},
+        Known{32, 2, 128, 86, false}, Known{32, 2, 128, 89, false}, Known{32, 2, 128, 90, true},
+        Known{32, 2, 128, 100, true}, Known{32, 2, 128, 120, false}, Known{16, 1, 64, 89, true},
+        Known{32, 8, 512, 90, false}}) {
     auto e = llama8b();
     e.q_heads = k.q_heads;
     e.kv_heads = k.kv_heads;
@@ -111,6 +114,7 @@ TEST(Plan, TheHostHasListsBesideACardThatHasNone) {
   keyhole_session_config_init(&c);
   c.budget.tail = KEYHOLE_TAIL_CODES;
   auto e = llama8b();
+  e.kv_heads = 2;
   e.device_capability = 89;
   e.device = KEYHOLE_DEVICE_HOST;
   const auto of_index = [&](const char* index, uint64_t limit) {
@@ -120,7 +124,7 @@ TEST(Plan, TheHostHasListsBesideACardThatHasNone) {
   const auto all_on_host = of_index("codes:k=4,v=4,lists=64", 0);
   ASSERT_GT(all_on_host.index_bytes, of_index("codes:k=4,v=4", 0).index_bytes);
   e.device = KEYHOLE_DEVICE_CUDA;
-  const uint64_t limit = uint64_t{3} << 30U;
+  const uint64_t limit = uint64_t{3} << 28U;
   const auto some = of_index("codes:k=4,v=4,lists=64", limit);
   const auto codes = of_index("codes:k=4,v=4", limit);
   ASSERT_GT(some.code_layers, 0U);

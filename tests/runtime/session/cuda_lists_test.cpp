@@ -20,6 +20,7 @@
 #include "tests/runtime/device_turn.h"
 #include "tests/runtime/device_vector.h"
 #include "tests/runtime/fixture.h"
+#include "tests/scoped_variable.h"
 #include "tests/temporary_folder.h"
 
 namespace keyhole::test {
@@ -31,7 +32,6 @@ class CudaLists : public testing::Test {
 
   void SetUp() override {
     if (gpu::cuda_devices().empty()) GTEST_SKIP() << gpu::cuda_status();
-    if (gpu::kernels_major(0) < 9) GTEST_SKIP() << "no clusters";
     ASSERT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     config_ = small_engine(8);
     config_.layers = 1;
@@ -135,6 +135,9 @@ class CudaLists : public testing::Test {
     return use.code_bytes;
   }
 
+  void follow_a_session();
+  void stay_in_a_graph();
+
   cudaStream_t stream_ = nullptr;
   keyhole_engine_config config_;
   EnginePtr host_, engine_;
@@ -143,7 +146,7 @@ class CudaLists : public testing::Test {
   std::vector<float> centres_;
 };
 
-TEST_F(CudaLists, FollowASession) {
+void CudaLists::follow_a_session() {
   append({exact_.get(), lists_.get(), codes_.get()}, kPrompt);
   expect_near(lists_.get(), exact_.get());
   // Once lists are made it chooses: its answers are not those of all codes.
@@ -181,7 +184,7 @@ TEST_F(CudaLists, FollowASession) {
   expect_near(loaded.get(), exact_.get());
 }
 
-TEST_F(CudaLists, StayInAGraph) {
+void CudaLists::stay_in_a_graph() {
   append({exact_.get(), lists_.get()}, kPrompt);
   keyhole_session* const s = lists_.get();
   ASSERT_OK(keyhole_session_set_stream(s, stream_));
@@ -211,6 +214,19 @@ TEST_F(CudaLists, StayInAGraph) {
     EXPECT_LT(error(seen, on_host(exact_.get(), nq)), 0.05) << "token " << t;
   }
 }
+
+TEST_F(CudaLists, FollowASession) { follow_a_session(); }
+
+TEST_F(CudaLists, StayInAGraph) { stay_in_a_graph(); }
+
+/// By the ways of devices without clusters of thread blocks, whose choices tell each other by memory.
+class CudaListsWithoutClusters : public CudaLists {
+  ScopedVariable capability_{"KEYHOLE_CUDA_CAPABILITY", "8.9"};
+};
+
+TEST_F(CudaListsWithoutClusters, FollowASession) { follow_a_session(); }
+
+TEST_F(CudaListsWithoutClusters, StayInAGraph) { stay_in_a_graph(); }
 
 /// Drafts of a session that chooses among lists. Keys and values of all tokens are kept here, and attended in double
 /// precision.
