@@ -28,6 +28,10 @@ EvalCaches::EvalCaches(const LlamaConfig& model, const EvalOptions& options, uin
     if (is_full(spec) && !full_ && options.cache.parallel.kind.empty()) {
       full_.emplace(make_full_cache(model, options.cache, max_tokens));
     }
+    if (spec.indexed()) {
+      of_turn_ = spec;
+      budget_of_turn_ = for_index(budgets.front(), spec.text);
+    }
     if (const auto format = spec.format(); format && rounded_.count(*format) == 0) {
       rounded_.emplace(*format, rounded.make(model, options.cache, max_tokens, spec));
     }
@@ -48,7 +52,11 @@ double EvalCaches::prefill(Runner& runner, const std::vector<uint32_t>& tokens, 
                                             cache.prefill(chunk);
                                         });
   if (turn == 0) return seconds;
-  (void)build_with_progress(main_, "the index before the turn");
+  if (of_turn_) {
+    (void)apply_spec(main_, *of_turn_, budget_of_turn_);
+  } else {
+    (void)build_with_progress(main_, "the index before the turn");
+  }
   const std::span last = std::span(tokens).subspan(before);
   turn_ = extend_by_turn(runner, main_, last, before);
   if (full_) (void)extend_by_turn(runner, *full_, last, before);

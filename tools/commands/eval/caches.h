@@ -23,7 +23,8 @@ class EvalCaches {
              RoundedCacheMaker& rounded);
 
   /// Runs the prompt, with a progress bar, except its last `turn` tokens, which follow by extend_by_turn() after the
-  /// index of the main cache is built. Returns its seconds.
+  /// last of the specs that are an index of the main cache is built there, with its budget: codes are attended in a
+  /// turn where the budget says so. Returns its seconds.
   double prefill(Runner& runner, const std::vector<uint32_t>& tokens, uint32_t turn);
   /// The cost of the turn in the main cache; of no tokens where there is none.
   [[nodiscard]] const TurnCost& turn() const { return turn_; }
@@ -36,6 +37,8 @@ class EvalCaches {
   KeyholeCache main_;
   std::optional<KeyholeCache> full_;
   std::map<KvFormat, KeyholeCache> rounded_;
+  std::optional<AttendSpec> of_turn_;  ///< the index of a turn, and its budget
+  BudgetChoice budget_of_turn_;
   TurnCost turn_;
 };
 

@@ -87,24 +87,24 @@ TEST(RulerReport, TasksOfALengthHaveAMean) {
   EXPECT_NEAR(means[0].rows[0].percent(), 50.0, 1e-9);
   EXPECT_NEAR(means[0].rows[1].percent(), (100 + 50.0 / 3) / 2, 1e-9);
   EXPECT_NEAR(means[1].rows[1].percent(), 15.0, 1e-9);
-  const nlohmann::ordered_json json = ruler_json(means);
-  ASSERT_EQ(json.size(), 4U);
-  EXPECT_EQ(json[1]["length"], 4096);
-  EXPECT_EQ(json[1]["samples"], 6);
-  EXPECT_EQ(json[1]["lost"], 1);  // 1 -> 0
-  EXPECT_EQ(json[1]["won"], 2);
-  EXPECT_EQ(json[0]["lost"], 0);
-  EXPECT_FALSE(json[0].contains("wrong"));
+  const nlohmann::ordered_json report = ruler_json(means);
+  ASSERT_EQ(report.size(), 4U);
+  EXPECT_EQ(report[1]["length"], 4096);
+  EXPECT_EQ(report[1]["samples"], 6);
+  EXPECT_EQ(report[1]["lost"], 1);  // 1 -> 0
+  EXPECT_EQ(report[1]["won"], 2);
+  EXPECT_EQ(report[0]["lost"], 0);
+  EXPECT_FALSE(report[0].contains("wrong"));
 }
 
 TEST(RulerReport, JsonListsWhatIsNotWhollyRight) {
-  const nlohmann::ordered_json json = ruler_json({group_of("vt", 4096, {1, 0.5, 0})});
-  ASSERT_EQ(json.size(), 2U);
-  EXPECT_EQ(json[1]["index"], "flat");
-  EXPECT_EQ(json[1]["task"], "vt");
-  EXPECT_EQ(json[1]["score"], 50.0);
-  EXPECT_EQ(json[1]["units"], 17);
-  const nlohmann::ordered_json& wrong = json[1]["wrong"];
+  const nlohmann::ordered_json report = ruler_json({group_of("vt", 4096, {1, 0.5, 0})});
+  ASSERT_EQ(report.size(), 2U);
+  EXPECT_EQ(report[1]["index"], "flat");
+  EXPECT_EQ(report[1]["task"], "vt");
+  EXPECT_EQ(report[1]["score"], 50.0);
+  EXPECT_EQ(report[1]["units"], 17);
+  const nlohmann::ordered_json& wrong = report[1]["wrong"];
   ASSERT_EQ(wrong.size(), 2U);
   EXPECT_EQ(wrong[0]["sample"], 1);
   EXPECT_EQ(wrong[0]["references"], (std::vector<std::string>{"b", "c"}));
@@ -137,14 +137,14 @@ TEST(RulerReport, QuestionsOfASampleAreOneSample) {
   EXPECT_EQ(means[1].taken, 25.0);
   EXPECT_EQ(turn_means(group, exact)[1].percent, 50.0);
 
-  const nlohmann::ordered_json json = ruler_json({group});
-  EXPECT_EQ(json[1]["samples"], 2);
-  EXPECT_EQ(json[1]["lost"], 1);
-  EXPECT_EQ(json[1]["score"], 50.0);
-  ASSERT_EQ(json[1]["questions"].size(), 2U);
-  EXPECT_EQ(json[1]["questions"][1]["score"], 0.0);
-  EXPECT_EQ(json[1]["questions"][1]["taken"], 25.0);
-  const nlohmann::ordered_json& wrong = json[1]["wrong"];
+  const nlohmann::ordered_json report = ruler_json({group});
+  EXPECT_EQ(report[1]["samples"], 2);
+  EXPECT_EQ(report[1]["lost"], 1);
+  EXPECT_EQ(report[1]["score"], 50.0);
+  ASSERT_EQ(report[1]["questions"].size(), 2U);
+  EXPECT_EQ(report[1]["questions"][1]["score"], 0.0);
+  EXPECT_EQ(report[1]["questions"][1]["taken"], 25.0);
+  const nlohmann::ordered_json& wrong = report[1]["wrong"];
   ASSERT_EQ(wrong.size(), 2U);
   EXPECT_EQ(wrong[0]["sample"], 0);
   EXPECT_EQ(wrong[0]["question"], 2);
