@@ -245,7 +245,7 @@ bool chooses_among_lists(const CodesShape& shape, const KernelLimits& limits) {
   const bool by_clusters = limits.clusters && (shape.code.dim <= 128 || group <= 8);
   const bool run_at_once = size_t{kv_heads} * kListGridBlocks <= limits.multiprocessors;
   return (by_clusters || run_at_once) &&
-         lone_bytes(shape.code.dim, group) <= limits.shared_of_block;
+         lone_bytes(shape.code.dim, group, shape.code.key_bits) <= limits.shared_of_block;
 }
 
 }  // namespace keyhole::gpu

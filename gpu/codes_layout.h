@@ -49,7 +49,9 @@ namespace keyhole::gpu {
 inline constexpr uint32_t kChoosingBlocks = 8, kChoosingThreads = 256;
 /// The same of the largest thread block of a step with lists whose rows one thread block chooses: the pass over the
 /// codes, with 256 components for 4 query heads at a time, or the choice among lists.
-[[nodiscard]] constexpr size_t lone_bytes(uint32_t dim, uint32_t group) {
+[[nodiscard]] constexpr size_t lone_bytes(uint32_t dim, uint32_t group, uint32_t bits) {
+  constexpr size_t kSixteenOf128 = 90592;  // with 2 bits
+  if (dim > 96 && dim <= 128 && group > 8 && bits == 2) return kSixteenOf128;
   const uint32_t column = group <= 4 ? 0 : group <= 8 ? 1 : 2;
   constexpr size_t k64[] = {46432, 49856, 76256}, k80[] = {61536, 65728, 80352},
                    k96[] = {68192, 72896, 83424}, k128[] = {89952, 95936, 107904},

@@ -480,7 +480,7 @@ cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead)
   codes::lay_out(step, kernels, params);
   void* arguments[] = {&params};
   if (step.lists.list_capacity != 0) {
-    const cudaError_t status = choose_lists(step, stream, ahead);
+    const cudaError_t status = choose_lists(step, stream, ahead && step.cluster);
     if (status != cudaSuccess) return status;
     return launch_ahead(kernels.attend_lists,
                         dim3(step.splits, step.kv_heads, kernels.attend_passes()),
@@ -489,7 +489,7 @@ cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead)
   }
   return launch_ahead(kernels.attend, dim3(step.splits, step.kv_heads, kernels.attend_passes()),
                       dim3(kernels.attend_warps * 32), codes::attend_bytes(step, kernels), stream,
-                      arguments, ahead);
+                      arguments, ahead && step.cluster);
 }
 
 cudaError_t finish_codes(const CodesStep& step, cudaStream_t stream, bool ahead) {
@@ -503,7 +503,7 @@ cudaError_t finish_codes(const CodesStep& step, cudaStream_t stream, bool ahead)
   if (!step.cluster) {
     const bool publishes = codes::clusters(step) != step.kv_heads;
     return launch_ahead(kernels.finish_single, dim3(step.kv_heads * (publishes ? 2 : 1)),
-                        dim3(codes::kSingleThreads), bytes, stream, arguments, ahead);
+                        dim3(codes::kSingleThreads), bytes, stream, arguments, false);
   }
   return codes::launch_clusters(kernels.finish, dim3(codes::clusters(step) * codes::kFinishBlocks),
                                 bytes, stream, arguments, ahead);

@@ -63,7 +63,9 @@ struct CodesStep {
       0;  ///< thread blocks of a KV head that fill the device, see code_fill(); of step_codes() alone
   LogitParams logits;
   /// Whether finish_codes() runs a cluster of thread blocks per KV head (compute capability 9.0 or newer) or one
-  /// thread block. prepare_codes() clears it where the device cannot run clusters.
+  /// thread block. prepare_codes() clears it where the device cannot run clusters. Steps without it are not launched
+  /// ahead: the settling kernel at their end is not, and between it and launches ahead 30 to 60 us were lost
+  /// (bench/RESULTS.md, "Kernels of older devices").
   bool cluster = true;
   /// Pairs of tiles, 32 rows each, that a warp of attend_codes() has under way or at hand, 2 or 3; chunks with `wide`,
   /// where halves of them come one after the other (WideKernels::has_halves) also 1. prepare_codes() sets the number

@@ -32,10 +32,9 @@ Kernels kernels() {
   static_assert(settle_fixed<kDim, kBits>() + settle_shared<kDim, kBits>() <= kLeast);
   static_assert(kLeastAttend<kDim, kBits, kAttendTiles> <= kLeast || kFinish > kLeast);
   // Of 256 components 4 heads at a time.
-  static_assert(kLeastAttend < kDim, kBits,
-                kDividesGroup<kDim>
-                    ? 1
-                    : kAttendTiles > <= lone_bytes(kDim, 4 * kHeadTiles) || kLooksAlone<kDim>,
+  constexpr int kTilesWithLists = kDividesGroup<kDim> ? 1 : kAttendTiles;
+  constexpr size_t kWithLists = kLeastAttend<kDim, kBits, kTilesWithLists>;
+  static_assert(kWithLists <= lone_bytes(kDim, 4 * kHeadTiles, kBits) || kLooksAlone<kDim>,
                 "lone_bytes() is to be raised");
   static_assert(kFinishBlocks == kChoosingBlocks && kFinishThreads == kChoosingThreads);
   Kernels k;

@@ -54,7 +54,7 @@ ListKernel kernel_of_blocks(const void* kernel) {
   // What plans of lists go by.
   constexpr bool kCounts =
       Blocks::kTellByMemory || (Blocks::kBlocks == kListBlocks && kDim * kHeadTiles < 1024);
-  static_assert(!kCounts || sizeof(Shared) + sizeof(More) <= lone_bytes(kDim, 4 * kHeadTiles),
+  static_assert(!kCounts || sizeof(Shared) + sizeof(More) <= lone_bytes(kDim, 4 * kHeadTiles, 2),
                 "lone_bytes() is to be raised");
   static_assert(
       kMoreToldAt<kHeadTiles, Blocks> + sizeof(typename More::Told) <= told_bytes(4 * kHeadTiles) ||

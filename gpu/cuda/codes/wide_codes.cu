@@ -193,9 +193,9 @@ cudaError_t attend_wide(const CodesStep& step, cudaStream_t stream, bool ahead) 
   WideParams params;
   lay_out_parts(step, params);
   void* arguments[] = {&params};
-  return launch_ahead(kernels.attend,
-                      dim3(step.splits, step.kv_heads, passes_of(kernels, step.group)),
-                      dim3(kernels.threads), kernels.bytes(step.stages), stream, arguments, ahead);
+  return launch_ahead(
+      kernels.attend, dim3(step.splits, step.kv_heads, passes_of(kernels, step.group)),
+      dim3(kernels.threads), kernels.bytes(step.stages), stream, arguments, ahead && step.cluster);
 }
 
 cudaError_t finish_wide(const CodesStep& step, cudaStream_t stream, bool ahead) {
@@ -229,7 +229,7 @@ cudaError_t finish_wide(const CodesStep& step, cudaStream_t stream, bool ahead) 
     void* arguments[] = {&part};
     const uint32_t blocks = step.kv_heads * (publishes && i == 0 ? 2 : 1);
     status = launch_ahead(of_parts.finish_single, dim3(blocks), dim3(kSingleThreads), bytes, stream,
-                          arguments, ahead && i == 0);
+                          arguments, false);
     if (status != cudaSuccess || step.doubt.board == nullptr || step.exact_rows == 0) continue;
     const SettleKernel settle = settle_kernel_of(step.shape);
     status = launch_ahead(settle.settle, dim3(step.processors), dim3(settle.warps * 32),

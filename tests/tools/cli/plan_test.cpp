@@ -288,33 +288,40 @@ TEST(Plan, EstimatesCodesInLists) {
   EXPECT_LT(lists, 0.8 * all);
   EXPECT_EQ(card["compute_capability"], "9.0");
 
-  // GPUs before compute capability 9.0 have none.
+  // GPUs before compute capability 9.0 choose by a grid of thread blocks.
   const Outcome before = plan({"--context", "128k", "--card", "RTX 4090", "--index",
                                "codes:k=4,v=4,lists=64", "--gpu-memory", "80GiB"});
-  EXPECT_NE(before.out.find("8.9 have no lists"), std::string::npos) << before.out;
+  EXPECT_NE(before.out.find("8 multiprocessors for each KV head"), std::string::npos) << before.out;
 }
 
-/// A card without lists takes no memory for them, whatever the spec says.
+/// A card without lists of the model's heads takes no memory for them, whatever the spec says.
 TEST(Plan, CountsListsWhereACardHasThem) {
   const std::vector<std::string> indexes = {"codes:k=4,v=4", "codes:k=4,v=4,lists=64",
                                             "codes:lists=64,k=4,v=4,miss=0"};
-  const auto code_bytes = [&](const std::string& card, const std::vector<std::string>& of) {
+  const auto code_bytes = [&](const std::string& card, const std::vector<std::string>& of,
+                              const std::string& heads) {
     std::vector<std::string> args = {"--context", "128k", "--card", card, "--gpu-memory", "80GiB"};
+    std::vector<std::string> shape = kShape;
+    shape[4] = heads;
     for (const std::string& index : of) args.insert(args.end(), {"--index", index});
     std::vector<uint64_t> bytes;
-    const json result = plan_json(args);
+    const json result = plan_json(args, shape);
     for (const json& row : result["plans"]) bytes.push_back(row["code_bytes"]);
     EXPECT_EQ(bytes.size(), of.size());
     return bytes;
   };
-  const std::vector<uint64_t> before = code_bytes("RTX 4090", indexes);
-  const std::vector<uint64_t> now = code_bytes("H100", indexes);
-  EXPECT_EQ(before[0], now[0]);
-  for (size_t i = 1; i < indexes.size(); ++i) {
-    EXPECT_EQ(before[i], before[0]) << indexes[i];
-    EXPECT_GT(now[i], now[0] + now[0] / 2) << indexes[i];
+  const std::vector<uint64_t> now = code_bytes("H100", indexes, "32");
+  for (const char* card : {"RTX 4090", "RTX 5090", "A100 80GB"}) {
+    EXPECT_EQ(code_bytes(card, indexes, "32"), now) << card;
   }
-  EXPECT_EQ(code_bytes("A100 80GB", {"auto"})[0], now[0]) << "and auto takes none there";
+  EXPECT_GT(now[1], now[0] + now[0] / 2);
+  EXPECT_GT(now[2], now[0] + now[0] / 2);
+  // 16 heads of 128 for a KV head, with 4 bits, take more shared memory than the first of these has.
+  const std::vector<std::string> early = {"codes:k=4,v=4", "codes:k=4,v=4,lists=64,from=32768"};
+  const std::vector<uint64_t> without = code_bytes("RTX 4090", early, "128");
+  EXPECT_EQ(without[1], without[0]);
+  EXPECT_GT(code_bytes("A100 80GB", early, "128")[1], without[0] + without[0] / 2);
+  EXPECT_EQ(code_bytes("A100 80GB", {"auto"}, "32")[0], now[0]) << "and auto takes none there";
 }
 
 TEST(Plan, SaysWhyAutoTakesNoListsOnAGpu) {

@@ -85,18 +85,15 @@ uint64_t passes_of(const CardQuestion& question) {
 }
 
 /// What is taken for granted of lists.
-std::string of_lists(const Card& card, const CardShares& shares, double components) {
+std::string of_lists(const Card& card, const CardLayer& shape) {
   constexpr double kMicro = 1e6;
-  if (!card.has_clusters()) {
-    return "codes in lists are all read, as GPUs of compute capability " + card.capability() +
-           " have no lists (needed: 9.0), nor memory for them";
-  }
-  return "of codes in lists 12 % are read, more in heads that look at everything, and a KV "
-         "head's mean keys at " +
-         rate(shares.lists_scored) + ", a layer " +
-         format_number((shares.lists_fixed + shares.lists_fixed_per_component * components) *
-                       kMicro) +
-         " us beside them";
+  const uint32_t passes = passes_of_lists(card, shape);
+  return "of codes in lists 12 % are read" +
+         (passes > 1 ? " " + std::to_string(passes) + " times" : std::string()) +
+         ", more in heads that look at everything, and a KV head's mean keys at " +
+         rate(rate_of_mean_keys(card)) + ", a layer " +
+         format_number(fixed_seconds_of_lists(card, shape) * kMicro) + " us beside them" +
+         (card.has_clusters() ? "" : ", if the card has 8 multiprocessors for each KV head");
 }
 
 std::string assumptions(const CardQuestion& question) {
@@ -113,7 +110,7 @@ std::string assumptions(const CardQuestion& question) {
                      format_number(fixed_seconds_of_codes(question.card, components) * kMicro) +
                      " us beside them, and " + std::to_string(question.exact_rows) +
                      " rows of each KV head over the bus at " + rate(question.card.bus) + "; " +
-                     of_lists(question.card, shares, components) + ". ";
+                     of_lists(question.card, layer_of(question)) + ". ";
   text += question.weights == 0
               ? "Without --weights there is no time of a whole token. "
               : "Weights, " + format_bytes(question.weights) + " a token, at " +
@@ -231,7 +228,10 @@ ordered_json card_json(const CardQuestion& question, const std::vector<CardEstim
             {"wide_2", shares.wide_2},
             {"lists_scored", shares.lists_scored},
             {"lists_fixed_s", shares.lists_fixed},
-            {"lists_fixed_per_component_s", shares.lists_fixed_per_component}}},
+            {"lists_fixed_per_component_s", shares.lists_fixed_per_component},
+            {"lone_lists_fixed_s", shares.lone_lists_fixed},
+            {"lone_lists_fixed_per_component_s", shares.lone_lists_fixed_per_component},
+            {"grid_lists_scored", shares.grid_lists_scored}}},
           {"estimates", rows}};
 }
 

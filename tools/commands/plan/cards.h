@@ -17,7 +17,7 @@ struct Card {
   /// Compute capability; where it is not known, that of the least GPUs that the library runs on.
   int compute_major = 8, compute_minor = 0;
 
-  /// Whether kernels run in clusters of thread blocks: without them the library has no lists of codes on a GPU.
+  /// Whether kernels run in clusters of thread blocks.
   [[nodiscard]] bool has_clusters() const { return compute_major >= 9; }
   /// Bytes of shared memory that a thread block may have.
   [[nodiscard]] uint64_t shared_bytes() const;

@@ -49,6 +49,27 @@ double seconds_of_codes(const Card& card, const CardLayer& shape, const CardShar
          seconds_of_others(card, shape, shares);
 }
 
+uint32_t passes_of_lists(const Card& card, const CardLayer& shape) {
+  constexpr uint64_t kUsualShared = uint64_t{100} << 10U;
+  constexpr uint32_t kDivided = 256, kHeadsOfPass = 4;
+  const uint32_t group = shape.q_heads / shape.kv_heads;
+  const bool divides =
+      shape.head_dim == kDivided && group > kHeadsOfPass && card.shared_bytes() < kUsualShared;
+  return divides ? (group + kHeadsOfPass - 1) / kHeadsOfPass : 1;
+}
+
+double fixed_seconds_of_lists(const Card& card, const CardLayer& shape, const CardShares& shares) {
+  const bool by_one_block = !card.has_clusters() || passes_of_lists(card, shape) > 1;
+  return by_one_block
+             ? shares.lone_lists_fixed +
+                   shares.lone_lists_fixed_per_component * components_of(shape)
+             : shares.lists_fixed + shares.lists_fixed_per_component * components_of(shape);
+}
+
+double rate_of_mean_keys(const Card& card, const CardShares& shares) {
+  return card.has_clusters() ? shares.lists_scored : shares.grid_lists_scored;
+}
+
 double seconds_of_lists(const Card& card, const CardLayer& shape, const CardShares& shares) {
   constexpr double kRowsOfList = 64.0, kShare = 0.12, kLeastRows = 8192.0;
   constexpr double kFigures = 24.0;  // bytes of a list beside its means
@@ -56,12 +77,13 @@ double seconds_of_lists(const Card& card, const CardLayer& shape, const CardShar
   const double rows = code_bytes / shape.kv_heads / code_row_bytes(shape.code_bits, shape.head_dim);
   if (rows <= kLeastRows) return seconds_of_codes(card, shape, shares);
   const double lists = rows / kRowsOfList, mean_bytes = 2.0 * dim;  // of keys or values of a list
-  const double read = std::max(kShare, kLeastRows / rows) * code_bytes +
-                      lists * shape.kv_heads * (mean_bytes + kFigures);
-  const double seconds =
-      shares.lists_fixed + shares.lists_fixed_per_component * components_of(shape) +
-      read / rate_of_codes(card, shape.code_bits, shape.head_dim, shares) +
-      lists * mean_bytes / shares.lists_scored + seconds_of_others(card, shape, shares);
+  const double read =
+      std::max(kShare, kLeastRows / rows) * code_bytes * passes_of_lists(card, shape) +
+      lists * shape.kv_heads * (mean_bytes + kFigures);
+  const double seconds = fixed_seconds_of_lists(card, shape, shares) +
+                         read / rate_of_codes(card, shape.code_bits, shape.head_dim, shares) +
+                         lists * mean_bytes / rate_of_mean_keys(card, shares) +
+                         seconds_of_others(card, shape, shares);
   return std::min(seconds, seconds_of_codes(card, shape, shares));
 }
 

@@ -43,6 +43,10 @@ struct CardShares {
   /// multiprocessors do.
   double lists_fixed = 25.3e-6, lists_fixed_per_component = 0.6e-6 / 64;
   double lists_scored = 115e9;
+  /// The same where one thread block chooses the heaviest rows, and mean keys where there are no clusters: an H200 as a
+  /// card of 8.6.
+  double lone_lists_fixed = 29.3e-6, lone_lists_fixed_per_component = 0.5e-6 / 64;
+  double grid_lists_scored = 62e9;
 };
 
 /// Bytes of a row of codes of K and V: its bits, two factors of 16 bits and its part of the means of a block of 256
@@ -59,6 +63,13 @@ struct CardShares {
 /// Seconds of a layer's attention by codes, all of them read.
 [[nodiscard]] double seconds_of_codes(const Card& card, const CardLayer& shape,
                                       const CardShares& shares = {});
+/// How often a step by lists reads their codes: in 99 KiB of shared memory heads of 256 are attended 4 at a time.
+[[nodiscard]] uint32_t passes_of_lists(const Card& card, const CardLayer& shape);
+/// Seconds of a layer that steps by lists take beside bytes and mean keys, and bytes a second at which these are
+/// scored.
+[[nodiscard]] double fixed_seconds_of_lists(const Card& card, const CardLayer& shape,
+                                            const CardShares& shares = {});
+[[nodiscard]] double rate_of_mean_keys(const Card& card, const CardShares& shares = {});
 /// Seconds of a layer's attention by codes in lists of 64 rows, of which steps read 12 %: heads that look at everything
 /// have more read. No longer than by all codes: steps of fewer rows read all.
 [[nodiscard]] double seconds_of_lists(const Card& card, const CardLayer& shape,

@@ -54,12 +54,9 @@ double seconds(const std::string& card, const std::string& index, const Heads& h
   return e.layer;
 }
 
-TEST(CardReport, ReadsAllCodesWhereACardHasNoLists) {
-  for (const char* card : {"RTX 3090", "RTX 4090", "A100 80GB", "L4", "24GiB,1008GB,25GB"}) {
-    const double all = seconds(card, "codes:k=4,v=4");
-    EXPECT_NEAR(seconds(card, "codes:k=4,v=4,lists=64"), all, 0.05 * all) << card;
-  }
-  for (const char* card : {"H100", "RTX 5090", "24GiB,1008GB,25GB,9.0"}) {
+TEST(CardReport, ReadsListsOnEveryCard) {
+  for (const char* card : {"RTX 3090", "RTX 4090", "A100 80GB", "L4", "24GiB,1008GB,25GB", "H100",
+                           "RTX 5090", "24GiB,1008GB,25GB,9.0"}) {
     const double all = seconds(card, "codes:k=4,v=4");
     EXPECT_LT(seconds(card, "codes:k=4,v=4,lists=64"), 0.8 * all) << card;
     EXPECT_NEAR(seconds(card, "codes:k=4,v=4,lists=0"), all, 1e-9) << card;
@@ -81,8 +78,6 @@ TEST(CardReport, TakesTheBitsOfTheSpec) {
     EXPECT_EQ(seconds(card, "codes:lists=64"), two) << "2 bits are the usual ones";
     EXPECT_EQ(seconds(card, "codes:lists=64,v=2,k=2"), two);
   }
-  const double all = seconds("RTX 4090", "codes:k=2,v=2");
-  EXPECT_NEAR(seconds("RTX 4090", "codes:lists=64"), all, 0.05 * all);
 }
 
 TEST(CardReport, EstimatesCodesOfEveryShapeOnEveryCard) {
@@ -112,13 +107,15 @@ TEST(CardReport, ReadsCodesTwiceForManyHeadsOf512OnDesktops) {
   }
 }
 
+/// 16 heads of 128 with 4 bits take 105 KiB of shared memory; those of 256 are attended 4 at a time.
 TEST(CardReport, HasNoListsWhereTheirShapesDoNotFit) {
-  const Heads of_256{24, 4, 256};
-  for (const char* bits : {"k=4,v=4", "k=2,v=2"}) {
-    const std::string all = std::string("codes:") + bits, lists = all + ",lists=64,from=32768";
-    const double read = seconds("RTX 5090", all, of_256);
-    EXPECT_NEAR(seconds("RTX 5090", lists, of_256), read, 0.05 * read) << bits;
-    EXPECT_LT(seconds("H100", lists, of_256), 0.9 * seconds("H100", all, of_256)) << bits;
+  const Heads of_256{24, 4, 256}, of_128{64, 4, 128};
+  for (const char* card : {"RTX 4090", "RTX 5090"}) {
+    const std::string all = "codes:k=4,v=4", lists = all + ",lists=64,from=32768";
+    const double read = seconds(card, all, of_128);
+    EXPECT_NEAR(seconds(card, lists, of_128), read, 0.05 * read) << card;
+    EXPECT_LT(seconds("H100", lists, of_128), 0.9 * seconds("H100", all, of_128));
+    EXPECT_LT(seconds(card, lists, of_256), 0.9 * seconds(card, all, of_256)) << card;
   }
 }
 
@@ -129,7 +126,8 @@ TEST(CardReport, SaysWhatItKnowsOfTheCard) {
   question.engine.kv_heads = 8;
   question.engine.head_dim = 128;
   question.card = find_card("RTX 4090");
-  EXPECT_NE(card_text(question, {}, {}).find("8.9 have no lists"), std::string::npos);
+  EXPECT_NE(card_text(question, {}, {}).find("8 multiprocessors for each KV head"),
+            std::string::npos);
   EXPECT_EQ(card_json(question, {})["compute_capability"], "8.9");
   EXPECT_EQ(card_json(question, {})["shared_memory"], 99 * 1024);
   question.card = find_card("H100");

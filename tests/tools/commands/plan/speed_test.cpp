@@ -115,6 +115,23 @@ TEST(CardSpeed, IsWithin15PercentOfWhatKernelsWithoutClustersTook) {
                 of_codes);
 }
 
+/// bench/RESULTS.md, "Lists of codes on a device": the same H200 as a card of 8.6, and of 12.0.
+TEST(CardSpeed, OfListsIsWithin15PercentOfWhatOtherCardsWaysTook) {
+  const char* card = "141GiB,4800GB,55GB,8.6";
+  expect_within(0.15,
+                {{card, shape(32, 8, 128, 2 * k32k, 4), 40.3},
+                 {card, shape(32, 8, 128, k128k, 4), 48.1},
+                 {card, shape(32, 8, 128, k128k, 2), 46.0},
+                 {card, shape(32, 8, 128, k1M, 4), 148.9},
+                 {card, shape(24, 4, 256, k256k, 4), 99.7},
+                 {card, shape(24, 4, 256, k256k, 2), 86.9},
+                 {card, shape(16, 2, 256, k256k, 4), 84.8},
+                 {"141GiB,4800GB,55GB,12.0", shape(32, 8, 128, k128k, 4), 45.5},
+                 {"141GiB,4800GB,55GB,12.0", shape(24, 4, 256, k256k, 4), 92.7},
+                 {"141GiB,4800GB,55GB,12.0", shape(16, 2, 256, k256k, 4), 69.7}},
+                of_lists);
+}
+
 /// bench/RESULTS.md, "Codes in sessions", "Codes of all keys and values" and "Ranks".
 TEST(CardSpeed, OfFullAttentionIsWithin5PercentOfWhatWasMeasured) {
   expect_within(0.05,
