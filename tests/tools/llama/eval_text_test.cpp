@@ -248,19 +248,25 @@ TEST_F(RandomText, PromptsInChunksAndTurnsAreTheReference) {
 TEST(EvalText, TurnsAttendTheCodesOfTheLastIndex) {
   const auto bits = [](const std::vector<std::string>& more) {
     const json result =
-        run_json({"eval", "--task", "text", "--length", "1400", "--bytes", "60",   "--device",
-                  "host", "--sink", "16",   "--window", "64",   "--turn",  "400",  "--chunk",
-                  "1",    "--k",    "1",    "--index",  "full", "--index", "exact"},
+        run_json({"eval",     "--task", "text",   "--length", "1400",     "--bytes", "60",
+                  "--device", "host",   "--sink", "16",       "--window", "64",      "--turn",
+                  "400",      "--k",    "1",      "--index",  "full",     "--index", "exact"},
                  more);
     return std::pair{result["results"][0]["bits_per_byte"].get<double>(),
                      result["results"][1]["bits_per_byte"].get<double>()};
   };
-  const auto [full, exact] = bits({});
+  const auto [full, exact] = bits({"--chunk", "1"});
   EXPECT_NEAR(exact, full, 1e-4);
-  const auto [again, behind_codes] = bits({"--index", "codes:k=2,v=2"});
+  const auto [again, behind_codes] = bits({"--index", "codes:k=2,v=2", "--chunk", "1"});
   EXPECT_EQ(again, full);
   EXPECT_NEAR(behind_codes, full, 1e-3);
   EXPECT_NE(behind_codes, exact);
+  // Several tokens at once attend exactly as a prompt's, or by codes as steps do.
+  const std::vector<std::string> at_once = {"--index", "codes:k=2,v=2", "--chunk", "8"};
+  EXPECT_NEAR(bits(at_once).second, full, 1e-5);
+  const double as_steps = bits(with(at_once, {"--turn-as", "steps"})).second;
+  EXPECT_NEAR(as_steps, full, 1e-3);
+  EXPECT_GT(std::abs(as_steps - full), 1e-4);
 }
 
 TEST_F(RandomText, DecodeGoesOnFromATurnAsFromAPrompt) {

@@ -389,22 +389,23 @@ nlohmann::ordered_json turn_json(const TurnCost& turn) {
 }
 
 TurnCost extend_by_turn(Runner& runner, KeyholeCache& cache, std::span<const uint32_t> tokens,
-                        uint32_t before, std::vector<float>* logits) {
+                        uint32_t before, std::vector<float>* logits, TurnWay way) {
   const std::unique_ptr<Decoder> decoder = runner.decoder(cache, before);
-  return extend_by_turn(runner, cache, *decoder, tokens, [&](std::span<const uint32_t> some) {
+  const auto take = [&](std::span<const uint32_t> some) {
     const std::span<const float> last = decoder->extend(some);
     if (logits != nullptr) logits->assign(last.begin(), last.end());
-  });
+  };
+  return extend_by_turn(runner, cache, *decoder, tokens, take, way);
 }
 
 TurnCost extend_by_turn(Runner& runner, KeyholeCache& cache, Decoder& decoder,
                         std::span<const uint32_t> tokens,
-                        const std::function<void(std::span<const uint32_t>)>& take) {
+                        const std::function<void(std::span<const uint32_t>)>& take, TurnWay way) {
   constexpr size_t kUsualChunk = 4096;
   const size_t chunk = runner.prefill_chunk() == 0 ? kUsualChunk : runner.prefill_chunk();
   const size_t usual = decoder.tokens_at_once();
   decoder.take_at_once(std::min(chunk, tokens.size()));
-  cache.set_extend_pattern(runner.prefill_pattern());
+  cache.set_extend_pattern(way == TurnWay::prompt ? runner.prefill_pattern() : "");
   const PromptBlocks blocks_before = cache.extend_blocks();
   TurnCost cost;
   cost.tokens = tokens.size();

@@ -164,15 +164,18 @@ struct TurnCost {
 [[nodiscard]] std::string turn_text(const TurnCost& turn);
 [[nodiscard]] nlohmann::ordered_json turn_json(const TurnCost& turn);
 /// Takes tokens behind the `before` that the cache has, as a later turn of a chat comes, with a progress bar and
-/// Ctrl-C. The runner takes --chunk of them at once (0: 4096), by its pattern of prompts. logits: as in
-/// prefill_prompt().
+/// Ctrl-C. The runner takes --chunk of them at once (0: 4096), by its pattern of prompts, or as steps do: by no pattern.
+/// logits: as in prefill_prompt().
+enum class TurnWay : uint8_t { prompt, steps };
 TurnCost extend_by_turn(Runner& runner, KeyholeCache& cache, std::span<const uint32_t> tokens,
-                        uint32_t before, std::vector<float>* logits = nullptr);
+                        uint32_t before, std::vector<float>* logits = nullptr,
+                        TurnWay way = TurnWay::prompt);
 /// extend_by_turn() with the cache's decoder: take() hands it some of the tokens, one piece after the other, each no
 /// more than it takes at once.
 TurnCost extend_by_turn(Runner& runner, KeyholeCache& cache, Decoder& decoder,
                         std::span<const uint32_t> tokens,
-                        const std::function<void(std::span<const uint32_t>)>& take);
+                        const std::function<void(std::span<const uint32_t>)>& take,
+                        TurnWay way = TurnWay::prompt);
 /// Builds the indexes of pending tokens, with a progress bar that names it. Returns its seconds.
 double build_with_progress(KeyholeCache& cache, const std::string& what);
 

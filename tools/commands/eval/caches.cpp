@@ -23,7 +23,8 @@ KeyholeCache make_full_cache(const LlamaConfig& model, CacheFlags flags, uint32_
 EvalCaches::EvalCaches(const LlamaConfig& model, const EvalOptions& options, uint32_t max_tokens,
                        const std::vector<AttendSpec>& specs,
                        const std::vector<BudgetChoice>& budgets, RoundedCacheMaker& rounded)
-    : main_(make_cache(model, options.cache, max_tokens, specs, budgets)) {
+    : main_(make_cache(model, options.cache, max_tokens, specs, budgets)),
+      way_of_turn_(options.turn_as == "steps" ? TurnWay::steps : TurnWay::prompt) {
   for (const AttendSpec& spec : specs) {
     if (is_full(spec) && !full_ && options.cache.parallel.kind.empty()) {
       full_.emplace(make_full_cache(model, options.cache, max_tokens));
@@ -58,7 +59,7 @@ double EvalCaches::prefill(Runner& runner, const std::vector<uint32_t>& tokens, 
     (void)build_with_progress(main_, "the index before the turn");
   }
   const std::span last = std::span(tokens).subspan(before);
-  turn_ = extend_by_turn(runner, main_, last, before);
+  turn_ = extend_by_turn(runner, main_, last, before, nullptr, way_of_turn_);
   if (full_) (void)extend_by_turn(runner, *full_, last, before);
   for (auto& [format, cache] : rounded_) (void)extend_by_turn(runner, cache, last, before);
   return seconds;

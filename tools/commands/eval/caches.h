@@ -39,6 +39,7 @@ class EvalCaches {
   std::map<KvFormat, KeyholeCache> rounded_;
   std::optional<AttendSpec> of_turn_;  ///< the index of a turn, and its budget
   BudgetChoice budget_of_turn_;
+  TurnWay way_of_turn_;
   TurnCost turn_;
 };
 

@@ -223,8 +223,13 @@ void add_eval(CLI::App& keyhole) {
   add_products_option(*command, options->model.products);
   command->add_option("--turn", options->turn,
                       "Tokens of the prompt, the last ones, that come as a later turn: behind the "
-                      "build of the last --index, --chunk at once (default: 4096), by the pattern "
-                      "of --prefill");
+                      "build of the last --index, --chunk at once (default: 4096)");
+  command
+      ->add_option("--turn-as", options->turn_as,
+                   "How its queries attend: as a prompt's, by the pattern of --prefill; or as "
+                   "steps do, by the last --index (codes on a GPU up to 1024 tokens at once)")
+      ->check(CLI::IsMember({"prompt", "steps"}))
+      ->capture_default_str();
   command->add_flag("--check-prefill", options->model.check_prefill,
                     "Compare the prompt's attention with dense attention, layer by layer");
   add_task_options(

@@ -213,6 +213,7 @@ ordered_json eval_header(const EvalOptions& options, const Runner& runner,
           {"chunk", runner.prefill_chunk()},
           {"products", options.model.products},
           {"turn", turn_json(turn)},
+          {"turn_as", options.turn_as},
           {"hand_over_s", cache.prefill_seconds()}};
 }
 

@@ -28,9 +28,10 @@ struct EvalOptions {
   std::vector<std::string> indexes;
   std::vector<uint32_t> ks{100};
   BudgetLists budgets;
-  uint32_t turn = 0;       ///< tokens of the prompt, the last ones, that come behind its build
-  uint32_t questions = 0;  ///< 0: the task's usual number
-  bool chat = false;       ///< in the model's chat template
+  uint32_t turn = 0;  ///< tokens of the prompt, the last ones, that come behind its build
+  std::string turn_as = "prompt";  ///< or "steps"
+  uint32_t questions = 0;          ///< 0: the task's usual number
+  bool chat = false;               ///< in the model's chat template
   uint32_t answer_tokens = 64;
   RulerOptions ruler;
   DraftOptions drafts;
