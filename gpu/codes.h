@@ -130,7 +130,8 @@ class Codes {
   /// where and as they are until use_lists() has taken their lists, or until truncate(), encode() or stop_lists() has
   /// taken them back. What then cuts through the rows of a call takes all of its lists.
   /// Returns false, and has begun nothing, while kListingsAtOnce earlier calls are under way, and where no lists can be
-  /// used: without list_rows, with rows_by_host, on devices without clusters.
+  /// used: without list_rows, with rows_by_host, on devices that have no kernels for them
+  /// (chooses_among_lists()).
   virtual bool make_lists(uint32_t /*layer*/, uint32_t /*begin*/, uint32_t /*rows*/) {
     return false;
   }

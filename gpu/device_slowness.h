@@ -1,5 +1,5 @@
-// How fast a device attends many new tokens, estimated from what it says of itself: for a choice between ways of which
-// each is bound by something else.
+// How fast a device attends many new tokens, and reads its own memory, estimated from what it says of itself: for
+// choices between ways of which each is bound by something else.
 #pragma once
 
 namespace keyhole::gpu {

@@ -11,6 +11,8 @@ namespace keyhole::gpu {
 struct KernelLimits {
   bool clusters = true;               ///< of thread blocks, as compute capability 9.0 has them
   size_t shared_of_block = SIZE_MAX;  ///< bytes of shared memory that a thread block may have
+  /// That run thread blocks of one grid at once (cooperative launches); 0: the device has no such launches. Of a device
+  /// that is not here as many as are wanted.
   size_t multiprocessors = SIZE_MAX;
 };
 

@@ -9,8 +9,8 @@
 // `miss` there are three times: of lists however many, of steps that choose and read what is faster then, and of those
 // that remember what that was (ListShare::keeps). `memory`: steps with lists go as on a device without clusters of
 // thread blocks, whatever the device has: those that choose tell each other by memory (CodesLists::by_memory), and one
-// thread block of a KV head chooses the heaviest rows. Those without lists go as the device has it: for all of both as
-// of 8.6, in its 99 KiB of shared memory, KEYHOLE_CUDA_CAPABILITY=8.6.
+// thread block of a KV head chooses the heaviest rows. Those without lists go as the device has it.
+// KEYHOLE_CUDA_CAPABILITY=8.6 in the environment runs both as on 8.6, in its 99 KiB of shared memory.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -29,6 +29,7 @@
 #include "gpu/cuda/codes/launch_codes.h"
 #include "gpu/cuda/codes/params.h"
 #include "gpu/cuda/common/check.h"
+#include "gpu/cuda/common/device_figures.h"
 #include "gpu/cuda/common/kernel_generation.h"
 
 namespace {
@@ -246,6 +247,9 @@ static int run(int argc, char** argv) {
   with.lists.share.share = 0.01F * static_cast<float>(percent);
   with.lists.share.miss = 0.01F * static_cast<float>(miss);  // and without it below
   with.lists.blocks = choosers;
+  with.lists.choice_bytes =  // as a session's
+      kChoiceBytesOfH100 /
+      static_cast<float>(slowness_of(figures_of_device(0), hopper_kernels_run_on(0)).memory);
   check(prepare_codes(s, 0), "prepare");
   check(prepare_codes(with, 0), "prepare");
   if (with.lists.blocks == 0) {

@@ -461,8 +461,7 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
     attend_kernel(const __grid_constant__ CodesParams s) {
   constexpr bool kDivides = kDividesGroup<kDim>;
   constexpr uint32_t kHeads = 4 * kHeadTiles;
-  const StepHeads heads{s, kDivides ? blockIdx.z * kHeads : 0,
-                        kDivides ? gridDim.z * kHeads : kHeads};
+  const StepHeads heads{s, kDivides ? blockIdx.z * kHeads : 0, s.padded_heads};
   attend<kDim, kBits, kHeadTiles>(heads, GridSplit{});
 }
 
@@ -473,8 +472,7 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
     attend_lists_kernel(const __grid_constant__ CodesParams s) {
   constexpr bool kDivides = kDividesGroup<kDim>;
   constexpr uint32_t kHeads = 4 * kHeadTiles;
-  const StepHeads heads{s, kDivides ? blockIdx.z * kHeads : 0,
-                        kDivides ? gridDim.z * kHeads : kHeads};
+  const StepHeads heads{s, kDivides ? blockIdx.z * kHeads : 0, s.padded_heads};
   attend<kDim, kBits, kHeadTiles>(heads, ListSplit{});
 }
 

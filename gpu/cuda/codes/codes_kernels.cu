@@ -116,7 +116,8 @@ cudaError_t allow_choice(const ListKernel& kernel, size_t most) {
                               static_cast<int>(most - attributes.sharedSizeBytes));
 }
 
-/// Prepares a choice by clusters; leaves CodesLists::blocks at 0 where there are too few of these.
+/// Prepares a choice by clusters, of 16 thread blocks where there are as many as KV heads; leaves CodesLists::blocks at
+/// 0 where there is no kernel for the shape, or too little shared memory for it.
 cudaError_t prepare_clusters(CodesStep& step, size_t most) {
   constexpr uint32_t kManyLists =
       3072;  // with room for so many, 128k tokens, twice the thread blocks are faster
@@ -414,7 +415,7 @@ uint32_t code_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
   const size_t resident = std::clamp<size_t>(shared_of_multiprocessor / shared, 1,
                                              static_cast<size_t>(kernels.attend_occupancy));
   const uint32_t blocks = multiprocessors * static_cast<uint32_t>(resident);
-  return std::clamp(blocks / (kv_heads * kernels.attend_passes()), 1U, codes::kMostSplits);
+  return std::clamp(blocks / (kv_heads * kernels.attend_passes(group)), 1U, codes::kMostSplits);
 }
 
 uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
@@ -483,11 +484,12 @@ cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead)
     const cudaError_t status = choose_lists(step, stream, ahead && step.cluster);
     if (status != cudaSuccess) return status;
     return launch_ahead(kernels.attend_lists,
-                        dim3(step.splits, step.kv_heads, kernels.attend_passes()),
+                        dim3(step.splits, step.kv_heads, kernels.attend_passes(step.group)),
                         dim3(kernels.attend_warps * 32), codes::attend_bytes(step, kernels), stream,
                         arguments, !step.lists.by_memory);
   }
-  return launch_ahead(kernels.attend, dim3(step.splits, step.kv_heads, kernels.attend_passes()),
+  return launch_ahead(kernels.attend,
+                      dim3(step.splits, step.kv_heads, kernels.attend_passes(step.group)),
                       dim3(kernels.attend_warps * 32), codes::attend_bytes(step, kernels), stream,
                       arguments, ahead && step.cluster);
 }

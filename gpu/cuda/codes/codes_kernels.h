@@ -64,8 +64,8 @@ struct CodesStep {
   LogitParams logits;
   /// Whether finish_codes() runs a cluster of thread blocks per KV head (compute capability 9.0 or newer) or one
   /// thread block. prepare_codes() clears it where the device cannot run clusters. Steps without it are not launched
-  /// ahead: the settling kernel at their end is not, and between it and launches ahead 30 to 60 us were lost
-  /// (bench/RESULTS.md, "Kernels of older devices").
+  /// ahead, but for a pass behind a choice by clusters: the settling kernel at their end is not, and between it and
+  /// launches ahead 24 to 63 us were lost (bench/RESULTS.md, "Kernels of older devices").
   bool cluster = true;
   /// Pairs of tiles, 32 rows each, that a warp of attend_codes() has under way or at hand, 2 or 3; chunks with `wide`,
   /// where halves of them come one after the other (WideKernels::has_halves) also 1. prepare_codes() sets the number
@@ -173,7 +173,8 @@ struct CodesStep {
                                    uint32_t resident_capacity = 0, bool wide = false,
                                    bool narrow = false);
 
-/// The bytes of CodesStep::work. They depend on the shape, kv_heads, group, block_capacity and splits.
+/// The bytes of CodesStep::work. They depend on the shape, kv_heads, group, block_capacity and splits, and on lists as
+/// prepare_codes() has left them.
 [[nodiscard]] size_t codes_work_bytes(const CodesStep& step);
 
 /// Call before the first step on device `device`, the current one, of steps of this shape, group, block_capacity and
@@ -183,7 +184,7 @@ struct CodesStep {
 /// the largest thread block. Returns cudaErrorInvalidValue where there are no kernels for the shape, and
 /// cudaErrorNotSupported where the device has too little shared memory for it: 99 KiB are enough for every shape, with
 /// CodesStep::wide as codes_are_wide() says. Of a step with lists it chooses how these are chosen among
-/// (CodesLists::blocks).
+/// (CodesLists::blocks, by_memory); CodesStep::narrow is the caller's.
 [[nodiscard]] cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs = nullptr);
 
 /// Enqueues the choice among the lists of a step that has some; attend_codes() does so itself. `ahead`: as there.

@@ -308,7 +308,7 @@ std::unique_ptr<Codes> make_cuda_codes(const ResidentPlace& place, const CodesSh
         "layers, heads, head dimension, dtype or logits are not those of the resident tokens");
   }
   (void)with_kernels(shape);
-  const size_t bytes = codes_bytes(shape);
+  const size_t bytes = codes_bytes(on_device(shape, session.ordinal()));
   session.claim(bytes, "codes of keys and values");
   try {
     auto codes = std::make_unique<CudaCodes>(shape, session.ordinal(), place.waits,

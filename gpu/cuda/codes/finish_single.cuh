@@ -106,8 +106,6 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
     return;
   }
 
-  // Queries, the number of blocks and the codes are older than the pass over them, so reading them may overlap with
-  // it.
   const uint32_t group_count = pairs_of(s, kv_head);
   const bool by_table = reads_by_table(s, kv_head);
   uint32_t wanted = group_count == 0 ? 0 : s.exact_rows;  // a block has more rows than that

@@ -2,9 +2,9 @@
 // know. What a block tells is one object, Told, that others read or write between barriers.
 //
 //   ClusterOfBlocks  the blocks are a cluster (compute capability 9.0 and newer), and Told lies in their shared memory
-//   GridOfBlocks     for GPUs without clusters: Told lies in the step's work space, and a barrier is a counter there.
-//                    The grid is launched so that all its blocks run at once (cooperative launch): a block that waits
-//                    would otherwise wait for one that has no room
+//   GridOfBlocks     where no cluster can, as before 9.0: Told lies in the step's work space, and a barrier is a
+//                    counter there. The grid is launched so that all its blocks run at once (cooperative launch): a
+//                    block that waits would otherwise wait for one that has no room
 #pragma once
 
 #include "gpu/cuda/codes/cluster.cuh"

@@ -19,7 +19,8 @@ struct ListedPair {
   uint32_t owner = 0;  ///< kOfBlock or 0, rows - 1, and the number of the list or the block
 };
 
-/// By the times of bench/RESULTS.md, "Lists of codes on a device".
+/// Bytes of codes that an H100 reads in the time of a choice by clusters (bench/RESULTS.md, "Lists of codes on a
+/// device").
 inline constexpr float kChoiceBytesOfH100 = 66e6F;
 
 /// What the steps of a layer that choose among lists tell those behind them (gpu/cuda/codes/list_memory.cuh). Zero at
@@ -40,9 +41,10 @@ struct CodesLists {
   /// Thread blocks of a KV head that choose, 8 or 16; 0: prepare_codes() decides, and leaves 0 where none can.
   uint32_t blocks = 0;
   /// Whether they tell each other what they know by the device's memory, and not as a cluster. prepare_codes() sets it
-  /// where the device has no clusters.
+  /// where the device has no clusters, or too little shared memory for them.
   bool by_memory = false;
-  /// Bytes of codes that take as long to read as the choice, an H100's at first; a store sets it for its device.
+  /// Bytes of codes that take as long to read as the choice, an H100's at first; a store sets it by its device's
+  /// memory. That a choice by memory takes a half longer is neglected.
   float choice_bytes = kChoiceBytesOfH100;
   ListShare share;
   const uint32_t* listed = nullptr;       ///< one number: the first blocks whose rows are in lists

@@ -101,7 +101,7 @@ struct ListTold {
   alignas(16) uint2 bins[kListBins];  ///< rows and pairs of the block's lists
   float block_ends[kBlocks][ListExtremes<kHeads>::kNumbers];  ///< from all blocks
 };
-/// In its place in the shared memory of blocks that tell each other by the device's memory.
+/// Nothing: what blocks tell each other by the device's memory lies in the work space.
 struct ToldByMemory {};
 
 template <int kDim, int kHeadTiles, class Blocks>

@@ -121,7 +121,9 @@ struct Kernels {
     return k;
   }
   /// Number of thread blocks that share a group's heads.
-  [[nodiscard]] uint32_t attend_passes() const { return heads / attend_heads; }
+  [[nodiscard]] uint32_t attend_passes(uint32_t group) const {
+    return (group + attend_heads - 1) / attend_heads;
+  }
 };
 
 /// The kernel that chooses among lists (gpu/cuda/codes/list_choice.cuh), and its shared memory in bytes: of all steps,
@@ -134,8 +136,6 @@ struct ListKernel {
   const void* choose = nullptr;
   size_t shared = 0, shared_of_more = 0;
   size_t list = 0, list_of_more = 0;  ///< of a list
-  size_t told =
-      0;  ///< bytes that a thread block tells the others by the device's memory; 0: by that of a cluster
 
   /// Bytes, but for the lists that are kept.
   [[nodiscard]] size_t shared_of(const ListShare& share) const {
@@ -147,7 +147,8 @@ struct ListKernel {
 };
 /// blocks: CodesLists::blocks; with kMostListBlocks there are kernels for some dimensions.
 [[nodiscard]] ListKernel list_kernel_of(uint32_t dim, uint32_t group, uint32_t blocks);
-/// The same without clusters, by kListBlocks thread blocks of a KV head that tell each other by the device's memory.
+/// The same where no cluster can, by kListBlocks thread blocks of a KV head that tell each other by the device's
+/// memory.
 [[nodiscard]] ListKernel list_grid_kernel_of(uint32_t dim, uint32_t group);
 
 [[nodiscard]] SettleKernel settle_kernel_of_2_bits(uint32_t dim);

@@ -75,8 +75,8 @@ __device__ inline void advance_head(const CodesParams& s, uint32_t head) {
   if (threadIdx.x == 0) p.states[head] = now;
 }
 
-/// Does both for heads first, first + step, ...; by a thread block of a kernel that was launched ahead of the pass's
-/// end.
+/// Does both for heads first, first + step, ...; by a thread block of a kernel that may have been launched ahead of the
+/// pass's end.
 template <int kDim>
 __device__ inline void publish_and_advance(const CodesParams& s, uint32_t first, uint32_t step) {
   for (uint32_t head = first; head < s.kv_heads; head += step) publish_head<kDim>(s, head);

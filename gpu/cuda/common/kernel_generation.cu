@@ -85,9 +85,12 @@ KernelLimits kernel_limits(int ordinal) {
   }
   if (forced.major != 0) major = std::min(major, forced.major);
   constexpr int kClusters = 9;
-  int multiprocessors = 0;
+  int multiprocessors = 0, at_once = 0;
   check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, ordinal),
         "the device's limits");
+  check(cudaDeviceGetAttribute(&at_once, cudaDevAttrCooperativeLaunch, ordinal),
+        "the device's limits");
+  if (at_once == 0) multiprocessors = 0;
   return {major >= kClusters, shared_memory_of(ordinal).of_block,
           static_cast<size_t>(multiprocessors)};
 }

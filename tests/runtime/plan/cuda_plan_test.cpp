@@ -67,8 +67,8 @@ TEST(CudaPlanDeathTest, MakesNoContext) {
   EXPECT_EXIT(plan_and_leave(), testing::ExitedWithCode(0), "");
 }
 
-/// Lists of groups of 16 heads of 128 components want more shared memory than 8.9 and 12.0 have, and no clusters: 8.0
-/// has none.
+/// Lists of groups of 16 heads of 128 components with 4 bits want more shared memory than 8.9 and 12.0 have, and no
+/// clusters: 8.0 has none.
 TEST(CudaPlan, AsksTheGpuThatIsHereForItsLists) {
   keyhole_engine_config engine = grouped();
   if (gpu::cuda_devices().empty()) GTEST_SKIP() << gpu::cuda_status();

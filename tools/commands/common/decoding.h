@@ -164,8 +164,8 @@ struct TurnCost {
 [[nodiscard]] std::string turn_text(const TurnCost& turn);
 [[nodiscard]] nlohmann::ordered_json turn_json(const TurnCost& turn);
 /// Takes tokens behind the `before` that the cache has, as a later turn of a chat comes, with a progress bar and
-/// Ctrl-C. The runner takes --chunk of them at once (0: 4096), by its pattern of prompts, or as steps do: by no pattern.
-/// logits: as in prefill_prompt().
+/// Ctrl-C. The runner takes --chunk of them at once (0: 4096), by its pattern of prompts, or as steps do: by no
+/// pattern. logits: as in prefill_prompt().
 enum class TurnWay : uint8_t { prompt, steps };
 TurnCost extend_by_turn(Runner& runner, KeyholeCache& cache, std::span<const uint32_t> tokens,
                         uint32_t before, std::vector<float>* logits = nullptr,

@@ -19,6 +19,14 @@ double components_of(const CardLayer& shape) {
   return static_cast<double>(shape.q_heads) / shape.kv_heads * shape.head_dim;
 }
 
+/// Whether a cluster that chooses the heaviest rows has too little shared memory: of groups above 4 of 256 in 99 KiB.
+bool is_too_large_for_clusters(const Card& card, const CardLayer& shape) {
+  constexpr uint64_t kClusterShared = uint64_t{100} << 10U;
+  constexpr uint32_t kLarge = 256, kFew = 4;
+  return card.shared_bytes() < kClusterShared && shape.head_dim == kLarge &&
+         shape.q_heads / shape.kv_heads > kFew;
+}
+
 }  // namespace
 
 double rate_of_codes(const Card& card, double bits, uint32_t head_dim, const CardShares& shares) {
@@ -50,16 +58,15 @@ double seconds_of_codes(const Card& card, const CardLayer& shape, const CardShar
 }
 
 uint32_t passes_of_lists(const Card& card, const CardLayer& shape) {
-  constexpr uint64_t kUsualShared = uint64_t{100} << 10U;
-  constexpr uint32_t kDivided = 256, kHeadsOfPass = 4;
+  constexpr uint32_t kHeadsOfPass = 4;
+  constexpr double kFewBits = 2.0;
   const uint32_t group = shape.q_heads / shape.kv_heads;
-  const bool divides =
-      shape.head_dim == kDivided && group > kHeadsOfPass && card.shared_bytes() < kUsualShared;
+  const bool divides = is_too_large_for_clusters(card, shape) && shape.code_bits > kFewBits;
   return divides ? (group + kHeadsOfPass - 1) / kHeadsOfPass : 1;
 }
 
 double fixed_seconds_of_lists(const Card& card, const CardLayer& shape, const CardShares& shares) {
-  const bool by_one_block = !card.has_clusters() || passes_of_lists(card, shape) > 1;
+  const bool by_one_block = !card.has_clusters() || is_too_large_for_clusters(card, shape);
   return by_one_block
              ? shares.lone_lists_fixed +
                    shares.lone_lists_fixed_per_component * components_of(shape)

@@ -63,7 +63,8 @@ struct CardShares {
 /// Seconds of a layer's attention by codes, all of them read.
 [[nodiscard]] double seconds_of_codes(const Card& card, const CardLayer& shape,
                                       const CardShares& shares = {});
-/// How often a step by lists reads their codes: in 99 KiB of shared memory heads of 256 are attended 4 at a time.
+/// How often a step by lists reads their codes: in 99 KiB of shared memory heads of 256 with 4 bits are attended 4 at a
+/// time.
 [[nodiscard]] uint32_t passes_of_lists(const Card& card, const CardLayer& shape);
 /// Seconds of a layer that steps by lists take beside bytes and mean keys, and bytes a second at which these are
 /// scored.
