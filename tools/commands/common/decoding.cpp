@@ -401,8 +401,10 @@ TurnCost extend_by_turn(Runner& runner, KeyholeCache& cache, std::span<const uin
 TurnCost extend_by_turn(Runner& runner, KeyholeCache& cache, Decoder& decoder,
                         std::span<const uint32_t> tokens,
                         const std::function<void(std::span<const uint32_t>)>& take, TurnWay way) {
-  constexpr size_t kUsualChunk = 4096;
-  const size_t chunk = runner.prefill_chunk() == 0 ? kUsualChunk : runner.prefill_chunk();
+  // More new tokens at once are not attended by codes on a GPU.
+  constexpr size_t kUsualChunk = 4096, kChunkOfSteps = 1024;
+  const size_t usual_chunk = way == TurnWay::steps ? kChunkOfSteps : kUsualChunk;
+  const size_t chunk = runner.prefill_chunk() == 0 ? usual_chunk : runner.prefill_chunk();
   const size_t usual = decoder.tokens_at_once();
   decoder.take_at_once(std::min(chunk, tokens.size()));
   cache.set_extend_pattern(way == TurnWay::prompt ? runner.prefill_pattern() : "");

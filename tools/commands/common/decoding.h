@@ -163,10 +163,11 @@ struct TurnCost {
 /// The turn as text: ", a turn of 2,048 tokens 1.2 s (12 % of the blocks)", empty without one; below, as JSON.
 [[nodiscard]] std::string turn_text(const TurnCost& turn);
 [[nodiscard]] nlohmann::ordered_json turn_json(const TurnCost& turn);
+/// How several tokens of a turn attend: by the runner's pattern of prompts, or by no pattern, as steps do.
+enum class TurnWay : uint8_t { prompt, steps };
 /// Takes tokens behind the `before` that the cache has, as a later turn of a chat comes, with a progress bar and
 /// Ctrl-C. The runner takes --chunk of them at once (0: 4096), by its pattern of prompts, or as steps do: by no
 /// pattern. logits: as in prefill_prompt().
-enum class TurnWay : uint8_t { prompt, steps };
 TurnCost extend_by_turn(Runner& runner, KeyholeCache& cache, std::span<const uint32_t> tokens,
                         uint32_t before, std::vector<float>* logits = nullptr,
                         TurnWay way = TurnWay::prompt);

@@ -29,7 +29,10 @@ EvalCaches::EvalCaches(const LlamaConfig& model, const EvalOptions& options, uin
     if (is_full(spec) && !full_ && options.cache.parallel.kind.empty()) {
       full_.emplace(make_full_cache(model, options.cache, max_tokens));
     }
-    if (spec.indexed()) {
+    // A file of budgets says what heads attend, with whatever comes behind it; else the last index does.
+    const bool is_file = !options.cache.budgets.empty();
+    if (spec.indexed() && takes_budget(budgets.front(), spec, specs.size()) &&
+        (!of_turn_ || !is_file)) {
       of_turn_ = spec;
       budget_of_turn_ = for_index(budgets.front(), spec.text);
     }
@@ -56,12 +59,14 @@ double EvalCaches::prefill(Runner& runner, const std::vector<uint32_t>& tokens, 
   if (of_turn_) {
     (void)apply_spec(main_, *of_turn_, budget_of_turn_);
   } else {
-    (void)build_with_progress(main_, "the index before the turn");
+    main_.set_mode(KEYHOLE_MODE_EXACT, 0);  // no way has an index
   }
   const std::span last = std::span(tokens).subspan(before);
   turn_ = extend_by_turn(runner, main_, last, before, nullptr, way_of_turn_);
-  if (full_) (void)extend_by_turn(runner, *full_, last, before);
-  for (auto& [format, cache] : rounded_) (void)extend_by_turn(runner, cache, last, before);
+  if (full_) (void)extend_by_turn(runner, *full_, last, before, nullptr, way_of_turn_);
+  for (auto& [format, cache] : rounded_) {
+    (void)extend_by_turn(runner, cache, last, before, nullptr, way_of_turn_);
+  }
   return seconds;
 }
 

@@ -22,9 +22,9 @@ class EvalCaches {
              const std::vector<AttendSpec>& specs, const std::vector<BudgetChoice>& budgets,
              RoundedCacheMaker& rounded);
 
-  /// Runs the prompt, with a progress bar, except its last `turn` tokens, which follow by extend_by_turn() after the
-  /// last of the specs that are an index of the main cache is built there, with its budget: codes are attended in a
-  /// turn where the budget says so. Returns its seconds.
+  /// Runs the prompt, with a progress bar, except its last `turn` tokens, which follow by extend_by_turn() as
+  /// EvalOptions::turn_as says, behind the build of the index of the main cache that is the last of the specs, with the
+  /// first budget, or of the indexes of a file of budgets; exactly where no spec is an index. Returns its seconds.
   double prefill(Runner& runner, const std::vector<uint32_t>& tokens, uint32_t turn);
   /// The cost of the turn in the main cache; of no tokens where there is none.
   [[nodiscard]] const TurnCost& turn() const { return turn_; }

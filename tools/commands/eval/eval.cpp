@@ -227,7 +227,10 @@ void add_eval(CLI::App& keyhole) {
   command
       ->add_option("--turn-as", options->turn_as,
                    "How its queries attend: as a prompt's, by the pattern of --prefill; or as "
-                   "steps do, by the last --index (codes on a GPU up to 1024 tokens at once)")
+                   "steps do, by the last --index with the first budget (codes on a GPU up to "
+                   "1024 tokens at once, which is then the default of --chunk). A token alone "
+                   "attends as steps do in any case. Compare with --index full, whose turn is "
+                   "exact")
       ->check(CLI::IsMember({"prompt", "steps"}))
       ->capture_default_str();
   command->add_flag("--check-prefill", options->model.check_prefill,

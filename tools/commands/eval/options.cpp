@@ -49,6 +49,10 @@ EvalOptions with_exact(EvalOptions options) {
   return options;
 }
 
+bool takes_budget(const BudgetChoice& choice, const AttendSpec& spec, size_t specs) {
+  return !choice.reads_codes() || has_codes(spec.text) || specs == 1;
+}
+
 void for_each_way(EvalCaches& caches, const std::vector<AttendSpec>& specs,
                   const std::vector<BudgetChoice>& budgets,
                   const std::function<void(const EvalWay&, KeyholeCache&)>& run) {
@@ -63,10 +67,7 @@ void for_each_way(EvalCaches& caches, const std::vector<AttendSpec>& specs,
       // A way that is no index takes any budget except one that needs codes.
       way.budget = way.has_budget() ? for_index(choice, spec.text) : choice;
       if (!way.has_budget() && choice.reads_codes()) way.budget.tail = {};
-      // With several indexes, --tail codes is meant for those that have codes.
-      if (way.has_budget() && choice.reads_codes() && !has_codes(spec.text) && specs.size() > 1) {
-        continue;
-      }
+      if (way.has_budget() && !takes_budget(choice, spec, specs.size())) continue;
       build_seconds +=
           first ? apply_spec(cache, spec, way.budget) : apply_budget(cache, spec, way.budget);
       first = false;

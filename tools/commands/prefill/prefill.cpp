@@ -161,6 +161,12 @@ void prefill(PrefillOptions options) {
                      "; allowed: fewer than the prompt's " + std::to_string(tokens.size()) +
                      " tokens");
   }
+  for (const std::string& pattern : patterns) {
+    if (options.turn == 0 || pattern.rfind("codes", 0) != 0) continue;
+    throw UsageError("--turn with --pattern " + pattern +
+                     ", which needs the codes of an index; allowed: keyhole eval --turn " +
+                     std::to_string(options.turn) + " --prefill " + pattern);
+  }
   if (options.turn == 0 && tokens.size() <= kFineTokens) {
     throw UsageError("the prompt has " + std::to_string(tokens.size()) +
                      " tokens; patterns are of prompts of more than " +
