@@ -87,13 +87,23 @@ uint64_t passes_of(const CardQuestion& question) {
 /// What is taken for granted of lists.
 std::string of_lists(const Card& card, const CardLayer& shape) {
   constexpr double kMicro = 1e6;
-  const uint32_t passes = passes_of_lists(card, shape);
+  const uint32_t wanted = multiprocessors_of_lists(card, shape);
+  if (is_too_small_for_lists(card, shape)) {
+    return "no codes in lists: they want " + std::to_string(wanted) +
+           " multiprocessors on this card, 8 for each KV head, and it has " +
+           std::to_string(card.multiprocessors) + ", so that all codes are read";
+  }
+  CardLayer of_4_bits = shape;
+  of_4_bits.code_bits = 4.0;
+  const uint32_t passes = passes_of_lists(card, of_4_bits);
   return "of codes in lists 12 % are read" +
-         (passes > 1 ? " " + std::to_string(passes) + " times" : std::string()) +
+         (passes > 1 ? ", with 4 bits " + std::to_string(passes) + " times" : std::string()) +
          ", more in heads that look at everything, and a KV head's mean keys at " +
-         rate(rate_of_mean_keys(card)) + ", a layer " +
+         rate(rate_of_mean_keys(card, shape)) + ", a layer " +
          format_number(fixed_seconds_of_lists(card, shape) * kMicro) + " us beside them" +
-         (card.has_clusters() ? "" : ", if the card has 8 multiprocessors for each KV head");
+         (wanted != 0 && card.multiprocessors == 0
+              ? ", if the card has 8 multiprocessors for each KV head"
+              : "");
 }
 
 std::string assumptions(const CardQuestion& question) {
@@ -210,6 +220,9 @@ ordered_json card_json(const CardQuestion& question, const std::vector<CardEstim
           {"bus", question.card.bus},
           {"compute_capability", question.card.capability()},
           {"shared_memory", question.card.shared_bytes()},
+          {"multiprocessors", question.card.multiprocessors != 0
+                                  ? ordered_json(question.card.multiprocessors)
+                                  : ordered_json(nullptr)},
           {"weights_read", question.weights},
           {"exact_rows", question.exact_rows},
           {"shares",

@@ -21,46 +21,47 @@ struct KnownCard {
   double bandwidth;  ///< GB/s, its maker's figure
   double bus;        ///< GB/s
   int major, minor;  ///< compute capability
+  uint32_t multiprocessors;
 };
 
 // Copies from pinned memory: 55 of PCIe 5.0's 64 GB/s are measured (bench/RESULTS.md); the same share of the others'.
 constexpr double kPcie5 = 55.0, kPcie4 = 26.0, kPcie4Half = 13.0, kPcie5Half = 26.0;
 
 constexpr std::array kCards = {
-    KnownCard{"RTX 3060", 12, 360, kPcie4, 8, 6},
-    KnownCard{"RTX 3080", 10, 760, kPcie4, 8, 6},
-    KnownCard{"RTX 3090", 24, 936, kPcie4, 8, 6},
-    KnownCard{"RTX 3090 Ti", 24, 1008, kPcie4, 8, 6},
-    KnownCard{"RTX 4060", 8, 272, kPcie4Half, 8, 9},
-    KnownCard{"RTX 4060 Ti", 8, 288, kPcie4Half, 8, 9},
-    KnownCard{"RTX 4060 Ti 16GB", 16, 288, kPcie4Half, 8, 9},
-    KnownCard{"RTX 4070", 12, 504, kPcie4, 8, 9},
-    KnownCard{"RTX 4070 Super", 12, 504, kPcie4, 8, 9},
-    KnownCard{"RTX 4070 Ti", 12, 504, kPcie4, 8, 9},
-    KnownCard{"RTX 4070 Ti Super", 16, 672, kPcie4, 8, 9},
-    KnownCard{"RTX 4080", 16, 717, kPcie4, 8, 9},
-    KnownCard{"RTX 4080 Super", 16, 736, kPcie4, 8, 9},
-    KnownCard{"RTX 4090", 24, 1008, kPcie4, 8, 9},
-    KnownCard{"RTX 5060 Ti 16GB", 16, 448, kPcie5Half, 12, 0},
-    KnownCard{"RTX 5070", 12, 672, kPcie5, 12, 0},
-    KnownCard{"RTX 5070 Ti", 16, 896, kPcie5, 12, 0},
-    KnownCard{"RTX 5080", 16, 960, kPcie5, 12, 0},
-    KnownCard{"RTX 5090", 32, 1792, kPcie5, 12, 0},
-    KnownCard{"RTX A5000", 24, 768, kPcie4, 8, 6},
-    KnownCard{"RTX A6000", 48, 768, kPcie4, 8, 6},
-    KnownCard{"RTX 6000 Ada", 48, 960, kPcie4, 8, 9},
-    KnownCard{"RTX PRO 6000", 96, 1792, kPcie5, 12, 0},
-    KnownCard{"A10", 24, 600, kPcie4, 8, 6},
-    KnownCard{"A30", 24, 933, kPcie4, 8, 0},
-    KnownCard{"A40", 48, 696, kPcie4, 8, 6},
-    KnownCard{"A100 40GB", 40, 1555, kPcie4, 8, 0},
-    KnownCard{"A100 80GB", 80, 2039, kPcie4, 8, 0},
-    KnownCard{"L4", 24, 300, kPcie4, 8, 9},
-    KnownCard{"L40S", 48, 864, kPcie4, 8, 9},
-    KnownCard{"H20", 96, 4000, kPcie5, 9, 0},
-    KnownCard{"H100", 80, 3350, kPcie5, 9, 0},
-    KnownCard{"H100 PCIe", 80, 2039, kPcie5, 9, 0},
-    KnownCard{"H200", 141, 4800, kPcie5, 9, 0},
+    KnownCard{"RTX 3060", 12, 360, kPcie4, 8, 6, 28},
+    KnownCard{"RTX 3080", 10, 760, kPcie4, 8, 6, 68},
+    KnownCard{"RTX 3090", 24, 936, kPcie4, 8, 6, 82},
+    KnownCard{"RTX 3090 Ti", 24, 1008, kPcie4, 8, 6, 84},
+    KnownCard{"RTX 4060", 8, 272, kPcie4Half, 8, 9, 24},
+    KnownCard{"RTX 4060 Ti", 8, 288, kPcie4Half, 8, 9, 34},
+    KnownCard{"RTX 4060 Ti 16GB", 16, 288, kPcie4Half, 8, 9, 34},
+    KnownCard{"RTX 4070", 12, 504, kPcie4, 8, 9, 46},
+    KnownCard{"RTX 4070 Super", 12, 504, kPcie4, 8, 9, 56},
+    KnownCard{"RTX 4070 Ti", 12, 504, kPcie4, 8, 9, 60},
+    KnownCard{"RTX 4070 Ti Super", 16, 672, kPcie4, 8, 9, 66},
+    KnownCard{"RTX 4080", 16, 717, kPcie4, 8, 9, 76},
+    KnownCard{"RTX 4080 Super", 16, 736, kPcie4, 8, 9, 80},
+    KnownCard{"RTX 4090", 24, 1008, kPcie4, 8, 9, 128},
+    KnownCard{"RTX 5060 Ti 16GB", 16, 448, kPcie5Half, 12, 0, 36},
+    KnownCard{"RTX 5070", 12, 672, kPcie5, 12, 0, 48},
+    KnownCard{"RTX 5070 Ti", 16, 896, kPcie5, 12, 0, 70},
+    KnownCard{"RTX 5080", 16, 960, kPcie5, 12, 0, 84},
+    KnownCard{"RTX 5090", 32, 1792, kPcie5, 12, 0, 170},
+    KnownCard{"RTX A5000", 24, 768, kPcie4, 8, 6, 64},
+    KnownCard{"RTX A6000", 48, 768, kPcie4, 8, 6, 84},
+    KnownCard{"RTX 6000 Ada", 48, 960, kPcie4, 8, 9, 142},
+    KnownCard{"RTX PRO 6000", 96, 1792, kPcie5, 12, 0, 188},
+    KnownCard{"A10", 24, 600, kPcie4, 8, 6, 72},
+    KnownCard{"A30", 24, 933, kPcie4, 8, 0, 56},
+    KnownCard{"A40", 48, 696, kPcie4, 8, 6, 84},
+    KnownCard{"A100 40GB", 40, 1555, kPcie4, 8, 0, 108},
+    KnownCard{"A100 80GB", 80, 2039, kPcie4, 8, 0, 108},
+    KnownCard{"L4", 24, 300, kPcie4, 8, 9, 58},
+    KnownCard{"L40S", 48, 864, kPcie4, 8, 9, 142},
+    KnownCard{"H20", 96, 4000, kPcie5, 9, 0, 78},
+    KnownCard{"H100", 80, 3350, kPcie5, 9, 0, 132},
+    KnownCard{"H100 PCIe", 80, 2039, kPcie5, 9, 0, 114},
+    KnownCard{"H200", 141, 4800, kPcie5, 9, 0, 132},
 };
 
 /// Lower case, letters and digits alone.
@@ -90,7 +91,8 @@ Card card_of(const KnownCard& known) {
           known.bandwidth * kGb,
           known.bus * kGb,
           known.major,
-          known.minor};
+          known.minor,
+          known.multiprocessors};
 }
 
 std::string names_of(const std::vector<const KnownCard*>& cards) {

@@ -16,6 +16,7 @@ struct Card {
   double bus = 0.0;
   /// Compute capability; where it is not known, that of the least GPUs that the library runs on.
   int compute_major = 8, compute_minor = 0;
+  uint32_t multiprocessors = 0;  ///< 0: not known
 
   /// Whether kernels run in clusters of thread blocks.
   [[nodiscard]] bool has_clusters() const { return compute_major >= 9; }

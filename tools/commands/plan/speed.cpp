@@ -19,13 +19,16 @@ double components_of(const CardLayer& shape) {
   return static_cast<double>(shape.q_heads) / shape.kv_heads * shape.head_dim;
 }
 
-/// Whether a cluster that chooses the heaviest rows has too little shared memory: of groups above 4 of 256 in 99 KiB.
-bool is_too_large_for_clusters(const Card& card, const CardLayer& shape) {
+/// Whether a card has 99 KiB of shared memory, in which clusters hold few heads of 256: `most` for a KV head.
+bool is_too_large_for_clusters(const Card& card, const CardLayer& shape, uint32_t most) {
   constexpr uint64_t kClusterShared = uint64_t{100} << 10U;
-  constexpr uint32_t kLarge = 256, kFew = 4;
+  constexpr uint32_t kLarge = 256;
   return card.shared_bytes() < kClusterShared && shape.head_dim == kLarge &&
-         shape.q_heads / shape.kv_heads > kFew;
+         shape.q_heads / shape.kv_heads > most;
 }
+
+constexpr uint32_t kMostForRows = 4;   // where a cluster chooses the heaviest rows
+constexpr uint32_t kMostForLists = 8;  // where it chooses among lists
 
 }  // namespace
 
@@ -57,24 +60,39 @@ double seconds_of_codes(const Card& card, const CardLayer& shape, const CardShar
          seconds_of_others(card, shape, shares);
 }
 
+bool chooses_by_memory(const Card& card, const CardLayer& shape) {
+  return !card.has_clusters() || is_too_large_for_clusters(card, shape, kMostForLists);
+}
+
+uint32_t multiprocessors_of_lists(const Card& card, const CardLayer& shape) {
+  constexpr uint32_t kOfKvHead = 8;
+  return chooses_by_memory(card, shape) ? kOfKvHead * shape.kv_heads : 0;
+}
+
+bool is_too_small_for_lists(const Card& card, const CardLayer& shape) {
+  return card.multiprocessors != 0 && card.multiprocessors < multiprocessors_of_lists(card, shape);
+}
+
 uint32_t passes_of_lists(const Card& card, const CardLayer& shape) {
   constexpr uint32_t kHeadsOfPass = 4;
   constexpr double kFewBits = 2.0;
   const uint32_t group = shape.q_heads / shape.kv_heads;
-  const bool divides = is_too_large_for_clusters(card, shape) && shape.code_bits > kFewBits;
+  const bool divides =
+      is_too_large_for_clusters(card, shape, kMostForRows) && shape.code_bits > kFewBits;
   return divides ? (group + kHeadsOfPass - 1) / kHeadsOfPass : 1;
 }
 
 double fixed_seconds_of_lists(const Card& card, const CardLayer& shape, const CardShares& shares) {
-  const bool by_one_block = !card.has_clusters() || is_too_large_for_clusters(card, shape);
+  const bool by_one_block =
+      !card.has_clusters() || is_too_large_for_clusters(card, shape, kMostForRows);
   return by_one_block
              ? shares.lone_lists_fixed +
                    shares.lone_lists_fixed_per_component * components_of(shape)
              : shares.lists_fixed + shares.lists_fixed_per_component * components_of(shape);
 }
 
-double rate_of_mean_keys(const Card& card, const CardShares& shares) {
-  return card.has_clusters() ? shares.lists_scored : shares.grid_lists_scored;
+double rate_of_mean_keys(const Card& card, const CardLayer& shape, const CardShares& shares) {
+  return chooses_by_memory(card, shape) ? shares.grid_lists_scored : shares.lists_scored;
 }
 
 double seconds_of_lists(const Card& card, const CardLayer& shape, const CardShares& shares) {
@@ -82,14 +100,16 @@ double seconds_of_lists(const Card& card, const CardLayer& shape, const CardShar
   constexpr double kFigures = 24.0;  // bytes of a list beside its means
   const double code_bytes = static_cast<double>(shape.code_bytes), dim = shape.head_dim;
   const double rows = code_bytes / shape.kv_heads / code_row_bytes(shape.code_bits, shape.head_dim);
-  if (rows <= kLeastRows) return seconds_of_codes(card, shape, shares);
+  if (rows <= kLeastRows || is_too_small_for_lists(card, shape)) {
+    return seconds_of_codes(card, shape, shares);
+  }
   const double lists = rows / kRowsOfList, mean_bytes = 2.0 * dim;  // of keys or values of a list
   const double read =
       std::max(kShare, kLeastRows / rows) * code_bytes * passes_of_lists(card, shape) +
       lists * shape.kv_heads * (mean_bytes + kFigures);
   const double seconds = fixed_seconds_of_lists(card, shape, shares) +
                          read / rate_of_codes(card, shape.code_bits, shape.head_dim, shares) +
-                         lists * mean_bytes / rate_of_mean_keys(card, shares) +
+                         lists * mean_bytes / rate_of_mean_keys(card, shape, shares) +
                          seconds_of_others(card, shape, shares);
   return std::min(seconds, seconds_of_codes(card, shape, shares));
 }

@@ -43,8 +43,8 @@ struct CardShares {
   /// multiprocessors do.
   double lists_fixed = 25.3e-6, lists_fixed_per_component = 0.6e-6 / 64;
   double lists_scored = 115e9;
-  /// The same where one thread block chooses the heaviest rows, and mean keys where there are no clusters: an H200 as a
-  /// card of 8.6.
+  /// The same where one thread block chooses the heaviest rows, and mean keys where lists are chosen by the card's
+  /// memory: an H200 as a card of 8.6.
   double lone_lists_fixed = 29.3e-6, lone_lists_fixed_per_component = 0.5e-6 / 64;
   double grid_lists_scored = 62e9;
 };
@@ -63,6 +63,13 @@ struct CardShares {
 /// Seconds of a layer's attention by codes, all of them read.
 [[nodiscard]] double seconds_of_codes(const Card& card, const CardLayer& shape,
                                       const CardShares& shares = {});
+/// Whether a choice among lists is made by thread blocks that tell each other by the card's memory: without clusters,
+/// and where a cluster's choice for more than 8 heads of 256 of a KV head takes more than 99 KiB.
+[[nodiscard]] bool chooses_by_memory(const Card& card, const CardLayer& shape);
+/// Multiprocessors without which a card has no lists, 8 for each KV head where it chooses by memory; else 0.
+[[nodiscard]] uint32_t multiprocessors_of_lists(const Card& card, const CardLayer& shape);
+/// Whether a card is known to have fewer than these.
+[[nodiscard]] bool is_too_small_for_lists(const Card& card, const CardLayer& shape);
 /// How often a step by lists reads their codes: in 99 KiB of shared memory heads of 256 with 4 bits are attended 4 at a
 /// time.
 [[nodiscard]] uint32_t passes_of_lists(const Card& card, const CardLayer& shape);
@@ -70,9 +77,10 @@ struct CardShares {
 /// scored.
 [[nodiscard]] double fixed_seconds_of_lists(const Card& card, const CardLayer& shape,
                                             const CardShares& shares = {});
-[[nodiscard]] double rate_of_mean_keys(const Card& card, const CardShares& shares = {});
+[[nodiscard]] double rate_of_mean_keys(const Card& card, const CardLayer& shape,
+                                       const CardShares& shares = {});
 /// Seconds of a layer's attention by codes in lists of 64 rows, of which steps read 12 %: heads that look at everything
-/// have more read. No longer than by all codes: steps of fewer rows read all.
+/// have more read. No longer than by all codes: steps of fewer rows read all, and those of a card that is too small.
 [[nodiscard]] double seconds_of_lists(const Card& card, const CardLayer& shape,
                                       const CardShares& shares = {});
 /// Seconds of a layer's full attention, with K and V on the card.

@@ -55,11 +55,24 @@ double seconds(const std::string& card, const std::string& index, const Heads& h
 }
 
 TEST(CardReport, ReadsListsOnEveryCard) {
+  const Heads few{16, 4, 128};
   for (const char* card : {"RTX 3090", "RTX 4090", "A100 80GB", "L4", "24GiB,1008GB,25GB", "H100",
                            "RTX 5090", "24GiB,1008GB,25GB,9.0"}) {
+    const double all = seconds(card, "codes:k=4,v=4", few);
+    EXPECT_LT(seconds(card, "codes:k=4,v=4,lists=64", few), 0.8 * all) << card;
+    EXPECT_NEAR(seconds(card, "codes:k=4,v=4,lists=0", few), all, 1e-9) << card;
+  }
+}
+
+/// 8 KV heads want 64 multiprocessors of a card without clusters: 58 are too few, 72 enough.
+TEST(CardReport, ReadsAllCodesOnCardsWithTooFewMultiprocessors) {
+  for (const char* card : {"L4", "RTX 3060", "RTX 4060", "RTX 4070 Ti", "A30"}) {
     const double all = seconds(card, "codes:k=4,v=4");
-    EXPECT_LT(seconds(card, "codes:k=4,v=4,lists=64"), 0.8 * all) << card;
-    EXPECT_NEAR(seconds(card, "codes:k=4,v=4,lists=0"), all, 1e-9) << card;
+    EXPECT_NEAR(seconds(card, "codes:k=4,v=4,lists=64"), all, 0.01 * all) << card;
+  }
+  for (const char* card : {"A10", "RTX 3080", "RTX A5000", "24GiB,300GB,25GB,8.9", "RTX 5070"}) {
+    EXPECT_LT(seconds(card, "codes:k=4,v=4,lists=64"), 0.8 * seconds(card, "codes:k=4,v=4"))
+        << card;
   }
 }
 
@@ -126,15 +139,42 @@ TEST(CardReport, SaysWhatItKnowsOfTheCard) {
   question.engine.kv_heads = 8;
   question.engine.head_dim = 128;
   question.card = find_card("RTX 4090");
-  EXPECT_NE(card_text(question, {}, {}).find("8 multiprocessors for each KV head"),
-            std::string::npos);
   EXPECT_EQ(card_json(question, {})["compute_capability"], "8.9");
   EXPECT_EQ(card_json(question, {})["shared_memory"], 99 * 1024);
+  EXPECT_EQ(card_json(question, {})["multiprocessors"], 128);
+  question.card = find_card("24GiB,1008GB,25GB,8.9");
+  EXPECT_TRUE(card_json(question, {})["multiprocessors"].is_null());
   question.card = find_card("H100");
   EXPECT_NE(card_text(question, {}, {}).find("codes in lists 12 % are read"), std::string::npos);
   EXPECT_EQ(card_text(question, {}, {}).find("1900 GB/s"), std::string::npos);
   question.engine.head_dim = 512;
   EXPECT_NE(card_text(question, {}, {}).find("2350 GB/s and 1900 GB/s"), std::string::npos);
+}
+
+TEST(CardReport, SaysWhatListsTakeForGranted) {
+  const auto says = [](const char* card, const Heads& heads, const std::string& part) {
+    CardQuestion question;
+    keyhole_engine_config_init(&question.engine);
+    question.engine.q_heads = heads.q_heads;
+    question.engine.kv_heads = heads.kv_heads;
+    question.engine.head_dim = heads.dim;
+    question.card = find_card(card);
+    return card_text(question, {}, {}).find(part) != std::string::npos;
+  };
+  const std::string needs = "if the card has 8 multiprocessors for each KV head";
+  const char *own_8 = "24GiB,1008GB,25GB,8.9", *own_12 = "24GiB,1008GB,25GB,12.0";
+  EXPECT_TRUE(says(own_8, {}, needs));
+  EXPECT_FALSE(says("RTX 4090", {}, needs)) << "it has them";
+  EXPECT_FALSE(says(own_12, {}, needs)) << "clusters choose";
+  EXPECT_FALSE(says(own_12, {64, 8, 256}, needs));
+  EXPECT_TRUE(says(own_12, {72, 8, 256}, needs)) << "for 9 heads of 256 there are no clusters";
+  EXPECT_FALSE(says("H100", {72, 8, 256}, needs));
+  EXPECT_TRUE(
+      says("L4", {}, "want 64 multiprocessors on this card, 8 for each KV head, and it has 58"));
+  EXPECT_FALSE(says("L4", {}, "lists 12 % are read"));
+  EXPECT_TRUE(says("L4", {16, 4, 128}, "lists 12 % are read"));
+  EXPECT_TRUE(says("RTX 4090", {24, 4, 256}, "12 % are read, with 4 bits 2 times"));
+  EXPECT_FALSE(says("H100", {24, 4, 256}, "with 4 bits 2 times"));
 }
 
 }  // namespace

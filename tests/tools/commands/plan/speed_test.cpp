@@ -142,6 +142,52 @@ TEST(CardSpeed, OfFullAttentionIsWithin5PercentOfWhatWasMeasured) {
                 of_full);
 }
 
+/// 99 KiB hold 4 heads of 256 with 4 bits, and all 16 with 2.
+TEST(CardSpeed, OfListsCountsCodesThatAreReadAgain) {
+  const auto passes = [](const char* card, uint32_t group, uint32_t dim, uint32_t bits) {
+    return passes_of_lists(find_card(card), shape(2 * group, 2, dim, k128k, bits));
+  };
+  for (const char* card : {"RTX 4090", "RTX 5090"}) {
+    EXPECT_EQ(passes(card, 4, 256, 4), 1U) << card;
+    EXPECT_EQ(passes(card, 5, 256, 4), 2U) << card;
+    EXPECT_EQ(passes(card, 8, 256, 4), 2U) << card;
+    EXPECT_EQ(passes(card, 16, 256, 4), 4U) << card;
+    EXPECT_EQ(passes(card, 5, 256, 2), 1U) << card;
+    EXPECT_EQ(passes(card, 16, 256, 2), 1U) << card;
+    EXPECT_EQ(passes(card, 8, 128, 4), 1U) << card;
+  }
+  EXPECT_EQ(passes("A100 80GB", 16, 256, 4), 1U);
+  EXPECT_EQ(passes("H100", 16, 256, 4), 1U);
+}
+
+/// gpu/codes_layout.cpp, chooses_among_lists(): of a cluster 16 heads of 256 take 117 KiB.
+TEST(CardSpeed, KnowsHowListsAreChosen) {
+  struct Choice {
+    const char* card;
+    uint32_t q_heads, kv_heads, dim;
+    uint32_t wanted;  ///< multiprocessors; 0: clusters choose
+    bool has_them;
+  };
+  for (const Choice& c :
+       {Choice{"L4", 32, 8, 128, 64, false}, Choice{"L4", 32, 7, 128, 56, true},
+        Choice{"A10", 32, 8, 128, 64, true}, Choice{"24GiB,300GB,25GB,8.9", 32, 8, 128, 64, true},
+        Choice{"RTX 5070", 64, 8, 256, 0, true}, Choice{"RTX 5070", 72, 8, 256, 64, false},
+        Choice{"RTX 5080", 72, 8, 256, 64, true}, Choice{"RTX 5070", 72, 8, 128, 0, true},
+        Choice{"H100", 72, 8, 256, 0, true}, Choice{"H20", 320, 32, 256, 0, true}}) {
+    const Card card = find_card(c.card);
+    const CardLayer s = shape(c.q_heads, c.kv_heads, c.dim, k128k, 4);
+    EXPECT_EQ(multiprocessors_of_lists(card, s), c.wanted) << c.card << ' ' << c.q_heads;
+    EXPECT_EQ(is_too_small_for_lists(card, s), !c.has_them) << c.card << ' ' << c.q_heads;
+    const CardShares shares;
+    EXPECT_EQ(rate_of_mean_keys(card, s),
+              c.wanted == 0 ? shares.lists_scored : shares.grid_lists_scored)
+        << c.card << ' ' << c.q_heads;
+    if (!c.has_them) {
+      EXPECT_EQ(seconds_of_lists(card, s), seconds_of_codes(card, s)) << c.card;
+    }
+  }
+}
+
 TEST(CardSpeed, OfFewRowsInListsIsThatOfAllCodes) {
   const Card card = find_card("H100");
   for (const uint64_t tokens : {8192, 16384}) {
@@ -210,6 +256,21 @@ TEST(Cards, OfOnesOwnAreRead) {
   EXPECT_EQ(card.bus, 25e9);
   EXPECT_EQ(card.capability(), "8.0");
   EXPECT_EQ(find_card("24GiB,1008GB,25GB,12.1").capability(), "12.1");
+}
+
+/// Cores of NVIDIA's data sheets: 128 of a multiprocessor of 8.6 and later, 64 of one of 8.0.
+TEST(Cards, KnowTheirMultiprocessors) {
+  struct Known {
+    const char* card;
+    uint32_t cores, of_one;
+  };
+  for (const Known& k :
+       {Known{"3090", 10496, 128}, Known{"4090", 16384, 128}, Known{"4060 Ti 16GB", 4352, 128},
+        Known{"L4", 7424, 128}, Known{"A30", 3584, 64}, Known{"A100 40GB", 6912, 64},
+        Known{"5090", 21760, 128}, Known{"H100", 16896, 128}}) {
+    EXPECT_EQ(find_card(k.card).multiprocessors, k.cores / k.of_one) << k.card;
+  }
+  EXPECT_EQ(find_card("24GiB,1008GB,25GB,8.9").multiprocessors, 0U) << "not known";
 }
 
 /// What the device says of itself: cudaDevAttrMaxSharedMemoryPerBlockOptin.
