@@ -288,10 +288,75 @@ TEST(Plan, EstimatesCodesInLists) {
   EXPECT_LT(lists, 0.8 * all);
   EXPECT_EQ(card["compute_capability"], "9.0");
 
-  // GPUs before compute capability 9.0 choose by a grid of thread blocks.
-  const Outcome before = plan({"--context", "128k", "--card", "RTX 4090", "--index",
+  // GPUs before compute capability 9.0 choose by a grid of thread blocks: of a card that is not in the table it is not
+  // known how many run at once.
+  const Outcome before = plan({"--context", "128k", "--card", "24GiB,1008GB,25GB,8.9", "--index",
                                "codes:k=4,v=4,lists=64", "--gpu-memory", "80GiB"});
   EXPECT_NE(before.out.find("8 multiprocessors for each KV head"), std::string::npos) << before.out;
+}
+
+/// 8 KV heads want 64 multiprocessors of a card of 8.x; an L4 has 58, an A10 72.
+TEST(Plan, CountsNoListsWhereACardHasTooFewMultiprocessors) {
+  const std::string all = "codes:k=4,v=4,from=32768",
+                    lists = "codes:k=4,v=4,lists=64,from=32768,read=10,miss=50";
+  const auto of = [&](const char* card, const char* kv_heads, const char* memory) {
+    std::vector<std::string> shape = kShape;
+    shape[6] = kv_heads;
+    return plan_json({"--context", "128k", "--card", card, "--gpu-memory", memory, "--index", all,
+                      "--index", lists},
+                     shape);
+  };
+  const json small = of("L4", "8", "80GiB");
+  EXPECT_EQ(small["card"]["multiprocessors"], 58);
+  EXPECT_EQ(small["plans"][1]["index"], lists) << "as it was given";
+  for (const char* key : {"code_bytes", "device_bytes", "host_bytes", "longest_context"}) {
+    EXPECT_EQ(small["plans"][1][key], small["plans"][0][key]) << key;
+  }
+  const json& times = small["card"]["estimates"];
+  EXPECT_NEAR(times[1].value("layer_s", 0.0), times[0].value("layer_s", 1.0), 1e-6);
+  for (const json& enough : {of("L4", "4", "80GiB"), of("A10", "8", "80GiB")}) {
+    EXPECT_GT(enough["plans"][1]["code_bytes"].get<double>(),
+              1.5 * enough["plans"][0]["code_bytes"].get<double>());
+    EXPECT_LT(enough["card"]["estimates"][1].value("layer_s", 1.0),
+              0.8 * enough["card"]["estimates"][0].value("layer_s", 0.0));
+  }
+  const Outcome text = plan({"--context", "128k", "--card", "L4", "--index", lists});
+  EXPECT_NE(text.out.find("want 64 multiprocessors on this card"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("\n" + lists), std::string::npos) << text.out;
+}
+
+/// Layers for which the card has no room are the host's, which has lists on any card.
+TEST(Plan, CountsListsOfTheHostBesideACardWithoutThem) {
+  const std::string all = "codes:k=4,v=4", lists = all + ",lists=64";
+  const json result = plan_json({"--context", "128k", "--card", "L4", "--gpu-memory", "3GiB",
+                                 "--index", all, "--index", lists, "--index", lists + ",read=13"});
+  std::vector<json> plans;  // without what all layers would take
+  for (const json& row : result["plans"]) {
+    if (row["index"].get<std::string>().rfind("next", 0) != 0) plans.push_back(row);
+  }
+  ASSERT_EQ(plans.size(), 3U);
+  const uint32_t layers = plans[0]["code_layers"];
+  EXPECT_GT(layers, 8U);
+  EXPECT_LT(layers, 24U);
+  EXPECT_EQ(plans[1]["code_layers"], layers);
+  EXPECT_EQ(plans[1]["device_bytes"], plans[0]["device_bytes"]);
+  // Memory of all layers on the host, where no codes are on the card.
+  const json host = plan_json({"--context", "128k", "--index", lists})["plans"][0];
+  EXPECT_NEAR(plans[1]["index_bytes"].get<double>(),
+              host["index_bytes"].get<double>() / 32 * (32 - layers), 32.0);
+  EXPECT_EQ(plans[1]["host_bytes"].get<uint64_t>() - plans[0]["host_bytes"].get<uint64_t>(),
+            plans[1]["index_bytes"].get<uint64_t>() - plans[0]["index_bytes"].get<uint64_t>());
+  EXPECT_EQ(plans[2]["index_bytes"], plans[1]["index_bytes"]);
+  // Limits of the host count these lists: at their bytes it fits, one below it does not.
+  const uint64_t bytes =
+      plans[1]["host_bytes"].get<uint64_t>() + plans[1]["pinned_bytes"].get<uint64_t>();
+  for (const uint64_t less : {0, 1}) {
+    const json row =
+        plan_json({"--context", "128k", "--card", "L4", "--gpu-memory", "3GiB", "--host-memory",
+                   std::to_string(bytes - less), "--index", lists})["plans"][0];
+    EXPECT_EQ(row["fits"], less == 0);
+    EXPECT_EQ(row["longest_context"].get<uint64_t>() >= 131072, less == 0);
+  }
 }
 
 /// A card without lists of the model's heads takes no memory for them, whatever the spec says.
@@ -330,6 +395,8 @@ TEST(Plan, SaysWhyAutoTakesNoListsOnAGpu) {
   };
   EXPECT_TRUE(says({"--context", "128k", "--gpu-memory", "24GiB"}));
   EXPECT_FALSE(says({"--context", "128k"})) << "a host has them";
+  EXPECT_TRUE(says({"--context", "128k", "--card", "RTX 4090"}));
+  EXPECT_FALSE(says({"--context", "128k", "--card", "L4"})) << "none could be asked for there";
   EXPECT_FALSE(says({"--context", "128k", "--gpu-memory", "24GiB", "--index", "codes:k=4,v=4"}));
 }
 

@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include "runtime/files/json.h"
 #include "runtime/files/settings.h"
@@ -32,8 +35,8 @@ uint64_t left_by_weights(uint64_t memory, uint64_t weights) {
   return memory > weights ? memory - weights : 1;
 }
 
-keyhole_memory_plan plan_one(const PlanRequest& request, const PlanOptions& options,
-                             const std::string& index, const std::string& budgets) {
+keyhole_memory_plan plan_by_library(const PlanRequest& request, const PlanOptions& options,
+                                    const std::string& index, const std::string& budgets) {
   keyhole_session_config session;
   keyhole_session_config_init(&session);
   session.sink = options.sink;
@@ -59,6 +62,43 @@ keyhole_memory_plan plan_one(const PlanRequest& request, const PlanOptions& opti
       keyhole_plan(&request.engine, &session, request.context, device_limit, host_limit, &plan);
   if (status == KEYHOLE_INVALID_ARGUMENT) throw UsageError(keyhole_last_error());
   check(status);
+  return plan;
+}
+
+/// The spec with "lists=0"; empty where it names no lists.
+std::string without_lists(std::string spec) {
+  for (const char* key : {":lists=", ",lists="}) {
+    const size_t at = spec.find(key);
+    if (at == std::string::npos) continue;
+    const size_t value = at + std::string_view(key).size();
+    return spec.replace(value, std::min(spec.find(',', value), spec.size()) - value, "0");
+  }
+  return {};
+}
+
+/// The library's plan; it knows a card's compute capability, not its multiprocessors: where these are too few for
+/// lists, the card's part is that of the same codes without. Layers that the host attends keep their lists.
+keyhole_memory_plan plan_one(const PlanRequest& request, const PlanOptions& options,
+                             const std::string& index, const std::string& budgets) {
+  const keyhole_memory_plan with = plan_by_library(request, options, index, budgets);
+  const std::string less = without_lists(index);
+  if (less.empty() || !lacks_lists(request)) return with;
+  keyhole_memory_plan plan = plan_by_library(request, options, less, budgets);
+  std::copy(std::begin(with.index), std::end(with.index), plan.index);
+  if (plan.code_layers == 0) return with;
+  // The card has room for as many layers without lists as with them, or more.
+  const uint64_t of_host = request.full_layers - plan.code_layers;
+  if (of_host != 0 && with.code_layers < request.full_layers) {
+    const uint64_t indexes = with.index_bytes / (request.full_layers - with.code_layers) * of_host;
+    plan.host_bytes += indexes - plan.index_bytes;
+    plan.index_bytes = indexes;
+  }
+  if (request.host_memory) {
+    if (plan.host_bytes + plan.pinned_bytes > *request.host_memory) plan.fits = 0;
+    // Of a longer text the host may have layers, with lists: what fits with lists everywhere fits, and so may this one.
+    plan.longest_context = std::max(with.longest_context,
+                                    plan.fits != 0 ? static_cast<uint32_t>(request.context) : 0U);
+  }
   return plan;
 }
 

@@ -97,7 +97,7 @@ void print_plan(const PlanRequest& request, const std::vector<PlanRow>& rows) {
   const bool auto_on_gpu = std::any_of(rows.begin(), rows.end(), [](const PlanRow& row) {
     return row.index.rfind("auto: ", 0) == 0 && row.plan.code_layers != 0;
   });
-  if (auto_on_gpu) {
+  if (auto_on_gpu && !lacks_lists(request)) {
     // bench/RESULTS.md, "Lists of codes on a device".
     std::puts(
         "\nauto takes no lists of codes on a GPU: a layer whose heads look at everything takes a "

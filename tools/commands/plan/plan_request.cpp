@@ -8,6 +8,7 @@
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/common/decoding.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/plan/speed.h"
 #include "tools/llama/config.h"
 #include "tools/llama/engine_config.h"
 #include "tools/terminal/errors.h"
@@ -103,6 +104,15 @@ PlanRequest understand(PlanOptions& options) {
         static_cast<uint32_t>(10 * request.card->compute_major + request.card->compute_minor);
   }
   return request;
+}
+
+bool lacks_lists(const PlanRequest& request) {
+  if (!request.card) return false;
+  CardLayer shape;
+  shape.q_heads = request.engine.q_heads;
+  shape.kv_heads = request.engine.kv_heads;
+  shape.head_dim = request.engine.head_dim;
+  return is_too_small_for_lists(*request.card, shape);
 }
 
 }  // namespace keyhole::tools

@@ -52,5 +52,7 @@ struct PlanRequest {
 
 /// Reads the options; those that are "auto" or belong to a model or a card are filled in. Throws UsageError.
 [[nodiscard]] PlanRequest understand(PlanOptions& options);
+/// Whether the card is known to have too few multiprocessors for lists of codes of this shape.
+[[nodiscard]] bool lacks_lists(const PlanRequest& request);
 
 }  // namespace keyhole::tools
