@@ -67,7 +67,8 @@ struct ListCase {
     s.logits = {spread / size, softcap};
     return s;
   }
-  /// Whether the device has lists of such a layer: 99 KiB of shared memory are too little for 9 to 16 heads of 128.
+  /// Whether the device has lists of such a layer: 99 KiB of shared memory are too little for 9 to 16 heads of 128 with
+  /// 4 bits (105 KiB), and enough with 2 (88).
   [[nodiscard]] bool is_chosen_here() const {
     return !cuda_devices().empty() && chooses_among_lists(shape(), kernel_limits(0));
   }

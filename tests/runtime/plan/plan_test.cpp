@@ -73,7 +73,7 @@ TEST(Plan, ListsMakeWayForLayers) {
 }
 
 /// A card that is not here, by its compute capability: lists want room in the shared memory of a thread block, of which
-/// 8.6, 8.9 and 12.0 leave too little for groups of more than 8 heads of 128.
+/// 8.6, 8.9 and 12.0 leave too little for groups of more than 8 heads of 128 with 4 bits (enough with 2).
 TEST(Plan, ACardHasListsWhereItHasKernelsForThem) {
   keyhole_session_config c;
   keyhole_session_config_init(&c);
