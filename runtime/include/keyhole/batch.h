@@ -91,8 +91,8 @@ keyhole_session_attend_queries(keyhole_session* session, uint32_t layer, const k
  * in f32 and head dimensions other than 64, 80, 96, 128, 256 know no patterns: such calls attend as without one. Audits
  * do not look at such calls.
  * Copies of the session have the pattern, files do not.
- * Errors: INVALID_ARGUMENT (pattern, tokens), UNSUPPORTED (a value_dim that is not head_dim), IO, CORRUPT,
- * VERSION_MISMATCH (a file of budgets), BUSY; then nothing has changed. */
+ * Errors: INVALID_ARGUMENT (pattern, tokens), UNSUPPORTED (a value_dim that is not head_dim, several ranks), IO,
+ * CORRUPT, VERSION_MISMATCH (a file of budgets), BUSY; then nothing has changed. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_session_set_extend_pattern(keyhole_session* session, const char* pattern, uint32_t tokens);
 
