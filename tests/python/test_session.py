@@ -1,5 +1,7 @@
 """Sessions against attention in double precision, with NumPy alone."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -127,6 +129,112 @@ def test_the_default_index_is_near_and_reads_less(engine):
         assert 0 < session.statistics().keys_offered
     session.set_mode("resident")
     assert error(session.attend(0, q), truth[0]) > 0.5  # the needle is not resident
+
+
+@pytest.fixture(scope="module")
+def flat_attention():
+    """K, V, q and the truth of attention in which no few of 2,000 tokens weigh much. The newest of them, which every session has
+    in its window, have other values than the many that are left to an index."""
+    k, v, q = random(60, 2000, HKV, D), 1 + random(61, 2000, HKV, D), random(62, HQ, D)
+    v[-32:] -= 5
+    return k, v, q, attention(q[None], k, v)[0][0]
+
+
+def coded(engine, flat, **fields):
+    """A session in which nearly all of these tokens are indexed."""
+    k, v, _, _ = flat
+    session = engine.session(max_tokens=4096, sink=8, window=32, **fields)
+    for layer in range(LAYERS):
+        session.append(layer, k, v)
+    session.build()
+    return session
+
+
+# By codes of 4 bits of what is not read exactly; and where that has no weight, and the window nearly all of it.
+BY_CODES, WITHOUT = 0.05, 0.5
+
+
+@pytest.mark.parametrize("index", ["codes:k=4,v=4", "codes:k=4,v=4,lists=64", "auto"])
+@pytest.mark.parametrize("fields", [{"top_k": 32}, {"top_k": 100}, {"attend": "none"}, {"min_weight": 1e-3}])
+def test_what_a_budget_of_codes_does_not_read_goes_by_codes(engine, flat_attention, index, fields):
+    _, _, q, truth = flat_attention
+    for budget in (keyhole.Budget(**fields), fields):
+        session = coded(engine, flat_attention, index=index, budget=budget)
+        assert error(session.attend(0, q), truth) < BY_CODES
+        assert session.budget().tail == keyhole.Tail.CODES
+        assert session.budget().top_k == fields.get("top_k", 16)
+    session = coded(engine, flat_attention, index=index)
+    session.set_budget(**fields)
+    assert error(session.attend(0, q), truth) < BY_CODES
+    session.set_budget(keyhole.Budget(top_k=7), layer=0, kv_head=1)
+    one, other = session.budget(layer=0, kv_head=1), session.budget(layer=1, kv_head=1)
+    assert (one.tail, one.top_k) == (keyhole.Tail.CODES, 7) and (other.tail, other.top_k) == (keyhole.Tail.CODES, fields.get("top_k", 16))
+
+
+def test_a_budget_of_codes_that_says_more_is_kept(engine, flat_attention):
+    _, _, q, truth = flat_attention
+    session = coded(engine, flat_attention, index="codes:k=4,v=4", budget=keyhole.Budget(top_k=32, tail="none"))
+    assert error(session.attend(0, q), truth) > WITHOUT
+    session.set_budget(top_k=32)
+    assert error(session.attend(0, q), truth) < BY_CODES
+    session.set_budget(top_k=32, tail="none", layer=0)
+    assert error(session.attend(0, q), truth) > WITHOUT and error(session.attend(1, q), truth) < BY_CODES
+    # As the library has it before it completes a budget: the same to it as one that nobody has touched.
+    for index in ("codes:k=4,v=4", "auto"):
+        for fields in ({"tail": "none"}, {"tail": keyhole.Tail.NONE, "top_k": 100}, {"tail": "none", "attend": "topk"}):
+            session = engine.session(index=index, budget=fields)
+            assert session.config.index.startswith("codes")
+            assert (session.budget().tail, session.budget().top_k) == (keyhole.Tail.NONE, 100)
+    for fields in ({"tail": "codes"}, {}):
+        session.set_budget(**fields)
+        assert (session.budget().tail, session.budget().top_k) == (keyhole.Tail.CODES, 16)
+    session.set_budget(attend="scored")
+    assert session.budget().tail == keyhole.Tail.NONE
+    session.set_budget(mass_target=0.9)
+    assert session.budget().tail == keyhole.Tail.NONE
+    with pytest.raises(keyhole.InvalidArgument, match="tail"):  # it has none where none is named
+        session.set_budget(attend="none", tail="none")
+    with pytest.raises(keyhole.InvalidArgument, match="1..1024"):
+        session.set_budget(top_k=1025)
+
+
+def test_budgets_of_other_indexes_have_no_codes(engine, tmp_path):
+    for index in ("ivf", "flat"):
+        session = engine.session(index=index, budget=keyhole.Budget(top_k=32))
+        assert session.budget().tail == keyhole.Tail.NONE
+        session.set_budget(top_k=9)
+        assert session.budget().tail == keyhole.Tail.NONE
+    # As many as codes read exactly; for more "auto" is another index.
+    most = engine.session(max_tokens=65536, budget=keyhole.Budget(top_k=1024))
+    assert most.config.index.startswith("codes") and most.budget().tail == keyhole.Tail.CODES
+    more = engine.session(max_tokens=65536, budget=keyhole.Budget(top_k=1025))
+    assert more.config.index.startswith("ivf") and more.budget().tail == keyhole.Tail.NONE
+    # A file gives a head another index than the session's.
+    file = tmp_path / "budgets.json"
+    head = {"layer": 1, "kv_head": 0, "index": "ivf", "top_k": 50, "tail": "none"}
+    shape = {"layers": LAYERS, "q_heads": HQ, "kv_heads": HKV, "head_dim": D}
+    file.write_text(json.dumps({"keyhole_budgets": 1, "model": shape, "heads": [head]}))
+    session = engine.session(index="codes:k=4,v=4", budgets=str(file))
+    session.set_budget(top_k=9, layer=1, kv_head=0)
+    assert session.budget(layer=1, kv_head=0).tail == keyhole.Tail.NONE
+    session.set_budget(top_k=9, layer=0)
+    assert session.budget(layer=0).tail == keyhole.Tail.CODES
+    with pytest.raises(keyhole.InvalidArgument, match="ivf"):
+        session.set_budget(top_k=9)
+    session.set_budget(top_k=9, tail="none")
+
+
+def test_an_index_of_codes_attends_by_them_too(engine, flat_attention):
+    k, v, q, _ = flat_attention
+    truth, truth_lse = attention(q[None, :3], k[:, :1], v[:, :1])
+    with keyhole.Index(engine, "codes:k=4,v=4") as index:
+        index.build(k[:, 0], v[:, 0])
+        o, lse = np.empty((3, D), np.float32), np.empty(3, np.float32)
+        index.attend(q[:3], o=o, lse=lse, top_k=32)
+        assert error(o, truth[0]) < BY_CODES
+        np.testing.assert_allclose(lse, truth_lse[0], atol=0.02)
+        index.attend(q[:3], o=o, lse=lse, top_k=32, tail="none")
+        assert np.all(lse < truth_lse[0] - 1)  # most of the weight is that of other tokens
 
 
 def test_windows_sinks_and_softcap_of_layers():

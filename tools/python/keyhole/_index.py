@@ -6,7 +6,7 @@ import dataclasses
 
 from . import _native
 from ._progress import Progress, reporter
-from ._structs import Budget, IndexInfo, SearchCost, fields_of, struct_of
+from ._structs import Budget, IndexInfo, SearchCost, completed, fields_of, struct_of
 
 #: Token position of queries that is not known.
 POSITION_UNKNOWN = 2**32 - 1
@@ -22,6 +22,7 @@ class Index:
     def __init__(self, engine: Any, spec: str, *, layer: int = 0, kv_head: int = 0) -> None:
         self.engine = engine
         self._native = _native.index_create(engine._native, spec, layer, kv_head)
+        self._spec = spec
 
     def build(self, keys: Any, values: Any = None, *, training_queries: Any = None, training_positions: Any = None,
               first_position: int = 0, progress: Progress = None) -> None:  # fmt: skip
@@ -41,6 +42,7 @@ class Index:
     def set_spec(self, spec: str) -> None:
         """Gives a built index other search parameters, without building it again."""
         self._native.set_spec(spec)
+        self._spec = spec
 
     @staticmethod
     def _options(budget: Optional[Budget], position: int, fields: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +67,9 @@ class Index:
         queries attend to: targets are about them and the index's keys together. Returns the distinct keys attended, in no
         particular order, and the cost.
         """
-        rows, cost = self._native.attend(queries, self._options(budget, position, fields), other_o, other_lse, o, lse)
+        options = self._options(budget, position, fields)
+        options["budget"] = completed(options["budget"], self._spec)
+        rows, cost = self._native.attend(queries, options, other_o, other_lse, o, lse)
         return rows, struct_of(SearchCost, cost)
 
     @property

@@ -1,15 +1,16 @@
 """Sessions: one sequence each."""
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 from . import _enums, _native
 from ._arrays import like, stream_of
-from ._enums import ALL, AttendMode, Mode
+from ._enums import ALL, AttendMode, Mode, Tail
 from ._errors import BY_STATUS, Error, InvalidArgument
 from ._progress import Progress, reporter
-from ._structs import Audit, Budget, Identity, LayerTokens, SessionConfig, Statistics, fields_of, struct_of
+from ._structs import Audit, Budget, Identity, LayerTokens, SessionConfig, Statistics, completed, fields_of, struct_of
 
 
 class Session:
@@ -38,7 +39,13 @@ class Session:
             config = SessionConfig(**fields)
         elif fields:
             config = dataclasses.replace(config, **fields)
-        self._set(engine, _native.session_create(engine._native, *config.parts()))
+        values, dense_layers = config.parts()
+        self._set(engine, _native.session_create(engine._native, values, dense_layers))
+        budget = values.get("budget", {})
+        # The library takes "none" for a tail that nobody has named where "auto" is codes, or nothing else is set. What a file
+        # says of heads is left alone.
+        if budget.get("tail") == Tail.NONE and config.budgets is None and self.budget().tail == Tail.CODES:
+            self._native.set_budget(ALL, ALL, budget)
 
     def _set(self, engine: Any, native: Any) -> None:
         self.engine = engine
@@ -244,12 +251,24 @@ class Session:
         self._native.set_attend(_enums.number("attend", attend), min_weight)
 
     def set_budget(self, budget: Union[Budget, None] = None, *, layer: int = ALL, kv_head: int = ALL, **fields: Any) -> None:
-        """The budget of one head, or of all heads of a layer or KV head or of all, from the next step on."""
+        """The budget of one head, or of all heads of a layer or KV head or of all, from the next step on.
+
+        Fields that are not given are the defaults of keyhole.Budget, not what the head had: of an index of type codes the tail is
+        "codes" where no tail and no target is named.
+        """
         if budget is None:
             budget = Budget(**fields)
         elif fields:
             budget = dataclasses.replace(budget, **fields)
-        self._native.set_budget(layer, kv_head, fields_of(budget))
+        self._native.set_budget(layer, kv_head, completed(fields_of(budget), self._index_of(layer, kv_head)))
+
+    def _index_of(self, layer: int, kv_head: int) -> str:
+        """The index of these heads, as completed() wants it."""
+        config = self._native.config()
+        if config["budgets"] is not None:  # the file may give heads other indexes than the session's
+            with contextlib.suppress(InvalidArgument):  # heads that differ
+                return "codes" if self._native.get_budget(layer, kv_head)["tail"] == Tail.CODES else "other"
+        return str(config["index"])
 
     def budget(self, *, layer: int = ALL, kv_head: int = ALL) -> Budget:
         """The budget of one head, or of all: InvalidArgument where these differ."""

@@ -11,6 +11,9 @@ from ._enums import (AppendMode, AttendMode, AuditAction, Device, Dtype, KvHost,
 
 Struct = TypeVar("Struct")
 
+#: Tokens that codes read exactly where a budget does not say how many, and the most that they can, as in the library.
+_CODE_ROWS, _MOST_CODE_ROWS = 16, 1024
+
 
 def fields_of(value: Any) -> dict[str, Any]:
     """What the C struct is filled with: fields that are not None, choices as numbers."""
@@ -34,6 +37,21 @@ def struct_of(kind: type[Struct], values: Mapping[str, Any]) -> Struct:
             entry = struct_of(Budget, entry)
         filled[name] = entry if kind in _RESULTS else _enums.member(name, entry)
     return kind(**filled)
+
+
+def completed(budget: dict[str, Any], index: str) -> dict[str, Any]:
+    """A budget, as fields_of() has it, with what codes are given where the caller has not said it; index: a spec.
+
+    The library does so with the index "auto", and where nothing of a budget is set. Else one with top_k alone would have no
+    tail, and tokens that are not read exactly would weigh nothing.
+    """
+    attend = budget.get("attend", AttendMode.TOPK)
+    # For more rows than codes read exactly "auto" is another index, by the library.
+    takes = str(index).partition(":")[0] == "codes" or (index == "auto" and budget.get("top_k", 0) in range(_MOST_CODE_ROWS + 1))
+    free = "tail" not in budget and not budget.get("error_target") and not budget.get("mass_target")
+    if takes and free and attend in (AttendMode.TOPK, AttendMode.NONE):
+        budget = {**budget, "tail": int(Tail.CODES)}
+    return {"top_k": _CODE_ROWS, **budget} if budget.get("tail") == Tail.CODES else budget
 
 
 @dataclass
@@ -136,7 +154,8 @@ class Budget:
     top_k: keys that one search finds: an index is searched by each query head, codes once by the KV head; default 100 (16
     with codes).
     attend: "topk", "scored", "weight" or "none". min_weight: of "weight"; default 1e-4.
-    tail: "none", "mean", "centroid", "second" or "codes".
+    tail: "none", "mean", "centroid", "second" or "codes". Default: "codes" with an index of type codes (as "auto" is) where
+        attend is "topk" or "none" and there is no target, else "none". With "none" keys that are not read weigh nothing.
     error_target, mass_target: in (0, 1), 0: none: the step reads more until its estimate of the output error is at most
         the one, of the share of the attention mass read at least the other.
     min_keys, max_keys: bounds of the distinct indexed keys that a step with a tail or a target attends.
@@ -199,6 +218,8 @@ class SessionConfig:
     def parts(self) -> tuple[dict[str, Any], list[int]]:
         """Fields and dense layers as the extension takes them."""
         values = fields_of(self)
+        if values.get("budget"):  # else the library's
+            values["budget"] = completed(values["budget"], values.get("index", "auto"))
         return values, list(values.pop("dense_layers", ()))
 
 

@@ -101,7 +101,8 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
     of 128 tokens and more that follow others attend (keyhole.prompt_help()); None: as steps do. graphs: on a GPU, whether
     the forward pass of a step is one CUDA graph: see below. compile: whether graphs of one token are of compiled layers. progress: of builds, as in
     Session.build(). budget: fields of keyhole.Budget (top_k=, tail=, error_target=, ...) and of keyhole.SessionConfig (sink=,
-    window=, budgets=, audit_share=, kv_host=, ...).
+    window=, budgets=, audit_share=, kv_host=, ...). Of an index of type codes, as "auto" is, top_k alone says how many tokens are read
+    exactly; all others go by their codes, unless tail="none".
 
     graphs=True: the first pass of 1 to 32 new tokens behind a context goes as ever, the second one of as many tokens is captured,
     and from then on such a pass is one launch. Sampling, stopping and all else of generate() stay outside. Of a cache of one row,
