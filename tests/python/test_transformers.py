@@ -570,6 +570,27 @@ def test_the_default_index_answers(bundled, root, seed):
         assert said[0, ids.shape[1] :].tolist() != list(answer.encode())
 
 
+def test_a_budget_of_codes_reads_what_it_names_exactly_and_the_rest_by_codes():
+    """Random models look at many tokens: without those that are not read exactly a step says something else."""
+    model, ids = make("qwen3"), batch(700)["input_ids"]
+
+    def step(seen, **options):
+        enabled = keyhole.transformers.enable(model, sink=4, window=16, max_tokens=2048, **options)
+        with enabled.session(2048) as session:
+            assert session.budget().tail == keyhole.Tail[seen.upper()]
+        with torch.no_grad():
+            cache = model(ids[:, :-1]).past_key_values
+            logits = model(ids[:, -1:], past_key_values=cache).logits[0, -1].float()
+        keyhole.transformers.disable(model)
+        return logits
+
+    codes = {"index": "codes:k=4,v=4", "top_k": 2}
+    exact = step("none", mode="exact", index="flat")
+    by_codes = float((step("codes", **codes) - exact).norm())
+    without = float((step("none", tail="none", **codes) - exact).norm())
+    assert by_codes < 0.3 * without and without > 0.5 * float(exact.norm())
+
+
 def test_audits_of_a_cache(bundled):
     keyhole.transformers.enable(bundled, audit_share=1.0, sink=16, window=64)
     question, answer = kv_question(60, 3)
