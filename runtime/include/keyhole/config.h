@@ -231,7 +231,8 @@ enum {
 /* How much of a KV head's indexed keys a step reads, and what stands in for the rest. Part of keyhole_session_config
  * (every head) and of keyhole_search_options, and set per head with keyhole_session_set_budget. In the config of a
  * session and in keyhole_index_attend, a budget that is as its init function left it becomes top_k 16 and tail
- * KEYHOLE_TAIL_CODES for an index of type codes. */
+ * KEYHOLE_TAIL_CODES for an index of type codes. One with any field set keeps its tail: of KEYHOLE_TAIL_NONE beside
+ * codes only the top_k keys count. */
 typedef struct keyhole_budget {
   size_t struct_size;
   /* Keys that one search finds, 1..2^31; default 100. An index is searched by each query head of the group, so that a
