@@ -88,81 +88,6 @@ size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& param
 
 namespace {
 
-/// How many of its lists a block of the choice keeps in shared memory: all up to 72 KiB of them, so that thread blocks
-/// of the pass fit beside it, or what a thread block may have.
-uint32_t kept_lists(const CodesStep& step, const ListKernel& kernel, size_t most) {
-  constexpr size_t kMostBytes = size_t{72} << 10U;
-  const uint32_t tiles = step.lists.blocks * kListTile;
-  const uint32_t of_block = (step.lists.list_capacity + tiles - 1) / tiles * kListTile;
-  const size_t lists = std::min(kMostBytes, most - kernel.shared_of(step.lists.share)) /
-                       kernel.list_of(step.lists.share);
-  return std::min(of_block, static_cast<uint32_t>(lists) / kListTile * kListTile);
-}
-
-size_t list_bytes(const CodesStep& step, const ListKernel& kernel) {
-  return kernel.shared_of(step.lists.share) + step.lists.kept * kernel.list_of(step.lists.share);
-}
-ListKernel choosing_kernel(const CodesStep& step) {
-  return step.lists.by_memory ? list_grid_kernel_of(step.shape.dim, step.group)
-                              : list_kernel_of(step.shape.dim, step.group, step.lists.blocks);
-}
-
-/// Lets the kernel that chooses have all shared memory that there is.
-cudaError_t allow_choice(const ListKernel& kernel, size_t most) {
-  cudaFuncAttributes attributes{};
-  const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel.choose);
-  if (status != cudaSuccess) return status;
-  return cudaFuncSetAttribute(kernel.choose, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(most - attributes.sharedSizeBytes));
-}
-
-/// Prepares a choice by clusters, of 16 thread blocks where there are as many as KV heads; leaves CodesLists::blocks at
-/// 0 where there is no kernel for the shape, or too little shared memory for it.
-cudaError_t prepare_clusters(CodesStep& step, size_t most) {
-  constexpr uint32_t kManyLists =
-      3072;  // with room for so many, 128k tokens, twice the thread blocks are faster
-  const uint32_t usual = step.lists.list_capacity < kManyLists ? kListBlocks : kMostListBlocks;
-  const uint32_t wanted = step.lists.blocks == 0 ? usual : step.lists.blocks;
-  for (const uint32_t blocks : {wanted, kListBlocks}) {
-    step.lists.blocks = blocks;
-    const ListKernel kernel = choosing_kernel(step);
-    if (kernel.choose == nullptr || kernel.shared_of(step.lists.share) > most) continue;
-    step.lists.kept = kept_lists(step, kernel, most);
-    cudaError_t status = allow_choice(kernel, most);
-    if (status == cudaSuccess && blocks == kMostListBlocks) {
-      status =
-          cudaFuncSetAttribute(kernel.choose, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    }
-    if (status != cudaSuccess) return status;
-    if (blocks == kListBlocks) return cudaSuccess;
-    if (count_clusters(kernel.choose, list_bytes(step, kernel), blocks) >= step.kv_heads) {
-      return cudaSuccess;
-    }
-  }
-  step.lists.blocks = 0;
-  return cudaSuccess;
-}
-
-/// Chooses the lists' thread blocks and how many lists these keep, and lets them have their shared memory. most: what a
-/// thread block may have.
-cudaError_t prepare_choice(CodesStep& step, int device, size_t most) {
-  if (!step.lists.by_memory && kernels_have_clusters(device)) {
-    const cudaError_t status = prepare_clusters(step, most);
-    if (status != cudaSuccess || step.lists.blocks != 0) return status;
-  }
-  step.lists.by_memory = true;
-  const ListKernel kernel = choosing_kernel(step);
-  // All thread blocks run at once, one to a multiprocessor.
-  const bool run_at_once = size_t{step.kv_heads} * kListBlocks <= step.processors;
-  step.lists.blocks = 0;
-  if (kernel.choose == nullptr || kernel.shared_of(step.lists.share) > most || !run_at_once) {
-    return cudaSuccess;
-  }
-  step.lists.blocks = kListBlocks;
-  step.lists.kept = kept_lists(step, kernel, most);
-  return allow_choice(kernel, most);
-}
-
 /// Whether the parts of a step go together with its lists, if it has some.
 bool fits_lists(const CodesStep& step) {
   const CodesLists& l = step.lists;
@@ -170,12 +95,16 @@ bool fits_lists(const CodesStep& step) {
          (l.blocks != 0 && !step.wide && step.tokens == 1 && step.host_rows.requests == nullptr);
 }
 
+}  // namespace
+
 bool valid(const CodesStep& step, const Kernels& kernels) {
   if (!fits_lists(step)) return false;
   return kernels.attend != nullptr && step.exact_rows <= kMostDeviceRows && step.splits >= 1 &&
          step.splits <= kMostSplits && step.kv_heads != 0 && step.stages >= kLeastStages &&
          step.stages <= kMostStages;
 }
+
+namespace {
 
 /// Whether a step with lists takes less time alone than its part of a launch of several, in which all its codes are
 /// read: from where lists take some two thirds of what is added to such a launch, by the times of an H100
@@ -251,6 +180,7 @@ uint32_t clusters(const CodesStep& step) {
 
 cudaError_t launch_clusters(const void* kernel, dim3 grid, size_t bytes, cudaStream_t stream,
                             void** arguments, bool ahead, uint32_t blocks) {
+  static_assert(kListThreads == kFinishThreads);  // of the clusters that choose among lists, too
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim = {blocks, 1, 1};
@@ -263,21 +193,6 @@ cudaError_t launch_clusters(const void* kernel, dim3 grid, size_t bytes, cudaStr
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = ahead ? 2 : 1;
-  return cudaLaunchKernelExC(&config, kernel, arguments);
-}
-
-cudaError_t launch_at_once(const void* kernel, dim3 grid, size_t bytes, cudaStream_t stream,
-                           void** arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeCooperative;
-  attribute.val.cooperative = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(kListThreads);
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
   return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 
@@ -453,24 +368,6 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   if (status == cudaSuccess) status = known;
   if (status != cudaSuccess || step.lists.list_capacity == 0) return status;
   return codes::prepare_choice(step, device, memory.of_block);
-}
-
-cudaError_t choose_lists(const CodesStep& step, cudaStream_t stream, bool ahead) {
-  const codes::Kernels kernels = codes::kernels_of(step);
-  if (!codes::valid(step, kernels) || step.lists.list_capacity == 0) return cudaErrorInvalidValue;
-  codes::CodesParams params;
-  codes::lay_out(step, kernels, params);
-  void* arguments[] = {&params};
-  const codes::ListKernel kernel = codes::choosing_kernel(step);
-  if (kernel.choose == nullptr) return cudaErrorInvalidValue;
-  static_assert(codes::kListThreads == codes::kFinishThreads);
-  if (step.lists.by_memory) {
-    return codes::launch_at_once(kernel.choose, dim3(step.lists.blocks * step.kv_heads),
-                                 codes::list_bytes(step, kernel), stream, arguments);
-  }
-  return codes::launch_clusters(kernel.choose, dim3(step.lists.blocks * step.kv_heads),
-                                codes::list_bytes(step, kernel), stream, arguments, ahead,
-                                step.lists.blocks);
 }
 
 cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead) {

@@ -28,6 +28,12 @@ size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& param
 /// gets the bytes of shared memory of the largest thread block.
 [[nodiscard]] cudaError_t prepare_finish(CodesStep& step, int device, size_t& needs);
 
+/// Whether the parts of a step can be launched together.
+[[nodiscard]] bool valid(const CodesStep& step, const Kernels& kernels);
+/// Chooses which thread blocks choose among a step's lists (CodesLists::blocks, by_memory) and how many lists these
+/// keep, and lets them have their shared memory. most: what a thread block may have. Behind prepare_finish().
+[[nodiscard]] cudaError_t prepare_choice(CodesStep& step, int device, size_t most);
+
 /// The clusters of finish_codes(): one beside those of the KV heads publishes the step.
 [[nodiscard]] uint32_t clusters(const CodesStep& step);
 /// Shared memory of the kernel that follows the pass, of one step or of several, beside what it declares.
@@ -36,9 +42,6 @@ size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& param
 [[nodiscard]] cudaError_t launch_clusters(const void* kernel, dim3 grid, size_t bytes,
                                           cudaStream_t stream, void** arguments, bool ahead,
                                           uint32_t blocks = kClusterBlocks);
-/// Launches a kernel of thread blocks of kListThreads threads that all run at once.
-[[nodiscard]] cudaError_t launch_at_once(const void* kernel, dim3 grid, size_t bytes,
-                                         cudaStream_t stream, void** arguments);
 /// How many clusters of so many thread blocks, each with so many bytes of dynamic shared memory, the current device
 /// runs at once; 0 where it does not say.
 [[nodiscard]] uint32_t count_clusters(const void* kernel, size_t bytes,
