@@ -31,19 +31,24 @@ namespace keyhole::gpu {
   return shape.list_rows != 0 && is_device_index_dim(shape.code.dim);
 }
 
+/// Of heads of 64, 80, 96, 128 and 256 components up to 4, 8 and 16 query heads of a KV head.
+using BytesOfShapes = size_t[5][3];
+[[nodiscard]] constexpr size_t bytes_of_shape(const BytesOfShapes& bytes, uint32_t dim,
+                                              uint32_t group) {
+  const uint32_t row = dim <= 64 ? 0 : dim <= 80 ? 1 : dim <= 96 ? 2 : dim <= 128 ? 3 : 4;
+  return bytes[row][group <= 4 ? 0 : group <= 8 ? 1 : 2];
+}
+
 /// Bytes of shared memory of a thread block of the cluster that chooses a step's rows (gpu/cuda/codes/finish.cuh), for
 /// which no other kernel of a step with lists takes more room than there is; beside them it has a number for each 32
 /// rows that it looks at. Of shapes that have lists; kernels assert it when they are compiled.
 [[nodiscard]] constexpr size_t finish_bytes(uint32_t dim, uint32_t group) {
-  const uint32_t column = group <= 4 ? 0 : group <= 8 ? 1 : 2;
-  constexpr size_t k64[] = {50688, 55808, 71168}, k80[] = {56320, 62208, 80384},
-                   k96[] = {61696, 67840, 88064}, k128[] = {72448, 80128, 104960},
-                   k256[] = {99072, 111872, 155648};
-  return dim <= 64    ? k64[column]
-         : dim <= 80  ? k80[column]
-         : dim <= 96  ? k96[column]
-         : dim <= 128 ? k128[column]
-                      : k256[column];
+  constexpr BytesOfShapes kBytes = {{50688, 55808, 71168},
+                                    {56320, 62208, 80384},
+                                    {61696, 67840, 88064},
+                                    {72448, 80128, 104960},
+                                    {99072, 111872, 155648}};
+  return bytes_of_shape(kBytes, dim, group);
 }
 /// Thread blocks of that cluster, and threads of each.
 inline constexpr uint32_t kChoosingBlocks = 8, kChoosingThreads = 256;
@@ -52,15 +57,12 @@ inline constexpr uint32_t kChoosingBlocks = 8, kChoosingThreads = 256;
 [[nodiscard]] constexpr size_t lone_bytes(uint32_t dim, uint32_t group, uint32_t bits) {
   constexpr size_t kSixteenOf128 = 90592;  // with 2 bits
   if (dim > 96 && dim <= 128 && group > 8 && bits == 2) return kSixteenOf128;
-  const uint32_t column = group <= 4 ? 0 : group <= 8 ? 1 : 2;
-  constexpr size_t k64[] = {46432, 49856, 76256}, k80[] = {61536, 65728, 80352},
-                   k96[] = {68192, 72896, 83424}, k128[] = {89952, 95936, 107904},
-                   k256[] = {93664, 93664, 93664};
-  return dim <= 64    ? k64[column]
-         : dim <= 80  ? k80[column]
-         : dim <= 96  ? k96[column]
-         : dim <= 128 ? k128[column]
-                      : k256[column];
+  constexpr BytesOfShapes kBytes = {{46432, 49856, 76256},
+                                    {61536, 65728, 80352},
+                                    {68192, 72896, 83424},
+                                    {89952, 95936, 107904},
+                                    {93664, 93664, 93664}};
+  return bytes_of_shape(kBytes, dim, group);
 }
 
 /// Thread blocks of a KV head that choose among its lists where there are no clusters: all run at once.

@@ -29,7 +29,6 @@
 #include "gpu/cuda/codes/launch_codes.h"
 #include "gpu/cuda/codes/params.h"
 #include "gpu/cuda/common/check.h"
-#include "gpu/cuda/common/device_figures.h"
 #include "gpu/cuda/common/kernel_generation.h"
 
 namespace {
@@ -247,9 +246,6 @@ static int run(int argc, char** argv) {
   with.lists.share.share = 0.01F * static_cast<float>(percent);
   with.lists.share.miss = 0.01F * static_cast<float>(miss);  // and without it below
   with.lists.blocks = choosers;
-  with.lists.choice_bytes =  // as a session's
-      kChoiceBytesOfH100 /
-      static_cast<float>(slowness_of(figures_of_device(0), hopper_kernels_run_on(0)).memory);
   check(prepare_codes(s, 0), "prepare");
   check(prepare_codes(with, 0), "prepare");
   if (with.lists.blocks == 0) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "gpu/cuda/codes/launch_codes.h"
+#include "gpu/cuda/common/device_figures.h"
 
 namespace keyhole::gpu {
 namespace codes {
@@ -81,6 +82,9 @@ cudaError_t launch_at_once(const void* kernel, dim3 grid, size_t bytes, cudaStre
 }  // namespace
 
 cudaError_t prepare_choice(CodesStep& step, int device, size_t most) {
+  const DeviceSlowness slowness =
+      slowness_of(figures_of_device(device), hopper_kernels_run_on(device));
+  step.lists.choice_bytes = kChoiceBytesOfH100 / static_cast<float>(slowness.memory);
   if (!step.lists.by_memory && kernels_have_clusters(device)) {
     const cudaError_t status = prepare_clusters(step, most);
     if (status != cudaSuccess || step.lists.blocks != 0) return status;

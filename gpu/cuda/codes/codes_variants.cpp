@@ -6,7 +6,6 @@
 #include "gpu/codes_layout.h"
 #include "gpu/cuda/codes/params.h"
 #include "gpu/cuda/common/check.h"
-#include "gpu/cuda/common/device_figures.h"
 #include "gpu/cuda/common/kernel_generation.h"
 
 namespace keyhole::gpu {
@@ -48,10 +47,6 @@ CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordin
     s.lists.list_capacity = layout.lists.lists;
     s.lists.pair_capacity = layout.lists.pairs;
     s.lists.share = shape.list_share;
-    const bool hopper = hopper_kernels_run_on(ordinal);
-    s.lists.choice_bytes =
-        kChoiceBytesOfH100 /
-        static_cast<float>(slowness_of(figures_of_device(ordinal), hopper).memory);
   }
   return s;
 }

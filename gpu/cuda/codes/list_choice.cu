@@ -41,12 +41,18 @@ cudaError_t lay_out_means(const MeanTiles& means, cudaStream_t stream) {
 namespace keyhole::gpu::codes {
 namespace {
 
+static_assert(kListBlocks == kListGridBlocks);
+
 template <int kDim, int kHeadTiles, class Blocks>
-ListKernel kernel_of_blocks(const void* kernel) {
+ListKernel kernel() {
   using Shared = ListShared<kDim, kHeadTiles, Blocks>;
   using More = MoreShared<kHeadTiles, Blocks>;
   ListKernel k;
-  k.choose = kernel;
+  if constexpr (Blocks::kTellByMemory) {
+    k.choose = reinterpret_cast<const void*>(&list_grid_kernel<kDim, kHeadTiles>);
+  } else {
+    k.choose = reinterpret_cast<const void*>(&list_kernel<kDim, kHeadTiles, Blocks::kBlocks>);
+  }
   k.shared = sizeof(Shared);
   k.shared_of_more = sizeof(More);
   k.list = KeptLists<4 * kHeadTiles>::kBytes;
@@ -63,59 +69,36 @@ ListKernel kernel_of_blocks(const void* kernel) {
   return k;
 }
 
-template <int kDim, int kHeadTiles, uint32_t kBlocks>
-ListKernel kernel() {
-  return kernel_of_blocks<kDim, kHeadTiles, ClusterOfBlocks<kBlocks>>(
-      reinterpret_cast<const void*>(&list_kernel<kDim, kHeadTiles, kBlocks>));
-}
-
-template <int kDim, uint32_t kBlocks>
+template <int kDim, class Blocks>
 ListKernel kernel_of(uint32_t group) {
-  if (group <= 4) return kernel<kDim, 1, kBlocks>();
-  return group <= 8 ? kernel<kDim, 2, kBlocks>() : kernel<kDim, 4, kBlocks>();
+  if (group <= 4) return kernel<kDim, 1, Blocks>();
+  return group <= 8 ? kernel<kDim, 2, Blocks>() : kernel<kDim, 4, Blocks>();
 }
 
-static_assert(kListBlocks == kListGridBlocks);
-
-template <int kDim, int kHeadTiles>
-ListKernel grid_kernel() {
-  return kernel_of_blocks<kDim, kHeadTiles, GridOfBlocks<kListBlocks>>(
-      reinterpret_cast<const void*>(&list_grid_kernel<kDim, kHeadTiles>));
-}
-
-template <int kDim>
-ListKernel grid_kernel_of(uint32_t group) {
-  if (group <= 4) return grid_kernel<kDim, 1>();
-  return group <= 8 ? grid_kernel<kDim, 2>() : grid_kernel<kDim, 4>();
+template <class Blocks>
+ListKernel kernel_of(uint32_t dim, uint32_t group) {
+  switch (dim) {
+    case 64: return kernel_of<64, Blocks>(group);
+    case 80: return kernel_of<80, Blocks>(group);
+    case 96: return kernel_of<96, Blocks>(group);
+    case 128: return kernel_of<128, Blocks>(group);
+    case 256: return kernel_of<256, Blocks>(group);
+    default: return {};
+  }
 }
 
 }  // namespace
 
 ListKernel list_grid_kernel_of(uint32_t dim, uint32_t group) {
-  switch (dim) {
-    case 64: return grid_kernel_of<64>(group);
-    case 80: return grid_kernel_of<80>(group);
-    case 96: return grid_kernel_of<96>(group);
-    case 128: return grid_kernel_of<128>(group);
-    case 256: return grid_kernel_of<256>(group);
-    default: return {};
-  }
+  return kernel_of<GridOfBlocks<kListBlocks>>(dim, group);
 }
 
 ListKernel list_kernel_of(uint32_t dim, uint32_t group, uint32_t blocks) {
-  if (blocks == kMostListBlocks) {
-    switch (dim) {
-      case 128: return kernel_of<128, kMostListBlocks>(group);
-      case 256: return kernel_of<256, kMostListBlocks>(group);
-      default: return {};
-    }
-  }
+  if (blocks != kMostListBlocks) return kernel_of<ClusterOfBlocks<kListBlocks>>(dim, group);
+  using Most = ClusterOfBlocks<kMostListBlocks>;
   switch (dim) {
-    case 64: return kernel_of<64, kListBlocks>(group);
-    case 80: return kernel_of<80, kListBlocks>(group);
-    case 96: return kernel_of<96, kListBlocks>(group);
-    case 128: return kernel_of<128, kListBlocks>(group);
-    case 256: return kernel_of<256, kListBlocks>(group);
+    case 128: return kernel_of<128, Most>(group);
+    case 256: return kernel_of<256, Most>(group);
     default: return {};
   }
 }

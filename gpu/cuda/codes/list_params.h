@@ -43,8 +43,8 @@ struct CodesLists {
   /// Whether they tell each other what they know by the device's memory, and not as a cluster. prepare_codes() sets it
   /// where the device has no clusters, or too little shared memory for them.
   bool by_memory = false;
-  /// Bytes of codes that take as long to read as the choice, an H100's at first; a store sets it by its device's
-  /// memory. That a choice by memory takes a half longer is neglected.
+  /// Bytes of codes that take as long to read as the choice; prepare_codes() sets them by the device's memory. That a
+  /// choice by memory takes a half longer is neglected.
   float choice_bytes = kChoiceBytesOfH100;
   ListShare share;
   const uint32_t* listed = nullptr;       ///< one number: the first blocks whose rows are in lists

@@ -4,6 +4,7 @@
 
 #include "tools/mpi/ranks.h"
 #include "tools/terminal/cli.h"
+#include "tools/terminal/errors.h"
 
 namespace keyhole::tools {
 
@@ -18,6 +19,13 @@ void add_parallel_options(CLI::App& command, ParallelFlags& flags) {
       .add_option("--parallel-block", flags.block,
                   "Of --parallel context: tokens that stay together on a process; 0: 4096")
       ->check(CLI::Range(0U, 1U << 30));
+}
+
+void check_turn(uint32_t tokens, const ParallelFlags& flags) {
+  if (tokens == 0 || flags.kind != "context") return;
+  throw UsageError(
+      "--turn with --parallel context, whose sessions take no turns; allowed: "
+      "--parallel tensor, or one process");
 }
 
 CacheRanks cache_ranks(const ParallelFlags& flags, keyhole_device device, RanksOn place) {

@@ -14,6 +14,8 @@ struct ParallelFlags {
   uint32_t block = 0;
 };
 void add_parallel_options(CLI::App& command, ParallelFlags& flags);
+/// Throws UsageError for a later turn of so many tokens, 0: none, which sessions of --parallel context do not take.
+void check_turn(uint32_t tokens, const ParallelFlags& flags);
 /// Where the ranks gather.
 enum class RanksOn : uint8_t {
   any,  ///< on the GPUs where all have one

@@ -218,11 +218,7 @@ void understand(DecodeOptions& options) {
         "--turn with --load-session: allowed is one of them, what a prompt has beyond the session "
         "comes behind it in any case");
   }
-  if (options.turn != 0 && options.cache.parallel.kind == "context") {
-    throw UsageError(
-        "--turn with --parallel context, whose sessions take no turns; allowed: "
-        "--parallel tensor, or one process");
-  }
+  check_turn(options.turn, options.cache.parallel);
   if (options.interactive && !options.cache.parallel.kind.empty()) {
     throw UsageError("--interactive with --parallel: allowed is one of them");
   }

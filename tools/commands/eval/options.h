@@ -84,10 +84,10 @@ struct EvalWay {
 /// The options with exact attention first among the ways, where it was not asked for.
 [[nodiscard]] EvalOptions with_exact(EvalOptions options);
 class EvalCaches;
-/// Makes the cache of each way attend in that way, and calls `run` with both.
 /// Whether an index, one of so many, takes a budget: with several, --tail codes is meant for those that have codes.
 [[nodiscard]] bool takes_budget(const BudgetChoice& choice, const AttendSpec& spec, size_t specs);
 
+/// Makes the cache of each way attend in that way, and calls `run` with both.
 void for_each_way(EvalCaches& caches, const std::vector<AttendSpec>& specs,
                   const std::vector<BudgetChoice>& budgets,
                   const std::function<void(const EvalWay&, KeyholeCache&)>& run);

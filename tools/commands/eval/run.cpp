@@ -31,13 +31,8 @@ EvalOptions checked(const EvalOptions& options) {
     if (!path.empty()) check_writable(path);
   }
   check_calibration_has_use(options.cache, all_specs(options));
-  const std::string& ranks = options.cache.parallel.kind;
-  if (options.turn != 0 && ranks == "context") {
-    throw UsageError(
-        "--turn with --parallel context, whose sessions take no turns; allowed: "
-        "--parallel tensor, or one process");
-  }
-  if (options.turn_as == "steps" && (options.turn == 0 || !ranks.empty())) {
+  check_turn(options.turn, options.cache.parallel);
+  if (options.turn_as == "steps" && (options.turn == 0 || !options.cache.parallel.kind.empty())) {
     throw UsageError("--turn-as steps: needed: --turn, and one process");
   }
   return options;
