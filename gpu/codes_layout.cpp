@@ -141,7 +141,7 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
     add(work_bytes, aligned_product({kv_heads, lists.groups, padded_one + 2, sizeof(float)}));
     add(work_bytes, aligned_product({kv_heads, lists.lists, 2 * padded_one + 1, sizeof(float)}));
     add(work_bytes, aligned_product({kv_heads, kEndsOfLists}));
-    add(work_bytes, aligned_product({kv_heads, kListGridBlocks,
+    add(work_bytes, aligned_product({kv_heads, kMostListGridBlocks,
                                      told_bytes(static_cast<uint32_t>(padded_one))}));
     const auto take_of_lists = [&](std::initializer_list<size_t> factors) {
       const size_t offset = list_stride;

@@ -65,12 +65,13 @@ inline constexpr uint32_t kChoosingBlocks = 8, kChoosingThreads = 256;
   return bytes_of_shape(kBytes, dim, group);
 }
 
-/// Thread blocks of a KV head that choose among its lists where there are no clusters: all run at once.
-inline constexpr uint32_t kListGridBlocks = 8;
+/// Thread blocks of a KV head that choose among its lists where there are no clusters: all run at once. The least, and
+/// the most.
+inline constexpr uint32_t kListGridBlocks = 8, kMostListGridBlocks = 16;
 /// Bytes that each of them tells the others (gpu/cuda/codes/list_blocks.cuh), for so many query heads of a KV head with
 /// those that fill tiles of 4; kernels assert that it is enough.
 [[nodiscard]] constexpr size_t told_bytes(uint32_t padded_heads) {
-  return (4256 + size_t{padded_heads} * 2288 + 127) / 128 * 128;
+  return (4320 + size_t{padded_heads} * 2384 + 127) / 128 * 128;
 }
 
 /// Bytes that the choice among a KV head's lists comes to: ChosenLists of gpu/cuda/codes/params.h.

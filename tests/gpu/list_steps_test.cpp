@@ -374,7 +374,6 @@ TEST(ListSteps, ChooseAmongListsThatAreNotKept) {
 
 TEST(ListSteps, ChooseByTwiceAsManyThreadBlocks) {
   KEYHOLE_NEEDS_GPU();
-  if (!has_clusters()) GTEST_SKIP() << "no clusters of thread blocks";
   uint32_t i = 0;
   for (const uint32_t dim : {128U, 256U}) {
     for (const uint32_t group : {4U, 6U, 16U}) {
@@ -388,10 +387,12 @@ TEST(ListSteps, ChooseByTwiceAsManyThreadBlocks) {
       c.kept = i % 3 == 2 ? 16 : ~0U;
       ++i;
       run_case(c);
-      const codes::ListKernel kernel = codes::list_kernel_of(dim, group, c.choosers);
       if (!c.is_chosen_here()) continue;
-      if (kernel.shared_of(c.shape().list_share) > shared_memory_of(0).of_block) continue;
-      EXPECT_EQ(ListLayer(c, i).step().lists.blocks, 16U) << "the device has too small clusters";
+      ListLayer layer(c, i);
+      EXPECT_EQ(layer.step().lists.blocks, 16U) << "the device has too small clusters";
+      layer.take({true, false, false});
+      EXPECT_TRUE(layer.step().lists.by_memory);
+      EXPECT_EQ(layer.step().lists.blocks, 16U) << "the device has too few multiprocessors";
     }
   }
   ListCase c;  // of other dimensions there is no such kernel

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gpu/cuda/common/stream.h"
@@ -47,12 +48,14 @@ Chosen choose(const CodesStep& s) {
 }
 
 /// Bit for bit: both add in the same order.
-TEST(ListWays, ChooseByMemoryWhatAClusterOfEightChooses) {
+TEST(ListWays, ChooseByMemoryWhatAClusterOfAsManyChooses) {
   KEYHOLE_NEEDS_GPU();
   if (!has_clusters()) GTEST_SKIP() << "no clusters of thread blocks";
   const uint32_t groups[] = {4, 1, 8, 16, 5};
   uint32_t i = 0;
-  for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U}) {
+  const std::pair<uint32_t, uint32_t> blocks_of_dims[] = {{64, 8},  {80, 8},   {96, 8},  {128, 8},
+                                                          {256, 8}, {128, 16}, {256, 16}};
+  for (const auto& [dim, blocks] : blocks_of_dims) {
     for (const float miss : {0.0F, 0.1F, 1e-4F}) {
       ListCase c;
       c.dim = dim;
@@ -66,22 +69,22 @@ TEST(ListWays, ChooseByMemoryWhatAClusterOfEightChooses) {
       c.blocks = 9;
       c.listed = 8;
       c.stretch = 4;
-      c.choosers = 8;
+      c.choosers = blocks;
       ++i;
       if (!c.is_chosen_here()) continue;
       // For 16 heads of 256 it takes 117 KiB; where there are 99 the choice is by memory in any case.
       const codes::ListKernel cluster = codes::list_kernel_of(dim, c.group, c.choosers);
       if (cluster.shared_of(c.shape().list_share) > shared_memory_of(0).of_block) continue;
       SCOPED_TRACE("dim " + std::to_string(dim) + ", group " + std::to_string(c.group) + ", miss " +
-                   std::to_string(miss));
+                   std::to_string(miss) + ", " + std::to_string(blocks) + " thread blocks");
       ListLayer layer(c, i);
       CodesStep by_cluster = layer.step();
       layer.take({true, true, false});
       CodesStep by_memory = layer.step();
       ASSERT_FALSE(by_cluster.lists.by_memory);
       ASSERT_TRUE(by_memory.lists.by_memory);
-      ASSERT_EQ(by_cluster.lists.blocks, 8U);
-      ASSERT_EQ(by_memory.lists.blocks, 8U);
+      ASSERT_EQ(by_cluster.lists.blocks, blocks);
+      ASSERT_EQ(by_memory.lists.blocks, blocks);
       // All lists are kept, some, or none. What is left of these where all blocks are read depends on how many.
       const uint32_t all = std::min(by_cluster.lists.kept, by_memory.lists.kept);
       const uint32_t some = c.list_rows == 16 ? 16 : 0;
@@ -99,13 +102,15 @@ TEST(ListWays, ChooseByMemoryWhatAClusterOfEightChooses) {
 }
 
 /// Behind a step a counter stands where the next one can begin: at a multiple of the thread blocks.
-TEST(ListWays, CountersComeToMultiplesOfTheThreadBlocks) {
-  KEYHOLE_NEEDS_GPU();
+void expect_multiples(uint32_t choosers) {
+  SCOPED_TRACE(std::to_string(choosers) + " thread blocks");
   ListCase c;
+  c.choosers = choosers;
   c.share = 0.1F;
   c.most = 0.4F;
   c.way = kByMemory;
   ListLayer layer(c, 3);
+  ASSERT_EQ(layer.step().lists.blocks, choosers);
   std::vector<uint32_t> before = layer.arrivals();
   EXPECT_EQ(before, std::vector<uint32_t>(layer.kv_heads()));
   // With `miss` there are more barriers, and more again where a head has more lists read.
@@ -117,7 +122,7 @@ TEST(ListWays, CountersComeToMultiplesOfTheThreadBlocks) {
       layer.run();
       const std::vector<uint32_t> now = layer.arrivals();
       for (uint32_t h = 0; h < layer.kv_heads(); ++h) {
-        EXPECT_EQ(now[h] % kListGridBlocks, 0U);
+        EXPECT_EQ(now[h] % choosers, 0U);
         EXPECT_GT(now[h], before[h]) << "no thread block has waited for another";
       }
       before = now;
@@ -131,6 +136,10 @@ TEST(ListWays, CountersComeToMultiplesOfTheThreadBlocks) {
                        of_copy.size() * 4, cudaMemcpyDeviceToHost),
             cudaSuccess);
   EXPECT_EQ(of_copy, std::vector<uint32_t>(layer.kv_heads())) << "a step may be under way";
+}
+TEST(ListWays, CountersComeToMultiplesOfTheThreadBlocks) {
+  KEYHOLE_NEEDS_GPU();
+  for (const uint32_t choosers : {kListGridBlocks, kMostListGridBlocks}) expect_multiples(choosers);
 }
 
 /// After 2^32 arrivals, some 10^8 steps.
@@ -191,7 +200,7 @@ TEST(ListWays, OfTwoSessionsEndAtTheSameTime) {
   };
   for (Session& s : sessions) {
     // As much shared memory as there is: room for lists that are not there.
-    const codes::ListKernel kernel = codes::list_grid_kernel_of(c.dim, c.group);
+    const codes::ListKernel kernel = codes::list_grid_kernel_of(c.dim, c.group, kListGridBlocks);
     const ListShare& share = s.step.lists.share;
     const size_t lists = (s.step.block_shared - kernel.shared_of(share)) / kernel.list_of(share);
     s.step.lists.kept = static_cast<uint32_t>(lists) / 16 * 16;

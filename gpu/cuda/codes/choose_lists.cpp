@@ -24,7 +24,7 @@ size_t list_bytes(const CodesStep& step, const ListKernel& kernel) {
   return kernel.shared_of(step.lists.share) + step.lists.kept * kernel.list_of(step.lists.share);
 }
 ListKernel choosing_kernel(const CodesStep& step) {
-  return step.lists.by_memory ? list_grid_kernel_of(step.shape.dim, step.group)
+  return step.lists.by_memory ? list_grid_kernel_of(step.shape.dim, step.group, step.lists.blocks)
                               : list_kernel_of(step.shape.dim, step.group, step.lists.blocks);
 }
 
@@ -37,28 +37,39 @@ cudaError_t allow_choice(const ListKernel& kernel, size_t most) {
                               static_cast<int>(most - attributes.sharedSizeBytes));
 }
 
-/// Prepares a choice by clusters, of 16 thread blocks where there are as many as KV heads; leaves CodesLists::blocks at
-/// 0 where there is no kernel for the shape, or too little shared memory for it.
-cudaError_t prepare_clusters(CodesStep& step, size_t most) {
-  constexpr uint32_t kManyLists =
-      3072;  // with room for so many, 128k tokens, twice the thread blocks are faster
-  const uint32_t usual = step.lists.list_capacity < kManyLists ? kListBlocks : kMostListBlocks;
-  const uint32_t wanted = step.lists.blocks == 0 ? usual : step.lists.blocks;
+/// Has the step choose by so many thread blocks of a KV head; 0 of them where there is no kernel for the shape, or too
+/// little shared memory for it.
+cudaError_t take_blocks(CodesStep& step, uint32_t blocks, size_t most) {
+  step.lists.blocks = blocks;
+  const ListKernel kernel = choosing_kernel(step);
+  if (kernel.choose == nullptr || kernel.shared_of(step.lists.share) > most) {
+    step.lists.blocks = 0;
+    return cudaSuccess;
+  }
+  step.lists.kept = kept_lists(step, kernel, most);
+  const cudaError_t status = allow_choice(kernel, most);
+  if (status != cudaSuccess || step.lists.by_memory || blocks == kListBlocks) return status;
+  return cudaFuncSetAttribute(kernel.choose, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+}
+
+/// Whether the device runs the thread blocks of all KV heads at once: by memory, where they wait for each other, one to
+/// a multiprocessor, and else clusters of 16, which wait for their like to end.
+bool run_at_once(const CodesStep& step) {
+  if (step.lists.by_memory) {
+    return size_t{step.kv_heads} * step.lists.blocks <= step.processors;
+  }
+  const ListKernel kernel = choosing_kernel(step);
+  return step.lists.blocks == kListBlocks || count_clusters(kernel.choose, list_bytes(step, kernel),
+                                                            step.lists.blocks) >= step.kv_heads;
+}
+
+/// Prepares a choice in the way of step.lists.by_memory, by `wanted` thread blocks or by 8; CodesLists::blocks is 0
+/// where the device has neither.
+cudaError_t prepare_way(CodesStep& step, uint32_t wanted, size_t most) {
   for (const uint32_t blocks : {wanted, kListBlocks}) {
-    step.lists.blocks = blocks;
-    const ListKernel kernel = choosing_kernel(step);
-    if (kernel.choose == nullptr || kernel.shared_of(step.lists.share) > most) continue;
-    step.lists.kept = kept_lists(step, kernel, most);
-    cudaError_t status = allow_choice(kernel, most);
-    if (status == cudaSuccess && blocks == kMostListBlocks) {
-      status =
-          cudaFuncSetAttribute(kernel.choose, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    }
+    const cudaError_t status = take_blocks(step, blocks, most);
     if (status != cudaSuccess) return status;
-    if (blocks == kListBlocks) return cudaSuccess;
-    if (count_clusters(kernel.choose, list_bytes(step, kernel), blocks) >= step.kv_heads) {
-      return cudaSuccess;
-    }
+    if (step.lists.blocks != 0 && run_at_once(step)) return cudaSuccess;
   }
   step.lists.blocks = 0;
   return cudaSuccess;
@@ -85,21 +96,16 @@ cudaError_t prepare_choice(CodesStep& step, int device, size_t most) {
   const DeviceSlowness slowness =
       slowness_of(figures_of_device(device), hopper_kernels_run_on(device));
   step.lists.choice_bytes = kChoiceBytesOfH100 / static_cast<float>(slowness.memory);
+  // With room for so many lists, 128k tokens, twice the thread blocks are faster.
+  constexpr uint32_t kManyLists = 3072;
+  const uint32_t usual = step.lists.list_capacity < kManyLists ? kListBlocks : kMostListBlocks;
+  const uint32_t wanted = step.lists.blocks == 0 ? usual : step.lists.blocks;
   if (!step.lists.by_memory && kernels_have_clusters(device)) {
-    const cudaError_t status = prepare_clusters(step, most);
+    const cudaError_t status = prepare_way(step, wanted, most);
     if (status != cudaSuccess || step.lists.blocks != 0) return status;
   }
   step.lists.by_memory = true;
-  const ListKernel kernel = choosing_kernel(step);
-  // All thread blocks run at once, one to a multiprocessor.
-  const bool run_at_once = size_t{step.kv_heads} * kListBlocks <= step.processors;
-  step.lists.blocks = 0;
-  if (kernel.choose == nullptr || kernel.shared_of(step.lists.share) > most || !run_at_once) {
-    return cudaSuccess;
-  }
-  step.lists.blocks = kListBlocks;
-  step.lists.kept = kept_lists(step, kernel, most);
-  return allow_choice(kernel, most);
+  return prepare_way(step, wanted, most);
 }
 
 }  // namespace codes

@@ -82,7 +82,7 @@ size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& param
       take(size_t{step.kv_heads} * most_groups(step) * sizeof(ListedPair)));
   if (!step.lists.by_memory) return end;
   params.told_stride = told_bytes(kernels.heads);
-  params.told = take(size_t{step.kv_heads} * kListBlocks * params.told_stride);
+  params.told = take(size_t{step.kv_heads} * step.lists.blocks * params.told_stride);
   return end;
 }
 

@@ -41,7 +41,7 @@ cudaError_t lay_out_means(const MeanTiles& means, cudaStream_t stream) {
 namespace keyhole::gpu::codes {
 namespace {
 
-static_assert(kListBlocks == kListGridBlocks);
+static_assert(kListBlocks == kListGridBlocks && kMostListBlocks == kMostListGridBlocks);
 
 template <int kDim, int kHeadTiles, class Blocks>
 ListKernel kernel() {
@@ -49,7 +49,7 @@ ListKernel kernel() {
   using More = MoreShared<kHeadTiles, Blocks>;
   ListKernel k;
   if constexpr (Blocks::kTellByMemory) {
-    k.choose = reinterpret_cast<const void*>(&list_grid_kernel<kDim, kHeadTiles>);
+    k.choose = reinterpret_cast<const void*>(&list_grid_kernel<kDim, kHeadTiles, Blocks::kBlocks>);
   } else {
     k.choose = reinterpret_cast<const void*>(&list_kernel<kDim, kHeadTiles, Blocks::kBlocks>);
   }
@@ -75,32 +75,29 @@ ListKernel kernel_of(uint32_t group) {
   return group <= 8 ? kernel<kDim, 2, Blocks>() : kernel<kDim, 4, Blocks>();
 }
 
-template <class Blocks>
-ListKernel kernel_of(uint32_t dim, uint32_t group) {
+template <template <uint32_t> class BlocksOf>
+ListKernel kernel_of(uint32_t dim, uint32_t group, uint32_t blocks) {
+  using Usual = BlocksOf<kListBlocks>;
+  using Most = BlocksOf<kMostListBlocks>;
+  const bool is_most = blocks == kMostListBlocks;
   switch (dim) {
-    case 64: return kernel_of<64, Blocks>(group);
-    case 80: return kernel_of<80, Blocks>(group);
-    case 96: return kernel_of<96, Blocks>(group);
-    case 128: return kernel_of<128, Blocks>(group);
-    case 256: return kernel_of<256, Blocks>(group);
+    case 64: return is_most ? ListKernel{} : kernel_of<64, Usual>(group);
+    case 80: return is_most ? ListKernel{} : kernel_of<80, Usual>(group);
+    case 96: return is_most ? ListKernel{} : kernel_of<96, Usual>(group);
+    case 128: return is_most ? kernel_of<128, Most>(group) : kernel_of<128, Usual>(group);
+    case 256: return is_most ? kernel_of<256, Most>(group) : kernel_of<256, Usual>(group);
     default: return {};
   }
 }
 
 }  // namespace
 
-ListKernel list_grid_kernel_of(uint32_t dim, uint32_t group) {
-  return kernel_of<GridOfBlocks<kListBlocks>>(dim, group);
+ListKernel list_kernel_of(uint32_t dim, uint32_t group, uint32_t blocks) {
+  return kernel_of<ClusterOfBlocks>(dim, group, blocks);
 }
 
-ListKernel list_kernel_of(uint32_t dim, uint32_t group, uint32_t blocks) {
-  if (blocks != kMostListBlocks) return kernel_of<ClusterOfBlocks<kListBlocks>>(dim, group);
-  using Most = ClusterOfBlocks<kMostListBlocks>;
-  switch (dim) {
-    case 128: return kernel_of<128, Most>(group);
-    case 256: return kernel_of<256, Most>(group);
-    default: return {};
-  }
+ListKernel list_grid_kernel_of(uint32_t dim, uint32_t group, uint32_t blocks) {
+  return kernel_of<GridOfBlocks>(dim, group, blocks);
 }
 
 }  // namespace keyhole::gpu::codes

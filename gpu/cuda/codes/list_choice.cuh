@@ -410,11 +410,11 @@ __global__ void __launch_bounds__(kListThreads) list_kernel(const __grid_constan
 }
 
 /// The same where there are no clusters; all blocks of the grid run at once.
-template <int kDim, int kHeadTiles>
+template <int kDim, int kHeadTiles, uint32_t kBlocks>
 __global__ void __launch_bounds__(kListThreads, 1)
     list_grid_kernel(const __grid_constant__ CodesParams s) {
   extern __shared__ __align__(16) unsigned char memory[];
-  ListChooser<kDim, kHeadTiles, GridOfBlocks<kListBlocks>>(s, memory).run();
+  ListChooser<kDim, kHeadTiles, GridOfBlocks<kBlocks>>(s, memory).run();
 }
 
 }  // namespace keyhole::gpu::codes

@@ -61,7 +61,7 @@ struct CodesParams : CodesStep {
   ChosenLists* list_ends = nullptr;  ///< `[kv_heads]`
   ListedPair* list_pairs =
       nullptr;  ///< `[kv_heads, groups]` the pairs of tiles that the step reads
-  /// With CodesLists::by_memory, what the thread blocks of the choice tell each other: `[kv_heads, kListBlocks]`, a
+  /// With CodesLists::by_memory, what the thread blocks of the choice tell each other: `[kv_heads, lists.blocks]`, a
   /// block's at so many bytes behind the one before.
   std::byte* told = nullptr;
   size_t told_stride = 0;
@@ -147,9 +147,8 @@ struct ListKernel {
 };
 /// blocks: CodesLists::blocks; with kMostListBlocks there are kernels for some dimensions.
 [[nodiscard]] ListKernel list_kernel_of(uint32_t dim, uint32_t group, uint32_t blocks);
-/// The same where no cluster can, by kListBlocks thread blocks of a KV head that tell each other by the device's
-/// memory.
-[[nodiscard]] ListKernel list_grid_kernel_of(uint32_t dim, uint32_t group);
+/// The same where no cluster can, by thread blocks of a KV head that tell each other by the device's memory.
+[[nodiscard]] ListKernel list_grid_kernel_of(uint32_t dim, uint32_t group, uint32_t blocks);
 
 [[nodiscard]] SettleKernel settle_kernel_of_2_bits(uint32_t dim);
 [[nodiscard]] SettleKernel settle_kernel_of_4_bits(uint32_t dim);
