@@ -135,9 +135,9 @@ class Codes {
   virtual bool make_lists(uint32_t /*layer*/, uint32_t /*begin*/, uint32_t /*rows*/) {
     return false;
   }
-  /// Enqueues: steps of one token that are enqueued later choose among all lists of the layer that have been made by
-  /// now (CodesShape::lists_from), in the order of their rows. Waits for nothing. While the stream is captured nothing
-  /// changes.
+  /// Enqueues: steps of up to most_listed_tokens() (gpu/codes_layout.h) that are enqueued later choose among all lists
+  /// of the layer that have been made by now (CodesShape::lists_from), in the order of their rows. Waits for nothing.
+  /// While the stream is captured nothing changes.
   virtual void use_lists(uint32_t /*layer*/, Stream /*stream*/) {}
   /// Waits until no rows of the layer are read for lists. Lists that steps do not use are forgotten.
   virtual void stop_lists(uint32_t /*layer*/) {}

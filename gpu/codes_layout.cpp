@@ -135,14 +135,14 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
       aligned_product({kv_heads, splits, heads, dim + 3, sizeof(float)});
   if (has_lists(shape)) {
     lists = ListSizes(static_cast<uint32_t>(capacity), shape.list_rows);
-    // Steps of one token alone choose among lists: maxima of all pairs and the table of these; scores, weights and
-    // bins.
-    const size_t padded_one = group <= 4 ? 4 : group <= 8 ? 8 : 16;
-    add(work_bytes, aligned_product({kv_heads, lists.groups, padded_one + 2, sizeof(float)}));
-    add(work_bytes, aligned_product({kv_heads, lists.lists, 2 * padded_one + 1, sizeof(float)}));
+    // Maxima of all pairs and the table of these; scores, weights and bins.
+    const size_t rows = group * most_listed_tokens(shape);
+    const size_t padded_rows = rows <= 4 ? 4 : rows <= 8 ? 8 : 16;
+    add(work_bytes, aligned_product({kv_heads, lists.groups, padded_rows + 2, sizeof(float)}));
+    add(work_bytes, aligned_product({kv_heads, lists.lists, 2 * padded_rows + 1, sizeof(float)}));
     add(work_bytes, aligned_product({kv_heads, kEndsOfLists}));
     add(work_bytes, aligned_product({kv_heads, kMostListGridBlocks,
-                                     told_bytes(static_cast<uint32_t>(padded_one))}));
+                                     told_bytes(static_cast<uint32_t>(padded_rows))}));
     const auto take_of_lists = [&](std::initializer_list<size_t> factors) {
       const size_t offset = list_stride;
       add(list_stride, aligned_product(factors));

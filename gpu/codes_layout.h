@@ -30,6 +30,13 @@ namespace keyhole::gpu {
 [[nodiscard]] constexpr bool has_lists(const CodesShape& shape) {
   return shape.list_rows != 0 && is_device_index_dim(shape.code.dim);
 }
+/// Tokens of a step that may choose among them: its rows of queries have one choice, for which there are kernels of up
+/// to kMaxDeviceGroup rows.
+[[nodiscard]] constexpr uint32_t most_listed_tokens(const CodesShape& shape) {
+  const uint32_t group = shape.q_heads / (shape.kv_heads == 0 ? 1 : shape.kv_heads);
+  const uint32_t most = most_codes_tokens(shape), fit = kMaxDeviceGroup / (group == 0 ? 1 : group);
+  return fit < 1 ? 1 : fit < most ? fit : most;
+}
 
 /// Of heads of 64, 80, 96, 128 and 256 components up to 4, 8 and 16 query heads of a KV head.
 using BytesOfShapes = size_t[5][3];

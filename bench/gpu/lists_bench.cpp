@@ -1,16 +1,17 @@
 // Time of a layer's attention over lists of codes on the device, beside that over all codes and the least time that
 // each's bytes take: layers in a graph. Arguments, in any order: `d=128`, `g=4` query heads of a KV head, `kv=8` KV
-// heads, `b=4` bits, `t=131072` tokens, `rows=64` rows of a list on average, `layers=8`, `share=12` percent of the rows
-// that a step reads, `miss=0` percent of a head's output that unread lists may hold (ListShare::miss), `middle=0` the
-// mean of values, in percent of what they deviate from it: with 0 outputs are short, and heads with `miss` read next to
-// all lists, from some 200 on they read no more, `wide=0` KV heads whose values have no mean, `spread=60` percent of a
-// nat by which lists' logits deviate, several with commas, `blocks=0` thread blocks of a KV head that choose
-// (CodesLists::blocks), `most=90` percent of the rows from which on a KV head reads all blocks (ListShare::most). With
-// `miss` there are three times: of lists however many, of steps that choose and read what is faster then, and of those
-// that remember what that was (ListShare::keeps). `memory`: steps with lists go as on a device without clusters of
-// thread blocks, whatever the device has: those that choose tell each other by memory (CodesLists::by_memory), and one
-// thread block of a KV head chooses the heaviest rows. Those without lists go as the device has it.
-// KEYHOLE_CUDA_CAPABILITY=8.6 in the environment runs both as on 8.6, in its 99 KiB of shared memory.
+// heads, `b=4` bits, `t=131072` tokens, `new=1` tokens of a step, whose queries have one choice, `rows=64` rows of a
+// list on average, `layers=8`, `share=12` percent of the rows that a step reads, `miss=0` percent of a head's output
+// that unread lists may hold (ListShare::miss), `middle=0` the mean of values, in percent of what they deviate from it:
+// with 0 outputs are short, and heads with `miss` read next to all lists, from some 200 on they read no more, `wide=0`
+// KV heads whose values have no mean, `spread=60` percent of a nat by which lists' logits deviate, several with commas,
+// `blocks=0` thread blocks of a KV head that choose (CodesLists::blocks), `most=90` percent of the rows from which on a
+// KV head reads all blocks (ListShare::most). With `miss` there are three times: of lists however many, of steps that
+// choose and read what is faster then, and of those that remember what that was (ListShare::keeps). `memory`: steps
+// with lists go as on a device without clusters of thread blocks, whatever the device has: those that choose tell each
+// other by memory (CodesLists::by_memory), and one thread block of a KV head chooses the heaviest rows. Those without
+// lists go as the device has it. KEYHOLE_CUDA_CAPABILITY=8.6 in the environment runs both as on 8.6, in its 99 KiB of
+// shared memory.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -112,14 +113,15 @@ double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, Part
 
 static int run(int argc, char** argv) {
   uint32_t dim = 128, group = 4, kv_heads = 8, bits = 4, tokens = 131072, rows = 64, layers = 8,
-           percent = 12, miss = 0, middle = 0, wide = 0, choosers = 0, most = 90;
+           percent = 12, miss = 0, middle = 0, wide = 0, choosers = 0, most = 90, news = 1;
   bool by_memory = false;
   std::vector<uint32_t> spreads{60};
   for (int i = 1; i < argc; ++i) {
     const bool known =
         std::sscanf(argv[i], "d=%u", &dim) == 1 || std::sscanf(argv[i], "g=%u", &group) == 1 ||
         std::sscanf(argv[i], "kv=%u", &kv_heads) == 1 || std::sscanf(argv[i], "b=%u", &bits) == 1 ||
-        std::sscanf(argv[i], "t=%u", &tokens) == 1 || std::sscanf(argv[i], "rows=%u", &rows) == 1 ||
+        std::sscanf(argv[i], "t=%u", &tokens) == 1 || std::sscanf(argv[i], "new=%u", &news) == 1 ||
+        std::sscanf(argv[i], "rows=%u", &rows) == 1 ||
         std::sscanf(argv[i], "layers=%u", &layers) == 1 ||
         std::sscanf(argv[i], "share=%u", &percent) == 1 ||
         std::sscanf(argv[i], "miss=%u", &miss) == 1 ||
@@ -131,7 +133,7 @@ static int run(int argc, char** argv) {
     if (!known) {
       std::fprintf(
           stderr,
-          "%s: allowed are d, g, kv, b, t, rows, layers, share, miss, middle, wide, spread, "
+          "%s: allowed are d, g, kv, b, t, new, rows, layers, share, miss, middle, wide, spread, "
           "blocks, most, memory\n",
           argv[i]);
       return 1;
@@ -204,7 +206,7 @@ static int run(int argc, char** argv) {
         "cudaHostAlloc");
   // Products with mean keys, whose components deviate by 0.29, deviate by as much of a query's.
   const auto queries = [&](uint32_t spread) {
-    std::vector<float> q(size_t{kv_heads} * group * dim);
+    std::vector<float> q(size_t{kv_heads} * group * news * dim);
     std::mt19937 rng(2);
     std::normal_distribution<float> normal;
     for (float& x : q) x = 0.01F * static_cast<float>(spread) / 0.29F * normal(rng);
@@ -213,12 +215,13 @@ static int run(int argc, char** argv) {
   CodesStep s;
   s.shape = shape;
   s.kv_heads = kv_heads;
-  s.group = group;
+  s.group = group * news;
+  s.tokens = news;
   s.block_capacity = blocks;
   const SharedMemory shared = shared_memory_of(0);
-  s.wide = codes_are_wide(shape, group, shared.of_block);
-  s.splits =
-      code_splits(shape, kv_heads, group, blocks, processors, shared.of_multiprocessor, 0, s.wide);
+  s.wide = codes_are_wide(shape, s.group, shared.of_block, news);
+  s.splits = code_splits(shape, kv_heads, s.group, blocks, processors, shared.of_multiprocessor, 0,
+                         s.wide);
   s.logits.scale = 1.0F / std::sqrt(static_cast<float>(dim));
   s.head_stride = shape.block_bytes();
   s.block_stride = kv_heads * s.head_stride;
@@ -226,19 +229,19 @@ static int run(int argc, char** argv) {
   s.value_scale = s.key_scale;
   s.block_count = device(std::vector<uint32_t>{blocks});
   const auto heads_of = [&](float* x) {
-    return dense_tensor(reinterpret_cast<std::byte*>(x), 1, kv_heads * group, dim, DType::f32,
+    return dense_tensor(reinterpret_cast<std::byte*>(x), news, kv_heads * group, dim, DType::f32,
                         Memory::device);
   };
   float* const q = device(queries(spreads[0]));
   s.q = heads_of(q);
-  s.out = heads_of(device<float>(size_t{kv_heads} * group * dim));
+  s.out = heads_of(device<float>(size_t{kv_heads} * s.group * dim));
   s.row_stride = dim * 2;
   s.kv_head_stride = size_t{tokens} * s.row_stride;
   CodesStep with = s;
   with.wide = false;
-  with.narrow = codes_are_narrow(shape, group, shared.of_block);
-  with.splits = code_splits(shape, kv_heads, group, blocks, processors, shared.of_multiprocessor, 0,
-                            false, with.narrow);
+  with.narrow = codes_are_narrow(shape, s.group, shared.of_block);
+  with.splits = code_splits(shape, kv_heads, s.group, blocks, processors, shared.of_multiprocessor,
+                            0, false, with.narrow);
   with.cluster = !by_memory;
   with.lists.by_memory = by_memory;
   with.lists.list_capacity = sizes.lists;
@@ -286,7 +289,7 @@ static int run(int argc, char** argv) {
   }
   const auto time = [&](std::vector<CodesStep> steps, uint32_t exact, Part part) {
     for (CodesStep& step : steps) {
-      step.exact_rows = exact;
+      step.exact_rows = std::min(exact * news, kMostDeviceRows);
       // What is remembered is for whole steps.
       if (part == Part::choice) step.lists.memory = nullptr;
     }
@@ -328,12 +331,13 @@ static int run(int argc, char** argv) {
   const double lists0 = time(chosen, 0, Part::all), lists16 = time(chosen, 16, Part::all),
                lists64 = time(chosen, 64, Part::all);
   std::printf(
-      "%s | %u/%u of %u, %u bits, %u tokens, %.2f TB/s | all: floor %.1f pass %.1f N=16 %.1f (%.0f "
+      "%s | %u/%u of %u, %u bits, %u tokens behind %u, %.2f TB/s | all: floor %.1f pass %.1f N=16 "
+      "%.1f (%.0f "
       "%%) N=64 %.1f "
       "| lists by %u blocks %s, rows by %s%s: floor %.1f choice %.1f pass %.1f N=0 %.1f N=16 %.1f "
       "(%.0f %%) N=64 %.1f\n",
-      prop.name, kv_heads * group, kv_heads, dim, bits, tokens, rate * 1e-6, all_floor, all_pass,
-      all16, 100.0 * all_floor / all16, all64, with.lists.blocks,
+      prop.name, kv_heads * group, kv_heads, dim, bits, news, tokens, rate * 1e-6, all_floor,
+      all_pass, all16, 100.0 * all_floor / all16, all64, with.lists.blocks,
       with.lists.by_memory ? "by memory" : "in clusters", with.cluster ? "clusters" : "one block",
       with.narrow ? ", 4 heads at a time" : "", list_floor, choice, pass, lists0, lists16,
       100.0 * list_floor / lists16, lists64);

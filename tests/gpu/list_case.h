@@ -44,6 +44,7 @@ struct ListCase {
   float apart = 1.0F;  ///< size of the clusters' centres, beside rows of size 1 about them
   bool asks_doubt = false;
   uint32_t spare = 3;     ///< blocks that there is room for beside
+  uint32_t tokens = 1;    ///< of a step; divides `group`, the rows of queries of all of them
   uint32_t choosers = 0;  ///< thread blocks of a KV head that choose, see CodesLists::blocks
   uint32_t kept =
       ~0U;  ///< lists that a thread block keeps in shared memory at most, a multiple of 16
@@ -53,7 +54,7 @@ struct ListCase {
     CodesShape s;
     s.layers = 1;
     s.kv_heads = kv_heads;
-    s.q_heads = kv_heads * group;
+    s.q_heads = kv_heads * group / tokens;
     s.code = {dim, bits, bits};
     s.dtype = rows;
     s.blocks = blocks + spare;

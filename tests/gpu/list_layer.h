@@ -48,10 +48,10 @@ class ListLayer {
     for (uint32_t h = 0; h < case_.kv_heads; ++h) {
       lists_.emplace_back(shape_.code, rows_->codes(h).balance());
     }
-    const auto heads = static_cast<uint32_t>(shape_.q_heads);
-    out_ = std::make_unique<DeviceVector<float>>(size_t{heads} * c.dim);
-    lse_ = std::make_unique<DeviceVector<float>>(heads);
-    device_q_ = std::make_unique<DeviceVector<float>>(q_);
+    const size_t rows = size_t{case_.kv_heads} * c.group;
+    out_ = std::make_unique<DeviceVector<float>>(rows * c.dim);
+    lse_ = std::make_unique<DeviceVector<float>>(rows);
+    device_q_ = std::make_unique<DeviceVector<float>>(by_token(q_, c.dim));
     chosen_ = std::make_unique<DeviceVector<uint32_t>>(size_t{case_.kv_heads} * kMostDeviceRows);
     for (uint32_t begin = 0; begin < c.listed; begin += c.stretch) list(begin, c.stretch);
   }
@@ -66,8 +66,8 @@ class ListLayer {
   }
   [[nodiscard]] uint32_t blocks() const { return rows_->rows() / kCodeBlock; }
   [[nodiscard]] std::vector<float>& q() { return q_; }
-  /// Of the last step.
-  [[nodiscard]] std::vector<float> out() const { return out_->read(); }
+  /// Of the last step, as q(): `[KV heads, rows of queries, dim]`.
+  [[nodiscard]] std::vector<float> out() const { return by_kv_head(out_->read(), case_.dim); }
   [[nodiscard]] std::mt19937& rng() { return rng_; }
 
   /// Has the device make lists of blocks [begin, begin + count), and waits until they are in use.
@@ -143,20 +143,20 @@ class ListLayer {
   void set_miss(float miss) { case_.miss = miss; }
   void draw_queries() {
     q_ = random_floats(rng_, q_.size());
-    device_q_->write(q_);
+    device_q_->write(by_token(q_, case_.dim));
   }
   void set_query(uint32_t head, const std::vector<float>& q) {
     std::copy(q.begin(), q.end(), q_.begin() + static_cast<ptrdiff_t>(head * case_.dim));
-    device_q_->write(q_);
+    device_q_->write(by_token(q_, case_.dim));
   }
 
   [[nodiscard]] CodesStep step() const {
     const auto heads = static_cast<uint32_t>(shape_.q_heads);
     const auto tensor = [&](float* x) {
-      return dense_tensor(reinterpret_cast<std::byte*>(x), 1, heads, case_.dim, DType::f32,
-                          Memory::device);
+      return dense_tensor(reinterpret_cast<std::byte*>(x), case_.tokens, heads, case_.dim,
+                          DType::f32, Memory::device);
     };
-    CodesStep s = codes_->describe(0, tensor(device_q_->get()));
+    CodesStep s = codes_->describe(0, tensor(device_q_->get()), case_.tokens);
     s.out = tensor(out_->get());
     s.lse = lse_->get();
     s.chosen = chosen_->get();
@@ -183,15 +183,16 @@ class ListLayer {
     SCOPED_TRACE("blocks " + std::to_string(blocks()) + ", listed " +
                  std::to_string(codes_->listed(0)));
     const uint32_t dim = case_.dim, group = case_.group;
-    const std::vector<float> out = out_->read(), lse = lse_->read();
+    const std::vector<float> out = this->out(), lse = by_kv_head(lse_->read(), 1);
     const std::vector<uint32_t> all = chosen_->read();
+    const uint32_t exact_rows = step().exact_rows;  // of all tokens
     for (uint32_t h = 0; h < case_.kv_heads; ++h) {
       index::ListChoice choice;
       choose(h, choice);
       std::vector<uint32_t> exact;
-      if (case_.exact_rows != 0) {
-        const auto* from = all.data() + size_t{h} * case_.exact_rows;
-        exact.assign(from, from + case_.exact_rows);
+      if (exact_rows != 0) {
+        const auto* from = all.data() + size_t{h} * exact_rows;
+        exact.assign(from, from + exact_rows);
         std::sort(exact.begin(), exact.end());
         ASSERT_EQ(std::adjacent_find(exact.begin(), exact.end()), exact.end()) << "a row twice";
       }
@@ -218,6 +219,7 @@ class ListLayer {
   }
   /// The relative error of a head of the last step against exact attention to all rows.
   [[nodiscard]] std::vector<double> errors() const {
+    EXPECT_EQ(case_.tokens, 1U);
     const States right = rows_->attend_exactly(q_);
     const std::vector<float> out = out_->read();
     std::vector<double> errors;
@@ -281,6 +283,29 @@ class ListLayer {
 
  private:
   static constexpr uint32_t kCentres = 40;
+
+  /// Where row r of a KV head's queries is among those of a step, whose tokens have their heads one behind the other.
+  [[nodiscard]] size_t place(uint32_t h, uint32_t r) const {
+    const uint32_t heads = case_.group / case_.tokens;  // of a KV head and token
+    return (size_t{r / heads} * case_.kv_heads + h) * heads + r % heads;
+  }
+  /// Rows of `width` numbers by KV head, as the step has them, and the other way round.
+  [[nodiscard]] std::vector<float> by_token(const std::vector<float>& x, uint32_t width) const {
+    std::vector<float> to(x.size());
+    for (uint32_t i = 0; i < case_.kv_heads * case_.group; ++i) {
+      const size_t at = place(i / case_.group, i % case_.group);
+      std::copy_n(x.data() + size_t{i} * width, width, to.data() + at * width);
+    }
+    return to;
+  }
+  [[nodiscard]] std::vector<float> by_kv_head(const std::vector<float>& x, uint32_t width) const {
+    std::vector<float> to(x.size());
+    for (uint32_t i = 0; i < case_.kv_heads * case_.group; ++i) {
+      const size_t at = place(i / case_.group, i % case_.group);
+      std::copy_n(x.data() + at * width, width, to.data() + size_t{i} * width);
+    }
+    return to;
+  }
 
   /// Has a step chosen among its lists by the case's thread blocks, and in its way.
   void prepare(CodesStep& s) const {

@@ -12,36 +12,10 @@
 #include "gpu/cuda/common/stream.h"
 #include "tests/captured_graph.h"
 #include "tests/gpu/list_layer.h"
+#include "tests/gpu/list_runs.h"
 
 namespace keyhole::gpu::test {
 namespace {
-
-/// Runs a step in every way, and checks it.
-void run_every_way(ListLayer& layer) {
-  for (const ListWay& way : layer.ways()) {
-    SCOPED_TRACE(way.name());
-    layer.take(way);
-    layer.run();
-    layer.check();
-  }
-  layer.take({});
-}
-
-/// Steps in every way, and others with other queries behind more rows that no list has.
-void run_case(const ListCase& c) {
-  if (!c.is_chosen_here()) return;
-  const uint32_t seed = std::random_device{}();
-  SCOPED_TRACE("seed " + std::to_string(seed) + ", dim " + std::to_string(c.dim) + ", bits " +
-               std::to_string(c.bits) + ", group " + std::to_string(c.group) + ", lists of " +
-               std::to_string(c.list_rows) + ", share " + std::to_string(c.share));
-  ListLayer layer(c, seed);
-  ASSERT_EQ(layer.codes().listed(0), c.listed * kCodeBlock);
-  ASSERT_NE(layer.step().lists.list_capacity, 0U);
-  run_every_way(layer);
-  layer.draw_queries();
-  layer.append(1);
-  run_every_way(layer);
-}
 
 TEST(ListSteps, AttendEveryShape) {
   KEYHOLE_NEEDS_GPU();

@@ -130,7 +130,7 @@ TEST(CodesInSmallShared, ListsAreWherePlansSayThatTheyAre) {
       (variants.has_lists() ? with : without) += 1;
       EXPECT_EQ(variants.of(1).lists.list_capacity, 0U);
       if (!variants.has_lists()) return;
-      const CodesStep& s = variants.listed();
+      const CodesStep& s = variants.listed(1);
       EXPECT_FALSE(s.wide);
       EXPECT_EQ(s.narrow, codes_are_narrow(s.shape, s.group, limits.shared_of_block));
       // Without clusters neither lists nor rows are chosen by one.

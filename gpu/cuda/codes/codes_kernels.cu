@@ -92,7 +92,7 @@ namespace {
 bool fits_lists(const CodesStep& step) {
   const CodesLists& l = step.lists;
   return l.list_capacity == 0 ||
-         (l.blocks != 0 && !step.wide && step.tokens == 1 && step.host_rows.requests == nullptr);
+         (l.blocks != 0 && !step.wide && step.host_rows.requests == nullptr);
 }
 
 }  // namespace
@@ -424,7 +424,8 @@ cudaError_t settle_codes(const CodesStep& step, cudaStream_t stream) {
 }
 
 CodesKind codes_kind(const CodesStep& step) {
-  const bool joins = step.cluster && !step.wide && !codes::gains_alone(step) &&
+  const bool is_one = step.tokens == 1 || step.lists.list_capacity == 0;
+  const bool joins = step.cluster && !step.wide && is_one && !codes::gains_alone(step) &&
                      step.host_rows.requests == nullptr && step.resident_o == nullptr;
   if (!joins) return {};
   const codes::BatchKernels kernels = codes::batch_kernels_of(step.shape, step.group);

@@ -185,9 +185,9 @@ struct CudaCodes::Impl {
     (void)layer_at(layer);
     // A graph that is captured while the first lists are being made finds them later: kernels ask for the number in
     // use.
-    const bool is_listed = tokens == 1 && variants.has_lists() &&
+    const bool is_listed = tokens <= variants.most_listed() &&
                            layers[layer].made() * kCodeBlock >= std::max(shape.lists_from, 1U);
-    CodesStep s = is_listed ? variants.listed() : variants.of(tokens);
+    CodesStep s = is_listed ? variants.listed(tokens) : variants.of(tokens);
     s.block_count = device_count(layer);
     s.family = layers[layer].family.id();
     s.family_count = device_shared(layer);

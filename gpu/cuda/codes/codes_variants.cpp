@@ -75,11 +75,14 @@ CodesVariants::CodesVariants(const CodesShape& shape, const CodesLayout& layout,
     check(status, "the kernels of codes");
     sizes_.push_back(s);
   }
-  if (keyhole::gpu::has_lists(shape) && !shape.rows_by_host) {
-    listed_ = sizes_of(shape, layout, ordinal, resident_tokens, 1, true);
-    const cudaError_t status = prepare_codes(listed_, ordinal);
+  const bool may_list = keyhole::gpu::has_lists(shape) && !shape.rows_by_host;
+  const uint32_t most = may_list ? std::min(most_listed_tokens(shape), most_tokens()) : 0;
+  for (uint32_t tokens = 1; tokens <= most; ++tokens) {
+    CodesStep s = sizes_of(shape, layout, ordinal, resident_tokens, tokens, true);
+    const cudaError_t status = prepare_codes(s, ordinal);
     if (status != cudaErrorNotSupported) check(status, "the kernels of codes in lists");
-    if (status == cudaErrorNotSupported || listed_.lists.blocks == 0) listed_ = {};
+    if (status == cudaErrorNotSupported || s.lists.blocks == 0) break;
+    listed_.push_back(s);
   }
   const auto check_work = [&](const CodesStep& s) {
     const size_t work = codes_work_bytes(s);
@@ -89,7 +92,7 @@ CodesVariants::CodesVariants(const CodesShape& shape, const CodesLayout& layout,
                                       std::to_string(layout.work_bytes) + " were planned");
   };
   for (const CodesStep& s : sizes_) check_work(s);
-  if (has_lists()) check_work(listed_);
+  for (const CodesStep& s : listed_) check_work(s);
 }
 
 }  // namespace keyhole::gpu

@@ -22,13 +22,15 @@ class CodesVariants {
   /// Sizes, strides and choices of kernels of a step of 1..most_tokens() tokens; no pointers.
   [[nodiscard]] const CodesStep& of(uint32_t tokens) const { return sizes_[tokens - 1]; }
 
-  /// Whether the device chooses among lists, and what a step of one token that does has in place of of(1).
-  [[nodiscard]] bool has_lists() const { return listed_.lists.list_capacity != 0; }
-  [[nodiscard]] const CodesStep& listed() const { return listed_; }
+  /// Tokens that a step may have which chooses among lists; 0: the device has none of them.
+  [[nodiscard]] uint32_t most_listed() const { return static_cast<uint32_t>(listed_.size()); }
+  [[nodiscard]] bool has_lists() const { return !listed_.empty(); }
+  /// What a step of 1..most_listed() tokens that chooses has in place of of().
+  [[nodiscard]] const CodesStep& listed(uint32_t tokens) const { return listed_[tokens - 1]; }
 
  private:
-  std::vector<CodesStep> sizes_;  ///< of 1, 2, ... tokens, without lists
-  CodesStep listed_;
+  std::vector<CodesStep> sizes_;   ///< of 1, 2, ... tokens, without lists
+  std::vector<CodesStep> listed_;  ///< with lists
 };
 
 }  // namespace keyhole::gpu
