@@ -63,9 +63,9 @@ struct DoubtBoard {
   uint32_t again[kDoubtPasses] = {};      ///< parts that have another pass
 };
 
-/// In device memory, zero at first: a DoubtBoard, `[parts, kv_heads]` uint32 of those on it, `[parts, kv_heads]`
-/// DoubtRecord, and queries `[parts, kv_heads, heads of a part, dim]` fp32, times the logits' scale and log2(e), of KV
-/// heads on the board.
+/// In device memory, zero at first: `[parts]` DoubtBoard, `[parts, kv_heads]` uint32 of those on it,
+/// `[parts, kv_heads]` DoubtRecord, and queries `[parts, kv_heads, heads of a part, dim]` fp32, times the logits' scale
+/// and log2(e), of KV heads on the board.
 struct DoubtLayout {
   size_t list = 0, records = 0, queries = 0, bytes = 0;
 
@@ -76,7 +76,7 @@ struct DoubtLayout {
     const auto aligned = [](size_t n) {
       return (n + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
     };
-    list = aligned(sizeof(DoubtBoard));
+    list = aligned(parts * sizeof(DoubtBoard));
     records = list + aligned(parts * kv_heads * sizeof(uint32_t));
     queries = records + aligned(parts * kv_heads * sizeof(DoubtRecord));
     bytes = queries + aligned(kv_heads * heads * dim * sizeof(float));

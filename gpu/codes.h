@@ -69,6 +69,7 @@ struct CodesShape {
   /// Rows of a layer that are in lists or will be (made_lists()) from which on its steps choose among the lists in use;
   /// with fewer they read all blocks.
   uint32_t lists_from = kListsFrom;
+  uint32_t lists_from_more = 0;  ///< rows more for every further token of a step
 
   [[nodiscard]] const LogitParams& logits_of(uint32_t layer) const {
     return logits_of_layer(logits, layer_logits, layer);
@@ -177,7 +178,7 @@ class Codes {
   virtual void give_up_rows(uint32_t step) = 0;
 
   /// Tokens that a step of the layer may have (StreamSteps::step_tokens()): most_step_tokens(), or fewer where the
-  /// device lacks the shared memory. The exact rows of each of its parts (step_parts()) are chosen together, exact_rows
+  /// device lacks the shared memory. The exact rows of each of its parts (StepParts) are chosen together, exact_rows
   /// for each token, kMostDeviceRows at most (with rows_by_host exact_rows).
   [[nodiscard]] virtual uint32_t most_tokens(uint32_t layer) const = 0;
 

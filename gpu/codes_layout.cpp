@@ -124,15 +124,20 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
   // log-sum-exp. Of several tokens as many heads as the largest step has.
   const auto of_token = static_cast<uint32_t>(group);
   const uint32_t tokens = most_codes_tokens(shape);
-  const size_t heads = std::max<size_t>(group * tokens, 1),
-               parts = most_step_parts(of_token, tokens);
-  const size_t padded = heads <= 4 ? 4 : heads <= 8 ? 8 : 16;
-  // And a bit for every row and four heads.
-  const size_t found = (std::min<size_t>(heads, kMaxDeviceGroup) + kDoubtHeads - 1) / kDoubtHeads;
-  work_bytes =
-      kWorkBeside * parts +
-      aligned_product({parts, kv_heads, capacity, kMaximaOfBlock, padded + found, sizeof(float)}) +
-      aligned_product({kv_heads, splits, heads, dim + 3, sizeof(float)});
+  const size_t heads = std::max<size_t>(group * tokens, 1);
+  // And a bit for every row and four heads. In the fewest parts, or in parts of a token each.
+  const auto of_rows = [](size_t rows) {
+    const size_t found = (std::min<size_t>(rows, kMaxDeviceGroup) + kDoubtHeads - 1) / kDoubtHeads;
+    return (rows <= 4 ? 4 : rows <= 8 ? 8 : 16) + found;
+  };
+  size_t maxima = of_rows(heads);
+  for (uint32_t n = 2; n <= tokens; ++n) {
+    const size_t joint = step_parts(of_token, n).count * of_rows(heads);
+    maxima = std::max({maxima, joint, n * of_rows(group)});
+  }
+  work_bytes = kWorkBeside * tokens +
+               aligned_product({maxima, kv_heads, capacity, kMaximaOfBlock, sizeof(float)}) +
+               aligned_product({kv_heads, splits, heads, dim + 3, sizeof(float)});
   if (has_lists(shape)) {
     lists = ListSizes(static_cast<uint32_t>(capacity), shape.list_rows);
     // Maxima of all pairs and the table of these; scores, weights and bins.
@@ -166,7 +171,7 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
   work = take({work_bytes});
   figures = take({layers, kv_heads, sizeof(CodeFigures)});
   arrivals = take({capacity, kv_heads, sizeof(uint32_t)});
-  doubt = take({DoubtLayout(kv_heads, heads, dim, parts).bytes});
+  doubt = take({DoubtLayout(kv_heads, heads, dim, tokens).bytes});
   bytes = blocks_bytes;
   add(bytes, others_bytes);
   add(bytes, list_bytes);
@@ -245,7 +250,7 @@ bool chooses_among_lists(const CodesShape& shape, const KernelLimits& limits) {
   const bool by_clusters = limits.clusters && (shape.code.dim <= 128 || group <= 8);
   const bool run_at_once = size_t{kv_heads} * kListGridBlocks <= limits.multiprocessors;
   return (by_clusters || run_at_once) &&
-         lone_bytes(shape.code.dim, group, shape.code.key_bits) <= limits.shared_of_block;
+         lone_bytes(shape.code.dim, group) <= limits.shared_of_block;
 }
 
 }  // namespace keyhole::gpu

@@ -59,15 +59,18 @@ using BytesOfShapes = size_t[5][3];
 }
 /// Thread blocks of that cluster, and threads of each.
 inline constexpr uint32_t kChoosingBlocks = 8, kChoosingThreads = 256;
+/// Query heads of a KV head that a thread block of the pass over chosen lists attends at a time where shared memory is
+/// too little for all of them: of 256 components, and of 128.
+[[nodiscard]] constexpr uint32_t narrow_heads(uint32_t dim) {
+  return dim > 128 ? 4 : dim == 128 ? 8 : kMaxDeviceGroup;
+}
 /// The same of the largest thread block of a step with lists whose rows one thread block chooses: the pass over the
-/// codes, with 256 components for 4 query heads at a time, or the choice among lists.
-[[nodiscard]] constexpr size_t lone_bytes(uint32_t dim, uint32_t group, uint32_t bits) {
-  constexpr size_t kSixteenOf128 = 90592;  // with 2 bits
-  if (dim > 96 && dim <= 128 && group > 8 && bits == 2) return kSixteenOf128;
+/// codes, for narrow_heads() at a time, or the choice among lists.
+[[nodiscard]] constexpr size_t lone_bytes(uint32_t dim, uint32_t group) {
   constexpr BytesOfShapes kBytes = {{46432, 49856, 76256},
                                     {61536, 65728, 80352},
                                     {68192, 72896, 83424},
-                                    {89952, 95936, 107904},
+                                    {89952, 95936, 95936},
                                     {93664, 93664, 93664}};
   return bytes_of_shape(kBytes, dim, group);
 }

@@ -45,22 +45,18 @@ struct StepParts {
   uint32_t count;
   uint32_t tokens;  ///< of every part but the last, which may have fewer
 };
+/// Those of parts of so many tokens.
+[[nodiscard]] constexpr StepParts parts_of_tokens(uint32_t tokens, uint32_t each) {
+  return {(tokens + each - 1) / each, each};
+}
+/// The fewest parts.
 [[nodiscard]] constexpr StepParts step_parts(uint32_t group, uint32_t tokens) {
   if (group * tokens <= kMaxDeviceGroup) return {1, tokens};
   const uint32_t most = kMaxDeviceGroup / group < 1 ? 1 : kMaxDeviceGroup / group;
   const uint32_t parts = (tokens + most - 1) / most, each = (tokens + parts - 1) / parts;
-  return {(tokens + each - 1) / each, each};
+  return parts_of_tokens(tokens, each);
 }
-inline constexpr uint32_t kMostStepParts = 5;  ///< 5 tokens of 9 query heads
-/// Parts of the steps of up to `tokens` tokens, at most.
-[[nodiscard]] constexpr uint32_t most_step_parts(uint32_t group, uint32_t tokens) {
-  uint32_t most = 1;
-  for (uint32_t n = 2; n <= tokens; ++n) {
-    const uint32_t parts = step_parts(group, n).count;
-    most = parts > most ? parts : most;
-  }
-  return most;
-}
+inline constexpr uint32_t kMostStepParts = most_step_tokens(1);  ///< a token each
 /// most_step_tokens() where the host reads the exact rows, which it does for one part.
 [[nodiscard]] constexpr uint32_t most_hosted_tokens(uint32_t group) {
   uint32_t tokens = most_step_tokens(group);

@@ -115,6 +115,7 @@ gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens, const Session
   // The device chooses among lists of rows that it reads, where there may be enough of them and it has kernels for
   // that.
   shape.lists_from = lists_from(plan, model);
+  shape.lists_from_more = lists_from_more(plan, model);
   if (shape.blocks * kCodeBlock < shape.lists_from) return shape;
   gpu::CodesShape listed = shape;
   listed.list_rows = plan.lists.rows;

@@ -11,33 +11,52 @@ CodeShape code_of(const CodePlan& plan, const LayerShape& layer) {
   return {layer.head_dim, plan.shape.key_bits, plan.shape.value_bits};
 }
 
-}  // namespace
-
-uint64_t rows_for_lists(const LayerShape& layer, const CodeShape& code) {
-  if (!is_device_index_dim(layer.head_dim)) return 0;
-  // Microseconds of a layer, each the sum of what it has of its own, what a group's queries take, and what grows with
-  // the rows. Lists are those of a layer with heads that have more of them read, which chooses for 10 us longer than
-  // others.
-  constexpr double kAll = 9.4, kAllOfComponent = 1.0 / 64;
-  constexpr double kLists = 30.6, kListsOfComponent = 1.3 / 64;
+double components_of(const LayerShape& layer) {
+  return static_cast<double>(layer.group()) * layer.head_dim;
+}
+/// Microseconds that a row takes by all codes, less what it takes by lists.
+double gain_of_row(const LayerShape& layer, const CodeShape& code) {
   constexpr double kAllBytes4 = 2.6e6,
                    kAllBytes2 = 2.4e6;  // a microsecond, codes of 4 and of 2 bits
   constexpr double kListBytes = 2.28e6,
                    kScoredBytes = 128e3;  // of what is read, of a KV head's mean keys
-  constexpr double kRowsOfList = 64.0, kShare = 0.25;
+  constexpr double kRowsOfList = 64.0,
+                   kShare = 0.25;  // of the rows: twice what steps read, as a margin
   const double heads = layer.kv_heads, dim = layer.head_dim;
-  const double components = layer.group() * dim;
   const double row = heads * static_cast<double>(code.block_bytes()) / kCodeBlock;
   const double means = heads * (4.0 * dim + sizeof(gpu::ListFigures) + sizeof(gpu::ListPlace));
-  // What the rows of a list take by all codes, less what they take by lists.
-  const double gain = kRowsOfList * row / (code.key_bits == 2 ? kAllBytes2 : kAllBytes4) -
-                      (kShare * kRowsOfList * row + means) / kListBytes - 2.0 * dim / kScoredBytes;
-  const double loss = kLists - kAll + (kListsOfComponent - kAllOfComponent) * components;
+  const double of_list = kRowsOfList * row / (code.key_bits == 2 ? kAllBytes2 : kAllBytes4) -
+                         (kShare * kRowsOfList * row + means) / kListBytes -
+                         2.0 * dim / kScoredBytes;
+  return of_list / kRowsOfList;
+}
+
+}  // namespace
+
+uint64_t rows_for_lists(const LayerShape& layer, const CodeShape& code) {
+  if (!is_device_index_dim(layer.head_dim)) return 0;
+  // Microseconds of a layer, each the sum of what it has of its own and what a group's queries take. Lists are those of
+  // a layer with heads that have more of them read, which chooses for 10 us longer than others.
+  constexpr double kAll = 9.4, kAllOfComponent = 1.0 / 64;
+  constexpr double kLists = 30.6, kListsOfComponent = 1.3 / 64;
+  const double gain = gain_of_row(layer, code);
+  const double loss = kLists - kAll + (kListsOfComponent - kAllOfComponent) * components_of(layer);
   if (gain <= 0.0) return 0;
-  const double rows = std::max(0.0, loss / gain * kRowsOfList);
+  const double rows = std::max(0.0, loss / gain);
   if (rows >= static_cast<double>(kMaxTokens)) return 0;
   const uint64_t blocks = static_cast<uint64_t>(rows) / kCodeBlock + 1;
   return std::max<uint64_t>(blocks * kCodeBlock, gpu::kListsFrom);
+}
+
+uint64_t more_rows_for_lists(const LayerShape& layer, const CodeShape& code) {
+  if (!is_device_index_dim(layer.head_dim)) return 0;
+  // A second token takes steps by lists 4 to 13 us longer than those by all codes, of 512 to 2,048 components of a
+  // group's queries (an H200), and a fourth hardly more than that. 2 to 8 are counted, beside the margin of gain_of_row().
+  constexpr double kLossOfComponent = 0.25 / 64;
+  const double gain = gain_of_row(layer, code);
+  if (gain <= 0.0) return 0;
+  const double rows = kLossOfComponent * components_of(layer) / gain;
+  return static_cast<uint64_t>(std::min(rows, static_cast<double>(kMaxTokens)));
 }
 
 uint32_t lists_from(const CodePlan& plan, const ModelShape& model) {
@@ -50,6 +69,17 @@ uint32_t lists_from(const CodePlan& plan, const ModelShape& model) {
     const uint64_t rows = rows_for_lists(layer, code_of(plan, layer));
     if (rows == 0) return gpu::kListsFrom;
     most = std::max(most, rows);
+  }
+  return static_cast<uint32_t>(std::min<uint64_t>(most, kMaxTokens));
+}
+
+uint32_t lists_from_more(const CodePlan& plan, const ModelShape& model) {
+  if (plan.lists.from != 0) return 0;
+  uint64_t most = 0;
+  for (uint32_t l = 0; l < plan.layers.size(); ++l) {
+    const LayerShape layer = model.of(l);
+    if (plan.layers[l] != 0)
+      most = std::max(most, more_rows_for_lists(layer, code_of(plan, layer)));
   }
   return static_cast<uint32_t>(std::min<uint64_t>(most, kMaxTokens));
 }

@@ -26,10 +26,14 @@ inline constexpr bool kAutoTakesLists = false;
 /// so long (is_device_index_dim()). A layer whose heads look at everything reads all blocks in nearly all steps
 /// (gpu::ListShare::keeps).
 [[nodiscard]] uint64_t rows_for_lists(const LayerShape& layer, const CodeShape& code);
+/// By how many rows this grows with every further token of a step, whose queries lists are chosen for, too.
+[[nodiscard]] uint64_t more_rows_for_lists(const LayerShape& layer, const CodeShape& code);
 
 /// Rows of a layer from which on steps of a plan that has lists choose among them: what the spec says (`from`), or what
 /// all its layers that can have lists gain from; gpu::kListsFrom where some of these never do.
 [[nodiscard]] uint32_t lists_from(const CodePlan& plan, const ModelShape& model);
+/// By how many rows that grows with every further token of a step; 0 where the spec says from where on.
+[[nodiscard]] uint32_t lists_from_more(const CodePlan& plan, const ModelShape& model);
 
 /// Whether all layers of a plan without lists would be faster with `lists` in sessions of `tokens` tokens, and these
 /// would take at most half of the room: other sessions may come, whose codes want less. room: as of fitting().

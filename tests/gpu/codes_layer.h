@@ -240,7 +240,7 @@ class Layer {
   [[nodiscard]] size_t q_heads() const { return size_t{kKvHeads} * case_.group; }
   /// The parts whose rows are chosen together.
   [[nodiscard]] StepParts parts() const {
-    return step_parts(case_.group / case_.tokens, case_.tokens);
+    return parts_of_tokens(step_.tokens, step_.wide ? step_.part_tokens : step_.tokens);
   }
   /// Where number h of a KV head's group lies among all query heads of all tokens.
   [[nodiscard]] size_t number_of(uint32_t kv, uint32_t h) const {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "gpu/codes.h"
+#include "gpu/codes_layout.h"
 #include "gpu/cuda/codes/codes_kernels.h"
 #include "gpu/cuda/common/kernel_generation.h"
 #include "gpu/device.h"
@@ -43,9 +44,10 @@ struct ListCase {
   DType rows = DType::f16;
   float apart = 1.0F;  ///< size of the clusters' centres, beside rows of size 1 about them
   bool asks_doubt = false;
-  uint32_t spare = 3;     ///< blocks that there is room for beside
-  uint32_t tokens = 1;    ///< of a step; divides `group`, the rows of queries of all of them
-  uint32_t choosers = 0;  ///< thread blocks of a KV head that choose, see CodesLists::blocks
+  uint32_t spare = 3;      ///< blocks that there is room for beside
+  uint32_t tokens = 1;     ///< of a step; divides `group`, the rows of queries of all of them
+  uint32_t from_more = 0;  ///< CodesShape::lists_from_more
+  uint32_t choosers = 0;   ///< thread blocks of a KV head that choose, see CodesLists::blocks
   uint32_t kept =
       ~0U;  ///< lists that a thread block keeps in shared memory at most, a multiple of 16
   ListWay way;
@@ -63,23 +65,23 @@ struct ListCase {
     s.list_rows = list_rows;
     s.list_share = {share, least, miss, most, keeps};
     s.lists_from = 1;
+    s.lists_from_more = from_more;
     // Products of queries and centres vary by apart |q|, those of queries and rows about them by |q|.
     const float size = std::sqrt(static_cast<float>(dim) * (1.0F + apart * apart));
     s.logits = {spread / size, softcap};
     return s;
   }
-  /// Whether the device has lists of such a layer: 99 KiB of shared memory are too little for 9 to 16 heads of 128 with
-  /// 4 bits (105 KiB), and enough with 2 (88).
+  /// Whether the device has lists of such a layer.
   [[nodiscard]] bool is_chosen_here() const {
     return !cuda_devices().empty() && chooses_among_lists(shape(), kernel_limits(0));
   }
   /// As the device has it; where it has clusters as it is without them, by memory and with one thread block that
-  /// chooses the heaviest rows; and with groups of heads of 256 that 99 KiB may be too little for in 4 heads at a time.
+  /// chooses the heaviest rows; and groups that 99 KiB may be too little for with fewer heads at a time.
   [[nodiscard]] std::vector<ListWay> ways() const {
     std::vector<ListWay> all{{}};
     if (has_clusters()) all.push_back({true, false, false});
     const bool is_narrow = codes_are_narrow({dim, bits, bits}, group, shared_memory_of(0).of_block);
-    if (dim == 256 && group > 4 && !is_narrow) all.push_back({true, false, true});
+    if (group > narrow_heads(dim) && !is_narrow) all.push_back({true, false, true});
     return all;
   }
 };

@@ -82,7 +82,7 @@ class SharpLayer {
     step_.value_scale = keep(value_scale);
     step_.work = keep(std::vector<std::byte>(codes_work_bytes(step_), std::byte{0xFF}));
     auto* const figures = keep(std::vector<CodeFigures>(kv_heads));
-    parts_ = step_parts(set.group / set.tokens, set.tokens).count;
+    parts_ = parts_of_tokens(set.tokens, step_.wide ? step_.part_tokens : set.tokens).count;
     const DoubtLayout layout(kv_heads, set.group, dim, parts_);
     auto* const memory = keep(std::vector<std::byte>(layout.bytes, std::byte{0}));
     doubt_ = doubt_in(memory, layout, figures);
@@ -168,19 +168,33 @@ class SharpLayer {
     }
     return own;
   }
+  /// Of each part.
+  [[nodiscard]] std::vector<DoubtBoard> boards() const {
+    std::vector<DoubtBoard> boards(parts_);
+    EXPECT_EQ(cudaMemcpy(boards.data(), doubt_.board, parts_ * sizeof(DoubtBoard),
+                         cudaMemcpyDeviceToHost),
+              cudaSuccess);
+    return boards;
+  }
+  /// What all of them have come to.
   [[nodiscard]] DoubtBoard board() const {
-    DoubtBoard b;
-    EXPECT_EQ(cudaMemcpy(&b, doubt_.board, sizeof b, cudaMemcpyDeviceToHost), cudaSuccess);
-    return b;
+    DoubtBoard all;
+    for (const DoubtBoard& b : boards()) {
+      all.doubted += b.doubted;
+      all.given_up += b.given_up;
+      all.rows += b.rows;
+    }
+    return all;
   }
   /// Checks what a step leaves for the next one.
   void expect_clean() const {
-    const DoubtBoard b = board();
-    EXPECT_EQ(b.heads, 0U);
-    EXPECT_EQ(b.next, 0U);
-    EXPECT_EQ(b.done, 0U);
-    EXPECT_EQ(b.left, 0U);
-    for (const uint32_t again : b.again) EXPECT_EQ(again, 0U);
+    for (const DoubtBoard& b : boards()) {
+      EXPECT_EQ(b.heads, 0U);
+      EXPECT_EQ(b.next, 0U);
+      EXPECT_EQ(b.done, 0U);
+      EXPECT_EQ(b.left, 0U);
+      for (const uint32_t again : b.again) EXPECT_EQ(again, 0U);
+    }
     std::vector<DoubtRecord> records(heads_.size() * parts_);
     EXPECT_EQ(cudaMemcpy(records.data(), doubt_.records, records.size() * sizeof(DoubtRecord),
                          cudaMemcpyDeviceToHost),

@@ -46,6 +46,11 @@ namespace keyhole::gpu::codes {
 template <int kDim>
 constexpr bool kDividesGroup = kDim > 128;
 
+/// The same of a step with lists: 8 heads of 128 components, too, for which 99 KiB of shared memory are enough where
+/// they are too little for 16 with 4 bits.
+template <int kDim, int kHeadTiles>
+constexpr bool kDividesListed = kDividesGroup<kDim> || (kDim == 128 && kHeadTiles == 2);
+
 /// Pairs behind those in its ring that a warp asks the L2 cache for while it prepares queries.
 inline constexpr uint32_t kPairsAhead = 2;
 
@@ -470,7 +475,7 @@ template <int kDim, int kBits, int kHeadTiles>
 __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
                                   attend_occupancy<kDim, kBits, kHeadTiles>())
     attend_lists_kernel(const __grid_constant__ CodesParams s) {
-  constexpr bool kDivides = kDividesGroup<kDim>;
+  constexpr bool kDivides = kDividesListed<kDim, kHeadTiles>;
   constexpr uint32_t kHeads = 4 * kHeadTiles;
   const StepHeads heads{s, kDivides ? blockIdx.z * kHeads : 0, s.padded_heads};
   attend<kDim, kBits, kHeadTiles>(heads, ListSplit{});

@@ -29,7 +29,8 @@ Kernels kernels_of(const CodeShape& shape, uint32_t group) {
 
 Kernels kernels_of(const CodesStep& step) {
   const Kernels kernels = kernels_of(step.shape, step.group);
-  return step.narrow ? kernels.narrowed(kernels_of(step.shape, 4)) : kernels;
+  return step.narrow ? kernels.narrowed(kernels_of(step.shape, narrow_heads(step.shape.dim)))
+                     : kernels;
 }
 
 namespace {
@@ -230,8 +231,8 @@ namespace {
 /// shared_bytes() plus what the kernel declares.
 cudaError_t all_shared_bytes(const CodesStep& step, const Kernels& kernels, size_t& bytes) {
   cudaFuncAttributes attributes{};
-  const cudaError_t status =
-      cudaFuncGetAttributes(&attributes, step.cluster ? kernels.finish : kernels.finish_single);
+  const cudaError_t status = cudaFuncGetAttributes(
+      &attributes, step.cluster ? kernels.finish : kernels.finish_single_parts);
   bytes = attributes.sharedSizeBytes + shared_bytes(step, kernels);
   return status;
 }
@@ -267,9 +268,11 @@ cudaError_t prepare_finish(CodesStep& step, int device, size_t& needs) {
                                 static_cast<int>(memory.of_block - attributes.sharedSizeBytes));
   };
   const void* const of_batches = batch_kernels_of(step.shape, step.group).finish;
-  if (step.cluster && of_batches != nullptr) status = allow(of_batches);
-  if (status != cudaSuccess) return status;
-  return allow(step.cluster ? kernels.finish : kernels.finish_single);
+  for (const void* kernel : {step.cluster ? kernels.finish : kernels.finish_single_parts,
+                             step.cluster ? of_batches : kernels.finish_single}) {
+    if (kernel != nullptr && status == cudaSuccess) status = allow(kernel);
+  }
+  return status;
 }
 
 void find_families(BatchParams& batch, uint32_t most) {
@@ -301,9 +304,7 @@ void find_families(BatchParams& batch, uint32_t most) {
 
 bool codes_are_narrow(const CodeShape& shape, uint32_t group, size_t shared_of_block) {
   const codes::Kernels kernels = codes::kernels_of(shape, group);
-  constexpr uint32_t kDivided =
-      256;  // components of which thread blocks may have a part of the group
-  return kernels.attend != nullptr && shape.dim == kDivided &&
+  return kernels.attend != nullptr && group > narrow_heads(shape.dim) &&
          codes::least_attend_bytes(kernels) > shared_of_block;
 }
 

@@ -36,7 +36,8 @@ inline constexpr uint32_t kMostJointSteps = 16;
 /// The state of doubt of a step's heads, and where it lies (gpu/code_doubt.h). Steps of one stream can share all but
 /// `figures`.
 struct CodesDoubt {
-  DoubtBoard* board = nullptr;     ///< null: nothing is asked, and no kernel takes a second look
+  DoubtBoard* board =
+      nullptr;  ///< `[parts]`; null: nothing is asked, and no kernel takes a second look
   uint32_t* list = nullptr;        ///< `[parts, kv_heads]`
   DoubtRecord* records = nullptr;  ///< `[parts, kv_heads]`
   float* queries = nullptr;  ///< `[parts, kv_heads, group, dim]`, the group that of the first part
@@ -74,8 +75,13 @@ struct CodesStep {
   /// Whether the pass is the one for many query rows (gpu/cuda/codes/wide.cuh); see codes_are_wide(). What follows it
   /// takes the tokens in parts (StepParts), each with `exact_rows` rows of its own.
   bool wide = false;
-  /// Whether a thread block of the pass has 4 query heads of a group of more, of 256 components, so that codes are read
-  /// once for each 4: with lists, which are few, where there is no shared memory for all heads. See codes_are_narrow().
+  /// Tokens of such a part; 0: prepare_codes() decides. Where a cluster chooses rows parts are as few as can be. Where
+  /// one thread block does they have a token each: they run side by side, and 12 query rows of 256 components take a
+  /// thread block 97 us, 6 of them 40 (an H200 in 99 KiB of shared memory).
+  uint32_t part_tokens = 0;
+  /// Whether a thread block of the pass has narrow_heads() query heads of a group of more, so that codes are read once
+  /// for each so many: with lists, which are few, where there is no shared memory for all heads. See
+  /// codes_are_narrow().
   bool narrow = false;
   /// Whether the pass for many query rows may be the one by Hopper's warpgroup products (gpu/cuda/codes/warpgroup.cuh);
   /// set by prepare_codes().
@@ -131,7 +137,7 @@ struct CodesStep {
   CodesDoubt doubt;
 
   /// Lists of the layer's rows, where the step is to read those that weigh (gpu/cuda/codes/list_choice.cuh) in place of
-  /// all blocks: of one token alone, and with rows that the device reads.
+  /// all blocks: of up to 16 query rows, and with rows that the device reads.
   CodesLists lists;
 
   const float* sinks = nullptr;  ///< `[kv_heads * group]` learned sinks, natural log; null: none

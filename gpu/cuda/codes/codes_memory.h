@@ -174,8 +174,7 @@ struct CudaCodes::Impl {
 
   [[nodiscard]] DoubtLayout doubt_layout() const {
     const uint32_t tokens = most_codes_tokens(shape);
-    return {shape.kv_heads, size_t{group()} * tokens, shape.code.dim,
-            most_step_parts(group(), tokens)};
+    return {shape.kv_heads, size_t{group()} * tokens, shape.code.dim, tokens};
   }
   /// Bytes from the rows of a head to those of the next: kernels and copies move rows as bytes.
   [[nodiscard]] size_t head_bytes(uint32_t layer) const {
@@ -185,8 +184,10 @@ struct CudaCodes::Impl {
     (void)layer_at(layer);
     // A graph that is captured while the first lists are being made finds them later: kernels ask for the number in
     // use.
-    const bool is_listed = tokens <= variants.most_listed() &&
-                           layers[layer].made() * kCodeBlock >= std::max(shape.lists_from, 1U);
+    const uint64_t from =
+        std::max(shape.lists_from, 1U) + uint64_t{tokens - 1} * shape.lists_from_more;
+    const bool is_listed =
+        tokens <= variants.most_listed() && layers[layer].made() * kCodeBlock >= from;
     CodesStep s = is_listed ? variants.listed(tokens) : variants.of(tokens);
     s.block_count = device_count(layer);
     s.family = layers[layer].family.id();

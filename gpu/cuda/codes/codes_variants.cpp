@@ -37,10 +37,7 @@ CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordin
                       most_code_splits(shape.kv_heads));
   s.block_stride = layout.block_stride;
   s.head_stride = layout.head_stride;
-  // What the host reads has places for one token's.
-  const uint32_t choosing = step_parts(s.group / tokens, tokens).tokens;
-  s.exact_rows = shape.rows_by_host ? shape.exact_rows
-                                    : std::min(shape.exact_rows * choosing, kMostDeviceRows);
+  if (shape.rows_by_host) s.part_tokens = tokens;  // the host has places for one part
   s.dtype = shape.dtype;
   s.row_stride = shape.code.dim * dtype_size(shape.dtype);
   if (lists) {
@@ -49,6 +46,16 @@ CodesStep sizes_of(const CodesShape& shape, const CodesLayout& layout, int ordin
     s.lists.share = shape.list_share;
   }
   return s;
+}
+
+/// prepare_codes(), behind which the parts of the step are known, and so the exact rows of each: as many as the shape
+/// says for every token, but what the host reads has places for one token's.
+cudaError_t prepare(CodesStep& s, const CodesShape& shape, int ordinal, size_t* needs = nullptr) {
+  const cudaError_t status = prepare_codes(s, ordinal, needs);
+  const uint32_t choosing = s.wide ? s.part_tokens : s.tokens;
+  s.exact_rows = shape.rows_by_host ? shape.exact_rows
+                                    : std::min(shape.exact_rows * choosing, kMostDeviceRows);
+  return status;
 }
 
 }  // namespace
@@ -62,7 +69,7 @@ CodesVariants::CodesVariants(const CodesShape& shape, const CodesLayout& layout,
   for (uint32_t tokens = 1; tokens <= most_codes_tokens(shape); ++tokens) {
     CodesStep s = sizes_of(shape, layout, ordinal, resident_tokens, tokens, false);
     size_t needs = 0;
-    const cudaError_t status = prepare_codes(s, ordinal, tokens == 1 ? &needs : nullptr);
+    const cudaError_t status = prepare(s, shape, ordinal, tokens == 1 ? &needs : nullptr);
     if (tokens == 1 && status == cudaErrorNotSupported) {
       throw Error(Status::unsupported,
                   "codes on a CUDA device: head dimension " + std::to_string(shape.code.dim) +
@@ -79,7 +86,7 @@ CodesVariants::CodesVariants(const CodesShape& shape, const CodesLayout& layout,
   const uint32_t most = may_list ? std::min(most_listed_tokens(shape), most_tokens()) : 0;
   for (uint32_t tokens = 1; tokens <= most; ++tokens) {
     CodesStep s = sizes_of(shape, layout, ordinal, resident_tokens, tokens, true);
-    const cudaError_t status = prepare_codes(s, ordinal);
+    const cudaError_t status = prepare(s, shape, ordinal);
     if (status != cudaErrorNotSupported) check(status, "the kernels of codes in lists");
     if (status == cudaErrorNotSupported || s.lists.blocks == 0) break;
     listed_.push_back(s);

@@ -282,12 +282,18 @@ CodesDoubts CudaCodes::doubts() const {
   const Impl& m = *impl_;
   const DeviceScope scope(m.ordinal);
   const BesideCapture beside;
-  DoubtBoard board;
-  check(cudaMemcpyAsync(&board, m.memory.data() + m.layout.doubt, sizeof board,
-                        cudaMemcpyDeviceToHost, m.own->get()),
+  std::vector<DoubtBoard> boards(most_codes_tokens(m.shape));  // of the parts of a step
+  check(cudaMemcpyAsync(boards.data(), m.memory.data() + m.layout.doubt,
+                        boards.size() * sizeof(DoubtBoard), cudaMemcpyDeviceToHost, m.own->get()),
         "reading what codes could not tell");
   m.own->wait("reading what codes could not tell");
-  return {board.doubted, board.given_up, board.rows};
+  CodesDoubts all;
+  for (const DoubtBoard& board : boards) {
+    all.doubted += board.doubted;
+    all.given_up += board.given_up;
+    all.rows += board.rows;
+  }
+  return all;
 }
 
 CodesStep CudaCodes::describe(uint32_t layer, const TensorView& q, uint32_t tokens) const {

@@ -19,6 +19,7 @@
 #include "gpu/cuda/codes/merge_head.cuh"
 #include "gpu/cuda/codes/publish.cuh"
 #include "gpu/cuda/codes/split_sums.cuh"
+#include "gpu/cuda/codes/wide_params.h"
 #include "gpu/cuda/common/grid_dependency.cuh"
 
 namespace keyhole::gpu::codes {
@@ -87,9 +88,9 @@ __device__ inline void load_queries(const CodesParams& s, uint32_t kv_head,
   if (4 * lane < kDim) store_quads<kDim>(q[h], static_cast<int>(lane), x, unit);
 }
 
+/// The kernels' work for a KV head of a step.
 template <int kDim, int kBits, int kHeadTiles>
-__global__ void __launch_bounds__(kSingleThreads, 1)
-    finish_single_kernel(const __grid_constant__ CodesParams s) {
+__device__ __forceinline__ void finish_single(const CodesParams& s, uint32_t kv_head) {
   using Shared = SingleShared<kDim, kBits, kHeadTiles>;
   static_assert(sizeof(Shared) <= kLeastOptIn);
   static_assert(Shared::kHeads <= static_cast<int>(kSingleWarps), "a warp merges a head");
@@ -99,13 +100,6 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   auto& q = shared.q();
 
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t kv_head = blockIdx.x;
-  let_next_kernel_start();
-  if (kv_head >= s.kv_heads) {  // as many blocks beside those of the heads
-    publish_and_advance<kDim>(s, kv_head - s.kv_heads, s.kv_heads);
-    return;
-  }
-
   const uint32_t group_count = pairs_of(s, kv_head);
   const bool by_table = reads_by_table(s, kv_head);
   uint32_t wanted = group_count == 0 ? 0 : s.exact_rows;  // a block has more rows than that
@@ -242,6 +236,31 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
     asked.reasons |= DoubtRecord::kDoubted;
   }
   put_on_board<kDim>(s, kv_head, warp, asked, q[0]);
+}
+
+/// Grid: the KV heads, and as many thread blocks beside them where the step publishes.
+template <int kDim, int kBits, int kHeadTiles>
+__global__ void __launch_bounds__(kSingleThreads, 1)
+    finish_single_kernel(const __grid_constant__ CodesParams s) {
+  let_next_kernel_start();
+  if (blockIdx.x >= s.kv_heads) {
+    publish_and_advance<kDim>(s, blockIdx.x - s.kv_heads, s.kv_heads);
+    return;
+  }
+  finish_single<kDim, kBits, kHeadTiles>(s, blockIdx.x);
+}
+
+/// The same behind the pass for many query rows (gpu/cuda/codes/wide.cuh). Grid: the KV heads of each part.
+template <int kDim, int kBits, int kHeadTiles>
+__global__ void __launch_bounds__(kSingleThreads, 1)
+    finish_single_parts_kernel(const __grid_constant__ WideParams p) {
+  let_next_kernel_start();
+  const uint32_t heads = p.step.kv_heads, part = min(blockIdx.x / heads, p.count);
+  if (part == p.count) {
+    publish_and_advance<kDim>(p.step, blockIdx.x - part * heads, heads);
+    return;
+  }
+  finish_single<kDim, kBits, kHeadTiles>(p.parts[part], blockIdx.x - part * heads);
 }
 
 }  // namespace keyhole::gpu::codes

@@ -2,6 +2,8 @@
 // each.
 #pragma once
 
+#include <algorithm>
+
 #include "gpu/codes_layout.h"
 #include "gpu/cuda/codes/attend.cuh"
 #include "gpu/cuda/codes/finish.cuh"
@@ -31,10 +33,10 @@ Kernels kernels() {
   constexpr size_t kLeast = size_t{99} << 10U;
   static_assert(settle_fixed<kDim, kBits>() + settle_shared<kDim, kBits>() <= kLeast);
   static_assert(kLeastAttend<kDim, kBits, kAttendTiles> <= kLeast || kFinish > kLeast);
-  // Of 256 components 4 heads at a time.
-  constexpr int kTilesWithLists = kDividesGroup<kDim> ? 1 : kAttendTiles;
+  // As narrow_heads() divides a group.
+  constexpr int kTilesWithLists = std::min(kAttendTiles, static_cast<int>(narrow_heads(kDim)) / 4);
   constexpr size_t kWithLists = kLeastAttend<kDim, kBits, kTilesWithLists>;
-  static_assert(kWithLists <= lone_bytes(kDim, 4 * kHeadTiles, kBits) || kLooksAlone<kDim>,
+  static_assert(kWithLists <= lone_bytes(kDim, 4 * kHeadTiles) || kLooksAlone<kDim>,
                 "lone_bytes() is to be raised");
   static_assert(kFinishBlocks == kChoosingBlocks && kFinishThreads == kChoosingThreads);
   Kernels k;
@@ -50,6 +52,8 @@ Kernels kernels() {
   k.finish_shared = sizeof(FinishShared<kDim, kBits, kHeadTiles>);
   k.settle_shared = settle_shared<kDim, kBits>();
   k.finish_single = reinterpret_cast<const void*>(&finish_single_kernel<kDim, kBits, kHeadTiles>);
+  k.finish_single_parts =
+      reinterpret_cast<const void*>(&finish_single_parts_kernel<kDim, kBits, kHeadTiles>);
   k.single_shared = sizeof(SingleShared<kDim, kBits, kHeadTiles>);
   k.heads = 4 * kHeadTiles;
   return k;

@@ -13,7 +13,8 @@ Kernels kernels() {
   k.finish = reinterpret_cast<const void*>(&finish_parts_kernel<kDim, kBits, kHeadTiles>);
   k.finish_shared = sizeof(FinishShared<kDim, kBits, kHeadTiles>);
   k.settle_shared = settle_shared<kDim, kBits>();
-  k.finish_single = reinterpret_cast<const void*>(&finish_single_kernel<kDim, kBits, kHeadTiles>);
+  k.finish_single_parts =
+      reinterpret_cast<const void*>(&finish_single_parts_kernel<kDim, kBits, kHeadTiles>);
   k.single_shared = sizeof(SingleShared<kDim, kBits, kHeadTiles>);
   k.heads = 4 * kHeadTiles;
   return k;

@@ -60,7 +60,7 @@ ListKernel kernel() {
   // What plans of lists go by.
   constexpr bool kCounts =
       Blocks::kTellByMemory || (Blocks::kBlocks == kListBlocks && kDim * kHeadTiles < 1024);
-  static_assert(!kCounts || sizeof(Shared) + sizeof(More) <= lone_bytes(kDim, 4 * kHeadTiles, 2),
+  static_assert(!kCounts || sizeof(Shared) + sizeof(More) <= lone_bytes(kDim, 4 * kHeadTiles),
                 "lone_bytes() is to be raised");
   static_assert(
       kMoreToldAt<kHeadTiles, Blocks> + sizeof(typename More::Told) <= told_bytes(4 * kHeadTiles) ||

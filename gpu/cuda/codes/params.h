@@ -103,21 +103,23 @@ struct Kernels {
   const void* finish = nullptr;        ///< the kernel by a cluster
   size_t finish_shared = 0;  ///< bytes, beside a float for every 32 rows of a block of the cluster
   size_t settle_shared = 0;  ///< bytes that it takes for heads in doubt, in place of both
-  const void* finish_single = nullptr;  ///< the kernel by one thread block
-  size_t single_shared = 0;             ///< bytes
+  const void* finish_single =
+      nullptr;  ///< the kernel by one thread block; null where all steps are wide
+  const void* finish_single_parts = nullptr;  ///< the same of all parts of a wide step
+  size_t single_shared = 0;                   ///< bytes
   uint32_t heads =
       0;  ///< of a group with those that are there to fill tiles: as many maxima has every 32 rows
 
-  /// The same with 4 heads of a group for a thread block of the pass, from the kernels of groups of 4.
-  [[nodiscard]] Kernels narrowed(const Kernels& of_four) const {
+  /// The same with fewer heads of a group for a thread block of the pass, from the kernels of so small groups.
+  [[nodiscard]] Kernels narrowed(const Kernels& of_few) const {
     Kernels k = *this;
-    k.attend = of_four.attend;
-    k.attend_lists = of_four.attend_lists;
-    k.attend_heads = of_four.attend_heads;
-    k.attend_occupancy = of_four.attend_occupancy;
-    k.attend_fixed = of_four.attend_fixed;
-    k.attend_shared = of_four.attend_shared;
-    k.attend_stage = of_four.attend_stage;
+    k.attend = of_few.attend;
+    k.attend_lists = of_few.attend_lists;
+    k.attend_heads = of_few.attend_heads;
+    k.attend_occupancy = of_few.attend_occupancy;
+    k.attend_fixed = of_few.attend_fixed;
+    k.attend_shared = of_few.attend_shared;
+    k.attend_stage = of_few.attend_stage;
     return k;
   }
   /// Number of thread blocks that share a group's heads.

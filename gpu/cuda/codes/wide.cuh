@@ -370,8 +370,7 @@ class WidePass {
         const CodesParams& part = p_.parts[at.part];
         const size_t pairs =
             size_t{kv_head_} * part.block_capacity * kBlockMaxima + chunk * Shape::kPairs + pair;
-        const uint32_t padded = kDim <= 128 ? kPartHeads : part.padded_heads;
-        part.maxima[pairs * padded + at.row] = most;
+        part.maxima[pairs * part.padded_heads + at.row] = most;
       }
     }
     return __syncthreads_or(moves ? 1 : 0) != 0;

@@ -14,15 +14,18 @@ namespace keyhole::gpu {
 namespace codes {
 namespace {
 
-/// Query heads of the kernels that follow the pass, for parts of any size: 16, or of rows of 256 components and more,
-/// which take more shared memory, for steps of no more query rows 8.
+/// Query heads of the kernels by clusters that follow the pass, for parts of any size: 16, or of rows of 256 components
+/// and more, which take more shared memory, for steps of no more query rows 8.
 uint32_t part_heads(const CodeShape& shape, uint32_t rows) {
   constexpr uint32_t kFew = kPartHeads / 2;
   return shape.dim > 128 && rows <= kFew ? kFew : kPartHeads;
 }
-Kernels part_kernels(const CodesStep& step) {
-  return kernels_of(step.shape, part_heads(step.shape, step.group));
+/// The same of a step that is prepared. The pass by warpgroups leaves maxima of 16 rows for whatever follows.
+uint32_t part_heads(const CodesStep& step) {
+  if (step.cluster || step.warpgroups) return part_heads(step.shape, step.group);
+  return step.group / step.tokens * step.part_tokens;
 }
+Kernels part_kernels(const CodesStep& step) { return kernels_of(step.shape, part_heads(step)); }
 
 /// The kernel whose thread blocks have all of so many query rows.
 WideKernels kernels_of_rows(const CodeShape& shape, uint32_t rows) {
@@ -93,6 +96,7 @@ CodesStep part_of(const CodesStep& step, const StepParts& parts, uint32_t number
   if (part.lse != nullptr) part.lse += first * all_heads;
   if (part.chosen != nullptr) part.chosen += size_t{number} * step.kv_heads * step.exact_rows;
   if (part.doubt.board != nullptr) {
+    part.doubt.board += number;
     part.doubt.list += size_t{number} * step.kv_heads;
     part.doubt.records += size_t{number} * step.kv_heads;
     part.doubt.queries += first * all_heads * step.shape.dim;
@@ -105,7 +109,7 @@ CodesStep part_of(const CodesStep& step, const StepParts& parts, uint32_t number
 
 /// Lays out the work spaces of all parts one after the other; returns their bytes.
 size_t lay_out_parts(const CodesStep& step, WideParams& params) {
-  const StepParts parts = step_parts(step.group / step.tokens, step.tokens);
+  const StepParts parts = parts_of_tokens(step.tokens, std::max(step.part_tokens, 1U));
   static_cast<CodesStep&>(params.step) = step;
   params.count = parts.count;
   size_t end = 0;
@@ -117,12 +121,32 @@ size_t lay_out_parts(const CodesStep& step, WideParams& params) {
   return end;
 }
 
+/// prepare_finish() for the parts: chooses CodesStep::cluster and part_tokens.
+cudaError_t prepare_parts(CodesStep& step, int device, size_t& needs) {
+  const uint32_t wanted = step.part_tokens, heads = step.group / step.tokens;
+  for (const bool cluster : {true, false}) {
+    if (cluster && !step.cluster) continue;
+    step.cluster = cluster;
+    const uint32_t fewest = step_parts(heads, step.tokens).tokens;
+    const uint32_t most = (step.tokens + kMostStepParts - 1) / kMostStepParts;
+    step.part_tokens = wanted != 0 ? wanted : cluster || step.warpgroups ? fewest : most;
+    CodesStep part = step;
+    part.wide = false;
+    part.tokens = 1;
+    part.group = part_heads(step);
+    const cudaError_t status = prepare_finish(part, device, needs);
+    step.processors = part.processors;
+    if (status != cudaSuccess || part.cluster == cluster) return status;
+  }
+  return cudaSuccess;
+}
+
 bool is_valid(const CodesStep& step, const WideKernels& kernels) {
-  return kernels.attend != nullptr && step.tokens >= 1 && step.group % step.tokens == 0 &&
-         step.group / step.tokens <= kMaxDeviceGroup && step.group <= kMostStepRows &&
-         step.exact_rows <= kMostDeviceRows && step.splits >= 1 && step.splits <= kMostSplits &&
-         step.kv_heads != 0 && step.stages >= kernels.least_stages() &&
-         step.stages <= kMostStages &&
+  return kernels.attend != nullptr && step.tokens >= 1 && step.part_tokens >= 1 &&
+         step.group % step.tokens == 0 && step.group / step.tokens <= kMaxDeviceGroup &&
+         step.group <= kMostStepRows && step.exact_rows <= kMostDeviceRows && step.splits >= 1 &&
+         step.splits <= kMostSplits && step.kv_heads != 0 &&
+         step.stages >= kernels.least_stages() && step.stages <= kMostStages &&
          (step.group <= kMaxDeviceGroup || step.host_rows.requests == nullptr) &&
          // Such states lie head by head, and not token by token.
          (step.tokens == 1 || step.resident_o == nullptr);
@@ -153,17 +177,11 @@ cudaError_t prepare_wide(CodesStep& step, int device, size_t* needs) {
   step.warpgroups = warpgroups_run_here();
   const WideKernels kernels = wide_kernels_of(step);
   if (kernels.attend == nullptr) return cudaErrorInvalidValue;
-  CodesStep part = step;
-  part.wide = false;
-  part.tokens = 1;
-  part.group = part_heads(step.shape, step.group);
-  part.cluster = step.cluster && kernels.finish != nullptr;
+  step.cluster = step.cluster && kernels.finish != nullptr;
   size_t of_part = 0;
-  cudaError_t status = prepare_finish(part, device, of_part);
+  cudaError_t status = prepare_parts(step, device, of_part);
   if (needs != nullptr) *needs = of_part;
   if (status != cudaSuccess) return status;
-  step.cluster = part.cluster;
-  step.processors = part.processors;
   step.shares = false;
   step.stages = kernels.first_stages(memory.of_block);
   const size_t least = kernels.bytes(step.stages);
@@ -218,22 +236,23 @@ cudaError_t finish_wide(const CodesStep& step, cudaStream_t stream, bool ahead) 
     params.count = 0;  // of a step without parts the first cluster publishes
     return launch_clusters(kernels.finish, dim3(kFinishBlocks), bytes, stream, arguments, false);
   }
-  // One part after the other; the first one publishes the whole step, behind whose tokens the others stand.
-  cudaError_t status = cudaSuccess;
+  // Thread blocks of all parts at once. Those behind them publish the whole step.
+  void* arguments[] = {&params};
+  const uint32_t blocks = step.kv_heads * (params.count + (publishes ? 1 : 0));
+  cudaError_t status = launch_ahead(of_parts.finish_single_parts, dim3(blocks),
+                                    dim3(kSingleThreads), bytes, stream, arguments, false);
+  if (step.doubt.board == nullptr || step.exact_rows == 0) return status;
+  const SettleKernel settle = settle_kernel_of(step.shape);
   for (uint32_t i = 0; i < params.count && status == cudaSuccess; ++i) {
     CodesParams& part = params.parts[i];
+    // The ring has taken the step's tokens: the first part stands for them, behind which the others are.
     if (i != 0) {
       part.resident.counts = false;
       part.resident.k.data = nullptr;
     }
-    void* arguments[] = {&part};
-    const uint32_t blocks = step.kv_heads * (publishes && i == 0 ? 2 : 1);
-    status = launch_ahead(of_parts.finish_single, dim3(blocks), dim3(kSingleThreads), bytes, stream,
-                          arguments, false);
-    if (status != cudaSuccess || step.doubt.board == nullptr || step.exact_rows == 0) continue;
-    const SettleKernel settle = settle_kernel_of(step.shape);
+    void* of_part[] = {&part};
     status = launch_ahead(settle.settle, dim3(step.processors), dim3(settle.warps * 32),
-                          settle.shared, stream, arguments, false);
+                          settle.shared, stream, of_part, false);
   }
   return status;
 }

@@ -92,6 +92,13 @@ TEST_F(ListGainOfAModel, SaysFromHowManyRowsOnStepsChoose) {
   CodePlan early = listed();
   early.lists.from = 8192;
   EXPECT_EQ(lists_from(early, model_), 8192U) << "the spec's own number";
+  EXPECT_EQ(lists_from_more(early, model_), 0U);
+  // More for every further token, and less than for the first.
+  const uint32_t more = lists_from_more(listed(), model_);
+  EXPECT_EQ(more, more_rows_for_lists(model_.of(0), {128, 4, 4}));
+  EXPECT_GT(more, lists_from(listed(), model_) / 20);
+  EXPECT_LT(more, lists_from(listed(), model_));
+  EXPECT_EQ(codes_shape(listed(), kTokens, params_, model_).lists_from_more, more);
   const CodePlan shape = listed();
   EXPECT_EQ(codes_shape(shape, kTokens, params_, model_).lists_from, lists_from(shape, model_));
   EXPECT_EQ(codes_shape(shape, 32768, params_, model_).list_rows, 0U)
