@@ -85,8 +85,8 @@ class BlockedTest : public testing::TestWithParam<Case> {
           if (sees(t, i)) add(own, i);
         }
         if (!sinks_.empty()) truth.add_sink(sinks_[h]);
-        worst = std::max(worst, relative_error(&out[at * d], truth.o()));
-        worst_sum = std::max(worst_sum, std::abs(double{lse[at]} - truth.lse()));
+        raise(worst, relative_error(&out[at * d], truth.o()));
+        raise(worst_sum, std::abs(double{lse[at]} - truth.lse()));
       }
     }
     EXPECT_LT(worst, bound);

@@ -317,8 +317,8 @@ TEST_P(CodedTurnTest, CodesOfFlatHeadsEqualDoublePrecision) {
     for (uint32_t head = 0; head < shape_.q_heads; ++head) {
       const size_t at = size_t{t} * shape_.q_heads + head;
       const Answer want = answer(t, head, by_code(&q_[at * c.dim], head / c.group), none);
-      worst = std::max(worst, relative_error(&out_[at * c.dim], want.o));
-      worst_sum = std::max(worst_sum, std::abs(double{lse_[at]} - want.lse));
+      raise(worst, relative_error(&out_[at * c.dim], want.o));
+      raise(worst_sum, std::abs(double{lse_[at]} - want.lse));
     }
   }
   EXPECT_LT(worst, 5e-3);
@@ -352,8 +352,8 @@ TEST_P(CodedTurnTest, ChosenBlocksAreThoseWhoseMeansWeighMost) {
           if (attended[i / kCodeBlock] == 0) logits[i] = -INFINITY;
         }
         const Answer want = answer(row / c.group, head, logits, none);
-        worst = std::max(worst, relative_error(&out_[at * c.dim], want.o));
-        worst_sum = std::max(worst_sum, std::abs(double{lse_[at]} - want.lse));
+        raise(worst, relative_error(&out_[at * c.dim], want.o));
+        raise(worst_sum, std::abs(double{lse_[at]} - want.lse));
       }
     }
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu/types.h"
+#include "tests/relative_error.h"
 
 namespace keyhole::gpu::test {
 
@@ -60,15 +61,7 @@ class ExactAttention {
   double top_ = -INFINITY, total_ = 0.0;
 };
 
-/// |x - truth| / |truth|; infinite where x has a NaN.
-inline double relative_error(const float* x, const std::vector<double>& truth) {
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < truth.size(); ++i) {
-    difference += (double{x[i]} - truth[i]) * (double{x[i]} - truth[i]);
-    norm += truth[i] * truth[i];
-  }
-  const double error = std::sqrt(difference / norm);
-  return std::isnan(error) ? INFINITY : error;
-}
+using keyhole::test::raise;
+using keyhole::test::relative_error;
 
 }  // namespace keyhole::gpu::test

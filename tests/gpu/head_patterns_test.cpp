@@ -72,10 +72,23 @@ TEST_P(HeadPatternsTest, ChunksOfWholeTilesChooseAlike) {
   // A block that a chunk does not have to its end has another mean, where it is near: others' shares change a little.
   const PromptPattern means = pattern_of(PromptChoice::pooled);
   EXPECT_LT(error(attend(*prompt, means, 256), attend(*prompt, means, kQueries)), 0.3);
-  // Each chunk has lines of its own.
+  // Each chunk has lines of its own: those that it has by itself.
+  constexpr uint32_t kChunk = 100;
+  static_assert(kQueries % kChunk == 0);
   const PromptPattern lines = pattern_of(PromptChoice::vertical_slash);
-  const std::vector<float> dense = attend(*prompt, PromptPattern{}, kQueries);
-  EXPECT_LT(error(attend(*prompt, lines, 100), dense), 1.0);
+  const PromptBlocks before = prompt->blocks();
+  const std::vector<float> chunks = attend(*prompt, lines, kChunk);
+  const PromptBlocks after = prompt->blocks();
+  const DeviceBuffer out(q_.size() * sizeof(float));
+  uint64_t attended = 0;
+  for (uint32_t first = 0; first < kQueries; first += kChunk) {
+    const auto fresh = make_cuda_prompt(0, {heads(), c.kv_heads, c.dim});
+    fresh->attend(stretch(first, kChunk, out.as<float>()), lines, nullptr);
+    attended += fresh->blocks().attended;  // waits
+  }
+  EXPECT_EQ(chunks, download(out.as<float>(), q_.size()));
+  EXPECT_EQ(after.attended - before.attended, attended);
+  EXPECT_GT(error(chunks, attend(*prompt, lines, kQueries)), 1e-4) << "lines of all queries";
 }
 
 TEST_P(HeadPatternsTest, SlicesAttendAsTheWholeDoes) {

@@ -175,13 +175,7 @@ void check_long(const LongCase& c) {
   const double allowed = c.bits == 4 ? 2e-3 + 6.4e-4 * spread : 4e-3 + 1.3e-3 * spread;
   for (const uint32_t h : {0U, heads - 1}) {
     const std::vector<double> truth = layer.attend(&q[size_t{h} * c.dim], step.logits.scale);
-    double difference = 0.0, norm = 0.0;
-    for (uint32_t j = 0; j < c.dim; ++j) {
-      const double x = seen[size_t{h} * c.dim + j] - truth[j];
-      difference += x * x;
-      norm += truth[j] * truth[j];
-    }
-    EXPECT_LT(std::sqrt(difference / norm), allowed) << "head " << h;
+    EXPECT_LT(relative_error(&seen[size_t{h} * c.dim], truth), allowed) << "head " << h;
   }
 }
 

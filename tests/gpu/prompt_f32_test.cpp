@@ -141,8 +141,7 @@ TEST_P(PromptF32Test, ByPatternsThatChoose) {
     all.mass = 1.0F;
     all.blocks = 11;
     all.columns = s.first + s.queries;
-    EXPECT_LT(relative_error(attend(*prompt, s, all).data(), {dense.begin(), dense.end()}),
-              all.stride != 0 ? 1e-2 : 1e-3);
+    EXPECT_LT(relative_error(attend(*prompt, s, all).data(), dense), all.stride != 0 ? 1e-2 : 1e-3);
   }
   // The shapes before and behind take no memory of each other's.
   EXPECT_EQ(attend(*prompt, s), dense);

@@ -137,12 +137,8 @@ class PromptLayerTest : public testing::TestWithParam<PromptCase> {
   }
   /// The relative error in the 2-norm.
   static double error(const std::vector<float>& x, const std::vector<float>& truth) {
-    double difference = 0, norm = 0;
-    for (size_t i = 0; i < x.size(); ++i) {
-      difference += (double{x[i]} - double{truth[i]}) * (double{x[i]} - double{truth[i]});
-      norm += double{truth[i]} * double{truth[i]};
-    }
-    return std::sqrt(difference / norm);
+    EXPECT_EQ(x.size(), truth.size());
+    return relative_error(x.data(), truth);
   }
 
   std::mt19937 rng_{testing::UnitTest::GetInstance()->random_seed() + 11U};

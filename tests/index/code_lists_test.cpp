@@ -17,10 +17,13 @@
 #include "index/types/codes.h"
 #include "tests/index/keys.h"
 #include "tests/index/listed_heads.h"
+#include "tests/relative_error.h"
 #include "tests/sanitized.h"
 
 namespace keyhole::index::test {
 namespace {
+
+using keyhole::test::relative_error;
 
 /// The state of the chosen lists' rows by their codes and of the other lists by second order, in double.
 ListedState truth_of(const ListedStep& step) {
@@ -122,13 +125,7 @@ TEST(CodeLists, EveryLevelGivesTheSumsInDouble) {
         const ListedState truth = truth_of(step);
         for (uint32_t h = 0; h < group; ++h) {
           EXPECT_NEAR(step.coded.lse[h], truth.lse[h], 0.06);  // queries of 8 bits
-          double difference = 0.0, norm = 0.0;
-          for (uint32_t j = 0; j < dim; ++j) {
-            const double x = truth.o[h * dim + j];
-            difference += (step.coded.o[h * dim + j] - x) * (step.coded.o[h * dim + j] - x);
-            norm += x * x;
-          }
-          EXPECT_LT(std::sqrt(difference / norm), 0.08);
+          EXPECT_LT(relative_error(&step.coded.o[h * dim], &truth.o[h * dim], dim), 0.08);
         }
       }
     }
@@ -290,13 +287,7 @@ TEST(CodeLists, LongKeysDoNotDrownTheRest) {
     // One row has nearly all the weight: where it was read, the answer is its value.
     if (step.exact.lse[h] < truth.lse[h] - 0.1F) continue;
     ++found;
-    double difference = 0.0, norm = 0.0;
-    for (uint32_t j = 0; j < 64; ++j) {
-      const double x = truth.o[h * 64 + j];
-      difference += (step.exact.o[h * 64 + j] - x) * (step.exact.o[h * 64 + j] - x);
-      norm += x * x;
-    }
-    EXPECT_LT(std::sqrt(difference / norm), 0.1);
+    EXPECT_LT(relative_error(&step.exact.o[h * 64], &truth.o[h * 64], 64), 0.1);
   }
   EXPECT_GE(found, 2U);
 }

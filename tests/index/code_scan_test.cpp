@@ -11,10 +11,13 @@
 #include "cpu/attention.h"
 #include "tests/index/keys.h"
 #include "tests/normal.h"
+#include "tests/relative_error.h"
 #include "tests/sanitized.h"
 
 namespace keyhole::index {
 namespace {
+
+using keyhole::test::relative_error;
 
 const cpu::Kernels& scalar() { return *cpu::kernels_for(cpu::Level::scalar); }
 
@@ -76,15 +79,6 @@ ScanAnswer run(const CodeSearch& s, const KvView& kv, bool backwards = false) {
   return out;
 }
 
-double relative(const float* a, const float* b, size_t n) {
-  double difference = 0.0, norm = 1e-30;
-  for (size_t i = 0; i < n; ++i) {
-    difference += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
-    norm += double{b[i]} * b[i];
-  }
-  return std::sqrt(difference / norm);
-}
-
 /// Every level, all shapes: the state by codes alone is the reference's.
 TEST(CodeScan, EveryLevelGivesTheReferencesState) {
   std::random_device seed;
@@ -124,7 +118,7 @@ TEST(CodeScan, EveryLevelGivesTheReferencesState) {
                         wide * (key_bits == 4   ? 3e-4
                                 : key_bits == 2 ? 6e-3
                                                 : 1.2e-2));
-            EXPECT_LT(relative(seen.coded.o.data() + h * dim, truth.o.data() + h * dim, dim),
+            EXPECT_LT(relative_error(seen.coded.o.data() + h * dim, truth.o.data() + h * dim, dim),
                       wide * (key_bits != 4     ? 1.5e-2
                               : value_bits == 4 ? 3e-3
                                                 : 6e-3));
@@ -197,7 +191,7 @@ TEST(CodeScan, EveryLevelGivesTheReferencesScores) {
                                  nullptr,
                                  0});
             const std::vector<float>& expected = parts == 1 ? coarse_truth : truth;
-            EXPECT_LT(relative(seen.data(), expected.data(), seen.size()), 3e-5)
+            EXPECT_LT(relative_error(seen.data(), expected.data(), seen.size()), 3e-5)
                 << cpu::level_name(level) << " " << dim << " x " << bits << " group " << group
                 << " parts " << parts;
             for (uint32_t h = 0; h < group; ++h) {
@@ -269,7 +263,7 @@ TEST(CodeScan, ChosenRowsLeaveTheState) {
     codes.attend(codes.queries(head.queries.data(), 4), s.logits, rows, truth.view());
     for (uint32_t h = 0; h < 4; ++h) {
       EXPECT_NEAR(seen.coded.lse[h], truth.lse[h], 2e-3);
-      EXPECT_LT(relative(seen.coded.o.data() + h * 128, truth.o.data() + h * 128, 128), 3e-3);
+      EXPECT_LT(relative_error(seen.coded.o.data() + h * 128, truth.o.data() + h * 128, 128), 3e-3);
     }
   }
 }
@@ -294,7 +288,7 @@ TEST(CodeScan, ARowThatOutweighsAllOthersLeavesThemWhole) {
     codes.attend(codes.queries(head.queries.data(), 1), s.logits, seen.rows, truth.view());
     const double kept = std::exp(double{truth.lse[0]}) + std::exp(double{seen.exact.lse[0]});
     const double share = std::exp(double{truth.lse[0]}) / kept;
-    EXPECT_LT(share * relative(seen.coded.o.data(), truth.o.data(), 64), 1e-2) << scale;
+    EXPECT_LT(share * relative_error(seen.coded.o.data(), truth.o.data(), 64), 1e-2) << scale;
     EXPECT_LT(share * std::abs(seen.coded.lse[0] - truth.lse[0]), 1e-2) << scale;
   }
 }
@@ -407,7 +401,7 @@ TEST(CodeScan, EqualKeysAreOneKey) {
     cpu::attend_range(scalar(), head.kv(), head.queries.data(), 2, s.logits, truth.view());
     for (uint32_t h = 0; h < 2; ++h) {
       EXPECT_NEAR(merged.lse[h], truth.lse[h], 1e-2);
-      EXPECT_LT(relative(merged.o.data() + h * 128, truth.o.data() + h * 128, 128), 0.05);
+      EXPECT_LT(relative_error(merged.o.data() + h * 128, truth.o.data() + h * 128, 128), 0.05);
     }
   }
 }

@@ -15,11 +15,14 @@
 
 #include "cpu/attention.h"
 #include "tests/normal.h"
+#include "tests/relative_error.h"
 #include "tests/sanitized.h"
 #include "tests/shapes.h"
 
 namespace keyhole::index {
 namespace {
+
+using keyhole::test::relative_error;
 
 const cpu::Kernels& kernels() { return *cpu::kernels_for(cpu::Level::scalar); }
 
@@ -92,15 +95,6 @@ ExactState exact(const CodedHead& head, const float* q, double scale,
   for (double& x : out.o) x /= sum;
   out.lse = top + std::log(sum);
   return out;
-}
-
-double relative_error(const float* seen, const std::vector<double>& truth) {
-  double difference = 0.0, norm = 0.0;
-  for (size_t j = 0; j < truth.size(); ++j) {
-    difference += (seen[j] - truth[j]) * (seen[j] - truth[j]);
-    norm += truth[j] * truth[j];
-  }
-  return std::sqrt(difference / norm);
 }
 
 std::vector<uint32_t> all_rows(size_t n) {

@@ -12,6 +12,7 @@
 #include "cpu/attention.h"
 #include "index/index.h"
 #include "index/scan/code_scan.h"
+#include "tests/relative_error.h"
 
 namespace keyhole::index::test {
 
@@ -167,12 +168,7 @@ struct SharpTruth {
   /// Whether 0.9 of the weight lies on 16 rows or fewer.
   [[nodiscard]] bool is_sharp() const { return heaviest16 >= 0.9; }
   [[nodiscard]] double error(const float* seen) const {
-    double difference = 0.0, norm = 0.0;
-    for (size_t j = 0; j < o.size(); ++j) {
-      difference += (seen[j] - o[j]) * (seen[j] - o[j]);
-      norm += o[j] * o[j];
-    }
-    return std::sqrt(difference / norm);
+    return keyhole::test::relative_error(seen, o);
   }
 };
 

@@ -121,6 +121,16 @@ def test_wrong_tensors_are_refused(engine):
         other.append(0, rows, rows)
 
 
+def test_states_of_several_dtypes_are_not_merged(engine):
+    states, lse = [on_device(random(10, 4, D)), on_device(random(11, 4, D))], [torch.zeros(4, device="cuda") for _ in range(3)]
+    out = torch.empty(4, D, device="cuda")
+    keyhole.merge_states_device(states, lse[:2], out, lse[2])  # out is float32, which may differ
+    with pytest.raises(keyhole.InvalidArgument, match="the arrays of o differ in dtype"):
+        keyhole.merge_states_device([states[0], states[1].float()], lse[:2], out, lse[2])
+    with pytest.raises(keyhole.InvalidArgument, match="o.0. has 512 elements; 384 are needed"):
+        keyhole.merge_states_device(states, lse[:2], out[:3], lse[2][:3])
+
+
 @pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="other processes take memory of the device meanwhile")
 def test_dropped_sessions_give_device_memory_back(engine):
     def use():

@@ -70,6 +70,8 @@ def test_a_tree_of_drafts_and_what_is_accepted(engine):
             rows = [*range(60), *(60 + parent for parent in parents)]
             truth, _ = attention(q[60 + token : 61 + token], k[rows], v[rows])
             assert error(out[token], truth[0]) < ROUNDING
+    with pytest.raises(ValueError, match="path is shorter than m"):
+        session.accept(3, [0, 1])
     session.accept(3, [0, 1, 3])
     assert session.layer_tokens().total == 63
     out = session.attend(0, q[0])
@@ -237,6 +239,30 @@ def test_an_index_of_codes_attends_by_them_too(engine, flat_attention):
         assert np.all(lse < truth_lse[0] - 1)  # most of the weight is that of other tokens
 
 
+def test_a_built_index_takes_other_search_parameters(engine):
+    keys, queries = random(73, 400, D), random(74, 3, D)
+
+    def found(index):
+        ids, counts = np.empty((3, 20), np.uint32), np.empty(3, np.uint32)
+        cost = index.search(queries, ids=ids, counts=counts, top_k=20)
+        return ids.tolist(), cost.keys_scored
+
+    best = np.argsort(-(queries.astype(np.float64) @ keys.T), axis=1)[:, :20].tolist()
+    with keyhole.Index(engine, "flat") as index:
+        index.set_spec("ivf:C=8,probe=1")  # before a build any will do
+        index.build(keys)
+        one, scored = found(index)
+        assert one != best  # of 8 lists one is searched
+        for other, part in (("ivf:C=9,probe=8", "C=9"), ("flat", "flat"), ("nothing", "nothing")):
+            with pytest.raises(keyhole.InvalidArgument, match=part):
+                index.set_spec(other)
+            assert found(index) == (one, scored)
+        index.set_spec("ivf:C=8,probe=8")
+        ids, of_all = found(index)
+        assert ids == best and of_all > scored
+        assert "probe=8" in index.info.params
+
+
 def test_windows_sinks_and_softcap_of_layers():
     sinks = random(17, LAYERS, HQ)
     engine = keyhole.Engine(
@@ -265,6 +291,23 @@ def test_states_of_parts_merge_to_the_whole(engine):
     truth, truth_lse = attention(q[None], k, v)
     assert error(whole, truth[0]) < ROUNDING
     np.testing.assert_allclose(lse[2], truth_lse[0], atol=1e-4)
+
+
+def test_states_that_do_not_fit_are_not_merged():
+    states, lse = [random(75, 4, D), random(76, 4, D)], [random(77, 4), random(78, 4)]
+    out, out_lse = np.full((4, D), 7, np.float32), np.full(4, 7, np.float32)
+    for wrong, wrong_lse in ((out.reshape(-1)[:-1], out_lse), (out, out_lse[:3]), (out, out_lse[:0])):
+        with pytest.raises(ValueError, match="out must be .heads, head_dim., out_lse .heads., heads at least 1"):
+            keyhole.merge_states(states, lse, wrong, wrong_lse)
+    with pytest.raises(ValueError, match="there must be one lse for each o"):
+        keyhole.merge_states(states, lse[:1], out, out_lse)
+    with pytest.raises(ValueError, match="lse has 3 elements"):
+        keyhole.merge_states(states, [lse[0], lse[1][:3]], out, out_lse)
+    with pytest.raises(ValueError, match="o has 192 elements"):
+        keyhole.merge_states([states[0], states[1][:3]], lse, out, out_lse)
+    with pytest.raises(TypeError, match="o must be a dense float32 array"):
+        keyhole.merge_states([states[0], states[1].astype(np.float16)], lse, out, out_lse)
+    assert np.all(out == 7) and np.all(out_lse == 7)
 
 
 def test_search_finds_the_largest_products(engine):
@@ -450,6 +493,10 @@ def test_merges_on_a_device_want_arrays_there():
         keyhole.merge_states_device(states, lse, np.empty((4, D), np.float32), np.empty(4, np.float32))
     with pytest.raises(ValueError, match="base is 'ten'"):
         keyhole.merge_states_device(states, lse, None, None, base="ten")
+    with pytest.raises(ValueError, match="out must be .*head_dim. with a row at least"):
+        keyhole.merge_states_device(states, lse, np.empty((0, D), np.float32), np.empty(0, np.float32))
+    with pytest.raises(ValueError, match="there must be one lse for each o"):
+        keyhole.merge_states_device(states, lse[:1], np.empty((4, D), np.float32), np.empty(4, np.float32))
 
 
 def test_queries_alone_append_nothing(engine):

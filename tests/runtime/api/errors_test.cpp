@@ -6,6 +6,7 @@
 #include "keyhole/index.h"
 #include "keyhole/save.h"
 #include "tests/runtime/fixture.h"
+#include "tests/scoped_variable.h"
 
 namespace keyhole::test {
 namespace {
@@ -64,9 +65,41 @@ TEST(EngineErrors, NameTheField) {
   refused([](auto& c) { c.threads = 1000000; }, "threads");
   refused([](auto& c) { c.cpu_level = "sse9"; }, "sse9");
   refused([](auto& c) { c.device = 17; }, "device");
+  refused([](auto& c) { c.signal = 3; }, "signal is 3, allowed: KEYHOLE_SIGNAL_AUTO (0)");
+  refused([](auto& c) { c.signal = -1; }, "signal is -1");
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "config is NULL", keyhole_engine_create(nullptr, &e));
   auto c = small_engine();
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "out is NULL", keyhole_engine_create(&c, nullptr));
+}
+
+// Here as on a device: a host engine checks it and says what it would be.
+TEST(EngineErrors, ASignalOfTheEnvironmentIsTakenOrRefusedByName) {
+  const auto signal_by = [](const char* value, keyhole_signal wish) {
+    const ScopedVariable variable("KEYHOLE_SIGNAL", value);
+    keyhole_engine_config c = small_engine();
+    c.signal = wish;
+    const EnginePtr engine = make_engine(c);
+    keyhole_engine_config_init(&c);
+    EXPECT_OK(keyhole_engine_get_config(engine.get(), &c));
+    return c.signal;
+  };
+  EXPECT_EQ(signal_by(nullptr, KEYHOLE_SIGNAL_AUTO), KEYHOLE_SIGNAL_AUTO);
+  EXPECT_EQ(signal_by("", KEYHOLE_SIGNAL_AUTO), KEYHOLE_SIGNAL_AUTO);
+  EXPECT_EQ(signal_by("wait", KEYHOLE_SIGNAL_AUTO), KEYHOLE_SIGNAL_WAIT);
+  EXPECT_EQ(signal_by("launch", KEYHOLE_SIGNAL_AUTO), KEYHOLE_SIGNAL_LAUNCH);
+  EXPECT_EQ(signal_by("launch", KEYHOLE_SIGNAL_WAIT), KEYHOLE_SIGNAL_WAIT);
+  EXPECT_EQ(signal_by("no such way", KEYHOLE_SIGNAL_LAUNCH), KEYHOLE_SIGNAL_LAUNCH);
+  for (const char* wrong : {"Wait", "launch ", "1"}) {
+    const ScopedVariable variable("KEYHOLE_SIGNAL", wrong);
+    const keyhole_engine_config c = small_engine();
+    keyhole_engine* e = nullptr;
+    EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT,
+                 (std::string("environment variable KEYHOLE_SIGNAL is \"") + wrong +
+                  "\", allowed: wait, launch")
+                     .c_str(),
+                 keyhole_engine_create(&c, &e));
+    EXPECT_EQ(e, nullptr);
+  }
 }
 
 TEST(EngineErrors, ANewerStructIsAcceptedIfItsNewFieldsAreUnused) {

@@ -9,6 +9,7 @@
 
 #include "keyhole/save.h"
 #include "keyhole/stream.h"
+#include "tests/relative_error.h"
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::test {
@@ -81,13 +82,8 @@ class Audited {
       });
       for (uint32_t g = 0; g < group(); ++g) {
         const uint32_t h = kv * group() + g;
-        double difference = 0.0;
-        double norm = 0.0;
-        for (size_t j = size_t{h} * ec_.head_dim; j < size_t{h + 1} * ec_.head_dim; ++j) {
-          difference += (answer.o[j] - truth[j]) * (answer.o[j] - truth[j]);
-          norm += truth[j] * truth[j];
-        }
-        const double error = std::sqrt(difference / norm);
+        const size_t begin = size_t{h} * ec_.head_dim;
+        const double error = relative_error(&answer.o[begin], &truth[begin], ec_.head_dim);
         const double mass = std::exp(read_lse[h] - lse[h]);
         // The session has read what the test believes: else the test is wrong. With a tail, what its answer's
         // lse holds beyond that is the estimate.
@@ -176,6 +172,7 @@ class Audited {
 void expect_found(const Audited::Expected& expected, const keyhole_audit& seen, uint32_t heads,
                   bool offloaded) {
   EXPECT_EQ(heads, seen.audits);
+  EXPECT_TRUE(std::isfinite(expected.error));  // limits below grow with it
   EXPECT_NEAR(expected.error, seen.error_mean, 2e-5 + 1e-3 * expected.error);
   EXPECT_NEAR(expected.error_max, seen.error_max, 2e-5 + 1e-3 * expected.error_max);
   EXPECT_LE(seen.error_median, seen.error_max);

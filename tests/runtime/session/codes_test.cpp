@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "tests/relative_error.h"
 #include "tests/runtime/session/members.h"
 #include "tests/sanitized.h"
 #include "tests/temporary_folder.h"
@@ -54,13 +55,8 @@ void prefill(keyhole_session* s, Model& model, const Shape& shape, uint32_t laye
 /// |o - o*| / |o*|, the largest of the heads.
 double error_of(const Answer& seen, const std::vector<double>& o, uint32_t d) {
   double worst = 0.0;
-  for (size_t h = 0; h < seen.o.size() / d; ++h) {
-    double difference = 0.0, norm = 0.0;
-    for (size_t j = h * d; j < (h + 1) * d; ++j) {
-      difference += (seen.o[j] - o[j]) * (seen.o[j] - o[j]);
-      norm += o[j] * o[j];
-    }
-    worst = std::max(worst, std::sqrt(difference / norm));
+  for (size_t j = 0; j < seen.o.size(); j += d) {
+    raise(worst, relative_error(&seen.o[j], &o[j], d));
   }
   return worst;
 }

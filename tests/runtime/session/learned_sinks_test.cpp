@@ -8,6 +8,7 @@
 
 #include "keyhole/save.h"
 #include "keyhole/stream.h"
+#include "tests/relative_error.h"
 #include "tests/runtime/stream_fixture.h"
 
 namespace keyhole::test {
@@ -129,12 +130,7 @@ TEST_F(LearnedSinks, CountAsReadInAudits) {
     expect_near(attend_only(s.get(), shape(), l, q), o, read);
     for (uint32_t h = 0; h < 4; ++h) {
       mass += std::exp(read[h] - lse[h]) / 8;
-      double difference = 0.0, norm = 0.0;
-      for (size_t j = h * size_t{64}; j < (h + 1) * size_t{64}; ++j) {
-        difference += (o[j] - truth[j]) * (o[j] - truth[j]);
-        norm += truth[j] * truth[j];
-      }
-      error += std::sqrt(difference / norm) / 8;
+      error += relative_error(&o[h * size_t{64}], &truth[h * size_t{64}], 64) / 8;
     }
   }
   const keyhole_audit a = audit_of(s.get());

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <vector>
 
+#include "tests/relative_error.h"
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::test {
@@ -41,14 +42,7 @@ struct HeadTruth {
     heaviest = std::accumulate(weights.begin(), weights.begin() + 16, 0.0);
   }
   [[nodiscard]] bool is_sharp() const { return heaviest >= 0.9; }
-  [[nodiscard]] double error(const float* seen) const {
-    double difference = 0.0, norm = 0.0;
-    for (size_t j = 0; j < o.size(); ++j) {
-      difference += (seen[j] - o[j]) * (seen[j] - o[j]);
-      norm += o[j] * o[j];
-    }
-    return std::sqrt(difference / norm);
-  }
+  [[nodiscard]] double error(const float* seen) const { return relative_error(seen, o); }
 };
 
 /// The value below which `share` of them are; `ascending` has at least one.

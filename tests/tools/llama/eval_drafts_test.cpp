@@ -166,6 +166,15 @@ TEST_F(Drafting, RefusesOtherTokens) {
           "vocab_size is 700, that of --model 37; allowed: a model with the tokens of --model");
   refused(arguments("81"), "ids.txt has 80 tokens; --length 81 needs 81");
   refused(with(arguments(), {"--audit", "0.5"}), "--audit is of other tasks");
+  const std::vector<std::string> two_models = with(arguments(), {"--draft", folder_ / "draft"});
+  for (const auto& [option, why] : std::vector<std::pair<std::string, std::string>>{
+           {"--gpu-memory", "memory is planned for one model"},
+           {"--budgets", "--budgets and --classifiers with --draft: they are of one model's heads"},
+           {"--classifiers", "--budgets and --classifiers with --draft"},
+           {"--calibration", "--calibration with --draft: it is of one model's heads"}}) {
+    SCOPED_TRACE(option);
+    refused(with(two_models, {option, option == "--gpu-memory" ? "24GiB" : "file"}), why);
+  }
   refused({"eval", "--task", "kv", "--ahead", "4"}, "--draft and --ahead are of --task drafts");
 
   const std::vector<std::string> args = {"eval",   "--model", folder_ / "one",  "--task",

@@ -3,13 +3,12 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstring>
-#include <limits>
 #include <random>
 #include <vector>
 
 #include "tests/normal.h"
+#include "tests/relative_error.h"
 #include "tools/llama/cuda/memory.h"
 #include "tools/llama/cuda/split.h"
 
@@ -92,15 +91,7 @@ class SplitArray {
 template <class X>
 double relative_error(const std::vector<X>& x, const std::vector<double>& y) {
   EXPECT_EQ(x.size(), y.size());
-  double difference = 0.0;
-  double norm = 0.0;
-  for (size_t i = 0; i < y.size(); ++i) {
-    const double delta = static_cast<double>(x[i]) - y[i];
-    difference += delta * delta;
-    norm += y[i] * y[i];
-  }
-  const double error = std::sqrt(difference / norm);
-  return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
+  return test::relative_error(x.data(), y);
 }
 
 }  // namespace keyhole::tools::testing

@@ -3,9 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <random>
 
+#include "tests/relative_error.h"
 #include "tests/tools/llama/synthetic_model.h"
 #include "tools/llama/gpu_sizes.h"
 #include "tools/llama/host_decoder.h"
@@ -36,13 +36,7 @@ constexpr double kAfterPrefill = 5e-4;
 void expect_within(std::span<const float> logits, const std::vector<double>& expected,
                    double tolerance) {
   ASSERT_EQ(logits.size(), expected.size());
-  double difference = 0.0;
-  double norm = 0.0;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    difference += (logits[i] - expected[i]) * (logits[i] - expected[i]);
-    norm += expected[i] * expected[i];
-  }
-  EXPECT_LE(std::sqrt(difference / norm), tolerance);
+  EXPECT_LE(test::relative_error(logits.data(), expected), tolerance);
 }
 
 KeyholeCacheOptions exact_cache_on(keyhole_device device) {
@@ -228,12 +222,7 @@ TEST(GpuPrefill, HandsOverWhatTheHostDoes) {
   EXPECT_NEAR(done, 1.0, 1e-9);
   const auto expect_near = [](const std::vector<float>& a, const std::vector<float>& b) {
     ASSERT_EQ(a.size(), b.size());
-    double difference = 0.0, norm = 0.0;
-    for (size_t i = 0; i < a.size(); ++i) {
-      difference += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
-      norm += double{b[i]} * b[i];
-    }
-    EXPECT_LT(std::sqrt(difference / norm), 1e-3);
+    EXPECT_LT(test::relative_error(a.data(), b), 1e-3);
   };
   expect_near(gpu_logits, host_logits);
   for (uint32_t layer = 0; layer < model.config.layers; ++layer) {

@@ -152,12 +152,8 @@ TEST(GpuPrefillToDevice, BringsWhatARankStores) {
 
 /// |a - b| / |b|
 double difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double squares = 0.0, norm = 0.0;
-  for (size_t i = 0; i < b.size(); ++i) {
-    squares += std::pow(double{a[i]} - b[i], 2.0);
-    norm += std::pow(double{b[i]}, 2.0);
-  }
-  return std::sqrt(squares / norm);
+  EXPECT_EQ(a.size(), b.size());
+  return test::relative_error(a.data(), b);
 }
 
 /// The logits behind the first `length` of some tokens.

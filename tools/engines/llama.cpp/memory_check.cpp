@@ -10,14 +10,13 @@
 // The model is converted to f32 first, into MODEL.f32: products of quantised weights with quantised activations turn
 // the last bits of attention into divergences of 0.01. The other context attends without flash attention, whose sums
 // are in f16. Behind an operation some sequences go on and others rest, which are saved now and then: bit for bit as
-// the time before. Exits with 1 where answers differ by more than rounding does, a saved state is not what it was, or a
-// call fails in one context alone.
+// the time before. Exits with 1 where answers differ by more than rounding does or none came, a saved state is not what
+// it was, or a call fails in one context alone.
 #include <ggml-backend.h>
 #include <llama.h>
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -28,7 +27,12 @@
 #include <string>
 #include <vector>
 
+#include "tools/engines/llama.cpp/divergence.h"
+
 namespace {
+
+using keyhole::llama_cpp::Divergence;
+using keyhole::llama_cpp::divergence;
 
 constexpr int kSequences = 3;
 constexpr int kContext = 768;  // of each sequence
@@ -48,6 +52,12 @@ struct Worst {
   double divergence = 0;
   int compared = 0;
   int other_best = 0;
+
+  void add(const Divergence& one) {
+    divergence = std::max(divergence, one.nats);
+    other_best += one.same_best ? 0 : 1;
+    ++compared;
+  }
 };
 
 [[noreturn]] void fail(const std::string& what) {
@@ -96,25 +106,6 @@ std::string in_f32(const std::string& path) {
     fail(path + " cannot be converted to f32");
   }
   return converted;
-}
-
-/// KL divergence of b's distribution from a's, and whether both have the same best token or one that is as good.
-void compare(const float* a, const float* b, int n, Worst& worst) {
-  const auto log_sum = [n](const float* x) {
-    const double most = *std::max_element(x, x + n);
-    double sum = 0;
-    for (int i = 0; i < n; ++i) sum += std::exp(x[i] - most);
-    return most + std::log(sum);
-  };
-  const double za = log_sum(a);
-  const double zb = log_sum(b);
-  double divergence = 0;
-  for (int i = 0; i < n; ++i) divergence += std::exp(a[i] - za) * ((a[i] - za) - (b[i] - zb));
-  worst.divergence = std::max(worst.divergence, divergence);
-  const auto best_a = std::max_element(a, a + n) - a;
-  const auto best_b = std::max_element(b, b + n) - b;
-  worst.other_best += static_cast<int>(best_a != best_b);
-  ++worst.compared;
 }
 
 class Check {
@@ -236,8 +227,8 @@ class Check {
     both([&](Side& side) { return llama_decode(side.context, batch_); });
     for (int i = 0; i < batch_.n_tokens; ++i) {
       if (batch_.logits[i] == 0) continue;
-      compare(llama_get_logits_ith(sides_[1].context, i),
-              llama_get_logits_ith(sides_[0].context, i), words_, worst_);
+      worst_.add(divergence(llama_get_logits_ith(sides_[1].context, i),
+                            llama_get_logits_ith(sides_[0].context, i), words_));
     }
     batch_.n_tokens = 0;
   }
@@ -477,6 +468,7 @@ int main(int argc, char** argv) {
     }
     if (before > allowed) fail("answers differ");
   }
+  if (check.worst().compared == 0) fail("no answer was compared, which checks nothing");
   std::printf(
       "%d operations, %d answers, worst divergence %.1e, %d with another best token, %d states as "
       "before\n",

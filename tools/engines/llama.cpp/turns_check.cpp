@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -20,7 +19,12 @@
 #include <utility>
 #include <vector>
 
+#include "tools/engines/llama.cpp/divergence.h"
+
 namespace {
+
+using keyhole::llama_cpp::Divergence;
+using keyhole::llama_cpp::divergence;
 
 struct Side {
   llama_model* model = nullptr;
@@ -55,26 +59,10 @@ struct Figures {
   int count = 0;
   int other_best = 0;
 
-  void add(const float* a, const float* b, int n) {
-    if (a == nullptr || b == nullptr) {
-      sum += 1e9;
-      ++count;
-      return;
-    }
-    const auto log_sum = [n](const float* x) {
-      const double most = *std::max_element(x, x + n);
-      double s = 0;
-      for (int i = 0; i < n; ++i) s += std::exp(x[i] - most);
-      return most + std::log(s);
-    };
-    const double za = log_sum(a);
-    const double zb = log_sum(b);
-    double divergence = 0;
-    for (int i = 0; i < n; ++i) divergence += std::exp(a[i] - za) * ((a[i] - za) - (b[i] - zb));
-    if (!std::isfinite(divergence)) divergence = 1e9;
-    sum += divergence;
-    worst = std::max(worst, divergence);
-    other_best += std::max_element(a, a + n) - a != std::max_element(b, b + n) - b ? 1 : 0;
+  void add(const Divergence& one) {
+    sum += one.nats;
+    worst = std::max(worst, one.nats);
+    other_best += one.same_best ? 0 : 1;
     ++count;
   }
 };
@@ -226,12 +214,12 @@ class Check {
     if (results[0] != 0 || results[1] != 0) {
       failed_ = "llama_decode returned " + std::to_string(results[0]) + " with Keyhole, " +
                 std::to_string(results[1]) + " without";
-      figures_.sum += 1e9;
     } else {
       for (int i = 0; i < batch_.n_tokens; ++i) {
         if (batch_.logits[i] == 0) continue;
         const float* plain = llama_get_logits_ith(sides_[1].context, i);
-        figures_.add(plain, llama_get_logits_ith(sides_[0].context, i), words_);
+        figures_.add(divergence(plain, llama_get_logits_ith(sides_[0].context, i), words_));
+        if (plain == nullptr) continue;
         best_[static_cast<size_t>(batch_.seq_id[i][0])] =
             static_cast<llama_token>(std::max_element(plain, plain + words_) - plain);
       }

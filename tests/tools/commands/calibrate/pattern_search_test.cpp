@@ -177,8 +177,9 @@ TEST(Patterns, AreThoseThatTheLibraryLists) {
   const std::vector<PatternFigures> figures =
       PatternSearch(kDim, 0.125F, 0, all, {}, 1).measure(diffuse_head(700).head());
   for (size_t i = 1; i < figures.size(); ++i) {
-    EXPECT_GT(figures[i].mass, 0.3) << all[i];
-    EXPECT_LT(figures[i].error_median, 2.0) << all[i];
+    // The largest error is 0.33, of a-shape:first=64,near=256, which leaves 0.13 of the weight out; zeros give 1.
+    EXPECT_GT(figures[i].mass, 0.75) << all[i];
+    EXPECT_LT(figures[i].error_median, 0.66) << all[i];
   }
 }
 
