@@ -2,9 +2,10 @@
 // heads of 4 query heads, d = 128. Arguments, in any order: `single`, rows are chosen by one thread block per KV head,
 // as on GPUs without clusters; `d=256` or another head dimension; `kv=4` or another number of KV heads; `g=16` or
 // another number of query heads of a KV head; `t=4` or another number of tokens of a step, whose exact rows are N for
-// each part of it; `b=4` or another number of bits, instead of 2 and 4; `n=131072` or another number of rows, instead
-// of four; `r=48` or another number of exact rows, instead of 64; `resident`, 640 resident tokens are attended, too;
-// `wide` or `few`, the pass is the one for many query rows, or that for few, also where the other is taken.
+// each part of it; `p=2` or another number of tokens of a part, instead of what the device takes; `b=4` or another
+// number of bits, instead of 2 and 4; `n=131072` or another number of rows, instead of four; `r=48` or another number
+// of exact rows, instead of 64; `resident`, 640 resident tokens are attended, too; `wide` or `few`, the pass is the one
+// for many query rows, or that for few, also where the other is taken.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -114,7 +115,8 @@ void attend_resident(CodesStep& s, uint32_t heads) {
 static int run(int argc, char** argv) {
   bool cluster = true;
   bool resident = false, wide = false, few = false;
-  uint32_t dim = 128, kv_heads = 8, heads = 4, step_tokens = 1, only = 0, only_tokens = 0;
+  uint32_t dim = 128, kv_heads = 8, heads = 4, step_tokens = 1, part_tokens = 0, only = 0,
+           only_tokens = 0;
   uint32_t most_rows = 64;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "single") == 0) {
@@ -129,13 +131,14 @@ static int run(int argc, char** argv) {
                std::sscanf(argv[i], "kv=%u", &kv_heads) != 1 &&
                std::sscanf(argv[i], "g=%u", &heads) != 1 &&
                std::sscanf(argv[i], "t=%u", &step_tokens) != 1 &&
+               std::sscanf(argv[i], "p=%u", &part_tokens) != 1 &&
                std::sscanf(argv[i], "b=%u", &only) != 1 &&
                std::sscanf(argv[i], "n=%u", &only_tokens) != 1 &&
                std::sscanf(argv[i], "r=%u", &most_rows) != 1) {
       std::fprintf(
           stderr,
           "%s: allowed are single, resident, wide, few, d=<components>, kv=<KV heads>, g=<query "
-          "heads>, t=<tokens>, b=<bits>, n=<rows>, r=<exact rows>\n",
+          "heads>, t=<tokens>, p=<tokens of a part>, b=<bits>, n=<rows>, r=<exact rows>\n",
           argv[i]);
       return 1;
     }
@@ -182,6 +185,7 @@ static int run(int argc, char** argv) {
       s.kv_heads = kv_heads;
       s.group = group;
       s.tokens = step_tokens;
+      s.part_tokens = part_tokens;
       s.wide = wide || (!few && codes_are_wide(shape, group, memory.of_block, step_tokens));
       s.block_capacity = blocks;
       s.splits = code_splits(shape, kv_heads, group, blocks,

@@ -51,7 +51,8 @@ uint64_t rows_for_lists(const LayerShape& layer, const CodeShape& code) {
 uint64_t more_rows_for_lists(const LayerShape& layer, const CodeShape& code) {
   if (!is_device_index_dim(layer.head_dim)) return 0;
   // A second token takes steps by lists 4 to 13 us longer than those by all codes, of 512 to 2,048 components of a
-  // group's queries (an H200), and a fourth hardly more than that. 2 to 8 are counted, beside the margin of gain_of_row().
+  // group's queries (an H200), and a fourth hardly more than that. 2 to 8 are counted, beside the margin of
+  // gain_of_row().
   constexpr double kLossOfComponent = 0.25 / 64;
   const double gain = gain_of_row(layer, code);
   if (gain <= 0.0) return 0;

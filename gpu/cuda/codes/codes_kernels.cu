@@ -232,7 +232,7 @@ namespace {
 cudaError_t all_shared_bytes(const CodesStep& step, const Kernels& kernels, size_t& bytes) {
   cudaFuncAttributes attributes{};
   const cudaError_t status = cudaFuncGetAttributes(
-      &attributes, step.cluster ? kernels.finish : kernels.finish_single_parts);
+      &attributes, step.cluster ? kernels.finish_parts : kernels.finish_single_parts);
   bytes = attributes.sharedSizeBytes + shared_bytes(step, kernels);
   return status;
 }
@@ -241,7 +241,7 @@ cudaError_t all_shared_bytes(const CodesStep& step, const Kernels& kernels, size
 
 cudaError_t prepare_finish(CodesStep& step, int device, size_t& needs) {
   const Kernels kernels = kernels_of(step);
-  if (kernels.finish == nullptr) return cudaErrorInvalidValue;
+  if (kernels.finish_parts == nullptr) return cudaErrorInvalidValue;
   const SharedMemory memory = shared_memory_of(device);
   int processors = 1;
   cudaError_t status = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
@@ -267,9 +267,10 @@ cudaError_t prepare_finish(CodesStep& step, int device, size_t& needs) {
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 static_cast<int>(memory.of_block - attributes.sharedSizeBytes));
   };
-  const void* const of_batches = batch_kernels_of(step.shape, step.group).finish;
-  for (const void* kernel : {step.cluster ? kernels.finish : kernels.finish_single_parts,
-                             step.cluster ? of_batches : kernels.finish_single}) {
+  const void* const by_cluster[] = {kernels.finish, kernels.finish_parts,
+                                    batch_kernels_of(step.shape, step.group).finish};
+  const void* const by_block[] = {kernels.finish_single, kernels.finish_single_parts, nullptr};
+  for (const void* kernel : step.cluster ? by_cluster : by_block) {
     if (kernel != nullptr && status == cudaSuccess) status = allow(kernel);
   }
   return status;
@@ -309,7 +310,7 @@ bool codes_are_narrow(const CodeShape& shape, uint32_t group, size_t shared_of_b
 }
 
 bool codes_have_kernels(const CodeShape& shape, uint32_t group) {
-  return codes::kernels_of(shape, group).finish != nullptr;
+  return codes::kernels_of(shape, group).finish_parts != nullptr;
 }
 
 uint32_t code_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
@@ -339,7 +340,7 @@ uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
                      size_t shared_of_multiprocessor, uint32_t resident_capacity, bool wide,
                      bool narrow) {
   const codes::Kernels kernels = codes::kernels_of(shape, wide ? 1 : group);
-  if (kernels.finish == nullptr) return 1;
+  if (kernels.finish_parts == nullptr) return 1;
   const uint32_t most =
       code_fill(shape, kv_heads, group, multiprocessors, shared_of_multiprocessor, wide, narrow);
   // A warp has 32 rows of codes or more; resident tokens come 32 to a thread block at once. The pass for many query

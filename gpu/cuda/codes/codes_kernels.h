@@ -75,9 +75,9 @@ struct CodesStep {
   /// Whether the pass is the one for many query rows (gpu/cuda/codes/wide.cuh); see codes_are_wide(). What follows it
   /// takes the tokens in parts (StepParts), each with `exact_rows` rows of its own.
   bool wide = false;
-  /// Tokens of such a part; 0: prepare_codes() decides. Where a cluster chooses rows parts are as few as can be. Where
-  /// one thread block does they have a token each: they run side by side, and 12 query rows of 256 components take a
-  /// thread block 97 us, 6 of them 40 (an H200 in 99 KiB of shared memory).
+  /// Tokens of such a part; 0: prepare_codes() decides. Parts run side by side, and one of few query rows ends sooner:
+  /// by one thread block 6 rows of 256 components take 40 us, 12 of them 97 (an H200 in 99 KiB of shared memory). So
+  /// they are as small as lets all of them run at once.
   uint32_t part_tokens = 0;
   /// Whether a thread block of the pass has narrow_heads() query heads of a group of more, so that codes are read once
   /// for each so many: with lists, which are few, where there is no shared memory for all heads. See

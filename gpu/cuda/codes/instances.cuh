@@ -6,7 +6,7 @@
 
 #include "gpu/codes_layout.h"
 #include "gpu/cuda/codes/attend.cuh"
-#include "gpu/cuda/codes/finish.cuh"
+#include "gpu/cuda/codes/finish_parts.cuh"
 #include "gpu/cuda/codes/finish_single.cuh"
 
 namespace keyhole::gpu::codes {
@@ -49,6 +49,7 @@ Kernels kernels() {
   k.attend_shared = sizeof(WarpStates<kDim>);
   k.attend_stage = size_t{kAttendWarps<kDim>} * TilePair<kDim, kBits>::kBytes;
   k.finish = reinterpret_cast<const void*>(&finish_kernel<kDim, kBits, kHeadTiles>);
+  k.finish_parts = reinterpret_cast<const void*>(&finish_parts_kernel<kDim, kBits, kHeadTiles>);
   k.finish_shared = sizeof(FinishShared<kDim, kBits, kHeadTiles>);
   k.settle_shared = settle_shared<kDim, kBits>();
   k.finish_single = reinterpret_cast<const void*>(&finish_single_kernel<kDim, kBits, kHeadTiles>);

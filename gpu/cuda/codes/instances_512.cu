@@ -10,7 +10,7 @@ template <int kBits, int kHeadTiles>
 Kernels kernels() {
   constexpr int kDim = 512;
   Kernels k;
-  k.finish = reinterpret_cast<const void*>(&finish_parts_kernel<kDim, kBits, kHeadTiles>);
+  k.finish_parts = reinterpret_cast<const void*>(&finish_parts_kernel<kDim, kBits, kHeadTiles>);
   k.finish_shared = sizeof(FinishShared<kDim, kBits, kHeadTiles>);
   k.settle_shared = settle_shared<kDim, kBits>();
   k.finish_single_parts =

@@ -100,7 +100,8 @@ struct Kernels {
   size_t attend_shared = 0;  ///< and those beside them, at least
   size_t attend_stage = 0;   ///< bytes of one of CodesStep::stages
   const void* attend_lists = nullptr;  ///< in place of `attend`, of steps with lists
-  const void* finish = nullptr;        ///< the kernel by a cluster
+  const void* finish = nullptr;        ///< the kernel by a cluster; null where all steps are wide
+  const void* finish_parts = nullptr;  ///< the same of all parts of a wide step
   size_t finish_shared = 0;  ///< bytes, beside a float for every 32 rows of a block of the cluster
   size_t settle_shared = 0;  ///< bytes that it takes for heads in doubt, in place of both
   const void* finish_single =

@@ -291,8 +291,8 @@ class GroupPass : private GroupRing<kDim, kBits, kColumns, kGroups> {
       for (int part = 0; part < kParts; ++part) {
         total_[part] += of_warp.sums[part];
         if (maxima_[part] != nullptr) {
-          maxima_[part][(turn / 2 * kPairs + static_cast<uint32_t>(warp_)) * kPartHeads] =
-              of_warp.largest[part];
+          maxima_[part][(turn / 2 * kPairs + static_cast<uint32_t>(warp_)) *
+                        p_.parts[0].padded_heads] = of_warp.largest[part];
         }
       }
     } else if constexpr (kKeepsLanes) {
@@ -403,8 +403,8 @@ class GroupPass : private GroupRing<kDim, kBits, kColumns, kGroups> {
       if (!has_row() || row >= s_.group || s_.exact_rows == 0) continue;
       const WideParams::Place at = p_.place(row);
       const CodesParams& own = p_.parts[at.part];
-      maxima_[part] =
-          own.maxima + at.row + size_t{kv_head_} * own.block_capacity * kBlockMaxima * kPartHeads;
+      maxima_[part] = own.maxima + at.row +
+                      size_t{kv_head_} * own.block_capacity * kBlockMaxima * own.padded_heads;
     }
   }
   [[nodiscard]] __device__ int own_row(int t) const { return Rows::row_at(t, lane_); }

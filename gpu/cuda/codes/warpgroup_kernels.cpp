@@ -14,9 +14,9 @@ bool warpgroups_run_here() {
 WideKernels group_kernels_of([[maybe_unused]] const CodeShape& shape,
                              [[maybe_unused]] uint32_t rows) {
 #ifdef KEYHOLE_HOPPER
-  // Parts of steps with fewer rows may have fewer heads than the kernels count with. Of 9 to 16 rows of 128 components
-  // the pass for few rows takes 0.93 to 0.95 of the time, of 256 components 1.18 to 1.45 times it.
-  const uint32_t fewer = shape.dim > 128 ? kPartHeads / 2 : kPartHeads;
+  // Of 9 to 16 rows of 128 components the pass for few rows takes 0.93 to 0.95 of the time, of 256 components 1.18 to
+  // 1.45 times it.
+  const uint32_t fewer = shape.dim > 128 ? 8 : kMaxDeviceGroup;
   if (rows <= fewer || shape.key_bits != shape.value_bits) return {};
   switch (shape.dim) {
     case 64: return group_kernels_of_64(shape.key_bits, rows);

@@ -7,9 +7,9 @@ WideKernels wide_kernels_of_256(uint32_t bits, uint32_t rows) {
 }
 
 WideKernels small_wide_kernels_of_256(uint32_t rows) {
-  if (rows <= 8) return wide_kernels<256, 4, 1, true>();
-  if (rows <= 16) return wide_kernels<256, 4, 2, true>();
-  return wide_kernels<256, 4, 3, true>();
+  if (rows <= 8) return wide_pass<256, 4, 1, true>();
+  if (rows <= 16) return wide_pass<256, 4, 2, true>();
+  return wide_pass<256, 4, 3, true>();
 }
 
 }  // namespace keyhole::gpu::codes

@@ -14,18 +14,10 @@ namespace keyhole::gpu {
 namespace codes {
 namespace {
 
-/// Query heads of the kernels by clusters that follow the pass, for parts of any size: 16, or of rows of 256 components
-/// and more, which take more shared memory, for steps of no more query rows 8.
-uint32_t part_heads(const CodeShape& shape, uint32_t rows) {
-  constexpr uint32_t kFew = kPartHeads / 2;
-  return shape.dim > 128 && rows <= kFew ? kFew : kPartHeads;
+/// The kernels that follow the pass, for parts of the step's tokens; it is prepared.
+Kernels part_kernels(const CodesStep& step) {
+  return kernels_of(step.shape, step.group / step.tokens * step.part_tokens);
 }
-/// The same of a step that is prepared. The pass by warpgroups leaves maxima of 16 rows for whatever follows.
-uint32_t part_heads(const CodesStep& step) {
-  if (step.cluster || step.warpgroups) return part_heads(step.shape, step.group);
-  return step.group / step.tokens * step.part_tokens;
-}
-Kernels part_kernels(const CodesStep& step) { return kernels_of(step.shape, part_heads(step)); }
 
 /// The kernel whose thread blocks have all of so many query rows.
 WideKernels kernels_of_rows(const CodeShape& shape, uint32_t rows) {
@@ -52,11 +44,6 @@ WideKernels general_kernels_of(const CodeShape& shape, uint32_t rows, size_t mos
   if (!kernels.fits(most) && shape.dim == 256 && shape.key_bits == 4) {
     kernels = small_wide_kernels_of_256(rows);
   }
-  if (shape.dim > 256) {
-    kernels.finish = kernels_of(shape, part_heads(shape, rows)).finish;
-  } else if (part_heads(shape, rows) != kPartHeads) {
-    kernels.finish = nullptr;  // there is none for parts of so few heads
-  }
   return kernels;
 }
 /// warpgroups: CodesStep::warpgroups.
@@ -66,7 +53,6 @@ WideKernels wide_kernels_of(const CodeShape& shape, uint32_t rows, size_t most, 
   WideKernels kernels = group_kernels_of(shape, rows);
   if (kernels.attend == nullptr || !kernels.fits(most)) return general;
   kernels.rows = rows;
-  kernels.finish = general.finish;
   return kernels;
 }
 WideKernels wide_kernels_of(const CodesStep& step) {
@@ -121,24 +107,36 @@ size_t lay_out_parts(const CodesStep& step, WideParams& params) {
   return end;
 }
 
-/// prepare_finish() for the parts: chooses CodesStep::cluster and part_tokens.
-cudaError_t prepare_parts(CodesStep& step, int device, size_t& needs) {
-  const uint32_t wanted = step.part_tokens, heads = step.group / step.tokens;
-  for (const bool cluster : {true, false}) {
-    if (cluster && !step.cluster) continue;
-    step.cluster = cluster;
-    const uint32_t fewest = step_parts(heads, step.tokens).tokens;
-    const uint32_t most = (step.tokens + kMostStepParts - 1) / kMostStepParts;
-    step.part_tokens = wanted != 0 ? wanted : cluster || step.warpgroups ? fewest : most;
-    CodesStep part = step;
-    part.wide = false;
-    part.tokens = 1;
-    part.group = part_heads(step);
-    const cudaError_t status = prepare_finish(part, device, needs);
-    step.processors = part.processors;
-    if (status != cudaSuccess || part.cluster == cluster) return status;
+/// prepare_finish() for parts of step.part_tokens tokens; needs: as there.
+cudaError_t prepare_part(CodesStep& step, int device, size_t& needs) {
+  CodesStep part = step;
+  part.wide = false;
+  part.tokens = 1;
+  part.group = step.group / step.tokens * step.part_tokens;
+  const cudaError_t status = prepare_finish(part, device, needs);
+  step.cluster = part.cluster;
+  step.processors = part.processors;
+  if (status == cudaSuccess && step.cluster) {
+    const Kernels kernels = part_kernels(step);
+    step.clusters_at_once = count_clusters(kernels.finish_parts, shared_bytes(step, kernels));
   }
-  return cudaSuccess;
+  return status;
+}
+
+/// The same, and chooses part_tokens where it is 0: parts as small as can be, because a part of few query rows is
+/// finished sooner, of which the device has all clusters at once, and that which publishes the step; by one thread
+/// block each, of which there is room for many, of one token.
+cudaError_t prepare_parts(CodesStep& step, int device, size_t& needs) {
+  const uint32_t heads = step.group / step.tokens;
+  const uint32_t fewest = step_parts(heads, step.tokens).tokens;
+  const uint32_t least = (step.tokens + kMostStepParts - 1) / kMostStepParts;
+  if (step.part_tokens != 0) return prepare_part(step, device, needs);
+  for (step.part_tokens = least;; ++step.part_tokens) {
+    const cudaError_t status = prepare_part(step, device, needs);
+    const uint32_t parts = parts_of_tokens(step.tokens, step.part_tokens).count;
+    const bool at_once = !step.cluster || parts * step.kv_heads + 1 <= step.clusters_at_once;
+    if (status != cudaSuccess || at_once || step.part_tokens >= fewest) return status;
+  }
 }
 
 bool is_valid(const CodesStep& step, const WideKernels& kernels) {
@@ -177,7 +175,6 @@ cudaError_t prepare_wide(CodesStep& step, int device, size_t* needs) {
   step.warpgroups = warpgroups_run_here();
   const WideKernels kernels = wide_kernels_of(step);
   if (kernels.attend == nullptr) return cudaErrorInvalidValue;
-  step.cluster = step.cluster && kernels.finish != nullptr;
   size_t of_part = 0;
   cudaError_t status = prepare_parts(step, device, of_part);
   if (needs != nullptr) *needs = of_part;
@@ -193,16 +190,8 @@ cudaError_t prepare_wide(CodesStep& step, int device, size_t* needs) {
   const size_t share =
       std::min(memory.of_block, memory.of_multiprocessor / resident - kReservedShared);
   while (step.stages < kMostStages && kernels.bytes(step.stages + 1) <= share) ++step.stages;
-  status = cudaFuncSetAttribute(kernels.attend, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                static_cast<int>(memory.of_block));
-  if (status != cudaSuccess || !step.cluster) return status;
-  cudaFuncAttributes attributes{};
-  status = cudaFuncGetAttributes(&attributes, kernels.finish);
-  if (status != cudaSuccess) return status;
-  status = cudaFuncSetAttribute(kernels.finish, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                static_cast<int>(memory.of_block - attributes.sharedSizeBytes));
-  step.clusters_at_once = count_clusters(kernels.finish, shared_bytes(step, part_kernels(step)));
-  return status;
+  return cudaFuncSetAttribute(kernels.attend, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(memory.of_block));
 }
 
 cudaError_t attend_wide(const CodesStep& step, cudaStream_t stream, bool ahead) {
@@ -230,11 +219,12 @@ cudaError_t finish_wide(const CodesStep& step, cudaStream_t stream, bool ahead) 
     // The ring may advance when all clusters have read it, which is so where all of them are there at once.
     const bool together = of_heads + 1 <= step.clusters_at_once;
     const uint32_t count = of_heads + (publishes && together ? 1 : 0);
-    const cudaError_t status = launch_clusters(kernels.finish, dim3(count * kFinishBlocks), bytes,
-                                               stream, arguments, ahead);
+    const cudaError_t status = launch_clusters(of_parts.finish_parts, dim3(count * kFinishBlocks),
+                                               bytes, stream, arguments, ahead);
     if (status != cudaSuccess || !publishes || together) return status;
     params.count = 0;  // of a step without parts the first cluster publishes
-    return launch_clusters(kernels.finish, dim3(kFinishBlocks), bytes, stream, arguments, false);
+    return launch_clusters(of_parts.finish_parts, dim3(kFinishBlocks), bytes, stream, arguments,
+                           false);
   }
   // Thread blocks of all parts at once. Those behind them publish the whole step.
   void* arguments[] = {&params};

@@ -1,24 +1,15 @@
 // Instantiates the kernels of one head dimension for steps of many query rows, for wide_<dimension>.cu.
 #pragma once
 
-#include "gpu/cuda/codes/finish_parts.cuh"
 #include "gpu/cuda/codes/wide_pass.cuh"
 
 namespace keyhole::gpu::codes {
 
-template <int kDim, int kBits, int kColumns, bool kHalves = false>
-WideKernels wide_kernels() {
-  WideKernels k = wide_pass<kDim, kBits, kColumns, kHalves>();
-  k.finish = reinterpret_cast<const void*>(
-      &finish_parts_kernel<kDim, kBits, static_cast<int>(kPartHeads / 4)>);
-  return k;
-}
-
 template <int kDim, int kBits>
 WideKernels wide_kernels_for_rows(uint32_t rows) {
-  if (rows <= 24) return wide_kernels<kDim, kBits, 3>();
-  if (rows <= 32) return wide_kernels<kDim, kBits, 4>();
-  if (rows <= 48) return wide_kernels<kDim, kBits, 6>();
+  if (rows <= 24) return wide_pass<kDim, kBits, 3>();
+  if (rows <= 32) return wide_pass<kDim, kBits, 4>();
+  if (rows <= 48) return wide_pass<kDim, kBits, 6>();
   return {};
 }
 

@@ -28,9 +28,6 @@ static_assert(sizeof(WideParams) <= 32764);
 
 inline constexpr uint32_t kWideWarps = 8;   ///< of a thread block of the pass
 inline constexpr uint32_t kWideRows = 128;  ///< rows of codes that it takes at once: half a block
-inline constexpr uint32_t kPartHeads =
-    16;  ///< a part's query heads, with those that are there to fill tiles
-
 /// Number of places for means of a pass with so many stages: those of two chunks are in use while those of a third are
 /// on their way.
 KEYHOLE_HOST_DEVICE constexpr uint32_t mean_places(uint32_t stages) {
@@ -40,14 +37,13 @@ KEYHOLE_HOST_DEVICE constexpr uint32_t mean_places(uint32_t stages) {
 /// The kernels of one shape, for so many query rows.
 struct WideKernels {
   const void* attend = nullptr;  ///< null: there is none
-  uint32_t rows = 0;  ///< query rows of a thread block; more take several passes (blockIdx.z)
-  const void* finish = nullptr;  ///< of all parts, by clusters; null: Kernels::finish
-  int occupancy = 1;             ///< thread blocks that a multiprocessor has registers for
-  size_t fixed = 0;              ///< bytes of shared memory that the pass takes beside its stages,
-  size_t shared = 0;             ///< at least so many bytes for these,
-  size_t stage = 0;              ///< bytes of a piece of codes: a chunk, or the larger half of one
-  size_t mean = 0;               ///< and of a block's means
-  bool has_halves = false;       ///< WideShape::kHalves
+  uint32_t rows = 0;        ///< query rows of a thread block; more take several passes (blockIdx.z)
+  int occupancy = 1;        ///< thread blocks that a multiprocessor has registers for
+  size_t fixed = 0;         ///< bytes of shared memory that the pass takes beside its stages,
+  size_t shared = 0;        ///< at least so many bytes for these,
+  size_t stage = 0;         ///< bytes of a piece of codes: a chunk, or the larger half of one
+  size_t mean = 0;          ///< and of a block's means
+  bool has_halves = false;  ///< WideShape::kHalves
   uint32_t threads = kWideWarps * 32;  ///< of a thread block of the pass
   /// Of the pass by warpgroups bytes of the last stage, which has the resident tokens first; `fixed` has the means.
   size_t last = 0;

@@ -83,11 +83,11 @@ TEST(Plan, ACardHasListsWhereItHasKernelsForThem) {
     bool lists;
   };
   for (const Known& k :
-       {Known{32, 8, 128, 0, true}, Known{32, 8, 128, 80, true}, Known{32, 8, 128, 86, true},
-        Known{32, 8, 128, 89, true}, Known{32, 8, 128, 90, true}, Known{32, 8, 128, 120, true},
-        Known{24, 4, 256, 89, true}, Known{24, 4, 256, 90, true}, Known{24, 4, 256, 120, true},
-        Known{16, 2, 256, 86, true}, Known{32, 2, 256, 120, true}, Known{32, 2, 128, 80, true},
-        Known{32, 2, 128, 86, true}, Known{32, 2, 128, 89, true}, Known{32, 2, 128, 90, true},
+       {Known{32, 8, 128, 0, true},   Known{32, 8, 128, 80, true},  Known{32, 8, 128, 86, true},
+        Known{32, 8, 128, 89, true},  Known{32, 8, 128, 90, true},  Known{32, 8, 128, 120, true},
+        Known{24, 4, 256, 89, true},  Known{24, 4, 256, 90, true},  Known{24, 4, 256, 120, true},
+        Known{16, 2, 256, 86, true},  Known{32, 2, 256, 120, true}, Known{32, 2, 128, 80, true},
+        Known{32, 2, 128, 86, true},  Known{32, 2, 128, 89, true},  Known{32, 2, 128, 90, true},
         Known{32, 2, 128, 100, true}, Known{32, 2, 128, 120, true}, Known{16, 1, 64, 89, true},
         Known{32, 8, 512, 90, false}, Known{32, 8, 512, 89, false}}) {
     auto e = llama8b();
