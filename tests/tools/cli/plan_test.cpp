@@ -325,6 +325,25 @@ TEST(Plan, CountsNoListsWhereACardHasTooFewMultiprocessors) {
   EXPECT_NE(text.out.find("\n" + lists), std::string::npos) << text.out;
 }
 
+/// 23 GiB are too few for lists of 1M tokens of 32 layers: the same memory is read in the same time.
+TEST(Plan, EstimatesNoListsThatAreNotPlanned) {
+  std::vector<std::string> shape = kShape;
+  shape.back() = "80";
+  const json result = plan_json({"--context", "1M", "--card", "RTX 3090", "--index",
+                                 "codes:k=2,v=2,lists=64", "--index", "codes:k=2,v=2"},
+                                shape);
+  const json &lists = result["plans"].front(), &all = result["plans"].back();
+  EXPECT_EQ(lists["code_bytes"], all["code_bytes"]);
+  const json& estimates = result["card"]["estimates"];
+  const json& of_all = estimates[result["plans"].size() - 1];
+  EXPECT_EQ(estimates[0]["layer_s"], of_all["layer_s"]);
+  // A row of codes is 256 + 192 bits, two factors and its part of the block's means: no more than the plan counts.
+  const double row = 32 + 24 + 4 + 80.0 / 64;
+  EXPECT_GT(all["code_bytes"].get<double>(), 32 * 8 * 1048576 * row);
+  EXPECT_LT(all["code_bytes"].get<double>(), 1.02 * 32 * 8 * 1048576 * row);
+  EXPECT_GT(of_all["layer_s"].get<double>(), 8 * 1048576 * row / 936e9);
+}
+
 /// Layers for which the card has no room are the host's, which has lists on any card.
 TEST(Plan, CountsListsOfTheHostBesideACardWithoutThem) {
   const std::string all = "codes:k=4,v=4", lists = all + ",lists=64";

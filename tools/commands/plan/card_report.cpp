@@ -1,7 +1,6 @@
 #include "tools/commands/plan/card_report.h"
 
 #include <algorithm>
-#include <charconv>
 #include <string>
 
 #include "tools/commands/plan/speed.h"
@@ -51,25 +50,6 @@ std::string share_text(double share) { return format_number(100.0 * share) + " %
 std::string rate(double bytes_a_second) {
   constexpr double kGb = 1e9;
   return format_number(bytes_a_second / kGb, 4) + " GB/s";
-}
-
-/// What the spec of an index, "codes:k=4,v=4", has as a parameter; `otherwise` where it does not name it.
-uint32_t parameter_of(const std::string& spec, const std::string& name, uint32_t otherwise) {
-  for (const char before : {':', ','}) {
-    const std::string key = before + name + '=';
-    const size_t at = spec.find(key);
-    if (at == std::string::npos) continue;
-    uint32_t value = otherwise;
-    (void)std::from_chars(spec.data() + at + key.size(), spec.data() + spec.size(), value);
-    return value;
-  }
-  return otherwise;
-}
-
-/// Bits of a component in codes of a spec, the mean of K's and V's.
-double bits_of(const std::string& spec) {
-  constexpr uint32_t kUsual = 2;
-  return (parameter_of(spec, "k", kUsual) + parameter_of(spec, "v", kUsual)) / 2.0;
 }
 
 /// Less than this of shared memory takes other ways of some shapes; GPUs for desktops have 99 KiB.
@@ -142,35 +122,23 @@ std::string assumptions(const CardQuestion& question) {
 }  // namespace
 
 CardEstimate estimate_codes(const CardQuestion& question, const std::string& index,
-                            const keyhole_memory_plan& plan) {
+                            const keyhole_memory_plan& plan, const CardCodes& codes) {
   const auto none = [&](const std::string& why) {
     return CardEstimate{index, plan.fits != 0, why, 0.0, 0.0, 0.0};
   };
-  const std::string spec = plan.index;
   if (plan.code_layers < question.full_layers || question.full_layers == 0) {
     return none("not all layers' codes are on the card");
   }
   if (plan.rows_by_host != 0) return none("rows that the host reads are not estimated");
   CardLayer layer = layer_of(question);
-  layer.code_bytes = plan.code_bytes / plan.code_layers;
-  if (parameter_of(spec, "lists", 0) != 0) {
-    layer.code_bits = bits_of(spec);
-    const double bytes = static_cast<double>(question.context) * layer.kv_heads *
-                         code_row_bytes(layer.code_bits, layer.head_dim);
-    // A plan without memory for them has no lists: the card has no kernels for them, or rows are too few.
-    constexpr double kLeastWithLists = 1.25;  // times the codes; lists take more
-    const bool has_lists = static_cast<double>(layer.code_bytes) > kLeastWithLists * bytes;
-    layer.code_bytes = passes_of(question) * static_cast<uint64_t>(bytes);
-    return sum_up(question, index, plan.fits != 0,
-                  has_lists ? seconds_of_lists(question.card, layer)
+  layer.code_bits = codes.bits;
+  // What steps read: a plan counts their work space, too.
+  layer.code_bytes = passes_of(question) *
+                     static_cast<uint64_t>(static_cast<double>(question.context) * layer.kv_heads *
+                                           code_row_bytes(layer.code_bits, layer.head_dim));
+  return sum_up(question, index, plan.fits != 0,
+                codes.lists ? seconds_of_lists(question.card, layer)
                             : seconds_of_codes(question.card, layer));
-  }
-  constexpr double kBitsOfByte = 8.0;
-  const double components = 2.0 * static_cast<double>(question.context) * question.engine.kv_heads *
-                            question.engine.head_dim;
-  layer.code_bits = kBitsOfByte * static_cast<double>(layer.code_bytes) / components;
-  layer.code_bytes *= passes_of(question);
-  return sum_up(question, index, plan.fits != 0, seconds_of_codes(question.card, layer));
 }
 
 CardEstimate estimate_full(const CardQuestion& question) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/files/json.h"
+#include "tools/commands/plan/card_codes.h"
 #include "tools/commands/plan/cards.h"
 #include "tools/terminal/style.h"
 
@@ -38,8 +39,9 @@ struct CardEstimate {
   double token = 0.0;      ///< with the weights; 0 where those are not known
 };
 
+/// codes: those that the plan has on the card.
 [[nodiscard]] CardEstimate estimate_codes(const CardQuestion& question, const std::string& index,
-                                          const keyhole_memory_plan& plan);
+                                          const keyhole_memory_plan& plan, const CardCodes& codes);
 /// Full attention with K and V on the card, whether or not they fit there.
 [[nodiscard]] CardEstimate estimate_full(const CardQuestion& question);
 

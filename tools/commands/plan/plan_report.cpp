@@ -84,7 +84,7 @@ void print_plan(const PlanRequest& request, const std::vector<PlanRow>& rows) {
                {"of it indexes"},
                {"fits", Table::Align::left},
                {"longest context"}});
-  for (const auto& [index, plan] : rows) {
+  for (const auto& [index, plan, codes] : rows) {
     table.add_row(
         {index, format_bytes(plan.device_bytes), format_bytes(plan.code_bytes),
          layers_text(plan, request.full_layers), reader_of_rows(plan),
@@ -131,7 +131,7 @@ ordered_json plan_json(const PlanRequest& request, const PlanOptions& options,
             {"pinned_bytes", request.prompt->pinned_bytes(true)}};
   };
   ordered_json plans = ordered_json::array();
-  for (const auto& [index, plan] : rows) {
+  for (const auto& [index, plan, codes] : rows) {
     plans.push_back({{"index", index},
                      {"kv_bytes", plan.kv_bytes},
                      {"host_bytes", plan.host_bytes},

@@ -44,8 +44,12 @@ double rate_of_codes(const Card& card, double bits, uint32_t head_dim, const Car
 }
 
 double code_row_bytes(double bits, uint32_t head_dim) {
-  constexpr double kBitsOfByte = 8.0, kFactors = 4.0, kMeans = 2.0 * 2.0 / 256.0;
-  return (2.0 * bits / kBitsOfByte + kMeans) * head_dim + kFactors;
+  constexpr double kFactors = 4.0, kMeans = 2.0 * 2.0 / 256.0;
+  constexpr double kKeyWord = 128.0, kValueWord = 64.0, kBytesOfKeyWord = 16.0,
+                   kBytesOfValueWord = 8.0;
+  const double of_row = bits * head_dim;
+  return kBytesOfKeyWord * std::ceil(of_row / kKeyWord) +
+         kBytesOfValueWord * std::ceil(of_row / kValueWord) + kMeans * head_dim + kFactors;
 }
 
 double fixed_seconds_of_codes(const Card& card, double components, const CardShares& shares) {

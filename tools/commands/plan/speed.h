@@ -49,7 +49,8 @@ struct CardShares {
   double grid_lists_scored = 62e9;
 };
 
-/// Bytes of a row of codes of K and V: its bits, two factors of 16 bits and its part of the means of a block of 256
+/// Bytes of a row of codes of K and V: its bits, in whole words of a tile (of 128 bits a row of K, 64 of V: heads of 80
+/// with 2 bits take 256 and 192 in place of 160), two factors of 16 bits and its part of the means of a block of 256
 /// rows.
 [[nodiscard]] double code_row_bytes(double bits, uint32_t head_dim);
 

@@ -1,0 +1,21 @@
+// What the spec of an index, "codes:k=4,v=4,lists=64", says of the codes that a card has, and what a plan adds to it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace keyhole::tools {
+
+/// Codes on a card.
+struct CardCodes {
+  double bits = 2.0;   ///< of a component, the mean of K's and V's
+  bool lists = false;  ///< steps choose among lists
+};
+
+/// The codes of a spec, without lists: a plan says whether there are some.
+[[nodiscard]] CardCodes codes_of(const std::string& spec);
+
+/// The spec with "lists=0"; empty where it asks for no lists.
+[[nodiscard]] std::string without_lists(std::string spec);
+
+}  // namespace keyhole::tools
