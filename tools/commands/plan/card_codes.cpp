@@ -23,9 +23,12 @@ uint32_t parameter_of(const std::string& spec, const std::string& name, uint32_t
 }  // namespace
 
 CardCodes codes_of(const std::string& spec) {
-  constexpr uint32_t kUsualBits = 2;
+  constexpr uint32_t kUsualBits = 2, kUsualPercent = 12;
+  constexpr double kPercent = 100.0;
   CardCodes codes;
   codes.bits = (parameter_of(spec, "k", kUsualBits) + parameter_of(spec, "v", kUsualBits)) / 2.0;
+  codes.list_rows = parameter_of(spec, "lists", 0);
+  codes.list_share = parameter_of(spec, "read", kUsualPercent) / kPercent;
   return codes;
 }
 

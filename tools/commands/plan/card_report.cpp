@@ -1,6 +1,7 @@
 #include "tools/commands/plan/card_report.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 
 #include "tools/commands/plan/speed.h"
@@ -38,7 +39,11 @@ CardLayer layer_of(const CardQuestion& question) {
 
 CardEstimate sum_up(const CardQuestion& question, const std::string& index, bool fits,
                     double layer) {
-  CardEstimate estimate{index, fits, "", layer, layer * question.full_layers, 0.0};
+  CardEstimate estimate;
+  estimate.index = index;
+  estimate.fits = fits;
+  estimate.layer = layer;
+  estimate.attention = layer * question.full_layers;
   if (question.weights != 0) {
     estimate.token = estimate.attention + seconds_of_weights(question.card, question.weights);
   }
@@ -64,19 +69,37 @@ uint64_t passes_of(const CardQuestion& question) {
   return divides ? (group + kHeadsOfPass - 1) / kHeadsOfPass : 1;
 }
 
-/// What is taken for granted of lists.
-std::string of_lists(const Card& card, const CardLayer& shape) {
+/// The shares that steps read of lists: "12 %", "10 % and 12 %".
+std::string list_shares(const std::vector<CardEstimate>& estimates) {
+  std::set<double> shares;
+  for (const CardEstimate& e : estimates) {
+    if (e.list_share > 0.0) shares.insert(e.list_share);
+  }
+  std::string text;
+  for (const double share : shares) text += (text.empty() ? "" : " and ") + share_text(share);
+  return text;
+}
+
+/// What is taken for granted of lists; empty where no estimate has some.
+std::string of_lists(const Card& card, const CardLayer& shape,
+                     const std::vector<CardEstimate>& estimates) {
+  if (std::none_of(estimates.begin(), estimates.end(),
+                   [](const CardEstimate& e) { return e.asks_for_lists; })) {
+    return {};
+  }
   constexpr double kMicro = 1e6;
   const uint32_t wanted = multiprocessors_of_lists(card, shape);
   if (is_too_small_for_lists(card, shape)) {
-    return "no codes in lists: they want " + std::to_string(wanted) +
+    return "; no codes in lists: they want " + std::to_string(wanted) +
            " multiprocessors on this card, 8 for each KV head, and it has " +
            std::to_string(card.multiprocessors) + ", so that all codes are read";
   }
+  const std::string read = list_shares(estimates);
+  if (read.empty()) return {};
   CardLayer of_4_bits = shape;
   of_4_bits.code_bits = 4.0;
   const uint32_t passes = passes_of_lists(card, of_4_bits);
-  return "of codes in lists 12 % are read" +
+  return "; of codes in lists " + read + " are read" +
          (passes > 1 ? ", with 4 bits " + std::to_string(passes) + " times" : std::string()) +
          ", more in heads that look at everything, and a KV head's mean keys at " +
          rate(rate_of_mean_keys(card, shape)) + ", a layer " +
@@ -86,7 +109,7 @@ std::string of_lists(const Card& card, const CardLayer& shape) {
               : "");
 }
 
-std::string assumptions(const CardQuestion& question) {
+std::string assumptions(const CardQuestion& question, const std::vector<CardEstimate>& estimates) {
   constexpr double kMicro = 1e6;
   const CardShares shares;
   const double components = static_cast<double>(question.engine.q_heads) /
@@ -99,8 +122,8 @@ std::string assumptions(const CardQuestion& question) {
                      rate(rate_of_codes(question.card, 2.0, dim)) + "; a layer " +
                      format_number(fixed_seconds_of_codes(question.card, components) * kMicro) +
                      " us beside them, and " + std::to_string(question.exact_rows) +
-                     " rows of each KV head over the bus at " + rate(question.card.bus) + "; " +
-                     of_lists(question.card, layer_of(question)) + ". ";
+                     " rows of each KV head over the bus at " + rate(question.card.bus) +
+                     of_lists(question.card, layer_of(question), estimates) + ". ";
   text += question.weights == 0
               ? "Without --weights there is no time of a whole token. "
               : "Weights, " + format_bytes(question.weights) + " a token, at " +
@@ -124,7 +147,11 @@ std::string assumptions(const CardQuestion& question) {
 CardEstimate estimate_codes(const CardQuestion& question, const std::string& index,
                             const keyhole_memory_plan& plan, const CardCodes& codes) {
   const auto none = [&](const std::string& why) {
-    return CardEstimate{index, plan.fits != 0, why, 0.0, 0.0, 0.0};
+    CardEstimate estimate;
+    estimate.index = index;
+    estimate.fits = plan.fits != 0;
+    estimate.why_not = why;
+    return estimate;
   };
   if (plan.code_layers < question.full_layers || question.full_layers == 0) {
     return none("not all layers' codes are on the card");
@@ -132,13 +159,18 @@ CardEstimate estimate_codes(const CardQuestion& question, const std::string& ind
   if (plan.rows_by_host != 0) return none("rows that the host reads are not estimated");
   CardLayer layer = layer_of(question);
   layer.code_bits = codes.bits;
+  layer.list_rows = codes.list_rows;
+  layer.list_share = codes.list_share;
   // What steps read: a plan counts their work space, too.
   layer.code_bytes = passes_of(question) *
                      static_cast<uint64_t>(static_cast<double>(question.context) * layer.kv_heads *
                                            code_row_bytes(layer.code_bits, layer.head_dim));
-  return sum_up(question, index, plan.fits != 0,
-                codes.lists ? seconds_of_lists(question.card, layer)
-                            : seconds_of_codes(question.card, layer));
+  CardEstimate estimate = sum_up(question, index, plan.fits != 0,
+                                 codes.lists ? seconds_of_lists(question.card, layer)
+                                             : seconds_of_codes(question.card, layer));
+  estimate.asks_for_lists = codes.list_rows != 0;
+  if (codes.lists) estimate.list_share = codes.list_share;
+  return estimate;
 }
 
 CardEstimate estimate_full(const CardQuestion& question) {
@@ -165,7 +197,8 @@ std::string card_text(const CardQuestion& question, const std::vector<CardEstima
                    whole ? share_text((e.token - e.attention) / e.token) : "-"});
   }
   return question.card.name + ": " + format_bytes(question.card.memory) + " at " +
-         rate(question.card.bandwidth) + "\n" + table.text(style) + assumptions(question);
+         rate(question.card.bandwidth) + "\n" + table.text(style) +
+         assumptions(question, estimates);
 }
 
 ordered_json card_json(const CardQuestion& question, const std::vector<CardEstimate>& estimates) {
@@ -176,11 +209,13 @@ ordered_json card_json(const CardQuestion& question, const std::vector<CardEstim
       rows.push_back({{"index", e.index}, {"fits", e.fits}, {"why_not", e.why_not}});
       continue;
     }
-    rows.push_back({{"index", e.index},
-                    {"fits", e.fits},
-                    {"layer_s", e.layer},
-                    {"attention_s", e.attention},
-                    {"token_s", e.token > 0.0 ? ordered_json(e.token) : ordered_json(nullptr)}});
+    rows.push_back(
+        {{"index", e.index},
+         {"fits", e.fits},
+         {"layer_s", e.layer},
+         {"attention_s", e.attention},
+         {"list_share", e.list_share > 0.0 ? ordered_json(e.list_share) : ordered_json(nullptr)},
+         {"token_s", e.token > 0.0 ? ordered_json(e.token) : ordered_json(nullptr)}});
   }
   return {{"card", question.card.name},
           {"memory", question.card.memory},

@@ -37,6 +37,8 @@ struct CardEstimate {
   double layer = 0.0;      ///< seconds of a layer's attention
   double attention = 0.0;  ///< of all layers
   double token = 0.0;      ///< with the weights; 0 where those are not known
+  bool asks_for_lists = false;
+  double list_share = 0.0;  ///< of the rows that steps read of lists; 0: no lists
 };
 
 /// codes: those that the plan has on the card.
