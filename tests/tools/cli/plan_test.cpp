@@ -344,6 +344,50 @@ TEST(Plan, EstimatesNoListsThatAreNotPlanned) {
   EXPECT_GT(of_all["layer_s"].get<double>(), 8 * 1048576 * row / 936e9);
 }
 
+json budgets_of(const std::string& heads) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "budgets.json";
+  write_file(path, R"({"keyhole_budgets": 1, "model": {"layers": 32, "q_heads": 32, "kv_heads": 8,)"
+                   R"( "head_dim": 128}, "heads": [)" +
+                       heads + "]}");
+  const auto on = [&](const char* card) {
+    json result = plan_json(
+        {"--context", "128k", "--card", card, "--gpu-memory", "80GiB", "--budgets", path});
+    EXPECT_EQ(result["plans"][0]["index"], path);
+    return std::pair(result["plans"][0], result["card"]["estimates"][0]);
+  };
+  const auto [plan, estimate] = on("H100");
+  const auto [small_plan, small_estimate] = on("L4");
+  return {{"plan", plan}, {"estimate", estimate}, {"small", small_plan}};
+}
+
+/// A file with one index for all heads is planned and estimated as that index.
+TEST(Plan, TakesIndexAndRowsOfABudgetsFile) {
+  const auto of_index = [&](const char* card, const std::string& index) {
+    const json result =
+        plan_json({"--context", "128k", "--card", card, "--gpu-memory", "80GiB", "--index", index});
+    return std::pair(result["plans"][0], result["card"]["estimates"][0]);
+  };
+  const std::string lists = "codes:k=4,v=4,lists=64",
+                    all = R"({"layer": "all", "kv_head": "all", )";
+  const json usual = budgets_of(all + R"("index": ")" + lists + "\"}");
+  EXPECT_EQ(usual["plan"]["code_bytes"], of_index("H100", lists).first["code_bytes"]);
+  EXPECT_EQ(usual["estimate"]["layer_s"], of_index("H100", lists).second["layer_s"]);
+  EXPECT_EQ(usual["small"]["code_bytes"], of_index("L4", lists).first["code_bytes"])
+      << "an L4 has no lists";
+
+  const json rows = budgets_of(all + R"("index": "codes:k=4,v=4"}, {"layer": "all", "kv_head": 0,)"
+                                     R"( "tail": "codes", "top_k": 80})");
+  EXPECT_EQ(rows["estimate"]["exact_rows"], (80 + 7 * 16) / 8);
+  const double usual_s = of_index("H100", "codes:k=4,v=4").second["layer_s"];
+  EXPECT_NEAR(rows["estimate"]["layer_s"].get<double>() - usual_s, 64 * 512 / 55e9, 1e-9);
+  // Where heads differ in their lists the device has none.
+  const json mixed =
+      budgets_of(all + R"("index": ")" + lists + R"("}, {"layer": 3, "kv_head": 1,)" +
+                 R"( "index": "codes:k=4,v=4"})");
+  EXPECT_EQ(mixed["estimate"]["layer_s"], usual_s);
+}
+
 /// Layers for which the card has no room are the host's, which has lists on any card.
 TEST(Plan, CountsListsOfTheHostBesideACardWithoutThem) {
   const std::string all = "codes:k=4,v=4", lists = all + ",lists=64";

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace keyhole::tools {
@@ -12,6 +13,8 @@ struct CardCodes {
   bool lists = false;      ///< steps choose among lists
   uint32_t list_rows = 0;  ///< of a list on average, as the spec asks for them; 0: it asks for none
   double list_share = 0.12;  ///< of the rows that a step reads
+  /// Of a KV head, of a budgets file that says it.
+  std::optional<uint32_t> exact_rows = {};
 };
 
 /// The codes of a spec, without lists: a plan says whether there are some.

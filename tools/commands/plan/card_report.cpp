@@ -69,6 +69,16 @@ uint64_t passes_of(const CardQuestion& question) {
   return divides ? (group + kHeadsOfPass - 1) / kHeadsOfPass : 1;
 }
 
+/// Rows that are read exactly where budgets files say it: " (budgets.json: 64)"; empty where there is no file.
+std::string rows_of_files(const std::vector<CardEstimate>& estimates) {
+  std::string text;
+  for (const CardEstimate& e : estimates) {
+    if (!e.exact_rows) continue;
+    text += (text.empty() ? " (" : ", ") + e.index + ": " + std::to_string(*e.exact_rows);
+  }
+  return text.empty() ? text : text + ")";
+}
+
 /// The shares that steps read of lists: "12 %", "10 % and 12 %".
 std::string list_shares(const std::vector<CardEstimate>& estimates) {
   std::set<double> shares;
@@ -115,15 +125,15 @@ std::string assumptions(const CardQuestion& question, const std::vector<CardEsti
   const double components = static_cast<double>(question.engine.q_heads) /
                             question.engine.kv_heads * question.engine.head_dim;
   const uint32_t dim = question.engine.head_dim;
-  std::string text = "taken for granted: copies within the card at " + share_text(shares.copies) +
-                     " of its bandwidth, full attention at " + share_text(shares.full) +
-                     " of these, codes of 4 and 2 bits at " +
-                     rate(rate_of_codes(question.card, 4.0, dim)) + " and " +
-                     rate(rate_of_codes(question.card, 2.0, dim)) + "; a layer " +
-                     format_number(fixed_seconds_of_codes(question.card, components) * kMicro) +
-                     " us beside them, and " + std::to_string(question.exact_rows) +
-                     " rows of each KV head over the bus at " + rate(question.card.bus) +
-                     of_lists(question.card, layer_of(question), estimates) + ". ";
+  std::string text =
+      "taken for granted: copies within the card at " + share_text(shares.copies) +
+      " of its bandwidth, full attention at " + share_text(shares.full) +
+      " of these, codes of 4 and 2 bits at " + rate(rate_of_codes(question.card, 4.0, dim)) +
+      " and " + rate(rate_of_codes(question.card, 2.0, dim)) + "; a layer " +
+      format_number(fixed_seconds_of_codes(question.card, components) * kMicro) +
+      " us beside them, and " + std::to_string(question.exact_rows) + " rows of each KV head" +
+      rows_of_files(estimates) + " over the bus at " + rate(question.card.bus) +
+      of_lists(question.card, layer_of(question), estimates) + ". ";
   text += question.weights == 0
               ? "Without --weights there is no time of a whole token. "
               : "Weights, " + format_bytes(question.weights) + " a token, at " +
@@ -159,6 +169,7 @@ CardEstimate estimate_codes(const CardQuestion& question, const std::string& ind
   if (plan.rows_by_host != 0) return none("rows that the host reads are not estimated");
   CardLayer layer = layer_of(question);
   layer.code_bits = codes.bits;
+  layer.exact_rows = codes.exact_rows.value_or(question.exact_rows);
   layer.list_rows = codes.list_rows;
   layer.list_share = codes.list_share;
   // What steps read: a plan counts their work space, too.
@@ -168,6 +179,7 @@ CardEstimate estimate_codes(const CardQuestion& question, const std::string& ind
   CardEstimate estimate = sum_up(question, index, plan.fits != 0,
                                  codes.lists ? seconds_of_lists(question.card, layer)
                                              : seconds_of_codes(question.card, layer));
+  estimate.exact_rows = codes.exact_rows;
   estimate.asks_for_lists = codes.list_rows != 0;
   if (codes.lists) estimate.list_share = codes.list_share;
   return estimate;
@@ -214,6 +226,7 @@ ordered_json card_json(const CardQuestion& question, const std::vector<CardEstim
          {"fits", e.fits},
          {"layer_s", e.layer},
          {"attention_s", e.attention},
+         {"exact_rows", e.exact_rows.value_or(question.exact_rows)},
          {"list_share", e.list_share > 0.0 ? ordered_json(e.list_share) : ordered_json(nullptr)},
          {"token_s", e.token > 0.0 ? ordered_json(e.token) : ordered_json(nullptr)}});
   }

@@ -5,6 +5,7 @@
 #include <keyhole/keyhole.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,8 @@ struct CardEstimate {
   double layer = 0.0;      ///< seconds of a layer's attention
   double attention = 0.0;  ///< of all layers
   double token = 0.0;      ///< with the weights; 0 where those are not known
+  /// Rows of a KV head that are read exactly, where a budgets file says it.
+  std::optional<uint32_t> exact_rows = {};
   bool asks_for_lists = false;
   double list_share = 0.0;  ///< of the rows that steps read of lists; 0: no lists
 };

@@ -7,12 +7,13 @@
 #include "tools/api/handles.h"
 #include "tools/commands/common/budget_choice.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/plan/budgets_codes.h"
 #include "tools/terminal/errors.h"
 
 namespace keyhole::tools {
 namespace {
 
-constexpr const Setting& kRowsBy = setting(kSessionSettings, "exact_rows_by");
+constexpr const Setting& kReaderOfRows = setting(kSessionSettings, "exact_rows_by");
 
 // The memory that the weights leave, as the library takes it: 0 would mean no limit, so one byte stands for nothing.
 uint64_t left_by_weights(uint64_t memory, uint64_t weights) {
@@ -26,7 +27,7 @@ keyhole_memory_plan plan_by_library(const PlanRequest& request, const PlanOption
   session.sink = options.sink;
   session.window = options.window;
   session.kv_host = kv_host_of(options.kv_host);
-  session.exact_rows_by = number_of_word(kRowsBy, options.exact_rows_by).value_or(0);
+  session.exact_rows_by = number_of_word(kReaderOfRows, options.exact_rows_by).value_or(0);
   session.index = index.c_str();
   if (!budgets.empty()) session.budgets = budgets.c_str();
   // Here, too, 0 bytes are a limit.
@@ -81,10 +82,19 @@ PlanRow plan_row(const PlanRequest& request, const PlanOptions& options, const s
   const bool is_auto = index == kAutoIndex;
   const std::string spec = is_auto ? row.plan.index : index;
   if (is_auto && budgets.empty()) row.index = "auto: " + spec;
-  row.codes = codes_of(spec);
-  const std::string less_spec = without_lists(spec);
-  if (less_spec.empty()) return row;
-  const keyhole_memory_plan less = plan_by_library(request, options, less_spec, budgets);
+  keyhole_memory_plan less;
+  if (budgets.empty()) {
+    row.codes = codes_of(spec);
+    if (row.codes.list_rows == 0) return row;
+    less = plan_by_library(request, options, without_lists(spec), {});
+  } else {
+    const BudgetsFile file = read_budgets(budgets);
+    row.codes = codes_of(file, spec, options.exact_rows);
+    if (row.codes.list_rows == 0) return row;
+    const std::string others = without_lists(spec);
+    const TemporaryBudgets temporary(without_lists(file));
+    less = plan_by_library(request, options, others.empty() ? spec : others, temporary.path());
+  }
   if (lacks_lists(request)) {
     row.plan = lists_on_host_alone(request, row.plan, less);
     return row;
