@@ -388,6 +388,35 @@ TEST(Plan, TakesIndexAndRowsOfABudgetsFile) {
   EXPECT_EQ(mixed["estimate"]["layer_s"], usual_s);
 }
 
+/// Of 23 GiB weights leave 8: codes of 4 bits take 4.2 of them, in lists 11.
+TEST(Plan, SaysThatListsDoNotFit) {
+  const std::string lists = "codes:k=4,v=4,lists=64";
+  std::vector<std::string> args = {"--context", "128k",  "--card",  "RTX 4090",
+                                   "--weights", "15GiB", "--index", lists};
+  const json tight = plan_json(args);
+  ASSERT_EQ(tight["plans"].size(), 2U);
+  const json &row = tight["plans"][0], &next = tight["plans"][1];
+  EXPECT_EQ(row["fits"], true);
+  EXPECT_EQ(row["lists"], false);
+  EXPECT_EQ(row["lists_lack_room"], true);
+  EXPECT_EQ(next["index"], "next better: " + lists);
+  EXPECT_EQ(next["fits"], false);
+  EXPECT_EQ(next["lists"], true);
+  EXPECT_GT(next["code_bytes"].get<double>(), 2.0 * row["code_bytes"].get<double>());
+  EXPECT_LT(tight["card"]["estimates"][1]["layer_s"], tight["card"]["estimates"][0]["layer_s"]);
+  const Outcome text = plan(args);
+  EXPECT_NE(text.out.find("Lists of " + lists + " do not fit"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find(lists + " (lists do not fit)"), std::string::npos) << text.out;
+  args[5] = "10GiB";
+  const json room = plan_json(args);
+  ASSERT_EQ(room["plans"].size(), 1U);
+  EXPECT_EQ(room["plans"][0]["lists"], true);
+  EXPECT_EQ(room["plans"][0]["code_bytes"], next["code_bytes"]);
+  // What may be pinned is too little for rows that the device reads, as steps by lists do.
+  args.insert(args.end(), {"--pinned-memory", "4GiB"});
+  EXPECT_EQ(plan_json(args)["plans"][0]["lists_lack_room"], true);
+}
+
 /// Layers for which the card has no room are the host's, which has lists on any card.
 TEST(Plan, CountsListsOfTheHostBesideACardWithoutThem) {
   const std::string all = "codes:k=4,v=4", lists = all + ",lists=64";

@@ -9,8 +9,9 @@ namespace keyhole::tools {
 
 /// Codes on a card.
 struct CardCodes {
-  double bits = 2.0;       ///< of a component, the mean of K's and V's
-  bool lists = false;      ///< steps choose among lists
+  double bits = 2.0;             ///< of a component, the mean of K's and V's
+  bool lists = false;            ///< steps choose among lists
+  bool lists_lack_room = false;  ///< there would be lists, were there more memory
   uint32_t list_rows = 0;  ///< of a list on average, as the spec asks for them; 0: it asks for none
   double list_share = 0.12;  ///< of the rows that a step reads
   /// Of a KV head, of a budgets file that says it.

@@ -180,6 +180,7 @@ CardEstimate estimate_codes(const CardQuestion& question, const std::string& ind
                                  codes.lists ? seconds_of_lists(question.card, layer)
                                              : seconds_of_codes(question.card, layer));
   estimate.exact_rows = codes.exact_rows;
+  estimate.lists_lack_room = codes.lists_lack_room;
   estimate.asks_for_lists = codes.list_rows != 0;
   if (codes.lists) estimate.list_share = codes.list_share;
   return estimate;
@@ -204,9 +205,11 @@ std::string card_text(const CardQuestion& question, const std::vector<CardEstima
       continue;
     }
     const bool whole = e.token > 0.0;
-    table.add_row({e.index + (e.fits ? "" : " (does not fit)"), format_duration(e.layer),
-                   format_duration(e.attention), whole ? format_number(1.0 / e.token) : "-",
-                   whole ? share_text((e.token - e.attention) / e.token) : "-"});
+    table.add_row(
+        {e.index + (e.fits ? e.lists_lack_room ? " (lists do not fit)" : "" : " (does not fit)"),
+         format_duration(e.layer), format_duration(e.attention),
+         whole ? format_number(1.0 / e.token) : "-",
+         whole ? share_text((e.token - e.attention) / e.token) : "-"});
   }
   return question.card.name + ": " + format_bytes(question.card.memory) + " at " +
          rate(question.card.bandwidth) + "\n" + table.text(style) +

@@ -41,7 +41,8 @@ struct CardEstimate {
   /// Rows of a KV head that are read exactly, where a budgets file says it.
   std::optional<uint32_t> exact_rows = {};
   bool asks_for_lists = false;
-  double list_share = 0.0;  ///< of the rows that steps read of lists; 0: no lists
+  bool lists_lack_room = false;  ///< CardCodes::lists_lack_room
+  double list_share = 0.0;       ///< of the rows that steps read of lists; 0: no lists
 };
 
 /// codes: those that the plan has on the card.

@@ -73,10 +73,9 @@ keyhole_memory_plan lists_on_host_alone(const PlanRequest& request, const keyhol
   return plan;
 }
 
-}  // namespace
-
-PlanRow plan_row(const PlanRequest& request, const PlanOptions& options, const std::string& index,
-                 const std::string& budgets) {
+/// plan_row() but for CardCodes::lists_lack_room.
+PlanRow limited_row(const PlanRequest& request, const PlanOptions& options,
+                    const std::string& index, const std::string& budgets) {
   PlanRow row{
       budgets.empty() ? index : budgets, plan_by_library(request, options, index, budgets), {}};
   const bool is_auto = index == kAutoIndex;
@@ -105,6 +104,25 @@ PlanRow plan_row(const PlanRequest& request, const PlanOptions& options, const s
   return row;
 }
 
+/// The same without limits of the card, where the library plans codes on the device whether they fit it or not.
+PlanRequest without_limits(PlanRequest request) {
+  request.gpu_memory = uint64_t{1} << 62;
+  request.pinned_memory.reset();
+  return request;
+}
+
+}  // namespace
+
+PlanRow plan_row(const PlanRequest& request, const PlanOptions& options, const std::string& index,
+                 const std::string& budgets) {
+  PlanRow row = limited_row(request, options, index, budgets);
+  const bool lost = row.codes.list_rows != 0 && !row.codes.lists && row.plan.code_layers != 0;
+  if (!lost || lacks_lists(request)) return row;
+  row.codes.lists_lack_room =
+      limited_row(without_limits(request), options, index, budgets).codes.lists;
+  return row;
+}
+
 void add_next_better(const PlanRequest& request, const PlanOptions& options,
                      std::vector<PlanRow>& rows) {
   constexpr const char* kFewest = "codes:k=2,v=2";
@@ -113,15 +131,13 @@ void add_next_better(const PlanRequest& request, const PlanOptions& options,
   const keyhole_memory_plan& plan = rows.back().plan;
   const std::string index = was_auto ? plan.index : rows.back().index;
   if (!request.gpu_memory || index.rfind("codes", 0) != 0) return;
-  // Without limits the library plans them on the device, whether they fit it or not.
-  PlanRequest unlimited = request;
-  unlimited.gpu_memory = uint64_t{1} << 62;
-  unlimited.pinned_memory.reset();
+  const PlanRequest unlimited = without_limits(request);
   const auto all_layers_of = [&](const std::string& spec) {
     return plan_row(unlimited, options, spec);
   };
   std::string next = was_auto && plan.code_layers == 0 ? kFewest : index;
-  if (plan.code_layers == all_layers_of(next).plan.code_layers) {
+  if (plan.code_layers == all_layers_of(next).plan.code_layers &&
+      !rows.back().codes.lists_lack_room) {
     if (!was_auto || index.rfind(kBest, 0) == 0) return;
     next = kBest;
   }

@@ -22,8 +22,8 @@ struct PlanRow {
 [[nodiscard]] PlanRow plan_row(const PlanRequest& request, const PlanOptions& options,
                                const std::string& index, const std::string& budgets = {});
 
-/// Adds what the next better choice would take, where some codes of the last row's index are not on the device, or
-/// where `auto` has chosen fewer bits than there are.
+/// Adds what the next better choice would take, where some codes of the last row's index or their lists are not on the
+/// device, or where `auto` has chosen fewer bits than there are.
 void add_next_better(const PlanRequest& request, const PlanOptions& options,
                      std::vector<PlanRow>& rows);
 
