@@ -80,6 +80,25 @@ TEST(Plan, TellsWhatFits) {
   EXPECT_EQ(plan_json(at_border)["plans"][0]["fits"], false);
 }
 
+/// auto takes codes of 4 bits at 128k, and of 2 where those of 4 would leave layers to the host.
+TEST(Plan, ChoosesForEachLengthHowLongAContextMayBe) {
+  std::vector<std::string> args = {"--context", "128k",  "--card",        "RTX 4090",
+                                   "--weights", "15GiB", "--host-memory", "64GiB"};
+  const auto row = [&](uint64_t tokens) {
+    args[1] = std::to_string(tokens);
+    return plan_json(args)["plans"][0];
+  };
+  const json usual = row(131072);
+  EXPECT_EQ(usual["index"], "auto: codes:k=4,v=4");
+  const uint64_t longest = usual["longest_context"];
+  const json last = row(longest), next = row(longest + 1);
+  EXPECT_EQ(last["index"], "auto: codes:k=2,v=2");
+  EXPECT_EQ(last["fits"], true);
+  EXPECT_EQ(last["longest_context"], longest);
+  EXPECT_EQ(next["fits"], false);
+  EXPECT_EQ(next["longest_context"], longest);
+}
+
 TEST(Plan, NothingFitsWhereTheWeightsFillTheGpu) {
   const json result = plan_json(
       {"--context", "1k", "--index", "flat", "--weights", "24GiB", "--gpu-memory", "24GiB"});
