@@ -236,6 +236,9 @@ TEST(Plan, RefusesWhatCannotBe) {
   refused(plan({"--context", "1k", "--index", "annoy"}), "ivf");
   refused(plan({"--context", "1k", "--index", "flat", "--gpu-memory", "24X"}), "24X");
   refused(plan({"--context", "9000000000000000", "--index", "flat"}), "context");
+  // A sequence has 2^31 tokens at most, on all ranks together.
+  refused(plan({"--context", "2147483649", "--ranks", "16"}), "2147483648");
+  EXPECT_EQ(plan({"--context", "2147483648", "--ranks", "16"}).exit_code, 0);
   refused(plan({"--context", "1k", "--index", "flat"}, {"plan", "--layers", "32"}), "--heads");
   refused(plan({"--context", "1k", "--index", "flat"},
                {"plan", "--layers", "32", "--heads", "32", "--kv-heads", "8", "--head-dim", "100"}),

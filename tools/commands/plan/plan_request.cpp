@@ -86,6 +86,12 @@ PlanRequest understand(PlanOptions& options) {
     request.layers = add_sliding_layers(*model, engine);
   }
   request.whole_context = parse_tokens(options.context);
+  constexpr uint64_t kMostTokens = uint64_t{1} << 31U;
+  if (request.whole_context > kMostTokens) {
+    throw UsageError("--context is " + std::to_string(request.whole_context) +
+                     " tokens, allowed: at most " + std::to_string(kMostTokens) +
+                     ", on all ranks together");
+  }
   request.ranks = options.ranks;
   request.context = largest_share(request.whole_context, request.ranks);
   if (model) warn_of_context(*model, request.whole_context);
