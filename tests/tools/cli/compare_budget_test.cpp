@@ -184,5 +184,13 @@ TEST_F(CompareBudget, RefusesWhatCannotBe) {
   refused({"--sort", "recall"}, "--sort");
 }
 
+/// The host's choice has lists from 8,192 tokens on, a device's none.
+TEST_F(CompareBudget, AutoIsTheChoiceOfAHost) {
+  SCOPED_TRACE("seed " + std::to_string(seed_));
+  const json result = compare(trace(), {"--index", "auto", "--queries", "4"});
+  EXPECT_EQ(result["results"][0]["index"], "codes:k=4,v=4,lists=64,from=8192");
+  EXPECT_NE(out_.find("auto is codes:k=4,v=4,lists=64,from=8192"), std::string::npos) << out_;
+}
+
 }  // namespace
 }  // namespace keyhole::tools
