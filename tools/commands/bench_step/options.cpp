@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "tools/commands/bench_step/busy.h"
 #include "tools/commands/bench_step/share_plan.h"
 #include "tools/commands/common/setting_options.h"
 #include "tools/commands/common/sweep.h"
@@ -267,6 +268,9 @@ StepPlan make_step_plan(const BenchStepOptions& options) {
   plan.device_ordinal = options.ordinal;
   plan.threads = options.threads != 0 ? options.threads : describe_machine("").cores;
   plan.busy = options.busy;
+  if (const std::string wrong = busy_refusal(plan.busy, available_memory()); !wrong.empty()) {
+    throw UsageError(wrong);
+  }
   plan.weights = options.weights;
   plan.blocking = options.blocking;
   plan.graph = options.graph;
