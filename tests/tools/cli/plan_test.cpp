@@ -301,6 +301,35 @@ TEST(Plan, RefusesUnknownCards) {
   expect_failure(plan({"--context", "128k", "--card", "4090", "--ranks", "2"}), 2, "--ranks");
 }
 
+TEST(Plan, RefusesNumbersThatMeanNothing) {
+  expect_failure(plan({"--context", "0"}), 2, "--context is 0 tokens, allowed: 1 to");
+  const auto with_weights = [](const std::string& active) {
+    return plan(
+        {"--context", "128k", "--card", "4090", "--weights", "15GiB", "--active-weights", active});
+  };
+  expect_failure(with_weights("0"), 2, "--active-weights is 0 B");
+  expect_failure(with_weights("16GiB"), 2, "--weights, which is 15 GiB");
+  EXPECT_EQ(with_weights("15GiB").exit_code, 0);
+  expect_failure(plan({"--context", "128k", "--card", "4090", "--active-weights", "1GiB"}), 2,
+                 "which is not given");
+  const auto with_rows = [](const std::string& rows) {
+    return plan({"--context", "128k", "--card", "4090", "--exact-rows", rows});
+  };
+  expect_failure(with_rows("4000000000"), 2, "--exact-rows");
+  expect_failure(with_rows("1025"), 2, "--exact-rows");
+  EXPECT_EQ(with_rows("1024").exit_code, 0);
+}
+
+/// The memory is what a session takes, so it stays in the plan.
+TEST(Plan, WarnsOfAWindowBeyondTheContext) {
+  const Outcome wide = plan({"--context", "128k", "--window", "1000000"});
+  EXPECT_EQ(wide.exit_code, 0);
+  EXPECT_NE(wide.err.find("hold 1,000,128 tokens, and the context is 131,072"), std::string::npos)
+      << wide.err;
+  EXPECT_EQ(plan({"--context", "128k", "--window", "130944"}).err, "");
+  EXPECT_EQ(plan({"--context", "100"}).err, "") << "nobody asked for that window";
+}
+
 TEST(Plan, EstimatesCodesInLists) {
   const json card = plan_json({"--context", "256k", "--card", "H100", "--index",
                                "codes:k=4,v=4,lists=64", "--index", "codes:k=4,v=4"})["card"];

@@ -33,8 +33,7 @@ CardQuestion question_of(const PlanRequest& request, const PlanOptions& options)
   question.engine = request.engine;
   question.full_layers = request.full_layers;
   question.context = request.context;
-  question.weights =
-      options.active_weights.empty() ? request.weights : parse_bytes(options.active_weights);
+  question.weights = request.active_weights;
   question.all_weights = request.weights;
   question.memory = request.gpu_memory.value_or(question.card.memory);
   question.resident = std::min(uint64_t{options.sink} + options.window, request.context);
@@ -171,6 +170,7 @@ void add_plan(CLI::App& keyhole) {
                    "With --card: tokens of a KV head that are read exactly in a step; sharp heads "
                    "ask for hundreds")
       ->type_name("N")
+      ->check(CLI::Range(0U, 1024U).description(""))
       ->needs("--card")
       ->capture_default_str();
   command->add_option("--json", options->json, "Write the plan here (- for standard output)")
