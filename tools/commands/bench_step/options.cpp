@@ -104,9 +104,9 @@ void add_model_and_data(CLI::App& command, BenchStepOptions& options) {
   add_number(command, "--kv-heads", options.shape.kv_heads, "KV heads", 1, 4096);
   command
       .add_option("--head-dim", options.shape.head_dim,
-                  "Components of a head: a multiple of 16 from 64 to 512")
+                  "Components of a head: a multiple of 16 from 64 to 576")
       ->type_name("N")
-      ->check(CLI::Range(64, 512).description(""))
+      ->check(CLI::Range(64, 576).description(""))
       ->capture_default_str();
   command.add_option("--context", options.context, "Tokens before the steps, e.g. 131072 or 1M")
       ->type_name("TOKENS")

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <string_view>
 
+#include "tools/commands/common/budget_choice.h"
+
 namespace keyhole::tools {
 namespace {
 
@@ -26,6 +28,7 @@ CardCodes codes_of(const std::string& spec) {
   constexpr uint32_t kUsualBits = 2, kUsualPercent = 12;
   constexpr double kPercent = 100.0;
   CardCodes codes;
+  codes.any = has_codes(spec);
   codes.bits = (parameter_of(spec, "k", kUsualBits) + parameter_of(spec, "v", kUsualBits)) / 2.0;
   codes.list_rows = parameter_of(spec, "lists", 0);
   codes.list_share = parameter_of(spec, "read", kUsualPercent) / kPercent;

@@ -9,6 +9,7 @@ namespace keyhole::tools {
 
 /// Codes on a card.
 struct CardCodes {
+  bool any = false;              ///< the index has codes
   double bits = 2.0;             ///< of a component, the mean of K's and V's
   bool lists = false;            ///< steps choose among lists
   bool lists_lack_room = false;  ///< there would be lists, were there more memory

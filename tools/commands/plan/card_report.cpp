@@ -163,6 +163,7 @@ CardEstimate estimate_codes(const CardQuestion& question, const std::string& ind
     estimate.why_not = why;
     return estimate;
   };
+  if (!codes.any) return none("no codes, by which the card would attend");
   if (plan.code_layers < question.full_layers || question.full_layers == 0) {
     return none("not all layers' codes are on the card");
   }

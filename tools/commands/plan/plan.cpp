@@ -17,6 +17,7 @@
 #include "tools/commands/plan/plan_request.h"
 #include "tools/commands/plan/plan_rows.h"
 #include "tools/terminal/cli.h"
+#include "tools/terminal/errors.h"
 #include "tools/terminal/json.h"
 #include "tools/terminal/units.h"
 
@@ -53,6 +54,8 @@ std::vector<CardEstimate> estimates_of(const CardQuestion& question,
 }
 
 void run(PlanOptions options) {
+  // Not by the parser, which asks for options before it names those that it does not know.
+  if (options.context.empty()) throw UsageError("--context is required");
   const PlanRequest request = understand(options);
   std::vector<PlanRow> rows;
   if (options.indexes.empty() && options.budgets.empty()) options.indexes.push_back(kAutoIndex);
@@ -96,7 +99,7 @@ void add_plan(CLI::App& keyhole) {
   command->add_option("--kv-heads", options->kv_heads, "KV heads")->type_name("N");
   command
       ->add_option("--head-dim", options->head_dim,
-                   "Components of a head: a multiple of 16 from 64 to 512")
+                   "Components of a head: a multiple of 16 from 64 to 576")
       ->type_name("N");
   command
       ->add_option(
@@ -108,8 +111,7 @@ void add_plan(CLI::App& keyhole) {
       ->capture_default_str();
   add_kv_host_option(*command, options->kv_host);
   command->add_option("--context", options->context, "Tokens, e.g. 131072, 128k or 1M")
-      ->type_name("TOKENS")
-      ->required();
+      ->type_name("TOKENS");
   command
       ->add_option("--index", options->indexes,
                    "An index type with parameters, or auto; may be repeated [auto]")
