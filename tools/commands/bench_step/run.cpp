@@ -8,6 +8,7 @@
 #include "tools/commands/bench_step/context.h"
 #include "tools/commands/bench_step/index_build.h"
 #include "tools/commands/bench_step/meter.h"
+#include "tools/commands/bench_step/report.h"
 #include "tools/llama/team.h"
 #include "tools/terminal/clock.h"
 #include "tools/terminal/errors.h"
