@@ -1,6 +1,7 @@
 // The parts of the C API that belong to no object: versions, texts, tensors, plans.
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "cpu/types.h"
@@ -8,6 +9,7 @@
 #include "keyhole/inspect.h"
 #include "runtime/api/api_guard.h"
 #include "runtime/engine/device_choice.h"
+#include "runtime/plan/auto_index.h"
 #include "runtime/plan/planner.h"
 
 #define KEYHOLE_TEXT_(x) #x
@@ -65,6 +67,18 @@ gpu::KernelLimits limits_of_plan(const keyhole_engine_config& engine) {
     if (e.status() == Status::invalid_argument) throw;
     return {};
   }
+}
+
+/// longest_context() where the index is chosen for each length: codes of fewer bits leave room for more tokens. least:
+/// a length that fits, or 1.
+uint32_t longest_of_auto(uint64_t least, const std::function<bool(uint64_t)>& fits) {
+  if (!fits(least)) return 0;
+  uint64_t low = least, high = uint64_t{kMaxTokens} + 1;
+  while (high - low > 1) {
+    const uint64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return static_cast<uint32_t>(low);
 }
 
 }  // namespace
@@ -174,9 +188,13 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
         return device_limit > resident ? device_limit - resident : 0;
       };
     }
-    s.max_tokens = static_cast<uint32_t>(std::clamp<uint64_t>(context, 1, kMaxTokens));
-    SessionParams params = check_session(s, model, room);
-    params.max_tokens = kMaxTokens;
+    const auto params_at = [&](uint64_t tokens) {
+      s.max_tokens = static_cast<uint32_t>(std::clamp<uint64_t>(tokens, 1, kMaxTokens));
+      SessionParams params = check_session(s, model, room);
+      params.max_tokens = kMaxTokens;
+      return params;
+    };
+    const SessionParams params = params_at(context);
     if (context > kMaxTokens) {
       throw Error(Status::invalid_argument, "context is " + std::to_string(context) +
                                                 ", allowed: 0.." + std::to_string(kMaxTokens));
@@ -198,8 +216,23 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
     params.index.copy(result.index, sizeof result.index - 1);
     result.fits =
         plan_fits(p, device_limit, host_limit, params.pinned_memory_limit, host_device) ? 1 : 0;
-    result.longest_context =
-        longest_context(model, params, threads, device_limit, host_limit, host_device);
+    if (s.index != nullptr && s.index != kAutoIndex) {
+      result.longest_context =
+          longest_context(model, params, threads, device_limit, host_limit, host_device);
+    } else {
+      const auto fits = [&](uint64_t tokens) {
+        try {
+          const SessionParams at = params_at(tokens);
+          return plan_fits(plan_memory(model, at, tokens, threads, host_device, device_limit),
+                           device_limit, host_limit, at.pinned_memory_limit, host_device);
+        } catch (const Error& wrong) {
+          if (wrong.status() != Status::invalid_argument) throw;
+          return false;  // beyond 2^63 bytes
+        }
+      };
+      const uint64_t least = result.fits != 0 ? std::max<uint64_t>(context, 1) : 1;
+      result.longest_context = longest_of_auto(least, fits);
+    }
     write_struct(plan, result, "plan");
   });
 }

@@ -37,6 +37,7 @@ std::vector<HeadParams> heads_of(const BudgetsFile& file, const ModelShape& mode
                                  const SessionParams& params) {
   const HeadNumbers numbers = model.head_numbers();
   std::vector<HeadParams> heads(numbers.count(), HeadParams{params.index, params.budget});
+  std::vector<char> named(heads.size());  // [head] some entry names a field of its budget
   for (size_t i = 0; i < file.heads.size(); ++i) {
     const BudgetsFile::Entry& entry = file.heads[i];
     if (entry.pattern) continue;  // of prompts
@@ -55,12 +56,18 @@ std::vector<HeadParams> heads_of(const BudgetsFile& file, const ModelShape& mode
         // An entry of all layers is of those that have the head.
         const uint32_t end_head = entry.kv_head ? first_head + 1 : numbers.of(layer);
         for (uint32_t h = first_head; h < std::min(end_head, numbers.of(layer)); ++h) {
-          apply(entry, heads[numbers.at(layer, h)]);
+          const size_t head = numbers.at(layer, h);
+          apply(entry, heads[head]);
+          if (!entry.budget.empty()) named[head] = 1;
         }
       }
     } catch (const Error& e) {
       throw Error(e.status(), "heads[" + std::to_string(i) + "]: " + e.what());
     }
+  }
+  // What an entry names is meant, also where it is as an init function leaves it.
+  for (size_t head = 0; head < heads.size(); ++head) {
+    if (named[head] == 0) heads[head].budget = completed(heads[head].budget, heads[head].index);
   }
   return heads;
 }

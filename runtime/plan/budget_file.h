@@ -16,8 +16,8 @@ void with_budgets(const std::string& path, const ModelShape& model,
                   const std::function<void(const BudgetsFile&)>& use);
 
 /// Gives every head of `params` (whose index and budget are the defaults) what the file says of it, and takes the
-/// file's tail_partition. Throws as with_budgets(), and Error(invalid_argument) where the file names something that
-/// no session may have; then nothing has changed.
+/// file's tail_partition. Budgets of which the file names no field are completed(). Throws as with_budgets(), and
+/// Error(invalid_argument) where the file names something that no session may have; then nothing has changed.
 void apply_budgets(const std::string& path, const ModelShape& model, SessionParams& params);
 
 }  // namespace keyhole::runtime

@@ -61,6 +61,22 @@ TEST_F(BudgetFile, MayLeaveOutSlidingLayersAtTheEnd) {
   expect_error_text("layers 2, the engine has 4");
 }
 
+/// Beside codes a budget of which nothing is said is theirs; one that is named stays, whatever its values.
+TEST_F(BudgetFile, NoTailBesideCodesIsMeantWhereItIsNamed) {
+  write(R"({"layer": "all", "kv_head": "all", "index": "codes"},
+           {"layer": 0, "kv_head": 0, "tail": "none", "top_k": 99},
+           {"layer": 0, "kv_head": 1, "tail": "none", "top_k": 100})");
+  auto c = small_session();
+  keyhole_budget_init(&c.budget);
+  ASSERT_EQ(open(c), KEYHOLE_OK) << keyhole_last_error();
+  for (uint32_t h = 0; h < 2; ++h) {
+    EXPECT_EQ(get(0, h).tail, KEYHOLE_TAIL_NONE) << h;
+    EXPECT_EQ(get(0, h).top_k, 99U + h);
+    EXPECT_EQ(get(1, h).tail, KEYHOLE_TAIL_CODES) << h;
+    EXPECT_EQ(get(1, h).top_k, 16U);
+  }
+}
+
 TEST_F(BudgetFile, LaterEntriesWinFieldByField) {
   write(R"({"layer": "all", "kv_head": "all", "top_k": 10, "min_weight": 0.01},
            {"layer": 1, "kv_head": "all", "attend": "weight", "top_k": 20},

@@ -314,5 +314,26 @@ TEST(BenchStep, RefusesWhatCannotBe) {
                  "--audit-steps 0");
 }
 
+/// Results would name what was not done.
+TEST(BenchStep, RefusesWhatIsOfADeviceOnTheHost) {
+  const std::vector<std::vector<std::string>> of_device = {
+      {"--weights"}, {"--graph"}, {"--signal", "wait"}, {"--signal", "launch"}};
+  for (const std::vector<std::string>& options : of_device) {
+    std::vector<std::string> args = synthetic({"--index", "flat"});
+    args.insert(args.end(), options.begin(), options.end());
+    expect_refused(args, options[0] + " is of steps on a CUDA stream, and these are the host's");
+  }
+}
+
+TEST(BenchStep, TakesEveryHeadDimOfTheLibrary) {
+  const Outcome outcome =
+      run_keyhole({"bench-step",    "--synthetic", "--device",   "host", "--layers",   "1",
+                   "--q-heads",     "2",           "--kv-heads", "1",    "--head-dim", "576",
+                   "--context",     "1k",          "--steps",    "1",    "--warmup",   "1",
+                   "--audit-steps", "1",           "--index",    "flat", "--json",     "-"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(json::parse(outcome.out)["results"].size(), 1U);
+}
+
 }  // namespace
 }  // namespace keyhole::tools

@@ -184,5 +184,33 @@ TEST_F(CompareBudget, RefusesWhatCannotBe) {
   refused({"--sort", "recall"}, "--sort");
 }
 
+/// The host's choice has lists from 8,192 tokens on, a device's none.
+TEST_F(CompareBudget, AutoIsTheChoiceOfAHost) {
+  SCOPED_TRACE("seed " + std::to_string(seed_));
+  const json result = compare(trace(), {"--index", "auto", "--queries", "4"});
+  EXPECT_EQ(result["results"][0]["index"], "codes:k=4,v=4,lists=64,from=8192");
+  EXPECT_NE(out_.find("auto is codes:k=4,v=4,lists=64,from=8192"), std::string::npos) << out_;
+}
+
+/// A budget as its init function leaves it, 100 keys and no tail, is meant where it is asked for: more keys hold more.
+TEST_F(CompareBudget, NoTailBesideCodesIsMeantForAnyNumberOfKeys) {
+  SCOPED_TRACE("seed " + std::to_string(seed_));
+  const json rows =
+      compare(trace(), {"--index", "codes", "--tail", "none", "--attend", "topk:99", "--attend",
+                        "topk:100", "--attend", "topk:101", "--queries", "8"})["results"];
+  ASSERT_EQ(rows.size(), 12U);
+  for (size_t head = 0; head < 4; ++head) {
+    const auto mass = [&](size_t way) {
+      const json& row = rows[4 * way + head];
+      EXPECT_EQ(row["tail"], "none");
+      EXPECT_EQ(row["target"], "none");
+      return row["recovered_mass"].get<double>();
+    };
+    EXPECT_LE(mass(0), mass(1));
+    EXPECT_LE(mass(1), mass(2));
+    EXPECT_LT(mass(2), 1.2 * mass(0));
+  }
+}
+
 }  // namespace
 }  // namespace keyhole::tools

@@ -116,6 +116,9 @@ TEST_F(Heads, RefuseWhatCannotBe) {
     expect_failure(run_keyhole(args), exit_code, part);
   };
   refused(2, {"--trace", trace, "--mass", "1"}, "--mass is 1; allowed");
+  for (const char* nan : {"nan", "NaN", "-nan"}) {
+    refused(2, {"--trace", trace, "--mass", nan}, std::string(nan) + " is no number");
+  }
   refused(2, {"--trace", trace, "--sink", "500", "--window", "500"}, "cover all");
   refused(2, {"--trace", trace, "--task", "kv"}, "--task");
   refused(2, {"--trace", trace, "--html", "-"}, "--html");

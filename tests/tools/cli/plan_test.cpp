@@ -80,6 +80,25 @@ TEST(Plan, TellsWhatFits) {
   EXPECT_EQ(plan_json(at_border)["plans"][0]["fits"], false);
 }
 
+/// auto takes codes of 4 bits at 128k, and of 2 where those of 4 would leave layers to the host.
+TEST(Plan, ChoosesForEachLengthHowLongAContextMayBe) {
+  std::vector<std::string> args = {"--context", "128k",  "--card",        "RTX 4090",
+                                   "--weights", "15GiB", "--host-memory", "64GiB"};
+  const auto row = [&](uint64_t tokens) {
+    args[1] = std::to_string(tokens);
+    return plan_json(args)["plans"][0];
+  };
+  const json usual = row(131072);
+  EXPECT_EQ(usual["index"], "auto: codes:k=4,v=4");
+  const uint64_t longest = usual["longest_context"];
+  const json last = row(longest), next = row(longest + 1);
+  EXPECT_EQ(last["index"], "auto: codes:k=2,v=2");
+  EXPECT_EQ(last["fits"], true);
+  EXPECT_EQ(last["longest_context"], longest);
+  EXPECT_EQ(next["fits"], false);
+  EXPECT_EQ(next["longest_context"], longest);
+}
+
 TEST(Plan, NothingFitsWhereTheWeightsFillTheGpu) {
   const json result = plan_json(
       {"--context", "1k", "--index", "flat", "--weights", "24GiB", "--gpu-memory", "24GiB"});
@@ -213,10 +232,14 @@ TEST(Plan, RefusesWhatCannotBe) {
   const auto refused = [](const Outcome& outcome, const std::string& part) {
     expect_failure(outcome, 2, part);
   };
-  refused(plan({"--index", "flat"}), "--context");
+  refused(plan({"--index", "flat"}), "--context is required");
+  refused(plan({"--contex", "5"}), "--contex");
   refused(plan({"--context", "1k", "--index", "annoy"}), "ivf");
   refused(plan({"--context", "1k", "--index", "flat", "--gpu-memory", "24X"}), "24X");
   refused(plan({"--context", "9000000000000000", "--index", "flat"}), "context");
+  // A sequence has 2^31 tokens at most, on all ranks together.
+  refused(plan({"--context", "2147483649", "--ranks", "16"}), "2147483648");
+  EXPECT_EQ(plan({"--context", "2147483648", "--ranks", "16"}).exit_code, 0);
   refused(plan({"--context", "1k", "--index", "flat"}, {"plan", "--layers", "32"}), "--heads");
   refused(plan({"--context", "1k", "--index", "flat"},
                {"plan", "--layers", "32", "--heads", "32", "--kv-heads", "8", "--head-dim", "100"}),
@@ -264,9 +287,8 @@ TEST(Plan, EstimatesNothingThatIsNotOnTheCard) {
   // Codes of 4 bits, what all of them would take, flat, full attention.
   const json& estimates = result["card"]["estimates"];
   ASSERT_EQ(estimates.size(), 4U);
-  for (const size_t i : {0, 2}) {
-    EXPECT_EQ(estimates[i].value("why_not", ""), "not all layers' codes are on the card") << i;
-  }
+  EXPECT_EQ(estimates[0].value("why_not", ""), "not all layers' codes are on the card");
+  EXPECT_EQ(estimates[2].value("why_not", ""), "no codes, by which the card would attend");
   EXPECT_EQ(estimates[1].value("index", ""), "next better: codes:k=4,v=4");
   EXPECT_GT(estimates[1].value("layer_s", 0.0), 0.0);
   EXPECT_EQ(estimates[1].value("fits", true), false);
@@ -277,6 +299,35 @@ TEST(Plan, RefusesUnknownCards) {
   expect_failure(plan({"--context", "128k", "--card", "Voodoo"}), 2, "RTX 4090");
   expect_failure(plan({"--context", "128k", "--exact-rows", "64"}), 2, "--card");
   expect_failure(plan({"--context", "128k", "--card", "4090", "--ranks", "2"}), 2, "--ranks");
+}
+
+TEST(Plan, RefusesNumbersThatMeanNothing) {
+  expect_failure(plan({"--context", "0"}), 2, "--context is 0 tokens, allowed: 1 to");
+  const auto with_weights = [](const std::string& active) {
+    return plan(
+        {"--context", "128k", "--card", "4090", "--weights", "15GiB", "--active-weights", active});
+  };
+  expect_failure(with_weights("0"), 2, "--active-weights is 0 B");
+  expect_failure(with_weights("16GiB"), 2, "--weights, which is 15 GiB");
+  EXPECT_EQ(with_weights("15GiB").exit_code, 0);
+  expect_failure(plan({"--context", "128k", "--card", "4090", "--active-weights", "1GiB"}), 2,
+                 "which is not given");
+  const auto with_rows = [](const std::string& rows) {
+    return plan({"--context", "128k", "--card", "4090", "--exact-rows", rows});
+  };
+  expect_failure(with_rows("4000000000"), 2, "--exact-rows");
+  expect_failure(with_rows("1025"), 2, "--exact-rows");
+  EXPECT_EQ(with_rows("1024").exit_code, 0);
+}
+
+/// The memory is what a session takes, so it stays in the plan.
+TEST(Plan, WarnsOfAWindowBeyondTheContext) {
+  const Outcome wide = plan({"--context", "128k", "--window", "1000000"});
+  EXPECT_EQ(wide.exit_code, 0);
+  EXPECT_NE(wide.err.find("hold 1,000,128 tokens, and the context is 131,072"), std::string::npos)
+      << wide.err;
+  EXPECT_EQ(plan({"--context", "128k", "--window", "130944"}).err, "");
+  EXPECT_EQ(plan({"--context", "100"}).err, "") << "nobody asked for that window";
 }
 
 TEST(Plan, EstimatesCodesInLists) {
@@ -323,6 +374,98 @@ TEST(Plan, CountsNoListsWhereACardHasTooFewMultiprocessors) {
   const Outcome text = plan({"--context", "128k", "--card", "L4", "--index", lists});
   EXPECT_NE(text.out.find("want 64 multiprocessors on this card"), std::string::npos) << text.out;
   EXPECT_NE(text.out.find("\n" + lists), std::string::npos) << text.out;
+}
+
+/// 23 GiB are too few for lists of 1M tokens of 32 layers: the same memory is read in the same time.
+TEST(Plan, EstimatesNoListsThatAreNotPlanned) {
+  std::vector<std::string> shape = kShape;
+  shape.back() = "80";
+  const json result = plan_json({"--context", "1M", "--card", "RTX 3090", "--index",
+                                 "codes:k=2,v=2,lists=64", "--index", "codes:k=2,v=2"},
+                                shape);
+  const json &lists = result["plans"].front(), &all = result["plans"].back();
+  EXPECT_EQ(lists["code_bytes"], all["code_bytes"]);
+  const json& estimates = result["card"]["estimates"];
+  const json& of_all = estimates[result["plans"].size() - 1];
+  EXPECT_EQ(estimates[0]["layer_s"], of_all["layer_s"]);
+  // A row of codes is 256 + 192 bits, two factors and its part of the block's means: no more than the plan counts.
+  const double row = 32 + 24 + 4 + 80.0 / 64;
+  EXPECT_GT(all["code_bytes"].get<double>(), 32 * 8 * 1048576 * row);
+  EXPECT_LT(all["code_bytes"].get<double>(), 1.02 * 32 * 8 * 1048576 * row);
+  EXPECT_GT(of_all["layer_s"].get<double>(), 8 * 1048576 * row / 936e9);
+}
+
+json budgets_of(const std::string& heads) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "budgets.json";
+  write_file(path, R"({"keyhole_budgets": 1, "model": {"layers": 32, "q_heads": 32, "kv_heads": 8,)"
+                   R"( "head_dim": 128}, "heads": [)" +
+                       heads + "]}");
+  const auto on = [&](const char* card) {
+    json result = plan_json(
+        {"--context", "128k", "--card", card, "--gpu-memory", "80GiB", "--budgets", path});
+    EXPECT_EQ(result["plans"][0]["index"], path);
+    return std::pair(result["plans"][0], result["card"]["estimates"][0]);
+  };
+  const auto [plan, estimate] = on("H100");
+  const auto [small_plan, small_estimate] = on("L4");
+  return {{"plan", plan}, {"estimate", estimate}, {"small", small_plan}};
+}
+
+/// A file with one index for all heads is planned and estimated as that index.
+TEST(Plan, TakesIndexAndRowsOfABudgetsFile) {
+  const auto of_index = [&](const char* card, const std::string& index) {
+    const json result =
+        plan_json({"--context", "128k", "--card", card, "--gpu-memory", "80GiB", "--index", index});
+    return std::pair(result["plans"][0], result["card"]["estimates"][0]);
+  };
+  const std::string lists = "codes:k=4,v=4,lists=64",
+                    all = R"({"layer": "all", "kv_head": "all", )";
+  const json usual = budgets_of(all + R"("index": ")" + lists + "\"}");
+  EXPECT_EQ(usual["plan"]["code_bytes"], of_index("H100", lists).first["code_bytes"]);
+  EXPECT_EQ(usual["estimate"]["layer_s"], of_index("H100", lists).second["layer_s"]);
+  EXPECT_EQ(usual["small"]["code_bytes"], of_index("L4", lists).first["code_bytes"])
+      << "an L4 has no lists";
+
+  const json rows = budgets_of(all + R"("index": "codes:k=4,v=4"}, {"layer": "all", "kv_head": 0,)"
+                                     R"( "tail": "codes", "top_k": 80})");
+  EXPECT_EQ(rows["estimate"]["exact_rows"], (80 + 7 * 16) / 8);
+  const double usual_s = of_index("H100", "codes:k=4,v=4").second["layer_s"];
+  EXPECT_NEAR(rows["estimate"]["layer_s"].get<double>() - usual_s, 64 * 512 / 55e9, 1e-9);
+  // Where heads differ in their lists the device has none.
+  const json mixed =
+      budgets_of(all + R"("index": ")" + lists + R"("}, {"layer": 3, "kv_head": 1,)" +
+                 R"( "index": "codes:k=4,v=4"})");
+  EXPECT_EQ(mixed["estimate"]["layer_s"], usual_s);
+}
+
+/// Of 23 GiB weights leave 8: codes of 4 bits take 4.2 of them, in lists 11.
+TEST(Plan, SaysThatListsDoNotFit) {
+  const std::string lists = "codes:k=4,v=4,lists=64";
+  std::vector<std::string> args = {"--context", "128k",  "--card",  "RTX 4090",
+                                   "--weights", "15GiB", "--index", lists};
+  const json tight = plan_json(args);
+  ASSERT_EQ(tight["plans"].size(), 2U);
+  const json &row = tight["plans"][0], &next = tight["plans"][1];
+  EXPECT_EQ(row["fits"], true);
+  EXPECT_EQ(row["lists"], false);
+  EXPECT_EQ(row["lists_lack_room"], true);
+  EXPECT_EQ(next["index"], "next better: " + lists);
+  EXPECT_EQ(next["fits"], false);
+  EXPECT_EQ(next["lists"], true);
+  EXPECT_GT(next["code_bytes"].get<double>(), 2.0 * row["code_bytes"].get<double>());
+  EXPECT_LT(tight["card"]["estimates"][1]["layer_s"], tight["card"]["estimates"][0]["layer_s"]);
+  const Outcome text = plan(args);
+  EXPECT_NE(text.out.find("Lists of " + lists + " do not fit"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find(lists + " (lists do not fit)"), std::string::npos) << text.out;
+  args[5] = "10GiB";
+  const json room = plan_json(args);
+  ASSERT_EQ(room["plans"].size(), 1U);
+  EXPECT_EQ(room["plans"][0]["lists"], true);
+  EXPECT_EQ(room["plans"][0]["code_bytes"], next["code_bytes"]);
+  // What may be pinned is too little for rows that the device reads, as steps by lists do.
+  args.insert(args.end(), {"--pinned-memory", "4GiB"});
+  EXPECT_EQ(plan_json(args)["plans"][0]["lists_lack_room"], true);
 }
 
 /// Layers for which the card has no room are the host's, which has lists on any card.

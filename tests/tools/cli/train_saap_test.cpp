@@ -57,6 +57,14 @@ TEST_F(TrainSaap, OneTraceAloneLeavesNothingToValidate) {
   expect_failure(train({"--trace", write("a", 1)}), 2, "--validate");
 }
 
+TEST_F(TrainSaap, NumbersThatAreNoneAreRefused) {
+  const std::string a = write("a", 1), b = write("b", 2);
+  for (const std::string option : {"--lr", "--decay"}) {
+    expect_failure(train({"--trace", a, "--trace", b, option, "nan"}), 2,
+                   option + ": nan is no number");
+  }
+}
+
 TEST_F(TrainSaap, TracesOfAnotherModelAreRefused) {
   expect_failure(train({"--trace", write("a", 1), write("b", 2, 1)}), 2, "another model");
 }

@@ -143,6 +143,9 @@ TEST(EvalRuler, PromptsAreWrittenForOtherPrograms) {
   const std::string longer = written("niah_single_1", {"--bytes-per-token", "4"})[0]["prompt"];
   EXPECT_GT(longer.size(), 4 * 1000U);
   EXPECT_LE(longer.size(), 4 * 1400U);
+  expect_failure(run_keyhole(with(arguments("vt"), {"--write-prompts", folder / "p.jsonl",
+                                                    "--bytes-per-token", "nan"})),
+                 2, "nan is no number, allowed: 0.1 to 100");
   expect_failure(run_keyhole(with(arguments("vt"), {"--bytes-per-token", "4"})), 2,
                  "--write-prompts");
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "tools/commands/bench_step/busy.h"
 #include "tools/commands/bench_step/share_plan.h"
 #include "tools/commands/common/setting_options.h"
 #include "tools/commands/common/sweep.h"
@@ -103,9 +104,9 @@ void add_model_and_data(CLI::App& command, BenchStepOptions& options) {
   add_number(command, "--kv-heads", options.shape.kv_heads, "KV heads", 1, 4096);
   command
       .add_option("--head-dim", options.shape.head_dim,
-                  "Components of a head: a multiple of 16 from 64 to 512")
+                  "Components of a head: a multiple of 16 from 64 to 576")
       ->type_name("N")
-      ->check(CLI::Range(64, 512).description(""))
+      ->check(CLI::Range(64, 576).description(""))
       ->capture_default_str();
   command.add_option("--context", options.context, "Tokens before the steps, e.g. 131072 or 1M")
       ->type_name("TOKENS")
@@ -267,6 +268,9 @@ StepPlan make_step_plan(const BenchStepOptions& options) {
   plan.device_ordinal = options.ordinal;
   plan.threads = options.threads != 0 ? options.threads : describe_machine("").cores;
   plan.busy = options.busy;
+  if (const std::string wrong = busy_refusal(plan.busy, available_memory()); !wrong.empty()) {
+    throw UsageError(wrong);
+  }
   plan.weights = options.weights;
   plan.blocking = options.blocking;
   plan.graph = options.graph;

@@ -8,6 +8,7 @@
 #include "tools/commands/bench_step/context.h"
 #include "tools/commands/bench_step/index_build.h"
 #include "tools/commands/bench_step/meter.h"
+#include "tools/commands/bench_step/report.h"
 #include "tools/llama/team.h"
 #include "tools/terminal/clock.h"
 #include "tools/terminal/errors.h"
@@ -69,6 +70,7 @@ class StepBench::Impl {
         listener_(std::move(listener)),
         team_(std::min(plan_.threads, 64U)) {
     make_engine_of_plan();
+    refuse_what_needs_a_stream();
     std::vector<BudgetChoice> budgets;
     for (StepRun& run : plan_.runs) {
       budgets.insert(budgets.end(), run.budgets.begin(), run.budgets.end());
@@ -178,6 +180,20 @@ class StepBench::Impl {
     if (audited && audits()) config.audit_share = 1;
     apply_settings(plan_.settings, &config);
     return config;
+  }
+
+  /// Refuses options that mean nothing in steps of the host, which results would name as if they had been done.
+  void refuse_what_needs_a_stream() const {
+    if (stream_steps()) return;
+    const bool on_cuda = effective_.device == KEYHOLE_DEVICE_CUDA;
+    const char* option = plan_.weights                                     ? "--weights"
+                         : plan_.graph                                     ? "--graph"
+                         : plan_.signal != KEYHOLE_SIGNAL_AUTO && !on_cuda ? "--signal"
+                                                                           : nullptr;
+    if (option == nullptr) return;
+    throw UsageError(std::string(option) + " is of steps on a CUDA stream, and these are " +
+                     (on_cuda ? "calls that wait (--blocking)" : "the host's (--device)") +
+                     "; allowed: with a CUDA device and without --blocking");
   }
 
   void make_stream() {

@@ -149,6 +149,7 @@ std::string index_of_auto(const Trace& trace, const CompareOptions& options) {
   engine.kv_heads = info.kv_heads;
   engine.head_dim = info.head_dim;
   engine.kv_dtype = dtype_of(options.kv_dtype);
+  engine.device = KEYHOLE_DEVICE_HOST;  // searches are the host's, whatever this build has
   keyhole_session_config session;
   keyhole_session_config_init(&session);
   session.index = kAutoIndex;

@@ -14,6 +14,17 @@
 #include "tools/terminal/progress.h"
 
 namespace keyhole::tools {
+namespace {
+
+/// The choice as the library is given it. With codes it takes a budget as its init function leaves it, 100 keys and no
+/// tail, for one that nobody has set; a number of keys, which means nothing without partitions, says that it was.
+BudgetChoice as_meant(BudgetChoice choice, const std::string& spec) {
+  const bool means_none = choice.tail.given && choice.tail.mode == KEYHOLE_TAIL_NONE;
+  if (means_none && !choice.target.any() && has_codes(spec)) choice.target.min_keys = 1;
+  return choice;
+}
+
+}  // namespace
 
 // Progress over all parts, of which several threads report steps at once.
 class Comparison::Work {
@@ -262,8 +273,8 @@ void Comparison::run_batch(Heads heads, const Todo& todo, Work& work,
         HeadAnswers answers;
         if (plan_.answers != nullptr) answers = HeadAnswers(truths[i], plan_.answers->count());
         Measurement m =
-            measure_index(indexes[i], truths[i], budget, plan_.kv_dtype, rounds(*heads[i]),
-                          plan_.answers != nullptr ? &answers : nullptr);
+            measure_index(indexes[i], truths[i], as_meant(budget, spec), plan_.kv_dtype,
+                          rounds(*heads[i]), plan_.answers != nullptr ? &answers : nullptr);
         m.series = run->index.series;
         m.index = spec;
         m.layer = heads[i]->layer;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tools/commands/common/decoding.h"
+#include "tools/commands/common/number_check.h"
 #include "tools/terminal/cli.h"
 
 namespace keyhole::tools {
@@ -49,7 +50,8 @@ void add_ruler_options(CLI::App& command, RulerOptions& options) {
           "Of --write-prompts: tokens are counted as so many bytes each, for a program with "
           "another tokenizer; default: the tokenizer of --model counts")
       ->needs(prompts)
-      ->check(CLI::Range(0.1, 100.0));
+      ->check(CLI::Range(0.1, 100.0))
+      ->check(no_nan("0.1 to 100"));
 }
 
 std::vector<const ruler::TaskInfo*> tasks_of(const RulerOptions& options) {

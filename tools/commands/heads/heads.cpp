@@ -7,6 +7,7 @@
 
 #include "runtime/files/json.h"
 #include "tools/commands/commands.h"
+#include "tools/commands/common/number_check.h"
 #include "tools/commands/common/options.h"
 #include "tools/commands/common/recording.h"
 #include "tools/commands/heads/profile.h"
@@ -143,6 +144,7 @@ void add_heads(CLI::App& keyhole) {
   add_task_options(*command, options->record.task);
   command->add_option("--mass", options->mass, "Share of the weight that tokens are counted for")
       ->type_name("X")
+      ->check(no_nan("above 0 and below 1"))
       ->capture_default_str();
   command->add_option("--sink", options->sink, "First tokens")->capture_default_str();
   command->add_option("--window", options->window, "Newest tokens")->capture_default_str();

@@ -1,7 +1,7 @@
 #include "tools/commands/plan/card_report.h"
 
 #include <algorithm>
-#include <charconv>
+#include <set>
 #include <string>
 
 #include "tools/commands/plan/speed.h"
@@ -39,7 +39,11 @@ CardLayer layer_of(const CardQuestion& question) {
 
 CardEstimate sum_up(const CardQuestion& question, const std::string& index, bool fits,
                     double layer) {
-  CardEstimate estimate{index, fits, "", layer, layer * question.full_layers, 0.0};
+  CardEstimate estimate;
+  estimate.index = index;
+  estimate.fits = fits;
+  estimate.layer = layer;
+  estimate.attention = layer * question.full_layers;
   if (question.weights != 0) {
     estimate.token = estimate.attention + seconds_of_weights(question.card, question.weights);
   }
@@ -51,25 +55,6 @@ std::string share_text(double share) { return format_number(100.0 * share) + " %
 std::string rate(double bytes_a_second) {
   constexpr double kGb = 1e9;
   return format_number(bytes_a_second / kGb, 4) + " GB/s";
-}
-
-/// What the spec of an index, "codes:k=4,v=4", has as a parameter; `otherwise` where it does not name it.
-uint32_t parameter_of(const std::string& spec, const std::string& name, uint32_t otherwise) {
-  for (const char before : {':', ','}) {
-    const std::string key = before + name + '=';
-    const size_t at = spec.find(key);
-    if (at == std::string::npos) continue;
-    uint32_t value = otherwise;
-    (void)std::from_chars(spec.data() + at + key.size(), spec.data() + spec.size(), value);
-    return value;
-  }
-  return otherwise;
-}
-
-/// Bits of a component in codes of a spec, the mean of K's and V's.
-double bits_of(const std::string& spec) {
-  constexpr uint32_t kUsual = 2;
-  return (parameter_of(spec, "k", kUsual) + parameter_of(spec, "v", kUsual)) / 2.0;
 }
 
 /// Less than this of shared memory takes other ways of some shapes; GPUs for desktops have 99 KiB.
@@ -84,19 +69,47 @@ uint64_t passes_of(const CardQuestion& question) {
   return divides ? (group + kHeadsOfPass - 1) / kHeadsOfPass : 1;
 }
 
-/// What is taken for granted of lists.
-std::string of_lists(const Card& card, const CardLayer& shape) {
+/// Rows that are read exactly where budgets files say it: " (budgets.json: 64)"; empty where there is no file.
+std::string rows_of_files(const std::vector<CardEstimate>& estimates) {
+  std::string text;
+  for (const CardEstimate& e : estimates) {
+    if (!e.exact_rows) continue;
+    text += (text.empty() ? " (" : ", ") + e.index + ": " + std::to_string(*e.exact_rows);
+  }
+  return text.empty() ? text : text + ")";
+}
+
+/// The shares that steps read of lists: "12 %", "10 % and 12 %".
+std::string list_shares(const std::vector<CardEstimate>& estimates) {
+  std::set<double> shares;
+  for (const CardEstimate& e : estimates) {
+    if (e.list_share > 0.0) shares.insert(e.list_share);
+  }
+  std::string text;
+  for (const double share : shares) text += (text.empty() ? "" : " and ") + share_text(share);
+  return text;
+}
+
+/// What is taken for granted of lists; empty where no estimate has some.
+std::string of_lists(const Card& card, const CardLayer& shape,
+                     const std::vector<CardEstimate>& estimates) {
+  if (std::none_of(estimates.begin(), estimates.end(),
+                   [](const CardEstimate& e) { return e.asks_for_lists; })) {
+    return {};
+  }
   constexpr double kMicro = 1e6;
   const uint32_t wanted = multiprocessors_of_lists(card, shape);
   if (is_too_small_for_lists(card, shape)) {
-    return "no codes in lists: they want " + std::to_string(wanted) +
+    return "; no codes in lists: they want " + std::to_string(wanted) +
            " multiprocessors on this card, 8 for each KV head, and it has " +
            std::to_string(card.multiprocessors) + ", so that all codes are read";
   }
+  const std::string read = list_shares(estimates);
+  if (read.empty()) return {};
   CardLayer of_4_bits = shape;
   of_4_bits.code_bits = 4.0;
   const uint32_t passes = passes_of_lists(card, of_4_bits);
-  return "of codes in lists 12 % are read" +
+  return "; of codes in lists " + read + " are read" +
          (passes > 1 ? ", with 4 bits " + std::to_string(passes) + " times" : std::string()) +
          ", more in heads that look at everything, and a KV head's mean keys at " +
          rate(rate_of_mean_keys(card, shape)) + ", a layer " +
@@ -106,21 +119,21 @@ std::string of_lists(const Card& card, const CardLayer& shape) {
               : "");
 }
 
-std::string assumptions(const CardQuestion& question) {
+std::string assumptions(const CardQuestion& question, const std::vector<CardEstimate>& estimates) {
   constexpr double kMicro = 1e6;
   const CardShares shares;
   const double components = static_cast<double>(question.engine.q_heads) /
                             question.engine.kv_heads * question.engine.head_dim;
   const uint32_t dim = question.engine.head_dim;
-  std::string text = "taken for granted: copies within the card at " + share_text(shares.copies) +
-                     " of its bandwidth, full attention at " + share_text(shares.full) +
-                     " of these, codes of 4 and 2 bits at " +
-                     rate(rate_of_codes(question.card, 4.0, dim)) + " and " +
-                     rate(rate_of_codes(question.card, 2.0, dim)) + "; a layer " +
-                     format_number(fixed_seconds_of_codes(question.card, components) * kMicro) +
-                     " us beside them, and " + std::to_string(question.exact_rows) +
-                     " rows of each KV head over the bus at " + rate(question.card.bus) + "; " +
-                     of_lists(question.card, layer_of(question)) + ". ";
+  std::string text =
+      "taken for granted: copies within the card at " + share_text(shares.copies) +
+      " of its bandwidth, full attention at " + share_text(shares.full) +
+      " of these, codes of 4 and 2 bits at " + rate(rate_of_codes(question.card, 4.0, dim)) +
+      " and " + rate(rate_of_codes(question.card, 2.0, dim)) + "; a layer " +
+      format_number(fixed_seconds_of_codes(question.card, components) * kMicro) +
+      " us beside them, and " + std::to_string(question.exact_rows) + " rows of each KV head" +
+      rows_of_files(estimates) + " over the bus at " + rate(question.card.bus) +
+      of_lists(question.card, layer_of(question), estimates) + ". ";
   text += question.weights == 0
               ? "Without --weights there is no time of a whole token. "
               : "Weights, " + format_bytes(question.weights) + " a token, at " +
@@ -142,35 +155,36 @@ std::string assumptions(const CardQuestion& question) {
 }  // namespace
 
 CardEstimate estimate_codes(const CardQuestion& question, const std::string& index,
-                            const keyhole_memory_plan& plan) {
+                            const keyhole_memory_plan& plan, const CardCodes& codes) {
   const auto none = [&](const std::string& why) {
-    return CardEstimate{index, plan.fits != 0, why, 0.0, 0.0, 0.0};
+    CardEstimate estimate;
+    estimate.index = index;
+    estimate.fits = plan.fits != 0;
+    estimate.why_not = why;
+    return estimate;
   };
-  const std::string spec = plan.index;
+  if (!codes.any) return none("no codes, by which the card would attend");
   if (plan.code_layers < question.full_layers || question.full_layers == 0) {
     return none("not all layers' codes are on the card");
   }
   if (plan.rows_by_host != 0) return none("rows that the host reads are not estimated");
   CardLayer layer = layer_of(question);
-  layer.code_bytes = plan.code_bytes / plan.code_layers;
-  if (parameter_of(spec, "lists", 0) != 0) {
-    layer.code_bits = bits_of(spec);
-    const double bytes = static_cast<double>(question.context) * layer.kv_heads *
-                         code_row_bytes(layer.code_bits, layer.head_dim);
-    // A plan without memory for them has no lists: the card has no kernels for them, or rows are too few.
-    constexpr double kLeastWithLists = 1.25;  // times the codes; lists take more
-    const bool has_lists = static_cast<double>(layer.code_bytes) > kLeastWithLists * bytes;
-    layer.code_bytes = passes_of(question) * static_cast<uint64_t>(bytes);
-    return sum_up(question, index, plan.fits != 0,
-                  has_lists ? seconds_of_lists(question.card, layer)
-                            : seconds_of_codes(question.card, layer));
-  }
-  constexpr double kBitsOfByte = 8.0;
-  const double components = 2.0 * static_cast<double>(question.context) * question.engine.kv_heads *
-                            question.engine.head_dim;
-  layer.code_bits = kBitsOfByte * static_cast<double>(layer.code_bytes) / components;
-  layer.code_bytes *= passes_of(question);
-  return sum_up(question, index, plan.fits != 0, seconds_of_codes(question.card, layer));
+  layer.code_bits = codes.bits;
+  layer.exact_rows = codes.exact_rows.value_or(question.exact_rows);
+  layer.list_rows = codes.list_rows;
+  layer.list_share = codes.list_share;
+  // What steps read: a plan counts their work space, too.
+  layer.code_bytes = passes_of(question) *
+                     static_cast<uint64_t>(static_cast<double>(question.context) * layer.kv_heads *
+                                           code_row_bytes(layer.code_bits, layer.head_dim));
+  CardEstimate estimate = sum_up(question, index, plan.fits != 0,
+                                 codes.lists ? seconds_of_lists(question.card, layer)
+                                             : seconds_of_codes(question.card, layer));
+  estimate.exact_rows = codes.exact_rows;
+  estimate.lists_lack_room = codes.lists_lack_room;
+  estimate.asks_for_lists = codes.list_rows != 0;
+  if (codes.lists) estimate.list_share = codes.list_share;
+  return estimate;
 }
 
 CardEstimate estimate_full(const CardQuestion& question) {
@@ -192,12 +206,15 @@ std::string card_text(const CardQuestion& question, const std::vector<CardEstima
       continue;
     }
     const bool whole = e.token > 0.0;
-    table.add_row({e.index + (e.fits ? "" : " (does not fit)"), format_duration(e.layer),
-                   format_duration(e.attention), whole ? format_number(1.0 / e.token) : "-",
-                   whole ? share_text((e.token - e.attention) / e.token) : "-"});
+    table.add_row(
+        {e.index + (e.fits ? e.lists_lack_room ? " (lists do not fit)" : "" : " (does not fit)"),
+         format_duration(e.layer), format_duration(e.attention),
+         whole ? format_number(1.0 / e.token) : "-",
+         whole ? share_text((e.token - e.attention) / e.token) : "-"});
   }
   return question.card.name + ": " + format_bytes(question.card.memory) + " at " +
-         rate(question.card.bandwidth) + "\n" + table.text(style) + assumptions(question);
+         rate(question.card.bandwidth) + "\n" + table.text(style) +
+         assumptions(question, estimates);
 }
 
 ordered_json card_json(const CardQuestion& question, const std::vector<CardEstimate>& estimates) {
@@ -208,11 +225,14 @@ ordered_json card_json(const CardQuestion& question, const std::vector<CardEstim
       rows.push_back({{"index", e.index}, {"fits", e.fits}, {"why_not", e.why_not}});
       continue;
     }
-    rows.push_back({{"index", e.index},
-                    {"fits", e.fits},
-                    {"layer_s", e.layer},
-                    {"attention_s", e.attention},
-                    {"token_s", e.token > 0.0 ? ordered_json(e.token) : ordered_json(nullptr)}});
+    rows.push_back(
+        {{"index", e.index},
+         {"fits", e.fits},
+         {"layer_s", e.layer},
+         {"attention_s", e.attention},
+         {"exact_rows", e.exact_rows.value_or(question.exact_rows)},
+         {"list_share", e.list_share > 0.0 ? ordered_json(e.list_share) : ordered_json(nullptr)},
+         {"token_s", e.token > 0.0 ? ordered_json(e.token) : ordered_json(nullptr)}});
   }
   return {{"card", question.card.name},
           {"memory", question.card.memory},

@@ -5,10 +5,12 @@
 #include <keyhole/keyhole.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "runtime/files/json.h"
+#include "tools/commands/plan/card_codes.h"
 #include "tools/commands/plan/cards.h"
 #include "tools/terminal/style.h"
 
@@ -36,10 +38,16 @@ struct CardEstimate {
   double layer = 0.0;      ///< seconds of a layer's attention
   double attention = 0.0;  ///< of all layers
   double token = 0.0;      ///< with the weights; 0 where those are not known
+  /// Rows of a KV head that are read exactly, where a budgets file says it.
+  std::optional<uint32_t> exact_rows = {};
+  bool asks_for_lists = false;
+  bool lists_lack_room = false;  ///< CardCodes::lists_lack_room
+  double list_share = 0.0;       ///< of the rows that steps read of lists; 0: no lists
 };
 
+/// codes: those that the plan has on the card.
 [[nodiscard]] CardEstimate estimate_codes(const CardQuestion& question, const std::string& index,
-                                          const keyhole_memory_plan& plan);
+                                          const keyhole_memory_plan& plan, const CardCodes& codes);
 /// Full attention with K and V on the card, whether or not they fit there.
 [[nodiscard]] CardEstimate estimate_full(const CardQuestion& question);
 

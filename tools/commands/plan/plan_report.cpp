@@ -84,7 +84,7 @@ void print_plan(const PlanRequest& request, const std::vector<PlanRow>& rows) {
                {"of it indexes"},
                {"fits", Table::Align::left},
                {"longest context"}});
-  for (const auto& [index, plan] : rows) {
+  for (const auto& [index, plan, ignored] : rows) {
     table.add_row(
         {index, format_bytes(plan.device_bytes), format_bytes(plan.code_bytes),
          layers_text(plan, request.full_layers), reader_of_rows(plan),
@@ -94,6 +94,14 @@ void print_plan(const PlanRequest& request, const std::vector<PlanRow>& rows) {
          format_count(longest_text(plan.longest_context, request.ranks))});
   }
   std::fputs(table.text(style).c_str(), stdout);
+  for (const PlanRow& row : rows) {
+    if (!row.codes.lists_lack_room) continue;
+    std::printf(
+        "\nLists of %s do not fit in the memory of the GPU, or in what may be pinned: its steps "
+        "read "
+        "all codes.\n",
+        row.index.c_str());
+  }
   const bool auto_on_gpu = std::any_of(rows.begin(), rows.end(), [](const PlanRow& row) {
     return row.index.rfind("auto: ", 0) == 0 && row.plan.code_layers != 0;
   });
@@ -131,7 +139,7 @@ ordered_json plan_json(const PlanRequest& request, const PlanOptions& options,
             {"pinned_bytes", request.prompt->pinned_bytes(true)}};
   };
   ordered_json plans = ordered_json::array();
-  for (const auto& [index, plan] : rows) {
+  for (const auto& [index, plan, codes] : rows) {
     plans.push_back({{"index", index},
                      {"kv_bytes", plan.kv_bytes},
                      {"host_bytes", plan.host_bytes},
@@ -141,6 +149,8 @@ ordered_json plan_json(const PlanRequest& request, const PlanOptions& options,
                      {"code_layers", plan.code_layers},
                      {"first_code_layer", plan.first_code_layer},
                      {"rows_by_host", plan.rows_by_host != 0},
+                     {"lists", codes.lists},
+                     {"lists_lack_room", codes.lists_lack_room},
                      {"pinned_bytes", plan.pinned_bytes},
                      {"pinned_kv_bytes", plan.pinned_kv_bytes},
                      {"fits", plan.fits != 0},

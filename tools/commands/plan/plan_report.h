@@ -1,7 +1,6 @@
 // Plans as people read them and as JSON.
 #pragma once
 
-#include <keyhole/inspect.h>
 #include <keyhole/keyhole.h>
 
 #include <string>
@@ -9,14 +8,9 @@
 
 #include "runtime/files/json.h"
 #include "tools/commands/plan/plan_request.h"
+#include "tools/commands/plan/plan_rows.h"
 
 namespace keyhole::tools {
-
-/// An index and what it takes.
-struct PlanRow {
-  std::string index;
-  keyhole_memory_plan plan;
-};
 
 void print_plan(const PlanRequest& request, const std::vector<PlanRow>& rows);
 [[nodiscard]] nlohmann::ordered_json plan_json(const PlanRequest& request,

@@ -13,6 +13,7 @@
 #include "tools/llama/engine_config.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/units.h"
+#include "tools/terminal/warning.h"
 
 namespace keyhole::tools {
 namespace {
@@ -53,6 +54,26 @@ Card take_card(PlanOptions& options) {
   return card;
 }
 
+uint64_t active_weights_of(const PlanOptions& options, uint64_t weights) {
+  if (options.active_weights.empty()) return weights;
+  const uint64_t active = parse_bytes(options.active_weights);
+  if (active == 0 || active > weights) {
+    throw UsageError("--active-weights is " + format_bytes(active) +
+                     ", allowed: from 1 B to --weights, " +
+                     (weights == 0 ? "which is not given" : "which is " + format_bytes(weights)));
+  }
+  return active;
+}
+
+/// A session takes memory for the resident tokens that it may have, whether or not there are so many.
+void warn_of_window(const PlanOptions& options, uint64_t context) {
+  constexpr uint32_t kUsualWindow = 512;
+  const uint64_t resident = uint64_t{options.sink} + options.window;
+  if (options.window <= kUsualWindow || resident <= context) return;
+  warn("--sink and --window hold " + format_count(resident) + " tokens, and the context is " +
+       format_count(context) + ": a session takes memory for the whole window");
+}
+
 }  // namespace
 
 PlanRequest understand(PlanOptions& options) {
@@ -86,14 +107,22 @@ PlanRequest understand(PlanOptions& options) {
     request.layers = add_sliding_layers(*model, engine);
   }
   request.whole_context = parse_tokens(options.context);
+  constexpr uint64_t kMostTokens = uint64_t{1} << 31U;
+  if (request.whole_context == 0 || request.whole_context > kMostTokens) {
+    throw UsageError("--context is " + std::to_string(request.whole_context) +
+                     " tokens, allowed: 1 to " + std::to_string(kMostTokens) +
+                     ", on all ranks together");
+  }
   request.ranks = options.ranks;
   request.context = largest_share(request.whole_context, request.ranks);
+  warn_of_window(options, request.context);
   if (model) warn_of_context(*model, request.whole_context);
   if (is_models_own && request.whole_context != 0) {
     const size_t of_number = engine.kv_dtype == KEYHOLE_F32 ? 4 : 2;
     request.prompt = gpu_prefill_sizes(*model, request.whole_context, of_number, "dense");
   }
   if (!options.weights.empty()) request.weights = parse_bytes(options.weights);
+  request.active_weights = active_weights_of(options, request.weights);
   if (!options.gpu_memory.empty()) request.gpu_memory = parse_bytes(options.gpu_memory);
   if (!options.host_memory.empty()) request.host_memory = parse_bytes(options.host_memory);
   if (!options.pinned_memory.empty()) request.pinned_memory = parse_bytes(options.pinned_memory);

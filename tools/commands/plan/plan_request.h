@@ -44,6 +44,7 @@ struct PlanRequest {
   uint64_t whole_context = 0;
   uint32_t ranks = 1;
   uint64_t weights = 0;
+  uint64_t active_weights = 0;  ///< of these, what a token reads
   std::optional<uint64_t> gpu_memory, host_memory, pinned_memory;
   std::optional<Card> card;
   /// What the decoder takes for a prompt of all tokens on the GPU, where the shape is a model's.

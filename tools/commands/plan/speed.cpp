@@ -44,8 +44,12 @@ double rate_of_codes(const Card& card, double bits, uint32_t head_dim, const Car
 }
 
 double code_row_bytes(double bits, uint32_t head_dim) {
-  constexpr double kBitsOfByte = 8.0, kFactors = 4.0, kMeans = 2.0 * 2.0 / 256.0;
-  return (2.0 * bits / kBitsOfByte + kMeans) * head_dim + kFactors;
+  constexpr double kFactors = 4.0, kMeans = 2.0 * 2.0 / 256.0;
+  constexpr double kKeyWord = 128.0, kValueWord = 64.0, kBytesOfKeyWord = 16.0,
+                   kBytesOfValueWord = 8.0;
+  const double of_row = bits * head_dim;
+  return kBytesOfKeyWord * std::ceil(of_row / kKeyWord) +
+         kBytesOfValueWord * std::ceil(of_row / kValueWord) + kMeans * head_dim + kFactors;
 }
 
 double fixed_seconds_of_codes(const Card& card, double components, const CardShares& shares) {
@@ -96,16 +100,17 @@ double rate_of_mean_keys(const Card& card, const CardLayer& shape, const CardSha
 }
 
 double seconds_of_lists(const Card& card, const CardLayer& shape, const CardShares& shares) {
-  constexpr double kRowsOfList = 64.0, kShare = 0.12, kLeastRows = 8192.0;
+  constexpr double kLeastRows = 8192.0;
   constexpr double kFigures = 24.0;  // bytes of a list beside its means
   const double code_bytes = static_cast<double>(shape.code_bytes), dim = shape.head_dim;
   const double rows = code_bytes / shape.kv_heads / code_row_bytes(shape.code_bits, shape.head_dim);
   if (rows <= kLeastRows || is_too_small_for_lists(card, shape)) {
     return seconds_of_codes(card, shape, shares);
   }
-  const double lists = rows / kRowsOfList, mean_bytes = 2.0 * dim;  // of keys or values of a list
+  const double lists = rows / shape.list_rows,
+               mean_bytes = 2.0 * dim;  // of keys or values of a list
   const double read =
-      std::max(kShare, kLeastRows / rows) * code_bytes * passes_of_lists(card, shape) +
+      std::max(shape.list_share, kLeastRows / rows) * code_bytes * passes_of_lists(card, shape) +
       lists * shape.kv_heads * (mean_bytes + kFigures);
   const double seconds = fixed_seconds_of_lists(card, shape, shares) +
                          read / rate_of_codes(card, shape.code_bits, shape.head_dim, shares) +

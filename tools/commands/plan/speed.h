@@ -13,6 +13,8 @@ struct CardLayer {
   uint64_t kv_bytes = 0;     ///< of the layer's K and V, all tokens, as the cache has them
   uint64_t code_bytes = 0;   ///< of the layer's codes, without lists
   double code_bits = 4.0;    ///< of a component of K or V, as the codes take them
+  double list_rows = 64.0;   ///< of a list on average, where codes are in lists
+  double list_share = 0.12;  ///< of the rows that steps read of lists
   uint32_t exact_rows = 16;  ///< of a KV head, which the device reads from host memory
   uint64_t row_bytes = 0;    ///< of K and V of one token and KV head in host memory
   /// Of sink and window on the card beyond the usual 640 tokens, which `fixed` holds.
@@ -49,7 +51,8 @@ struct CardShares {
   double grid_lists_scored = 62e9;
 };
 
-/// Bytes of a row of codes of K and V: its bits, two factors of 16 bits and its part of the means of a block of 256
+/// Bytes of a row of codes of K and V: its bits, in whole words of a tile (of 128 bits a row of K, 64 of V: heads of 80
+/// with 2 bits take 256 and 192 in place of 160), two factors of 16 bits and its part of the means of a block of 256
 /// rows.
 [[nodiscard]] double code_row_bytes(double bits, uint32_t head_dim);
 
@@ -79,8 +82,8 @@ struct CardShares {
                                             const CardShares& shares = {});
 [[nodiscard]] double rate_of_mean_keys(const Card& card, const CardLayer& shape,
                                        const CardShares& shares = {});
-/// Seconds of a layer's attention by codes in lists of 64 rows, of which steps read 12 %: heads that look at everything
-/// have more read. No longer than by all codes: steps of fewer rows read all, and those of a card that is too small.
+/// Seconds of a layer's attention by codes in lists, of which steps read list_share: heads that look at everything have
+/// more read. No longer than by all codes: steps of fewer rows read all, and those of a card that is too small.
 [[nodiscard]] double seconds_of_lists(const Card& card, const CardLayer& shape,
                                       const CardShares& shares = {});
 /// Seconds of a layer's full attention, with K and V on the card.

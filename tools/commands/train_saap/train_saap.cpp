@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "tools/commands/commands.h"
+#include "tools/commands/common/number_check.h"
 #include "tools/llama/blas.h"
 #include "tools/llama/team.h"
 #include "tools/saap/classifier_writer.h"
@@ -223,9 +224,11 @@ void add_train_saap(CLI::App& keyhole) {
       ->capture_default_str();
   command->add_option("--lr", training.rate, "Learning rate of Adam at the start")
       ->check(CLI::Range(1e-8F, 1.0F).description(""))
+      ->check(no_nan("1e-8 to 1"))
       ->capture_default_str();
   command->add_option("--decay", training.decay, "Decoupled weight decay")
       ->check(CLI::Range(0.0F, 10.0F).description(""))
+      ->check(no_nan("0 to 10"))
       ->capture_default_str();
   command->add_option("--batch", training.batch, "Queries per step")
       ->check(CLI::Range(size_t{2}, size_t{1} << 20U).description(""))
