@@ -22,6 +22,12 @@ uint64_t row_bytes(const CardQuestion& question) {
   return uint64_t{2} * question.engine.head_dim * element_bytes(question.engine);
 }
 
+/// What a pass over all codes reads: a plan counts their work space, too.
+uint64_t code_bytes(const CardQuestion& question, const CardLayer& layer) {
+  return static_cast<uint64_t>(static_cast<double>(question.context) * layer.kv_heads *
+                               code_row_bytes(layer.code_bits, layer.head_dim));
+}
+
 CardLayer layer_of(const CardQuestion& question) {
   constexpr uint64_t kUsual = 640;
   CardLayer layer;
@@ -32,6 +38,7 @@ CardLayer layer_of(const CardQuestion& question) {
   layer.row_bytes =
       question.int8_on_host ? uint64_t{2} * question.engine.head_dim : row_bytes(question);
   layer.kv_bytes = question.context * layer.kv_heads * row_bytes(question);
+  layer.code_bytes = code_bytes(question, layer);
   layer.resident_bytes =
       (std::max(question.resident, kUsual) - kUsual) * layer.kv_heads * row_bytes(question);
   return layer;
@@ -173,10 +180,7 @@ CardEstimate estimate_codes(const CardQuestion& question, const std::string& ind
   layer.exact_rows = codes.exact_rows.value_or(question.exact_rows);
   layer.list_rows = codes.list_rows;
   layer.list_share = codes.list_share;
-  // What steps read: a plan counts their work space, too.
-  layer.code_bytes = passes_of(question) *
-                     static_cast<uint64_t>(static_cast<double>(question.context) * layer.kv_heads *
-                                           code_row_bytes(layer.code_bits, layer.head_dim));
+  layer.code_bytes = passes_of(question) * code_bytes(question, layer);
   CardEstimate estimate = sum_up(question, index, plan.fits != 0,
                                  codes.lists ? seconds_of_lists(question.card, layer)
                                              : seconds_of_codes(question.card, layer));

@@ -19,11 +19,13 @@ double components_of(const CardLayer& shape) {
   return static_cast<double>(shape.q_heads) / shape.kv_heads * shape.head_dim;
 }
 
+constexpr uint64_t kLargeShared = uint64_t{100}
+                                  << 10U;  // more than cards of 8.6, 8.9 and 12.0 have
+
 /// Whether a card has 99 KiB of shared memory, in which clusters hold few heads of 256: `most` for a KV head.
 bool is_too_large_for_clusters(const Card& card, const CardLayer& shape, uint32_t most) {
-  constexpr uint64_t kClusterShared = uint64_t{100} << 10U;
   constexpr uint32_t kLarge = 256;
-  return card.shared_bytes() < kClusterShared && shape.head_dim == kLarge &&
+  return card.shared_bytes() < kLargeShared && shape.head_dim == kLarge &&
          shape.q_heads / shape.kv_heads > most;
 }
 
@@ -64,6 +66,14 @@ double seconds_of_codes(const Card& card, const CardLayer& shape, const CardShar
          seconds_of_others(card, shape, shares);
 }
 
+namespace {
+/// Rows that have codes.
+double rows_of(const CardLayer& shape) {
+  return static_cast<double>(shape.code_bytes) / shape.kv_heads /
+         code_row_bytes(shape.code_bits, shape.head_dim);
+}
+}  // namespace
+
 bool chooses_by_memory(const Card& card, const CardLayer& shape) {
   return !card.has_clusters() || is_too_large_for_clusters(card, shape, kMostForLists);
 }
@@ -78,12 +88,12 @@ bool is_too_small_for_lists(const Card& card, const CardLayer& shape) {
 }
 
 uint32_t passes_of_lists(const Card& card, const CardLayer& shape) {
-  constexpr uint32_t kHeadsOfPass = 4;
+  constexpr uint32_t kLong = 256, kUsual = 128;  // components
   constexpr double kFewBits = 2.0;
   const uint32_t group = shape.q_heads / shape.kv_heads;
-  const bool divides =
-      is_too_large_for_clusters(card, shape, kMostForRows) && shape.code_bits > kFewBits;
-  return divides ? (group + kHeadsOfPass - 1) / kHeadsOfPass : 1;
+  const uint32_t heads = shape.head_dim == kLong ? 4 : shape.head_dim == kUsual ? 8 : group;
+  const bool divides = card.shared_bytes() < kLargeShared && shape.code_bits > kFewBits;
+  return divides ? (group + heads - 1) / heads : 1;
 }
 
 double fixed_seconds_of_lists(const Card& card, const CardLayer& shape, const CardShares& shares) {
@@ -96,14 +106,18 @@ double fixed_seconds_of_lists(const Card& card, const CardLayer& shape, const Ca
 }
 
 double rate_of_mean_keys(const Card& card, const CardLayer& shape, const CardShares& shares) {
-  return chooses_by_memory(card, shape) ? shares.grid_lists_scored : shares.lists_scored;
+  if (!chooses_by_memory(card, shape)) return shares.lists_scored;
+  constexpr double kManyLists = 2000.0;  // of 128k tokens
+  const bool by_more = rows_of(shape) / shape.list_rows >= kManyLists &&
+                       card.multiprocessors >= 2 * multiprocessors_of_lists(card, shape);
+  return by_more ? shares.large_grid_lists_scored : shares.grid_lists_scored;
 }
 
 double seconds_of_lists(const Card& card, const CardLayer& shape, const CardShares& shares) {
   constexpr double kLeastRows = 8192.0;
   constexpr double kFigures = 24.0;  // bytes of a list beside its means
   const double code_bytes = static_cast<double>(shape.code_bytes), dim = shape.head_dim;
-  const double rows = code_bytes / shape.kv_heads / code_row_bytes(shape.code_bits, shape.head_dim);
+  const double rows = rows_of(shape);
   if (rows <= kLeastRows || is_too_small_for_lists(card, shape)) {
     return seconds_of_codes(card, shape, shares);
   }

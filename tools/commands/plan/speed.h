@@ -49,6 +49,9 @@ struct CardShares {
   /// memory: an H200 as a card of 8.6.
   double lone_lists_fixed = 29.3e-6, lone_lists_fixed_per_component = 0.5e-6 / 64;
   double grid_lists_scored = 62e9;
+  /// The same by 16 thread blocks of a KV head, which a card chooses by from 128k tokens on if it has the
+  /// multiprocessors.
+  double large_grid_lists_scored = 100e9;
 };
 
 /// Bytes of a row of codes of K and V: its bits, in whole words of a tile (of 128 bits a row of K, 64 of V: heads of 80
@@ -74,7 +77,7 @@ struct CardShares {
 /// Whether a card is known to have fewer than these.
 [[nodiscard]] bool is_too_small_for_lists(const Card& card, const CardLayer& shape);
 /// How often a step by lists reads their codes: in 99 KiB of shared memory heads of 256 with 4 bits are attended 4 at a
-/// time.
+/// time, and heads of 128 8 at a time.
 [[nodiscard]] uint32_t passes_of_lists(const Card& card, const CardLayer& shape);
 /// Seconds of a layer that steps by lists take beside bytes and mean keys, and bytes a second at which these are
 /// scored.

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tools/commands/plan/cards.h"
@@ -142,7 +143,23 @@ TEST(CardSpeed, OfFullAttentionIsWithin5PercentOfWhatWasMeasured) {
                 of_full);
 }
 
-/// 99 KiB hold 4 heads of 256 with 4 bits, and all 16 with 2.
+/// The same where it is known to have multiprocessors for 16 thread blocks of a KV head.
+TEST(CardSpeed, OfListsIsWithin15PercentOfWhatMoreThreadBlocksTook) {
+  Card card = find_card("141GiB,4800GB,55GB,8.6");
+  const std::pair<CardLayer, double> measured[] = {{shape(32, 8, 128, k128k, 4), 44.7},
+                                                   {shape(32, 8, 128, k1M, 4), 122.4},
+                                                   {shape(24, 4, 256, k256k, 4), 89.4},
+                                                   {shape(16, 2, 256, k256k, 4), 72.3}};
+  for (const auto& [layer, measured_us] : measured) {
+    card.multiprocessors = 132;
+    const double us = 1e6 * seconds_of_lists(card, layer);
+    EXPECT_NEAR(us, measured_us, 0.15 * measured_us);
+    card.multiprocessors = 16 * layer.kv_heads - 1;
+    EXPECT_GT(1e6 * seconds_of_lists(card, layer), us) << "8 score mean keys";
+  }
+}
+
+/// 99 KiB hold 4 heads of 256 or 8 of 128 with 4 bits, and all 16 with 2.
 TEST(CardSpeed, OfListsCountsCodesThatAreReadAgain) {
   const auto passes = [](const char* card, uint32_t group, uint32_t dim, uint32_t bits) {
     return passes_of_lists(find_card(card), shape(2 * group, 2, dim, k128k, bits));
@@ -155,6 +172,8 @@ TEST(CardSpeed, OfListsCountsCodesThatAreReadAgain) {
     EXPECT_EQ(passes(card, 5, 256, 2), 1U) << card;
     EXPECT_EQ(passes(card, 16, 256, 2), 1U) << card;
     EXPECT_EQ(passes(card, 8, 128, 4), 1U) << card;
+    EXPECT_EQ(passes(card, 16, 128, 4), 2U) << card;
+    EXPECT_EQ(passes(card, 16, 64, 4), 1U) << card;
   }
   EXPECT_EQ(passes("A100 80GB", 16, 256, 4), 1U);
   EXPECT_EQ(passes("H100", 16, 256, 4), 1U);
