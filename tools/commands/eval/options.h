@@ -5,9 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "tools/commands/common/cache_options.h"
 #include "tools/commands/common/cli_fwd.h"
-#include "tools/commands/common/decoding.h"
+#include "tools/commands/common/model_options.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/common/task_options.h"
 #include "tools/commands/eval/draft_options.h"
 #include "tools/commands/eval/kld_base.h"
 #include "tools/commands/eval/ruler_options.h"

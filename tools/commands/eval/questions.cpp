@@ -6,6 +6,7 @@
 #include "runtime/files/json.h"
 #include "tools/commands/common/asking.h"
 #include "tools/commands/common/context_warning.h"
+#include "tools/commands/common/prompt_text.h"
 #include "tools/commands/common/task_fit.h"
 #include "tools/commands/eval/run.h"
 #include "tools/commands/eval/tasks.h"

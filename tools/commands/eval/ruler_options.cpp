@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tools/commands/common/decoding.h"
+#include "tools/commands/common/task_options.h"
 #include "tools/terminal/cli.h"
 
 namespace keyhole::tools {

@@ -1,4 +1,4 @@
-// What the tasks of `keyhole eval` share: ways to attend that they compare, and the cost of each, in cells and JSON
+// What the tasks of `keyhole eval` share: ways to attend that they compare, and the cost of each, in cells and JSON.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/commands/common/attend_spec.h"
 #include "tools/commands/common/decoding.h"
 #include "tools/commands/eval/options.h"
 #include "tools/commands/eval/scores.h"
