@@ -148,7 +148,7 @@ struct HadamardPass {
   if (size == dim) return 1;
   uint32_t passes = 3;
   const float each = static_cast<float>(dim - size) / static_cast<float>(size);
-  for (float left = each * each; left > 0.25F; left *= each) ++passes;
+  for (float left = each * each; left > 0.25F; left *= each) ++passes;  // NOLINT: no count
   return passes;
 }
 [[nodiscard]] KEYHOLE_ANYWHERE HadamardPass hadamard_pass(uint32_t dim, uint32_t i) {

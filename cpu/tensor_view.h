@@ -62,7 +62,7 @@ struct BasicTensorView {
   /// What may be written may be read.
   template <class Read>
   requires(std::is_same_v<Read, const Byte> && !std::is_const_v<Byte>)
-  operator BasicTensorView<Read>() const {
+  operator BasicTensorView<Read>() const {  // NOLINT: a view may be read wherever one is asked for
     return {data, token_stride, head_stride, tokens, heads, dim, dtype, memory};
   }
 };

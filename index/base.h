@@ -12,8 +12,8 @@
 
 namespace keyhole::index {
 
-/// Row numbers are 32 bits wide and the largest is kept free as a mark.
-inline constexpr size_t kMaxRows = 0xFFFFFFFE;
+/// Row numbers are 32 bits wide, of which graphs keep one free for marks. Sessions hold no more tokens.
+inline constexpr size_t kMaxRows = size_t{1} << 31;
 
 /// Scores of one block of keys for a group of up to 16 heads: 16 KiB, a third of an L1 cache, and long
 /// enough (64 KiB of fp16 keys at d = 128) that a kernel call's fixed cost vanishes.

@@ -41,7 +41,7 @@ class Checksum {
 #ifdef KEYHOLE_FUZZED
 inline bool checks_sums = true;
 #else
-inline constexpr bool checks_sums = true;
+inline constexpr bool checks_sums = true;  // NOLINT: a variable for fuzzers
 #endif
 
 class Writer {

@@ -154,9 +154,6 @@ struct Avx2Int8 : Avx2 {
   static constexpr uint32_t kChunk = 16;  // divides every head_dim
 
   static I zero_i32() { return _mm256_setzero_si256(); }
-  static I load_i32(const int32_t* p) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  }
   static I sub_i32(I a, I b) { return _mm256_sub_epi32(a, b); }
   static F to_f32(I a) { return _mm256_cvtepi32_ps(a); }
   static I reduce_each_i32(const I (&a)[8]) {

@@ -138,7 +138,6 @@ struct Avx512Int8 : Avx512 {
   static constexpr uint32_t kChunk = 32;
 
   static I zero_i32() { return _mm512_setzero_si512(); }
-  static I load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
   static I sub_i32(I a, I b) { return _mm512_sub_epi32(a, b); }
   static F to_f32(I a) { return _mm512_cvtepi32_ps(a); }
   static I reduce_each_i32(const I (&a)[16]) {

@@ -7,12 +7,13 @@
 #include <cstring>
 #include <vector>
 
+#include "index/base.h"
 #include "index/scan/topk.h"
 
 namespace keyhole::index {
 
-/// The most rows that a beam can tell apart: one bit of a row number is the mark.
-inline constexpr size_t kMaxBeamRows = size_t{1} << 31;
+// One bit of a row number is the mark of a row that has been expanded.
+static_assert(kMaxRows <= size_t{1} << 31, "a beam tells 2^31 rows apart");
 
 class SortedBeam {
  public:

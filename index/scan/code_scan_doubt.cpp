@@ -7,19 +7,19 @@
 // may be the fiftieth by code. Long keys make such heads: a bias of the projection that RoPE turns, norms of hundreds.
 //
 // So after the chosen rows were read, for each head, with W the weight by code of what was not read and w that of its
-// heaviest row, both as shares of all:
+// heaviest row, both as shares of all, and the limits `error` and `light` of DoubtLimits (cpu/code_doubt.h):
 //
 //     no doubt   the unread rows are off by sqrt((e^t - 1 + r) w W) at most, r being the squared error of a value by
-//                its code; that is below kError of the output, or even 16 unread rows cannot hold what is missing to
+//                its code; that is below `error` of the output, or even 16 unread rows cannot hold what is missing to
 //                nine tenths of the weight: then errors of many rows are averaged, and reading some of them would not
 //                help. The output is taken to be as long as values that are alike make it, or as it is, if that is
 //                shorter: where most weight lies on a sink whose value is short, light rows count for as much as their
-//                values are longer, and kLight is more
-//     doubt      else; and where t > 2, when such sums say nothing, where an unread row may weigh e^-kLight: its logit
+//                values are longer, and `light` is more
+//     doubt      else; and where t > 2, when such sums say nothing, where an unread row may weigh e^-light: its logit
 //                by code and 4 standard deviations. If most weight is unread, this is asked of the weights of such rows
 //                only as far as their errors are likely to show
 //
-// In doubt every row whose logit by code and 4 standard deviations reach the log-sum-exp less kLight is read exactly,
+// In doubt every row whose logit by code and 4 standard deviations reach the log-sum-exp less `light` is read exactly,
 // lists of rows that may hold one are read by their codes, and the rest is summed up without these rows. If the
 // log-sum-exp was too large by the codes' errors, this is done again with what it has become. At most an eighth of the
 // rows; if there are more, all are read exactly: one step of that head then costs what exact attention does. All are

@@ -188,11 +188,4 @@ void KvCodes::attend(const CodeQueries& queries, const LogitParams& logits,
   }
 }
 
-void KvCodes::decode_value(size_t row, float* out) const {
-  CodeRunReader(shape_, run(row / kCodeBlock))
-      .rotated_value(static_cast<uint32_t>(row % kCodeBlock), out);
-  for (uint32_t j = 0; j < shape_.dim; ++j) out[j] *= balance_.value_scale;
-  rotate_codes_back(out, shape_.dim);
-}
-
 }  // namespace keyhole::index

@@ -84,9 +84,6 @@ class KvCodes {
   void attend(const CodeQueries& queries, const LogitParams& logits,
               std::span<const uint32_t> skipped, StateView out) const;
 
-  /// Decodes a row's value from its code, `[dim]`.
-  void decode_value(size_t row, float* out) const;
-
  private:
   using Data = cpu::LineVector<std::byte>;
   /// A piece holds blocks [begin, end). Its data may go on beyond them with blocks of other copies.

@@ -100,8 +100,6 @@ class ListChoice {
   /// The products of the queries with the lists' mean keys: `[group]` rows of stride() elements.
   [[nodiscard]] const float* scores() const { return scores_.data(); }
   [[nodiscard]] size_t stride() const { return stride_; }
-  /// The number of rows of every list, 0 where the list is read.
-  [[nodiscard]] const float* left_sizes() const { return sizes_.data(); }
   /// What the rows of every list that is not read weigh together, beside e^tops(); 0 where the list is read: `[group]`
   /// rows of stride() elements.
   [[nodiscard]] const float* weights() const { return weights_.data(); }

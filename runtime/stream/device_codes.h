@@ -125,7 +125,7 @@ class DeviceCodes {
   [[nodiscard]] size_t bytes_peak() const { return bytes_peak_; }
   /// Heads in doubt, in all steps that the device has done so far.
   [[nodiscard]] gpu::CodesDoubts doubts() const;
-  /// Specs of heads that plan() has parsed so far.
+  /// For tests: the specs of heads that plan() has parsed so far.
   [[nodiscard]] size_t parsed_specs() const { return specs_.parsed(); }
   [[nodiscard]] size_t pinned_bytes() const {
     return exchange_bytes_ + (pins_ == nullptr ? 0 : pins_->bytes());

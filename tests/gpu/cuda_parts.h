@@ -10,7 +10,6 @@
 #include "gpu/kmeans.h"
 #include "gpu/listed.h"
 #include "gpu/neighbours.h"
-#include "gpu/pinned_memory.h"
 #include "gpu/prompt.h"
 #include "gpu/windows.h"
 
@@ -38,7 +37,6 @@ inline std::unique_ptr<ListedAttention> make_cuda_listed(Resident& resident,
                                                          const BlockedShape& shape) {
   return make_cuda_device({})->make_listed(resident, shape);
 }
-inline std::unique_ptr<PinnedMemory> make_cuda_pin() { return make_cuda_device({})->make_pin(); }
 inline std::unique_ptr<NeighbourSearch> make_cuda_neighbours(const NeighbourConfig& config,
                                                              int ordinal = 0) {
   return make_cuda_device({.ordinal = ordinal})->make_neighbours(config);

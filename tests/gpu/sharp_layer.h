@@ -138,7 +138,6 @@ class SharpLayer {
     }
     q_->write(queries_);
   }
-  void write_queries() const { q_->write(queries_); }
 
   /// Makes the step write its output in place of its queries.
   void answer_in_place() { step_.out.data = reinterpret_cast<std::byte*>(q_->get()); }

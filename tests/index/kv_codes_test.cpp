@@ -26,6 +26,17 @@ using keyhole::test::relative_error;
 
 const cpu::Kernels& kernels() { return *cpu::kernels_for(cpu::Level::scalar); }
 
+/// The value of a row by its code.
+std::vector<float> decoded_value(const KvCodes& codes, size_t row) {
+  const CodeShape& shape = codes.shape();
+  std::vector<float> value(shape.dim);
+  CodeRunReader(shape, codes.run(row / kCodeBlock))
+      .rotated_value(static_cast<uint32_t>(row % kCodeBlock), value.data());
+  for (float& x : value) x *= codes.balance().value_scale;
+  rotate_codes_back(value.data(), shape.dim);
+  return value;
+}
+
 /// fp32 rows of one head, with queries that prefer some channels as real ones do.
 struct CodedHead {
   CodedHead(uint32_t d, size_t n, uint64_t seed) : dim(d), rng(seed) {
@@ -226,14 +237,13 @@ TEST(KvCodes, DistortionIsThatOfAUniformQuantiserOfNormals) {
     CodedHead head(dim, 512, 7 + dim);
     for (const uint32_t bits : kBits) {
       const KvCodes codes = head.codes(bits, bits);
-      std::vector<float> row(dim);
       double lost = 0.0, all = 0.0;
       std::vector<double> mean(dim, 0.0);
       for (size_t i = 0; i < 256; ++i) {
         for (uint32_t j = 0; j < dim; ++j) mean[j] += head.values[i * dim + j] / 256.0;
       }
       for (size_t i = 0; i < 256; ++i) {
-        codes.decode_value(i, row.data());
+        const std::vector<float> row = decoded_value(codes, i);
         for (uint32_t j = 0; j < dim; ++j) {
           const double truth = head.values[i * dim + j];
           lost += (row[j] - truth) * (row[j] - truth);
@@ -528,8 +538,7 @@ TEST(KvCodes, StrangeRowsStayFinite) {
     for (const float x : o) EXPECT_TRUE(std::isfinite(x));
     for (const float x : lse) EXPECT_TRUE(std::isfinite(x));
     // Rows that are all equal are their mean.
-    std::vector<float> row(64);
-    codes.decode_value(300, row.data());
+    const std::vector<float> row = decoded_value(codes, 300);
     for (uint32_t j = 0; j < 64; ++j) {
       EXPECT_NEAR(row[j], head.values[128 + j], 0.01F * codes.balance().value_scale);
     }

@@ -76,12 +76,6 @@ void gemm_nn(size_t m, size_t n, size_t k, const float* a, size_t lda, const flo
               as_int(lda), b, as_int(ldb), beta, c, as_int(ldc));
 }
 
-void gemm_tn(size_t m, size_t n, size_t k, const float* a, size_t lda, const float* b, size_t ldb,
-             float beta, float* c, size_t ldc) {
-  cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, as_int(m), as_int(n), as_int(k), 1.0F, a,
-              as_int(lda), b, as_int(ldb), beta, c, as_int(ldc));
-}
-
 bool blas_threads_lack_memory() { return !has_room(kBufferBytes); }
 
 std::string blas_kernels() { return openblas_get_corename(); }

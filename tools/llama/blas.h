@@ -29,10 +29,6 @@ void gemm_nt(size_t m, size_t n, size_t k, const float* a, size_t lda, const flo
 void gemm_nn(size_t m, size_t n, size_t k, const float* a, size_t lda, const float* b, size_t ldb,
              float beta, float* c, size_t ldc);
 
-/// Computes C `[m, n]` = A^T x B + beta * C, A `[k, m]`, B `[k, n]`.
-void gemm_tn(size_t m, size_t n, size_t k, const float* a, size_t lda, const float* b, size_t ldb,
-             float beta, float* c, size_t ldc);
-
 /// Whether a thread of OpenBLAS would find no address space for its buffer now. Such a thread, which OpenBLAS may have
 /// made when it was loaded, asks for ever, and OpenBLAS waits for it when the program ends: exit() would not return.
 [[nodiscard]] bool blas_threads_lack_memory();

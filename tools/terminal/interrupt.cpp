@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <csignal>
 
+#include "tools/terminal/errors.h"
+
 namespace keyhole::tools {
 namespace {
 
@@ -43,7 +45,7 @@ void handle_interrupts() {
   install(SIGINT);
 }
 
-int interrupted_exit_code() { return 128 + (noted == 0 ? SIGINT : noted); }
+int interrupted_exit_code() { return kExitInterrupted + (noted == 0 ? 0 : noted - SIGINT); }
 
 bool interrupted() { return noted != 0; }
 

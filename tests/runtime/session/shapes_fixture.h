@@ -34,4 +34,22 @@ struct ShapedConfig {
   std::vector<keyhole_layer_config> layers;
 };
 
+/// Layers as models have them: narrow ones with a window, wide ones with fewer KV heads, and one with more heads than
+/// all others.
+inline const std::vector<Heads> kHeads = {{4, 2, 64}, {8, 1, 128}, {4, 4, 96}, {4, 2, 64}};
+
+/// Expects a call to fail with this status, and its message to have this part.
+inline void expect_error(keyhole_status seen, keyhole_status status, const std::string& text) {
+  EXPECT_EQ(seen, status);
+  expect_error_text(text);
+}
+
+/// Random tokens for all layers, of the session and of the model beside it.
+inline void fill(keyhole_session* s, Model& model, const ShapedConfig& c, uint32_t n,
+                 Numbers& numbers) {
+  for (uint32_t l = 0; l < c.engine.layers; ++l) {
+    prefill_both(s, model, c.shape(l), l, n, numbers);
+  }
+}
+
 }  // namespace keyhole::test

@@ -10,6 +10,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <stdexcept>
@@ -59,6 +60,12 @@ std::string read_to_end(int descriptor) {
   return out;
 }
 
+// The command of the same build, or another: programs may have been moved to the machine that has a GPU.
+std::string command_to_run() {
+  const char* const named = std::getenv("KEYHOLE_COMMAND");
+  return named != nullptr && *named != '\0' ? named : KEYHOLE_COMMAND;
+}
+
 bool handles(pid_t pid, int signal) {
   std::ifstream status("/proc/" + std::to_string(pid) + "/status");
   for (std::string line; std::getline(status, line);) {
@@ -73,7 +80,7 @@ bool handles(pid_t pid, int signal) {
 Command::Command(const std::vector<std::string>& args,
                  const std::map<std::string, std::string>& environment, Output output,
                  const std::string& input) {
-  std::vector<std::string> words = {KEYHOLE_COMMAND};
+  std::vector<std::string> words = {command_to_run()};
   words.insert(words.end(), args.begin(), args.end());
   std::vector<std::string> variables = environment_with(environment);
 
@@ -100,13 +107,12 @@ Command::Command(const std::vector<std::string>& args,
   constexpr int kFlags = O_WRONLY | O_CREAT | O_TRUNC | O_NOCTTY;
   posix_spawn_file_actions_addopen(&actions, 1, out.c_str(), kFlags, 0600);
   posix_spawn_file_actions_addopen(&actions, 2, err.c_str(), kFlags, 0600);
-  const int error = posix_spawn(&pid_, KEYHOLE_COMMAND, &actions, &attributes,
+  const int error = posix_spawn(&pid_, words[0].c_str(), &actions, &attributes,
                                 pointers(words).data(), pointers(variables).data());
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
-    throw std::runtime_error(std::string(KEYHOLE_COMMAND) +
-                             " cannot be run: " + std::strerror(error));
+    throw std::runtime_error(words[0] + " cannot be run: " + std::strerror(error));
   }
 }
 

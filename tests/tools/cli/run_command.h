@@ -1,4 +1,4 @@
-// Runs the keyhole command that was built, in a process of its own.
+// Runs the keyhole command that was built, or the one that KEYHOLE_COMMAND names, in a process of its own.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -13,7 +13,7 @@
 #include "tests/tools/cli/run_command.h"
 #include "tests/tools/llama/synthetic_model.h"
 #include "tests/tools/tokenizer/small_tokenizer.h"
-#include "tools/commands/common/decoding.h"
+#include "tools/commands/common/prompt_text.h"
 
 namespace keyhole::tools {
 namespace {

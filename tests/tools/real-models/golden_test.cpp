@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tests/tools/llama/run_json.h"
-#include "tools/commands/common/decoding.h"
+#include "tools/commands/common/prompt_text.h"
 #include "tools/llama/config.h"
 #include "tools/tokenizer/tokenizer.h"
 

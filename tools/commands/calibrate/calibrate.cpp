@@ -17,6 +17,7 @@
 #include "tools/commands/commands.h"
 #include "tools/commands/common/bundled_model.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/common/prompt_text.h"
 #include "tools/commands/common/recording.h"
 #include "tools/commands/common/sweep.h"
 #include "tools/llama/config.h"

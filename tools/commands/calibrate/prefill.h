@@ -6,7 +6,8 @@
 
 #include "runtime/files/budgets.h"
 #include "tools/commands/calibrate/pattern_search.h"
-#include "tools/commands/common/decoding.h"
+#include "tools/commands/common/model_options.h"
+#include "tools/commands/common/task_options.h"
 #include "tools/terminal/style.h"
 
 namespace keyhole::tools {

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "tools/commands/common/decoding.h"
+#include "tools/commands/common/attend_spec.h"
+#include "tools/commands/common/cache_options.h"
+#include "tools/commands/common/model_options.h"
 
 namespace keyhole::tools {
 

@@ -8,6 +8,7 @@
 #include "tools/commands/common/asking.h"
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/common/gpu_memory.h"
+#include "tools/commands/common/prompt_text.h"
 #include "tools/commands/common/task_fit.h"
 #include "tools/io/trace.h"
 #include "tools/llama/engine_config.h"

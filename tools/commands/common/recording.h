@@ -6,7 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "tools/commands/common/decoding.h"
+#include "tools/commands/common/model_options.h"
+#include "tools/commands/common/task_options.h"
 
 namespace keyhole::tools {
 

@@ -5,7 +5,8 @@
 #include <span>
 
 #include "tools/caches/aging_format.h"
-#include "tools/commands/common/decoding.h"
+#include "tools/commands/common/attend_spec.h"
+#include "tools/commands/common/cache_options.h"
 
 namespace keyhole::tools {
 

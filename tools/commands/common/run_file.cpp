@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "runtime/files/json.h"
-#include "tools/commands/common/decoding.h"
+#include "tools/commands/common/prompt_text.h"
 #include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/commands/common/decoding.h"
+#include "tools/commands/common/task_options.h"
 #include "tools/tokenizer/tokenizer.h"
 
 namespace keyhole::tools {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/commands/common/attend_spec.h"
 #include "tools/commands/common/decoding.h"
 #include "tools/generation/generator.h"
 #include "tools/generation/saved_session.h"

@@ -6,7 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "tools/commands/common/decoding.h"
+#include "tools/commands/common/attend_spec.h"
+#include "tools/commands/common/cache_options.h"
+#include "tools/commands/common/model_options.h"
+#include "tools/commands/common/task_options.h"
 #include "tools/generation/sampler.h"
 
 namespace keyhole::tools {

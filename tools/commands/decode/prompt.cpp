@@ -1,5 +1,6 @@
 #include "tools/commands/decode/prompt.h"
 
+#include "tools/commands/common/prompt_text.h"
 #include "tools/commands/common/task_fit.h"
 #include "tools/terminal/errors.h"
 #include "tools/tokenizer/token_file.h"

@@ -5,6 +5,7 @@
 
 #include "runtime/files/json.h"
 #include "tools/caches/aging_format.h"
+#include "tools/commands/common/prompt_text.h"
 #include "tools/llama/blas.h"
 #include "tools/terminal/machine.h"
 #include "tools/terminal/table.h"

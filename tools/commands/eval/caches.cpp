@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "tools/commands/common/ways.h"
+#include "tools/commands/eval/ways.h"
 #include "tools/terminal/errors.h"
 
 namespace keyhole::tools {

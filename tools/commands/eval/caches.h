@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "tools/commands/common/decoding.h"
 #include "tools/commands/common/rounded_cache.h"
 #include "tools/commands/eval/options.h"
 

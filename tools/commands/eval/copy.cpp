@@ -7,6 +7,7 @@
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/common/task_fit.h"
 #include "tools/commands/eval/run.h"
+#include "tools/commands/eval/tasks.h"
 #include "tools/tasks/copy_task.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/progress.h"

@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "tools/commands/common/prompt_text.h"
 #include "tools/llama/config.h"
 #include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "tools/commands/common/cli_fwd.h"
-#include "tools/commands/common/decoding.h"
+#include "tools/commands/common/model_options.h"
 #include "tools/tokenizer/tokenizer.h"
 
 namespace keyhole::tools {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/commands/eval/options.h"
+#include "tools/commands/eval/ways.h"
 #include "tools/generation/drafts.h"
 
 namespace keyhole::tools {

@@ -11,6 +11,7 @@
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/eval/draft_report.h"
 #include "tools/commands/eval/run.h"
+#include "tools/commands/eval/tasks.h"
 #include "tools/commands/eval/text_source.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"

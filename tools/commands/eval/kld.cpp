@@ -16,6 +16,7 @@
 #include "tools/commands/eval/kld_report.h"
 #include "tools/commands/eval/run.h"
 #include "tools/commands/eval/scores.h"
+#include "tools/commands/eval/tasks.h"
 #include "tools/commands/eval/text_source.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"

@@ -13,7 +13,7 @@
 
 #include "runtime/files/json.h"
 #include "tools/commands/common/context_warning.h"
-#include "tools/commands/common/decoding.h"
+#include "tools/commands/common/model_options.h"
 #include "tools/commands/eval/divergence.h"
 #include "tools/commands/eval/kld_report.h"
 #include "tools/commands/eval/ruler_report.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tools/commands/eval/kld_bins.h"
-#include "tools/commands/eval/options.h"
+#include "tools/commands/eval/ways.h"
 
 namespace keyhole::tools {
 

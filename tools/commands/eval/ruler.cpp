@@ -12,6 +12,7 @@
 #include "tools/commands/eval/ruler_prompts.h"
 #include "tools/commands/eval/ruler_report.h"
 #include "tools/commands/eval/run.h"
+#include "tools/commands/eval/tasks.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/json.h"

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "tools/commands/common/decoding.h"
 #include "tools/commands/common/number_check.h"
+#include "tools/commands/common/task_options.h"
 #include "tools/terminal/cli.h"
 
 namespace keyhole::tools {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "runtime/files/json.h"
+#include "tools/commands/common/prompt_text.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/units.h"
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/files/json.h"
+#include "tools/commands/common/prompt_text.h"
 #include "tools/terminal/table.h"
 #include "tools/terminal/units.h"
 

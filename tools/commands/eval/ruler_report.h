@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/commands/eval/options.h"
+#include "tools/commands/eval/ways.h"
 
 namespace keyhole::tools {
 

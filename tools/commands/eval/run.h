@@ -10,6 +10,7 @@
 
 #include "tools/commands/common/gpu_memory.h"
 #include "tools/commands/eval/caches.h"
+#include "tools/commands/eval/ways.h"
 
 namespace keyhole::tools {
 

@@ -6,6 +6,7 @@
 #include "runtime/files/json.h"
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/eval/run.h"
+#include "tools/commands/eval/tasks.h"
 #include "tools/commands/eval/text_source.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/progress.h"

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tools/commands/common/bundled_model.h"
+#include "tools/commands/common/prompt_text.h"
 #include "tools/tasks/random.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/units.h"

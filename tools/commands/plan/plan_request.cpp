@@ -6,7 +6,7 @@
 #include <string>
 
 #include "tools/commands/common/context_warning.h"
-#include "tools/commands/common/decoding.h"
+#include "tools/commands/common/model_options.h"
 #include "tools/commands/common/options.h"
 #include "tools/commands/plan/speed.h"
 #include "tools/llama/config.h"

@@ -9,6 +9,7 @@
 #include "runtime/files/json.h"
 #include "tools/commands/commands.h"
 #include "tools/commands/common/context_warning.h"
+#include "tools/commands/common/decoding.h"
 #include "tools/commands/common/gpu_memory.h"
 #include "tools/commands/common/options.h"
 #include "tools/commands/common/recording.h"

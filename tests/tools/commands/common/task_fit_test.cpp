@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "runtime/files/json.h"
 #include "tests/temporary_folder.h"
 #include "tools/terminal/errors.h"
