@@ -1,8 +1,9 @@
 // Lists of near rows on the device (index/scan/code_lists.h says what they are, index/scan/list_choice.h how a step
 // chooses among them): a step scores the lists' mean keys, reads the lists that weigh by their codes, and takes the
 // others by their mean values with the second-order weight of their spread. Rows that no list has yet, the newest ones,
-// are read as blocks. The blocks of listed rows stay: a second look at codes in doubt, steps of several tokens and
-// those of several sessions in one launch read these, and steps whose heads look at everything.
+// are read as blocks. The blocks of listed rows stay: a second look at codes in doubt, steps with more than 16 rows of
+// queries for a KV head and those of several sessions in one launch read these, and steps whose heads look at
+// everything.
 #pragma once
 
 #include <algorithm>

@@ -125,15 +125,18 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
   const auto of_token = static_cast<uint32_t>(group);
   const uint32_t tokens = most_codes_tokens(shape);
   const size_t heads = std::max<size_t>(group * tokens, 1);
-  // And a bit for every row and four heads. In the fewest parts, or in parts of a token each.
-  const auto of_rows = [](size_t rows) {
-    const size_t found = (std::min<size_t>(rows, kMaxDeviceGroup) + kDoubtHeads - 1) / kDoubtHeads;
-    return (rows <= 4 ? 4 : rows <= 8 ? 8 : 16) + found;
+  // A maximum for each row of queries with those that fill tiles, and a bit for every row and four heads: the most of
+  // any number of tokens and any parts of it. Of 512 components tiles have 8 heads at least.
+  const auto of_part = [&](size_t rows) {
+    const size_t least = dim > 256 ? 8 : 4;
+    const size_t padded = std::max<size_t>(rows <= 4 ? 4 : rows <= 8 ? 8 : 16, least);
+    return padded + (rows + kDoubtHeads - 1) / kDoubtHeads;
   };
-  size_t maxima = of_rows(heads);
-  for (uint32_t n = 2; n <= tokens; ++n) {
-    const size_t joint = step_parts(of_token, n).count * of_rows(heads);
-    maxima = std::max({maxima, joint, n * of_rows(group)});
+  size_t maxima = 0;
+  for (uint32_t n = 1; n <= tokens; ++n) {
+    for (uint32_t each = 1; each <= step_parts(of_token, n).tokens; ++each) {
+      maxima = std::max(maxima, parts_of_tokens(n, each).count * of_part(group * each));
+    }
   }
   work_bytes = kWorkBeside * tokens +
                aligned_product({maxima, kv_heads, capacity, kMaximaOfBlock, sizeof(float)}) +

@@ -289,7 +289,9 @@ static int run(int argc, char** argv) {
   }
   const auto time = [&](std::vector<CodesStep> steps, uint32_t exact, Part part) {
     for (CodesStep& step : steps) {
-      step.exact_rows = std::min(exact * news, kMostDeviceRows);
+      // As sessions have them: so many for each token that is chosen for together.
+      const uint32_t together = step.wide ? step.part_tokens : step.tokens;
+      step.exact_rows = std::min(exact * together, kMostDeviceRows);
       // What is remembered is for whole steps.
       if (part == Part::choice) step.lists.memory = nullptr;
     }

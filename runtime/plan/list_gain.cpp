@@ -50,13 +50,15 @@ uint64_t rows_for_lists(const LayerShape& layer, const CodeShape& code) {
 
 uint64_t more_rows_for_lists(const LayerShape& layer, const CodeShape& code) {
   if (!is_device_index_dim(layer.head_dim)) return 0;
-  // A second token takes steps by lists 4 to 13 us longer than those by all codes, of 512 to 2,048 components of a
-  // group's queries (an H200), and a fourth hardly more than that. 2 to 8 are counted, beside the margin of
-  // gain_of_row().
-  constexpr double kLossOfComponent = 0.25 / 64;
+  // Microseconds for each component of a group's queries by which a second token takes steps by lists longer than those
+  // by all codes: of 512 components of heads of 128 some 5, hardly more for a fourth token; of 1,536 and 2,048 of heads
+  // of 256 27 and 21, as all codes finish every token by itself there (an H200, "Several tokens").
+  constexpr uint32_t kUsual = 128;
+  constexpr double kLossOfComponent = 0.25 / 64, kLossOfLong = 0.9 / 64;
   const double gain = gain_of_row(layer, code);
   if (gain <= 0.0) return 0;
-  const double rows = kLossOfComponent * components_of(layer) / gain;
+  const double loss = layer.head_dim > kUsual ? kLossOfLong : kLossOfComponent;
+  const double rows = loss * components_of(layer) / gain;
   return static_cast<uint64_t>(std::min(rows, static_cast<double>(kMaxTokens)));
 }
 

@@ -81,6 +81,7 @@ struct Case {
   bool cluster = true;  ///< the rows are chosen by a cluster, or by one thread block
   uint32_t twin = 0;    ///< layers that differ in it alone have the same rows, and other queries
   uint32_t tokens = 1;  ///< whose query heads the group has
+  uint32_t part_tokens = 0;  ///< CodesStep::part_tokens
 
   [[nodiscard]] CodeShape shape() const { return {dim, bits, bits}; }
 };
@@ -133,6 +134,7 @@ inline std::vector<std::byte> round_to_int8(std::vector<float>& x, uint32_t dim,
 inline CodesStep step_of(const Case& c, uint32_t block_capacity) {
   CodesStep step;
   step.shape = c.shape();
+  step.part_tokens = c.part_tokens;
   step.kv_heads = kKvHeads;
   step.group = c.group;
   step.tokens = c.tokens;

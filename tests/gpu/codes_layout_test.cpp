@@ -102,6 +102,35 @@ TEST(CodesLayout, ListsWantMultiprocessorsWhereThereAreNoClusters) {
   EXPECT_TRUE(chooses_among_lists(shape, limits));
 }
 
+/// Maxima of the rows of queries, with those that fill tiles, and a bit for each four of them, in every part that a
+/// step may be divided into; and the states of splits.
+TEST(CodesLayout, WorkSpaceIsEnoughForEveryPartsOfEveryStep) {
+  for (const uint32_t dim : {64U, 128U, 256U, 512U}) {
+    for (const uint32_t kv_heads : {1U, 8U}) {
+      for (uint32_t group = 1; group <= 16; ++group) {
+        CodesShape shape = of_8b(16384);
+        shape.kv_heads = kv_heads;
+        shape.q_heads = kv_heads * group;
+        shape.code = {dim, 4, 4};
+        const size_t planned = CodesLayout(shape).work_bytes;
+        for (uint32_t tokens = 1; tokens <= most_codes_tokens(shape); ++tokens) {
+          for (uint32_t each = 1; each <= tokens && each * group <= 16; ++each) {
+            size_t numbers = 0;
+            for (uint32_t first = 0; first < tokens; first += each) {
+              const uint32_t rows = group * each, own = group * std::min(each, tokens - first);
+              const uint32_t tile = rows <= 4 && dim <= 256 ? 4 : rows <= 8 ? 8 : 16;
+              numbers += size_t{kv_heads} * shape.blocks * 8 * (tile + (own + 3) / 4);
+              numbers += size_t{kv_heads} * most_code_splits(kv_heads) * own * (dim + 3);
+            }
+            EXPECT_LE(numbers * sizeof(float), planned)
+                << "dim " << dim << ", group " << group << ", " << tokens << " tokens by " << each;
+          }
+        }
+      }
+    }
+  }
+}
+
 /// Of layers of several shapes those with kernels have lists.
 TEST(CodesLayout, ListsAreThoseOfALayerAtLeast) {
   CodesShape shape = of_8b(256);

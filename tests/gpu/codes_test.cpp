@@ -364,6 +364,37 @@ Case of_tokens(uint32_t dim, uint32_t bits, uint32_t heads, uint32_t tokens, uin
   return c;
 }
 
+/// Of any number of tokens, the last with fewer than the others: a device takes as many as run at once.
+TEST(StepsInPartsOfAnySize, EveryPartReadsItsOwnHeaviestRows) {
+  if (cuda_devices().empty()) GTEST_SKIP() << cuda_status();
+  const bool has_room = shared_memory_of(0).of_block > size_t{200} << 10U;
+  for (Case c :
+       {of_tokens(128, 4, 4, 5, 5), of_tokens(128, 2, 3, 8, 5), of_tokens(96, 4, 5, 4, 5),
+        of_tokens(256, 4, 6, 4, 5), of_tokens(512, 2, 3, 5, 5), of_tokens(64, 4, 2, 9, 5)}) {
+    for (const bool cluster : {true, false}) {
+      if (cluster && (!has_clusters() || !has_room)) continue;
+      c.cluster = cluster;
+      const uint32_t heads = c.group / c.tokens, most = step_parts(heads, c.tokens).tokens;
+      for (uint32_t each = (c.tokens + kMostStepParts - 1) / kMostStepParts; each <= most; ++each) {
+        c.part_tokens = each;
+        SCOPED_TRACE("dim " + std::to_string(c.dim) + ", " + std::to_string(c.tokens) +
+                     " tokens by " + std::to_string(each) + (cluster ? "" : ", single"));
+        Layer layer(c);
+        ASSERT_TRUE(layer.step().wide);
+        EXPECT_EQ(layer.parts().count, (c.tokens + each - 1) / each);
+        layer.run(16);
+        layer.check(c.blocks);
+      }
+    }
+  }
+  // More parts than there are places for, and more rows in one than kernels have.
+  for (const auto& [tokens, each] : {std::pair{9U, 1U}, {5U, 5U}}) {
+    CodesStep step = Layer(of_tokens(128, 4, 4, tokens, 5)).step();
+    step.part_tokens = each;
+    EXPECT_EQ(prepare_codes(step, 0), cudaErrorInvalidValue) << tokens;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Tokens, StepsInParts,
     testing::Combine(testing::Values(of_tokens(128, 4, 4, 5, 9), of_tokens(128, 4, 4, 8, 5, 4.0F),

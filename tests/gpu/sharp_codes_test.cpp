@@ -171,7 +171,6 @@ TEST_P(CodesInDoubt, WhereMoreThanAnEighthMightWeighItIsCounted) {
 
 // The output of several tokens may lie where their queries do.
 TEST_P(CodesInDoubt, SeveralTokensAnswerInPlace) {
-  // Two tokens go together; of five the last part has fewer than the others.
   for (const auto& [heads, tokens] : {std::pair{4U, 2U}, {4U, 5U}}) {
     for (const bool cluster : {true, false}) {
       SCOPED_TRACE(std::to_string(tokens) + " tokens of " + std::to_string(heads) + " heads" +
@@ -244,7 +243,6 @@ TEST_P(HeadsOf512InDoubt, AreSettledInEveryPart) {
   EXPECT_GT(layer.board().doubted, 0U);
 }
 
-// Of four tokens of 8 heads two go together.
 INSTANTIATE_TEST_SUITE_P(Ways, HeadsOf512InDoubt,
                          testing::Combine(testing::Values(2U, 4U), testing::Values(1U, 4U),
                                           testing::Bool()));

@@ -222,8 +222,8 @@ struct CodesKind {
   bool operator==(const CodesKind&) const = default;
 };
 /// The kind of a prepared step. Steps with 64 or 128 components and groups of up to 8 can be joined, by kernels of
-/// clusters, where the device reads the exact rows and there is no resident state. Those with lists read all codes
-/// there: they can be joined where that is no slower.
+/// clusters, where the device reads the exact rows and there is no resident state. Those of one token with lists read
+/// all codes there: they can be joined where that is no slower.
 [[nodiscard]] CodesKind codes_kind(const CodesStep& step);
 
 /// Enqueues all kernels for 1 to kMostJointSteps steps of one kind, each with a work space of its own. With several

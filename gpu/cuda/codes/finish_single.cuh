@@ -250,7 +250,8 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   finish_single<kDim, kBits, kHeadTiles>(s, blockIdx.x);
 }
 
-/// The same behind the pass for many query rows (gpu/cuda/codes/wide.cuh). Grid: the KV heads of each part.
+/// The same behind the pass for many query rows (gpu/cuda/codes/wide.cuh). Grid: the KV heads of each part, and as many
+/// thread blocks behind them as there are KV heads where the step publishes.
 template <int kDim, int kBits, int kHeadTiles>
 __global__ void __launch_bounds__(kSingleThreads, 1)
     finish_single_parts_kernel(const __grid_constant__ WideParams p) {

@@ -20,7 +20,7 @@ static_assert(kMaximumRows == kPairRows, "a maximum is that of a pair of tiles")
 }
 
 /// Thread blocks of a KV head that choose among its lists: 8, or where that is too few for a device's memory to be
-/// busy, and it has clusters of so many, 16. See CodesLists::blocks.
+/// busy, and all run at once, 16. See CodesLists::blocks.
 inline constexpr uint32_t kListBlocks = 8, kMostListBlocks = 16;
 
 /// What the choice among a KV head's lists has come to.
@@ -167,7 +167,7 @@ struct ListKernel {
 [[nodiscard]] Kernels kernels_of_96(uint32_t bits, uint32_t group);
 [[nodiscard]] Kernels kernels_of_128(uint32_t bits, uint32_t group);
 [[nodiscard]] Kernels kernels_of_256(uint32_t bits, uint32_t group);
-/// Without `attend`; `finish` is the kernel for all parts of a step (gpu/cuda/codes/finish_parts.cuh).
+/// Those for all parts of a step alone (gpu/cuda/codes/finish_parts.cuh).
 [[nodiscard]] Kernels kernels_of_512(uint32_t bits, uint32_t group);
 
 }  // namespace keyhole::gpu::codes

@@ -93,9 +93,15 @@ CodesStep part_of(const CodesStep& step, const StepParts& parts, uint32_t number
   return part;
 }
 
+/// The step's parts, no more than there is room for.
+StepParts parts_of(const CodesStep& step) {
+  const uint32_t least = (step.tokens + kMostStepParts - 1) / kMostStepParts;
+  return parts_of_tokens(step.tokens, std::max(step.part_tokens, least));
+}
+
 /// Lays out the work spaces of all parts one after the other; returns their bytes.
 size_t lay_out_parts(const CodesStep& step, WideParams& params) {
-  const StepParts parts = parts_of_tokens(step.tokens, std::max(step.part_tokens, 1U));
+  const StepParts parts = parts_of(step);
   static_cast<CodesStep&>(params.step) = step;
   params.count = parts.count;
   size_t end = 0;
@@ -133,18 +139,28 @@ cudaError_t prepare_parts(CodesStep& step, int device, size_t& needs) {
   if (step.part_tokens != 0) return prepare_part(step, device, needs);
   for (step.part_tokens = least;; ++step.part_tokens) {
     const cudaError_t status = prepare_part(step, device, needs);
+    if (status != cudaSuccess) return status;
+    if (!step.cluster) {
+      if (step.part_tokens == least) return status;
+      // There is no shared memory for clusters of so many query rows: those before are not all there at once.
+      step.cluster = true;
+      --step.part_tokens;
+      return prepare_part(step, device, needs);
+    }
     const uint32_t parts = parts_of_tokens(step.tokens, step.part_tokens).count;
-    const bool at_once = !step.cluster || parts * step.kv_heads + 1 <= step.clusters_at_once;
-    if (status != cudaSuccess || at_once || step.part_tokens >= fewest) return status;
+    const bool at_once = parts * step.kv_heads + 1 <= step.clusters_at_once;
+    if (at_once || step.part_tokens >= fewest) return status;
   }
 }
 
 bool is_valid(const CodesStep& step, const WideKernels& kernels) {
-  return kernels.attend != nullptr && step.tokens >= 1 && step.part_tokens >= 1 &&
-         step.group % step.tokens == 0 && step.group / step.tokens <= kMaxDeviceGroup &&
-         step.group <= kMostStepRows && step.exact_rows <= kMostDeviceRows && step.splits >= 1 &&
-         step.splits <= kMostSplits && step.kv_heads != 0 &&
-         step.stages >= kernels.least_stages() && step.stages <= kMostStages &&
+  return kernels.attend != nullptr && step.tokens >= 1 && step.group % step.tokens == 0 &&
+         parts_of(step).tokens == step.part_tokens &&
+         step.group / step.tokens * step.part_tokens <= kMaxDeviceGroup &&
+         step.group / step.tokens <= kMaxDeviceGroup && step.group <= kMostStepRows &&
+         step.exact_rows <= kMostDeviceRows && step.splits >= 1 && step.splits <= kMostSplits &&
+         step.kv_heads != 0 && step.stages >= kernels.least_stages() &&
+         step.stages <= kMostStages &&
          (step.group <= kMaxDeviceGroup || step.host_rows.requests == nullptr) &&
          // Such states lie head by head, and not token by token.
          (step.tokens == 1 || step.resident_o == nullptr);
@@ -174,7 +190,9 @@ cudaError_t prepare_wide(CodesStep& step, int device, size_t* needs) {
   step.block_shared = memory.of_block;
   step.warpgroups = warpgroups_run_here();
   const WideKernels kernels = wide_kernels_of(step);
-  if (kernels.attend == nullptr) return cudaErrorInvalidValue;
+  const bool has_parts = step.part_tokens == 0 || parts_of(step).tokens == step.part_tokens;
+  const bool fits = step.group / step.tokens * step.part_tokens <= kMaxDeviceGroup;
+  if (kernels.attend == nullptr || !has_parts || !fits) return cudaErrorInvalidValue;
   size_t of_part = 0;
   cudaError_t status = prepare_parts(step, device, of_part);
   if (needs != nullptr) *needs = of_part;
