@@ -50,6 +50,14 @@ std::string settings_of(const keyhole_session* s, const keyhole_engine_config& e
   return text;
 }
 
+/// Calls of `f` meet no planted fault, and it counts none of them.
+template <class F>
+void without_faults(const F& f) {
+  const int64_t left = Planted::left.exchange(-1);
+  f();
+  Planted::left = left;
+}
+
 /// A session with a prompt, steps and an index, beside the double-precision model of its tokens.
 class World {
  public:
@@ -485,6 +493,32 @@ TEST_P(ApiFault, ChangesOfWhatACopyShares) {
         }
         return w.build();
       });
+}
+
+// Rows that come in the place of those that a copy reads take other pages: what leaves the window meanwhile stays where
+// it is until these are there.
+TEST_P(ApiFault, RowsInThePlaceOfThoseOfACopy) {
+  const auto cut = [](World& w) {
+    w.keep_copy();
+    EXPECT_OK(w.truncate(150));
+    EXPECT_OK(w.prefill(0, 20));
+  };
+  using Way = std::function<keyhole_status(World&)>;
+  const Way ways[] = {[](World& w) { return w.prefill(0, 40); },
+                      [](World& w) { return w.extend(0, 40); },
+                      [](World& w) {
+                        keyhole_status status = KEYHOLE_OK;
+                        for (int i = 0; i < 8 && status == KEYHOLE_OK; ++i) status = w.step(0);
+                        return status;
+                      }};
+  for (const Way& way : ways) {
+    try_all([&, is_cut = false](World& w) mutable {
+      if (!is_cut) without_faults([&] { cut(w); });
+      const keyhole_status status = way(w);
+      is_cut = status != KEYHOLE_OK;
+      return status;
+    });
+  }
 }
 
 TEST_P(ApiFault, SaveAndLoad) {
