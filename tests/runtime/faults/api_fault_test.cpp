@@ -521,6 +521,23 @@ TEST_P(ApiFault, RowsInThePlaceOfThoseOfACopy) {
   }
 }
 
+// Of 40 tokens of each layer all but the second are kept, and 22 of these become rows again.
+TEST_P(ApiFault, AcceptOfRowsThatACopyShares) {
+  std::vector<uint32_t> path(39);
+  for (uint32_t i = 0; i < 39; ++i) path[i] = i == 0 ? 0 : i + 1;
+  try_all([&, extended = false](World& w) mutable {
+    const auto extend = [&] {
+      EXPECT_OK(w.tokens() > 900 ? w.truncate(kPrompt) : KEYHOLE_OK);
+      for (uint32_t l = 0; l < 2; ++l) EXPECT_OK(w.extend(l, 40));
+      w.keep_copy();
+    };
+    if (!extended) without_faults(extend);
+    const keyhole_status status = w.accept(40, path);
+    extended = status != KEYHOLE_OK;
+    return status;
+  });
+}
+
 TEST_P(ApiFault, SaveAndLoad) {
   try_all([&](World& w) {
     const std::string path = w.folder() / "session";
