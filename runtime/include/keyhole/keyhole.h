@@ -305,13 +305,14 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_remove(keyhole_sessi
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_index(keyhole_session* session,
                                                                       const char* index);
 /* Changes mode and, for every head, also those that a budgets file names, top_k (1..max_tokens; 0: keep), for the
- * following steps. May allocate. */
+ * following steps. May allocate. INVALID_ARGUMENT where that makes a budget which keyhole_session_set_budget refuses;
+ * nothing changes then. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_mode(keyhole_session* session,
                                                                      keyhole_mode mode,
                                                                      uint32_t top_k);
 /* Changes, for every head, also those that a budgets file names, what is attended of an index search, and min_weight
  * (> 0 and < 1; 0: keep), for the following steps. top_k keeps its meaning for the search itself: index types whose
- * effort grows with it score more keys. May allocate. */
+ * effort grows with it score more keys. May allocate. Refuses budgets as keyhole_session_set_mode does. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_attend(keyhole_session* session,
                                                                        keyhole_attend_mode attend,
                                                                        float min_weight);
