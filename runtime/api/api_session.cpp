@@ -330,7 +330,7 @@ keyhole_status keyhole_session_load(keyhole_engine* engine, const char* path,
         options == nullptr ? any : read_struct(options, any, "options");
     require(engine, "engine");
     require(path, "path");
-    auto loaded = load_any_session(engine->engine, path, {model, tokens, count});
+    auto loaded = load_any_session(engine->engine, path, {model, tokens, count, {}});
     *out = new keyhole_session(std::move(loaded), engine->sessions);
   });
 }
@@ -341,8 +341,13 @@ void keyhole_identity_init_sized(keyhole_identity* identity, size_t size) {
 
 keyhole_status keyhole_session_set_identity(keyhole_session* session, const char* model,
                                             const int32_t* tokens, uint64_t count) {
-  return with_session(session, Needs::copy,
-                      [&](SessionInterface& s) { s.identity().set(model, tokens, count); });
+  return with_session(session, Needs::copy, [&](SessionInterface& s) {
+    uint64_t held = 0;
+    for (uint32_t layer = 0; layer < s.engine().model().layers; ++layer) {
+      held = std::max<uint64_t>(held, s.layer_tokens(layer).total);
+    }
+    s.identity().set(model, tokens, count, held);
+  });
 }
 
 keyhole_status keyhole_session_get_identity(const keyhole_session* session,

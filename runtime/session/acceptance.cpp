@@ -23,7 +23,7 @@ std::vector<uint32_t> moved_of(uint32_t before, uint32_t prefix, uint32_t m, con
 
 }  // namespace
 
-void Acceptance::accept(uint32_t m, const uint32_t* path) {
+uint32_t Acceptance::accept(uint32_t m, const uint32_t* path) {
   stream_->check_not_capturing();
   const Extended e = extended_->agreed(*sequence_);
   if (m > e.tokens) {
@@ -46,6 +46,7 @@ void Acceptance::accept(uint32_t m, const uint32_t* path) {
     stream_->check_failure();
     accept_on_host(e, m, path);
   }
+  return e.before + prefix_of(m, path);
 }
 
 bool Acceptance::drops_on_device(uint32_t newest) const {
