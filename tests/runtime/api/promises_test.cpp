@@ -1,0 +1,66 @@
+// Sentences of the public headers that one call alone keeps: what it refuses, and what it says.
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "keyhole/attention.h"
+#include "keyhole/batch.h"
+#include "keyhole/index.h"
+#include "keyhole/parallel.h"
+#include "keyhole/prefill.h"
+#include "keyhole/stream.h"
+#include "tests/runtime/fixture.h"
+#include "tests/temporary_folder.h"
+
+namespace keyhole::test {
+namespace {
+
+void expect_refusal(keyhole_status status, const char* text,
+                    keyhole_status expected = KEYHOLE_INVALID_ARGUMENT) {
+  EXPECT_EQ(status, expected) << keyhole_last_error();
+  expect_error_text(text);
+}
+
+// keyhole_session_remove puts another session in the place of the one that a batch is about to enter.
+TEST(Promises, ABatchTouchesNoSessionBeforeItHasEnteredIt) {
+  keyhole_engine_config ec = small_engine(1);
+  ec.layers = 1;
+  const Shape shape(ec);
+  const EnginePtr engine = make_engine(ec);
+  const SessionPtr s = make_session(engine.get(), small_session());
+  const std::vector<float> x(20 * shape.q(1), 1.0F);
+  const auto twenty = tensor(x, {20, shape.hkv, shape.d});
+  ASSERT_OK(keyhole_session_append(s.get(), 0, &twenty, &twenty, nullptr));
+  std::atomic<bool> ends = false;
+  std::thread other([&] {
+    for (int done = 0; done < 100;) {
+      if (keyhole_session_append(s.get(), 0, &twenty, &twenty, nullptr) == KEYHOLE_OK &&
+          keyhole_session_remove(s.get(), 5, 19, 0) == KEYHOLE_OK) {
+        done += 1;
+      }
+      (void)!keyhole_session_truncate(s.get(), 200);
+    }
+    ends = true;
+  });
+  const auto q = tensor(x, {1, shape.hq, shape.d}), k = tensor(x, {1, shape.hkv, shape.d});
+  std::vector<float> o(shape.q(1));
+  const auto out = tensor(o, {1, shape.hq, shape.d});
+  keyhole_session* const members[] = {s.get()};
+  const uint32_t start[] = {0, 1};
+  while (!ends) {
+    keyhole_status status = KEYHOLE_OK;
+    const keyhole_status all =
+        keyhole_session_extend_batch(members, 1, 0, &q, &k, &k, start, &out, nullptr, &status);
+    EXPECT_TRUE(all == KEYHOLE_OK || all == KEYHOLE_BUSY) << keyhole_last_error();
+    if (HasFailure()) break;
+  }
+  other.join();
+}
+
+}  // namespace
+}  // namespace keyhole::test
