@@ -26,6 +26,19 @@ void expect_refusal(keyhole_status status, const char* text,
   expect_error_text(text);
 }
 
+TEST(Promises, AnIndexGetsNoSpecThatCreateRefuses) {
+  const EnginePtr engine = make_engine(small_engine());  // which knows of no RoPE
+  keyhole_index* made = nullptr;
+  expect_refusal(keyhole_index_create(engine.get(), "ivf:rope=undo", 0, 0, &made), "undoes RoPE");
+  ASSERT_OK(keyhole_index_create(engine.get(), "flat", 0, 0, &made));
+  const std::unique_ptr<keyhole_index, void (*)(keyhole_index*)> index(made, keyhole_index_destroy);
+  expect_refusal(keyhole_index_set_spec(made, "ivf:rope=undo"), "undoes RoPE");
+  keyhole_index_info info;
+  keyhole_index_info_init(&info);
+  ASSERT_OK(keyhole_index_get_info(made, &info));
+  EXPECT_STREQ(info.params, "flat");
+}
+
 // keyhole_session_remove puts another session in the place of the one that a batch is about to enter.
 TEST(Promises, ABatchTouchesNoSessionBeforeItHasEnteredIt) {
   keyhole_engine_config ec = small_engine(1);
