@@ -71,6 +71,9 @@ void HeadSettings::set_type(const std::string& wanted) {
     heads.back().index = spec;
     heads.back().budget = budgets.back();
   }
+  if (has_codes && wanted == kAutoIndex) {
+    check_heads(budgets, [&](const Budget& budget) { check_code_tail(budget, spec); });
+  }
   std::vector<const HeadParams*> planned;
   for (const HeadParams& head : heads) planned.push_back(&head);
   common = with(params_->budget);
@@ -132,10 +135,10 @@ void HeadSettings::set_mode(keyhole_mode mode, uint32_t top_k) {
     next.common.top_k = top_k;
     for (Budget& budget : next.heads) budget.top_k = top_k;
   }
+  check_budgets(next);
   change(next, false);
 }
 
-  check_budgets(next);
 void HeadSettings::set_attend(keyhole_attend_mode attend, float min_weight) {
   check_attend(attend);
   Settings next = settings();
@@ -147,10 +150,10 @@ void HeadSettings::set_attend(keyhole_attend_mode attend, float min_weight) {
     other = other || budget.attend != attend;
     budget.attend = attend;
   }
+  check_budgets(next);
   change(next, other);  // scratch of another shape
 }
 
-  check_budgets(next);
 std::vector<size_t> HeadSettings::named_heads(uint32_t layer, uint32_t kv_head) const {
   const ModelShape& m = engine_->model();
   const auto check = [](const char* field, uint32_t value, uint32_t end) {

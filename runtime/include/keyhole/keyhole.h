@@ -299,9 +299,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_remove(keyhole_sessi
  * offloaded tokens are pending (attended exactly) until keyhole_session_build or the session's own appends have indexed
  * them. Budgets that the index type chose, and tails of codes that the new one has not, become its own. "auto" stands
  * for what it stands for in the config of a session with these budgets: where that is codes, they become the tail of
- * every budget without a tail. "exact" sets the mode KEYHOLE_MODE_EXACT, too, which stays until
- * keyhole_session_set_mode. Errors: INVALID_ARGUMENT (the spec), OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY (codes that must
- * lie on the device), BUSY; nothing changes then. */
+ * every budget without a tail; one that codes cannot be the tail of (keyhole_budget) is refused. "exact" sets the mode
+ * KEYHOLE_MODE_EXACT, too, which stays until keyhole_session_set_mode. Errors: INVALID_ARGUMENT (the spec, a budget),
+ * OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY (codes that must lie on the device), BUSY; nothing changes then. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_index(keyhole_session* session,
                                                                       const char* index);
 /* Changes mode and, for every head, also those that a budgets file names, top_k (1..max_tokens; 0: keep), for the

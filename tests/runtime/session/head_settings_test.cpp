@@ -96,5 +96,26 @@ TEST_F(HeadSettings, AllHeadsMayHaveCodesBesideAnIndexOfTheSessionThatHasNone) {
   expect_loads(s.get());
 }
 
+TEST_F(HeadSettings, AutoLeavesNoHeadBesideCodesWithoutATail) {
+  const SessionPtr s = make_session(engine_.get(), config("flat"));
+  keyhole_budget b;
+  keyhole_budget_init(&b);
+  b.top_k = 2000;
+  ASSERT_OK(keyhole_session_set_budget(s.get(), 1, 1, &b));
+  EXPECT_EQ(keyhole_session_set_index(s.get(), "auto"), KEYHOLE_INVALID_ARGUMENT);
+  expect_error_text("layer 1, KV head 1: top_k is 2000");
+  expect_error_text("allowed");
+  keyhole_session_config now;
+  keyhole_session_config_init(&now);
+  ASSERT_OK(keyhole_session_get_config(s.get(), &now));
+  EXPECT_STREQ(now.index, "flat");
+  // A tail of its own is one.
+  b.tail = KEYHOLE_TAIL_SECOND;
+  ASSERT_OK(keyhole_session_set_budget(s.get(), 1, 1, &b));
+  ASSERT_OK(keyhole_session_set_index(s.get(), "auto"));
+  EXPECT_EQ(budget_of(s.get(), 1).tail, KEYHOLE_TAIL_CODES);
+  expect_loads(s.get());
+}
+
 }  // namespace
 }  // namespace keyhole::test
