@@ -190,6 +190,7 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
     result.index_bytes = p.index_bytes;
     result.device_bytes = p.device_bytes;
     result.pinned_bytes = p.pinned_bytes;
+    if (host_device) check_host_placement(params);
     result.code_bytes = p.code_bytes;
     result.pinned_kv_bytes = p.pinned_kv_bytes;
     result.code_layers = p.code_layers;

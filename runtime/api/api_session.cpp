@@ -98,7 +98,9 @@ keyhole_status keyhole_session_create(keyhole_engine* engine, const keyhole_sess
     const auto c = config == nullptr ? defaults : read_struct(config, defaults, "config");
     const Engine& e = *engine->engine;
     auto made = make_session(engine->engine, [&] {
-      return check_session(c, e.model(), e.code_room(c.device_memory_limit));
+      SessionParams params = check_session(c, e.model(), e.code_room(c.device_memory_limit));
+      if (!e.has_streams()) check_host_placement(params);
+      return params;
     });
     *out = new keyhole_session(std::move(made), engine->sessions);
   });

@@ -180,6 +180,9 @@ void write_struct(T* to, T value, const char* name);
                                           const ModelShape& model, const CodeRoom& room = nullptr);
 void check_mode(keyhole_mode mode);
 
+/// Of a new session, or a plan, on a host: throws Error(invalid_argument) where codes must lie on the device. Files of
+/// earlier versions may say so.
+void check_host_placement(const SessionParams& params);
 /// The config in effect as users read it back. Its pointers are valid until `params` changes.
 [[nodiscard]] keyhole_session_config public_config(const SessionParams& params);
 /// The config as the public init function fills it.

@@ -284,7 +284,7 @@ enum {
    * suffices for, and pinned_memory_limit (but see exact_rows_by). */
   KEYHOLE_PLACE_AUTO = 0,
   KEYHOLE_PLACE_HOST = 1,
-  /* On the device, or the call fails: with INVALID_ARGUMENT where no layer is attended by codes. */
+  /* On the device, or the call fails: with INVALID_ARGUMENT where it is the host, or no layer is attended by codes. */
   KEYHOLE_PLACE_DEVICE = 2
 };
 

@@ -39,6 +39,21 @@ TEST(Promises, AnIndexGetsNoSpecThatCreateRefuses) {
   EXPECT_STREQ(info.params, "flat");
 }
 
+TEST(Promises, CodesOnTheDeviceNeedOne) {
+  keyhole_engine_config ec = small_engine();
+  const EnginePtr engine = make_engine(ec);
+  keyhole_session_config sc;
+  keyhole_session_config_init(&sc);
+  sc.offload_placement = KEYHOLE_PLACE_DEVICE;
+  keyhole_session* s = nullptr;
+  expect_refusal(keyhole_session_create(engine.get(), &sc, &s), "device is the host");
+  keyhole_memory_plan plan;
+  keyhole_memory_plan_init(&plan);
+  expect_refusal(keyhole_plan(&ec, &sc, 10000, 0, 0, &plan), "device is the host");
+  ec.device = KEYHOLE_DEVICE_CUDA;
+  EXPECT_OK(keyhole_plan(&ec, &sc, 10000, 0, 0, &plan));
+}
+
 // keyhole_session_remove puts another session in the place of the one that a batch is about to enter.
 TEST(Promises, ABatchTouchesNoSessionBeforeItHasEnteredIt) {
   keyhole_engine_config ec = small_engine(1);
