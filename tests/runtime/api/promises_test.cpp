@@ -54,6 +54,34 @@ TEST(Promises, CodesOnTheDeviceNeedOne) {
   EXPECT_OK(keyhole_plan(&ec, &sc, 10000, 0, 0, &plan));
 }
 
+TEST(Promises, NoIdIsReadBehindACountOfMoreThanThereAreTokens) {
+  const keyhole_engine_config ec = small_engine();
+  const Shape shape(ec);
+  const EnginePtr engine = make_engine(ec);
+  const SessionPtr s = make_session(engine.get(), small_session());
+  Numbers numbers(3);
+  Model model(ec);
+  prefill_both(s.get(), model, shape, 0, 100, numbers);
+  const auto q = numbers.many(shape.q(1));
+  std::vector<float> o(shape.q(1)), lse(ec.q_heads);
+  const auto tq = tensor(q, {shape.hq, shape.d}), out = tensor(o, {shape.hq, shape.d});
+  const std::vector<uint32_t> ids = {1, 2, 3};  // a sanitizer sees who reads a fourth
+  for (const uint32_t count : {101U, 0xFFFFFFFFU}) {
+    for (const uint32_t head : {0U, 1U}) {
+      uint32_t counts[2] = {0, 0};
+      counts[head] = count;
+      const std::string text =
+          "counts[" + std::to_string(head) + "] is " + std::to_string(count) + ", allowed: 0..100";
+      expect_refusal(
+          keyhole_session_attend_tokens(s.get(), 0, &tq, ids.data(), counts, 0, &out, lse.data()),
+          text.c_str());
+    }
+  }
+  const uint32_t counts[2] = {2, 1};
+  EXPECT_OK(
+      keyhole_session_attend_tokens(s.get(), 0, &tq, ids.data(), counts, 0, &out, lse.data()));
+}
+
 // keyhole_session_remove puts another session in the place of the one that a batch is about to enter.
 TEST(Promises, ABatchTouchesNoSessionBeforeItHasEnteredIt) {
   keyhole_engine_config ec = small_engine(1);
