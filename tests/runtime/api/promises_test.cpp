@@ -82,6 +82,35 @@ TEST(Promises, NoIdIsReadBehindACountOfMoreThanThereAreTokens) {
       keyhole_session_attend_tokens(s.get(), 0, &tq, ids.data(), counts, 0, &out, lse.data()));
 }
 
+keyhole_status alone(void* /*context*/, const void* own, void* all, size_t bytes,
+                     uint32_t /*timeout_ms*/, char* /*text*/) {
+  std::memcpy(all, own, bytes);
+  return KEYHOLE_OK;
+}
+
+TEST(Promises, AGatherOfTooManyBytesLosesNobody) {
+  keyhole_transport t;
+  keyhole_transport_init(&t);
+  t.size = 1;
+  t.all_gather = alone;
+  keyhole_communicator* made = nullptr;
+  ASSERT_OK(keyhole_communicator_create(&t, nullptr, &made));
+  const std::unique_ptr<keyhole_communicator, void (*)(keyhole_communicator*)> c(
+      made, keyhole_communicator_destroy);
+  const char own[] = "payload";
+  char all[sizeof own] = {};
+  // More than there are addresses, also where a header before it makes the sum small again.
+  for (const size_t bytes : {SIZE_MAX, SIZE_MAX - 16, SIZE_MAX - 64, SIZE_MAX / 2}) {
+    expect_refusal(keyhole_communicator_gather(made, own, all, bytes), "bytes of each of 1 ranks");
+  }
+  if (!kSanitized) {  // whose operator new ends the process
+    expect_refusal(keyhole_communicator_gather(made, own, all, size_t{1} << 60), "",
+                   KEYHOLE_OUT_OF_MEMORY);
+  }
+  ASSERT_OK(keyhole_communicator_gather(made, own, all, sizeof own));
+  EXPECT_STREQ(all, own);
+}
+
 // keyhole_session_remove puts another session in the place of the one that a batch is about to enter.
 TEST(Promises, ABatchTouchesNoSessionBeforeItHasEnteredIt) {
   keyhole_engine_config ec = small_engine(1);
