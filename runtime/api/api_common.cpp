@@ -1,6 +1,8 @@
 // The parts of the C API that belong to no object: versions, texts, tensors, plans.
 #include <algorithm>
 #include <cstring>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "cpu/types.h"
@@ -8,6 +10,7 @@
 #include "keyhole/inspect.h"
 #include "runtime/api/api_guard.h"
 #include "runtime/engine/device_choice.h"
+#include "runtime/engine/engine.h"
 #include "runtime/plan/planner.h"
 
 #define KEYHOLE_TEXT_(x) #x
@@ -65,6 +68,15 @@ gpu::KernelLimits limits_of_plan(const keyhole_engine_config& engine) {
     if (e.status() == Status::invalid_argument) throw;
     return {};
   }
+}
+
+/// The spec, or as many of its whole settings as fit, and "...".
+std::string shortened(const std::string& spec, size_t most) {
+  constexpr std::string_view kMore = "...";
+  if (spec.size() <= most) return spec;
+  const size_t end = spec.find_last_of(":,", most - kMore.size() - 1);
+  return spec.substr(0, end == std::string::npos ? most - kMore.size() : end + 1) +
+         std::string(kMore);
 }
 
 }  // namespace
@@ -161,6 +173,8 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
     auto s =
         session == nullptr ? session_defaults : read_struct(session, session_defaults, "session");
     // The plan is about `context`, not about the longest that the session allows.
+    check_device(e.device);
+    check_threads(e.threads);
     ModelShape model = check_model(e);
     model.device_limits = limits_of_plan(e);
     const std::string why_host = unsupported_on_device(model);
@@ -176,6 +190,7 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
     }
     s.max_tokens = static_cast<uint32_t>(std::clamp<uint64_t>(context, 1, kMaxTokens));
     SessionParams params = check_session(s, model, room);
+    if (host_device) check_host_placement(params);
     params.max_tokens = kMaxTokens;
     if (context > kMaxTokens) {
       throw Error(Status::invalid_argument, "context is " + std::to_string(context) +
@@ -190,13 +205,12 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
     result.index_bytes = p.index_bytes;
     result.device_bytes = p.device_bytes;
     result.pinned_bytes = p.pinned_bytes;
-    if (host_device) check_host_placement(params);
     result.code_bytes = p.code_bytes;
     result.pinned_kv_bytes = p.pinned_kv_bytes;
     result.code_layers = p.code_layers;
     result.first_code_layer = p.first_code_layer;
     result.rows_by_host = p.rows_by_host ? 1 : 0;
-    params.index.copy(result.index, sizeof result.index - 1);
+    shortened(params.index, sizeof result.index - 1).copy(result.index, sizeof result.index - 1);
     result.fits =
         plan_fits(p, device_limit, host_limit, params.pinned_memory_limit, host_device) ? 1 : 0;
     result.longest_context =

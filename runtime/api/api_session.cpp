@@ -304,9 +304,9 @@ keyhole_status keyhole_session_remove(keyhole_session* session, uint32_t first, 
 }
 
 keyhole_status keyhole_session_fork(keyhole_session* session, keyhole_session** out) {
+  if (out != nullptr) *out = nullptr;
   return with_session(session, Needs::copy, [&](SessionInterface& s) {
     require(out, "out");
-    *out = nullptr;
     *out = new keyhole_session(s.fork(), session->sessions);
   });
 }

@@ -116,7 +116,7 @@ typedef struct keyhole_engine_config {
   float rope_high_freq_factor;
   uint32_t rope_original_context;
   keyhole_device device;
-  /* Worker threads including the caller, up to 4096; with `run` the most parts that work is cut into for it. AUTO: one
+  /* Worker threads including the caller, up to 1024; with `run` the most parts that work is cut into for it. AUTO: one
    * per core of the process, with a CUDA device two fewer. */
   uint32_t threads;
   /* Non-zero: pin the workers to cores (the caller's thread is never moved). */

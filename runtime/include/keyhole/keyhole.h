@@ -189,7 +189,7 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_create(
  * given up, and their outputs mean nothing: keyhole_session_synchronize() before, where somebody wants them. */
 KEYHOLE_API void keyhole_session_destroy(keyhole_session* session);
 /* Reads the values in effect. `index`, `budgets` and `dense_layers` point into the session and are valid until the next
- * call that changes them. */
+ * call that changes them, or keyhole_session_remove. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_session_get_config(const keyhole_session* session, keyhole_session_config* config);
 
@@ -281,8 +281,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_truncate(keyhole_ses
  * keyhole_session_append stores it (rows in int8 are rounded once more), and pending until steps or
  * keyhole_session_build index it; sampled queries that guide indexes move along. An index that undoes RoPE (rope=undo,
  * saap) takes tokens to be at the positions that they have by count. keyhole_session_accept knows of no extend after
- * it, and the session's identity forgets its tokens where it named any from `first` on. While it works, memory of the
- * tokens behind is taken a second time, which host_memory_limit does not count.
+ * it, the session's identity forgets its tokens where it named any from `first` on, and what keyhole_session_get_config
+ * has pointed to is not valid any more. While it works, memory of the tokens behind is taken a second time, which
+ * host_memory_limit does not count.
  * On an error nothing has changed. Errors: INVALID_ARGUMENT: shift without rope_theta or with values_in_keys; a sliding
  * layer that no longer has the tokens that its window would hold (window_slack keeps more); NOT_FINITE: a turned key
  * beyond kv_dtype; UNSUPPORTED: sessions with a CUDA device, several ranks; OUT_OF_MEMORY, BUSY. */
