@@ -376,7 +376,8 @@ typedef struct keyhole_session_config {
    * prompt, all heads of the group in turn), 0..2^24; 0: none; default 4096. */
   uint32_t training_queries;
   /* Bytes of host memory that this session may take for K, V, indexes and buffers; 0: no limit. An append, attend or
-   * build that would pass it returns OUT_OF_MEMORY and changes nothing. */
+   * build that would pass it returns OUT_OF_MEMORY and changes nothing; tokens that indexes have no room for stay
+   * pending. */
   size_t host_memory_limit;
   /* Bytes of device memory that this session may take; 0: what there is, codes of KEYHOLE_PLACE_AUTO half of it. A
    * session, build or call that would pass it returns OUT_OF_DEVICE_MEMORY and changes nothing. */

@@ -216,7 +216,8 @@ TEST(Promises, APromptsPatternIsTextAsCreateTakesIt) {
   expect_refusal(keyhole_prompt_set_pattern(made, 0, 0, "budgets:/none"), "none", KEYHOLE_IO);
 }
 
-// keyhole_session_remove puts another session in the place of the one that a batch is about to enter.
+// keyhole_session_remove puts another session in the place of the one that a batch is about to enter. ThreadSanitizer
+// sees who looks at it before.
 TEST(Promises, ABatchTouchesNoSessionBeforeItHasEnteredIt) {
   keyhole_engine_config ec = small_engine(1);
   ec.layers = 1;
