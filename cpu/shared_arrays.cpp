@@ -252,10 +252,12 @@ bool SharedArrays::is_shared(size_t group, size_t from) const {
   });
 }
 
-void SharedArrays::prepare(size_t group, size_t from, size_t to, Pool* pool) {
+void SharedArrays::prepare(size_t group, size_t from, size_t to, Pool* pool, size_t kept) {
   Group& g = groups_[group];
-  if (to <= from || (from >= g.writable_from && to <= g.held)) return;
-  const size_t page = down(from, page_size()), end = up(to, page_size());
+  // Of bytes that are held copies may have been made since they were writable.
+  const bool is_writable = from >= g.writable_from && to <= g.held && kept <= from;
+  if (to <= from || is_writable) return;
+  const size_t page = down(from, page_size()), end = up(std::max(to, kept), page_size());
   bool is_mine = true;
   size_t begin = 0;
   for (const Piece& piece : g.pieces) {
@@ -263,17 +265,17 @@ void SharedArrays::prepare(size_t group, size_t from, size_t to, Pool* pool) {
     begin = piece.end;
     if (first < last) is_mine = is_mine && piece.region->claim(this, group, first, last);
   }
-  if (!is_mine) exchange(group, from, end);
+  if (!is_mine) exchange(group, from, end, std::max(from, kept));
   make_huge(group, std::max(from, g.held), to, pool);
   g.held = std::max(g.held, end);
   g.writable_from = std::min(g.writable_from, page);
 }
 
-void SharedArrays::exchange(size_t group, size_t from, size_t end) {
+void SharedArrays::exchange(size_t group, size_t from, size_t end, size_t kept) {
   Group& g = groups_[group];
   const size_t page = down(from, page_size());
   g.pieces.reserve(g.pieces.size() + 1);
-  const size_t kept = from - page;
+  const size_t copied = kept - page;
   std::shared_ptr<Region> region = own_;
   if (region->is_held_by_others(this, group, page)) {
     region = std::make_shared<Region>(groups_count_, arrays_, array_bytes_);
@@ -288,10 +290,10 @@ void SharedArrays::exchange(size_t group, size_t from, size_t end) {
     // Audits and builds may be reading the kept bytes, so these are in the new pages before the kernel, in one step,
     // puts the new pages in place of the old.
     std::byte* const fresh = region->home(offset(group, a) + page);
-    std::copy_n(at, kept, fresh);
+    std::copy_n(at, copied, fresh);
     if (region->map_at(offset(group, a) + page, array_bytes_ - page, at)) continue;
     const int error = errno;
-    map_private_copy(fresh, kept, array_bytes_ - page, at);
+    map_private_copy(fresh, copied, array_bytes_ - page, at);
     refuse_mapping(array_bytes_ - page, error);
   }
   added_mappings += static_cast<int64_t>(arrays_);

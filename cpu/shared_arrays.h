@@ -42,8 +42,8 @@ class SharedArrays {
   /// Call before bytes [from, to) of the group's arrays are written; the bytes from `from` on hold nothing yet.
   /// Afterwards nobody else reads them. Throws Error(out_of_memory), and then the bytes before `from` are unchanged.
   /// pool: its threads make pages huge, one array each, because one thread alone clears 2 to 5 GB/s; null: the caller
-  /// does.
-  void prepare(size_t group, size_t from, size_t to, Pool* pool = nullptr);
+  /// does. kept: of the bytes from `from` on, those before `kept` do hold something, which stays, also where it throws.
+  void prepare(size_t group, size_t from, size_t to, Pool* pool = nullptr, size_t kept = 0);
   /// Says that the bytes from `from` on hold nothing any more: pages that nobody reads go back to the system.
   void truncate(size_t group, size_t from) noexcept;
   /// Lets the first `bytes` of each of the group's arrays, which hold nothing yet, be those of `from`, an object of
@@ -86,8 +86,9 @@ class SharedArrays {
   [[nodiscard]] size_t offset(size_t group, size_t array) const {
     return (group * arrays_ + array) * array_bytes_;
   }
-  /// Exchanges the pages of bytes [from, array_bytes) of the group's arrays, and holds them up to `end`.
-  void exchange(size_t group, size_t from, size_t end);
+  /// Exchanges the pages of bytes [from, array_bytes) of the group's arrays, and holds them up to `end`; the bytes
+  /// before `kept` go with them, kept >= from.
+  void exchange(size_t group, size_t from, size_t end, size_t kept);
   /// Asks for huge pages for bytes [from, to).
   void make_huge(size_t group, size_t from, size_t to, Pool* pool);
 

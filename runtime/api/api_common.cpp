@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "cpu/types.h"
@@ -10,6 +12,7 @@
 #include "runtime/api/api_guard.h"
 #include "runtime/engine/device_choice.h"
 #include "runtime/plan/auto_index.h"
+#include "runtime/engine/engine.h"
 #include "runtime/plan/planner.h"
 
 #define KEYHOLE_TEXT_(x) #x
@@ -79,6 +82,14 @@ uint32_t longest_of_auto(uint64_t least, const std::function<bool(uint64_t)>& fi
     (fits(middle) ? low : high) = middle;
   }
   return static_cast<uint32_t>(low);
+}
+/// The spec, or as many of its whole settings as fit, and "...".
+std::string shortened(const std::string& spec, size_t most) {
+  constexpr std::string_view kMore = "...";
+  if (spec.size() <= most) return spec;
+  const size_t end = spec.find_last_of(":,", most - kMore.size() - 1);
+  return spec.substr(0, end == std::string::npos ? most - kMore.size() : end + 1) +
+         std::string(kMore);
 }
 
 }  // namespace
@@ -175,6 +186,8 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
     auto s =
         session == nullptr ? session_defaults : read_struct(session, session_defaults, "session");
     // The plan is about `context`, not about the longest that the session allows.
+    check_device(e.device);
+    check_threads(e.threads);
     ModelShape model = check_model(e);
     model.device_limits = limits_of_plan(e);
     const std::string why_host = unsupported_on_device(model);
@@ -191,6 +204,7 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
     const auto params_at = [&](uint64_t tokens) {
       s.max_tokens = static_cast<uint32_t>(std::clamp<uint64_t>(tokens, 1, kMaxTokens));
       SessionParams params = check_session(s, model, room);
+      if (host_device) check_host_placement(params);
       params.max_tokens = kMaxTokens;
       return params;
     };
@@ -213,7 +227,7 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
     result.code_layers = p.code_layers;
     result.first_code_layer = p.first_code_layer;
     result.rows_by_host = p.rows_by_host ? 1 : 0;
-    params.index.copy(result.index, sizeof result.index - 1);
+    shortened(params.index, sizeof result.index - 1).copy(result.index, sizeof result.index - 1);
     result.fits =
         plan_fits(p, device_limit, host_limit, params.pinned_memory_limit, host_device) ? 1 : 0;
     if (s.index != nullptr && s.index != kAutoIndex) {

@@ -9,6 +9,7 @@
 #include "keyhole/batch.h"
 #include "keyhole/stream.h"
 #include "runtime/api/session_call.h"
+#include "runtime/parallel/sessions.h"
 #include "runtime/session/session.h"
 
 using namespace keyhole;           // NOLINT: the C functions live outside the namespace
@@ -236,10 +237,10 @@ keyhole_status keyhole_session_extend_batch(keyhole_session* const* sessions, ui
     require(query_start, "query_start");
     for (uint32_t i = 0; i < count; ++i) require(sessions[i], "sessions[i]");
     Batch batch(sessions, count);
-    SessionInterface& first = *sessions[0]->session;
-    check_layer(first.engine().model(), layer);
-    (void)first.batch_member();  // refused of ranks, which all sessions of an engine are or none
-    const ExtendArgs all = check_extend_tensors(first.engine(), layer, q, k, v, out, lse);
+    const Engine& engine = *sessions[0]->engine;
+    check_layer(engine.model(), layer);
+    check_batches(engine);
+    const ExtendArgs all = check_extend_tensors(engine, layer, q, k, v, out, lse);
     batch.check(all, query_start);
     batch.run(layer);
     of_members = batch.take_statuses(statuses);

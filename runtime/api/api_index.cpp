@@ -332,6 +332,7 @@ keyhole_status keyhole_index_set_spec(keyhole_index* ix, const char* spec) {
     const UseLock lock(ix->in_use, "the index");
     require(spec, "spec");
     index::check_spec(spec);
+    check_undone(spec, ix->engine->model().has_rope);
     if (ix->index != nullptr) {
       ix->index->set_search_params(spec);
       ix->params = ix->index->info().params;

@@ -20,7 +20,10 @@ struct keyhole_session {
   /// all: the sessions of its engine.
   keyhole_session(std::unique_ptr<keyhole::runtime::SessionInterface> s,
                   std::shared_ptr<keyhole::runtime::OpenSessions> all)
-      : session(std::move(s)), sessions(std::move(all)), use(sessions->add(*session)) {}
+      : session(std::move(s)),
+        engine(&session->engine()),
+        sessions(std::move(all)),
+        use(sessions->add(*session)) {}
   ~keyhole_session() { leave(); }
   keyhole_session(const keyhole_session&) = delete;
   keyhole_session& operator=(const keyhole_session&) = delete;
@@ -36,7 +39,9 @@ struct keyhole_session {
     session = std::move(other);
   }
 
+  /// May be replaced by another thread's call until a call has entered it.
   std::unique_ptr<keyhole::runtime::SessionInterface> session;
+  const keyhole::runtime::Engine* engine;  ///< of whatever session is here: it never changes
   std::shared_ptr<keyhole::runtime::OpenSessions> sessions;
   std::shared_ptr<keyhole::runtime::SessionUse> use;
   keyhole::cpu::HomeProcess home;

@@ -160,7 +160,7 @@ keyhole_status keyhole_prompt_set_pattern(keyhole_prompt* prompt, uint32_t layer
     require(pattern, "pattern");
     const UseLock lock(prompt->in_use, "the prompt");
     const ModelShape& m = prompt->engine->model();
-    const gpu::PromptPattern parsed = parse_prefill_pattern(pattern);
+    const std::vector<gpu::PromptPattern> parsed = parse_head_patterns(pattern, m);
     const auto check = [](const char* name, uint32_t value, uint32_t count) {
       if (value == KEYHOLE_ALL || value < count) return;
       throw Error(Status::invalid_argument, std::string(name) + " is " + std::to_string(value) +
@@ -173,7 +173,7 @@ keyhole_status keyhole_prompt_set_pattern(keyhole_prompt* prompt, uint32_t layer
       if (layer != KEYHOLE_ALL && layer != l) continue;
       const std::span<gpu::PromptPattern> of_layer = prompt->patterns_of(l);
       for (uint32_t h = 0; h < of_layer.size(); ++h) {
-        if (q_head == KEYHOLE_ALL || q_head == h) of_layer[h] = parsed;
+        if (q_head == KEYHOLE_ALL || q_head == h) of_layer[h] = parsed[m.first_q_head(l) + h];
       }
     }
   });

@@ -98,7 +98,9 @@ keyhole_status keyhole_session_create(keyhole_engine* engine, const keyhole_sess
     const auto c = config == nullptr ? defaults : read_struct(config, defaults, "config");
     const Engine& e = *engine->engine;
     auto made = make_session(engine->engine, [&] {
-      return check_session(c, e.model(), e.code_room(c.device_memory_limit));
+      SessionParams params = check_session(c, e.model(), e.code_room(c.device_memory_limit));
+      if (!e.has_streams()) check_host_placement(params);
+      return params;
     });
     *out = new keyhole_session(std::move(made), engine->sessions);
   });
@@ -302,9 +304,9 @@ keyhole_status keyhole_session_remove(keyhole_session* session, uint32_t first, 
 }
 
 keyhole_status keyhole_session_fork(keyhole_session* session, keyhole_session** out) {
+  if (out != nullptr) *out = nullptr;
   return with_session(session, Needs::copy, [&](SessionInterface& s) {
     require(out, "out");
-    *out = nullptr;
     *out = new keyhole_session(s.fork(), session->sessions);
   });
 }
@@ -330,7 +332,7 @@ keyhole_status keyhole_session_load(keyhole_engine* engine, const char* path,
         options == nullptr ? any : read_struct(options, any, "options");
     require(engine, "engine");
     require(path, "path");
-    auto loaded = load_any_session(engine->engine, path, {model, tokens, count});
+    auto loaded = load_any_session(engine->engine, path, {model, tokens, count, {}});
     *out = new keyhole_session(std::move(loaded), engine->sessions);
   });
 }
@@ -341,8 +343,13 @@ void keyhole_identity_init_sized(keyhole_identity* identity, size_t size) {
 
 keyhole_status keyhole_session_set_identity(keyhole_session* session, const char* model,
                                             const int32_t* tokens, uint64_t count) {
-  return with_session(session, Needs::copy,
-                      [&](SessionInterface& s) { s.identity().set(model, tokens, count); });
+  return with_session(session, Needs::copy, [&](SessionInterface& s) {
+    uint64_t held = 0;
+    for (uint32_t layer = 0; layer < s.engine().model().layers; ++layer) {
+      held = std::max<uint64_t>(held, s.layer_tokens(layer).total);
+    }
+    s.identity().set(model, tokens, count, held);
+  });
 }
 
 keyhole_status keyhole_session_get_identity(const keyhole_session* session,

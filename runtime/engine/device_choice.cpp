@@ -7,9 +7,7 @@ void refuse_cuda(const std::string& reason) {
                                        "; allowed: KEYHOLE_DEVICE_AUTO, KEYHOLE_DEVICE_HOST");
 }
 
-DeviceChoice choose_device(keyhole_device device, uint32_t ordinal,
-                           const std::vector<gpu::DeviceInfo>& gpus, const std::string& status,
-                           const std::string& why_not_model) {
+void check_device(keyhole_device device) {
   if (device != KEYHOLE_DEVICE_AUTO && device != KEYHOLE_DEVICE_HOST &&
       device != KEYHOLE_DEVICE_CUDA) {
     throw Error(Status::invalid_argument,
@@ -17,6 +15,12 @@ DeviceChoice choose_device(keyhole_device device, uint32_t ordinal,
                     ", allowed: KEYHOLE_DEVICE_AUTO (0), KEYHOLE_DEVICE_HOST (1), "
                     "KEYHOLE_DEVICE_CUDA (2)");
   }
+}
+
+DeviceChoice choose_device(keyhole_device device, uint32_t ordinal,
+                           const std::vector<gpu::DeviceInfo>& gpus, const std::string& status,
+                           const std::string& why_not_model) {
+  check_device(device);
   if (device == KEYHOLE_DEVICE_HOST) return {false, "as asked"};
   const bool is_wanted = device == KEYHOLE_DEVICE_CUDA;
   if (ordinal >= gpus.size()) {

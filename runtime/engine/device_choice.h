@@ -24,6 +24,8 @@ struct DeviceChoice {
                                          const std::string& status,
                                          const std::string& why_not_model = {});
 
+/// Throws Error(invalid_argument) for a device that does not exist.
+void check_device(keyhole_device device);
 /// Throws the Error(unsupported) of KEYHOLE_DEVICE_CUDA that cannot be had.
 [[noreturn]] void refuse_cuda(const std::string& reason);
 

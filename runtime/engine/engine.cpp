@@ -13,8 +13,6 @@
 namespace keyhole::runtime {
 namespace {
 
-constexpr uint32_t kMaxThreads = 4096;
-
 constexpr uint32_t kDefaultTimeoutMs = 10000;
 
 // Of a text that is spread over ranks. Long enough that a turn of a chat lies on one rank, short enough that a prompt
@@ -51,17 +49,20 @@ gpu::CudaConfig cuda_config(uint32_t ordinal, keyhole_signal signal, uint32_t ti
 
 }  // namespace
 
+void check_threads(uint32_t threads) {
+  if (threads <= cpu::Pool::kMaxThreads) return;
+  throw Error(Status::invalid_argument, "threads is " + std::to_string(threads) +
+                                            ", allowed: 0 (one per core).." +
+                                            std::to_string(cpu::Pool::kMaxThreads));
+}
+
 Engine::Engine(const keyhole_engine_config& config, std::shared_ptr<const gpu::Device> device)
     : layer_configs_(read_layers(config)),
       model_(check_model(config)),
       ropes_(check_ropes(config)),
       log_{config.log, config.log_user},
       device_(std::move(device)) {
-  if (config.threads > kMaxThreads) {
-    throw Error(Status::invalid_argument, "threads is " + std::to_string(config.threads) +
-                                              ", allowed: 0 (one per core).." +
-                                              std::to_string(kMaxThreads));
-  }
+  check_threads(config.threads);
   if (config.run != nullptr && config.pin_threads != 0) {
     throw Error(Status::invalid_argument,
                 "pin_threads is " + std::to_string(config.pin_threads) +
@@ -114,6 +115,7 @@ Engine::Engine(const keyhole_engine_config& config, std::shared_ptr<const gpu::D
 
   effective_ = config;
   effective_.scale = model_.logits.scale;
+  complete_rope(effective_);
   effective_.value_dim = config.value_dim == KEYHOLE_AUTO ? config.head_dim : config.value_dim;
   effective_.context_block = communicator_ == nullptr ? 0 : text_blocks_.block;
   effective_.sink_logits = model_.sinks.empty() ? nullptr : model_.sinks.data();

@@ -19,6 +19,9 @@
 
 namespace keyhole::runtime {
 
+/// Throws Error(invalid_argument) where an engine cannot have so many; 0: one per core.
+void check_threads(uint32_t threads);
+
 class Engine {
  public:
   /// Throws Error for fields that are not allowed, and Error(unsupported) for a device or CPU level that

@@ -43,10 +43,11 @@ bool AppendBlocks::wants_first(uint32_t layer, uint32_t kv_head) const {
   const uint32_t rows = sequence_->rows(layer);
   const HeadIndex& hd = heads_->at(layer, kv_head);
   return hd.index == nullptr && rows >= std::max(first_rows(layer), hd.first_rows) &&
-         refused_[layer] != round_of(layer, rows) + 1;
+         !is_refused(layer);
 }
 
 bool AppendBlocks::wants_block(uint32_t layer) const {
+  if (is_refused(layer)) return false;
   const uint32_t round = round_of(layer, sequence_->rows(layer));
   for (uint32_t h = 0; h < heads_->kv_heads(layer); ++h) {
     const HeadIndex& hd = heads_->at(layer, h);
@@ -70,10 +71,8 @@ bool AppendBlocks::advance(uint32_t layer) {
     if (takes_in) take_in(layer);
     if (!wants_block(layer)) return takes_in;
     const Block block = next_block(layer);
-    if (has_first(layer, block)) {
-      check_first(layer, block);
-      report_unbuilt(layer, block);
-    }
+    check_room(layer, block);
+    if (has_first(layer, block)) report_unbuilt(layer, block);
     begin(layer, block);
   } catch (const std::exception& e) {
     report_failure(layer, e.what());
@@ -107,14 +106,15 @@ bool AppendBlocks::has_first(uint32_t layer, const Block& block) const {
                      [&](uint32_t h) { return heads_->at(layer, h).index == nullptr; });
 }
 
-uint64_t AppendBlocks::estimate_first(uint32_t layer, const Block& block) const {
+uint64_t AppendBlocks::estimate(uint32_t layer, const Block& block) const {
   uint64_t bytes = 0;
   for (const uint32_t h : block.heads) {
     const HeadIndex& hd = heads_->at(layer, h);
-    if (hd.index != nullptr) continue;
-    bytes += heads_->estimate_index(layer, h, end_of(layer, h, block.end));
-    if (hd.params.budget.needs_partitions())
-      bytes += heads_->estimate_tail(layer, end_of(layer, h, block.end));
+    const uint32_t end = end_of(layer, h, block.end);
+    const uint32_t before = hd.index == nullptr ? 0 : hd.indexed();
+    bytes += heads_->estimate_index(layer, h, end);
+    if (before != 0) bytes -= std::min(bytes, heads_->estimate_index(layer, h, before));
+    if (hd.params.budget.needs_partitions()) bytes += heads_->estimate_tail(layer, end - before);
   }
   return bytes;
 }
@@ -132,9 +132,10 @@ uint64_t AppendBlocks::promised_bytes() const {
   return bytes;
 }
 
-void AppendBlocks::check_first(uint32_t layer, const Block& block) {
+void AppendBlocks::check_room(uint32_t layer, const Block& block) {
   try {
-    check_memory_(estimate_first(layer, block), "a first index");
+    check_memory_(estimate(layer, block),
+                  has_first(layer, block) ? "a first index" : "indexing pending tokens");
   } catch (...) {
     refused_[layer] = block.round + 1;  // not in every step: the next round tries again
     throw;
@@ -149,7 +150,7 @@ void AppendBlocks::begin(uint32_t layer, const Block& block) {
   if (parts.empty()) return;
   jobs_[layer] = std::make_unique<AppendJob>(block.end, std::move(parts));
   jobs_[layer]->round = block.round;
-  jobs_[layer]->promised_bytes = estimate_first(layer, block);
+  jobs_[layer]->promised_bytes = estimate(layer, block);
   if (params_->append_mode != KEYHOLE_APPEND_BACKGROUND) return;
   try {
     builder_.submit(*jobs_[layer]);

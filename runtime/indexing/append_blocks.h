@@ -61,7 +61,7 @@ class AppendBlocks {
   }
 
   [[nodiscard]] bool has_first_under_way() const;
-  /// The estimated bytes of the first indexes under way, for which there must be room when they are taken in.
+  /// The estimated bytes of the blocks under way, for which there must be room when they are taken in.
   [[nodiscard]] uint64_t promised_bytes() const;
 
   [[nodiscard]] const Figures& figures() const { return figures_; }
@@ -87,6 +87,9 @@ class AppendBlocks {
   [[nodiscard]] uint32_t round_of(uint32_t layer, uint32_t rows) const;
   /// The number of rows from which on a layer begins first indexes.
   [[nodiscard]] uint32_t first_rows(uint32_t layer) const;
+  [[nodiscard]] bool is_refused(uint32_t layer) const {
+    return refused_[layer] == round_of(layer, sequence_->rows(layer)) + 1;
+  }
   [[nodiscard]] bool wants_first(uint32_t layer, uint32_t kv_head) const;
   [[nodiscard]] bool wants_block(uint32_t layer) const;
   [[nodiscard]] Block next_block(uint32_t layer) const;
@@ -94,10 +97,10 @@ class AppendBlocks {
   /// The end of a head's part of a block up to row `block_end`.
   [[nodiscard]] uint32_t end_of(uint32_t layer, uint32_t kv_head, uint32_t block_end) const;
   [[nodiscard]] bool has_first(uint32_t layer, const Block& block) const;
-  /// The estimated bytes of the first indexes of a block, with their tails; 0 if it has none.
-  [[nodiscard]] uint64_t estimate_first(uint32_t layer, const Block& block) const;
-  /// Throws Error(out_of_memory) where these may not be taken; no first index is begun before the next round then.
-  void check_first(uint32_t layer, const Block& block);
+  /// The estimated bytes of a block: of first indexes, and of what others grow by, with their tails.
+  [[nodiscard]] uint64_t estimate(uint32_t layer, const Block& block) const;
+  /// Throws Error(out_of_memory) where these may not be taken; no block is begun before the next round then.
+  void check_room(uint32_t layer, const Block& block);
   void begin(uint32_t layer, const Block& block);
   [[nodiscard]] AppendJob::Part part_of(uint32_t layer, uint32_t kv_head, uint32_t end) const;
   void take_in(uint32_t layer);
@@ -113,8 +116,9 @@ class AppendBlocks {
   HeadIndexes* heads_;
   MemoryCheck check_memory_;
   std::vector<std::unique_ptr<AppendJob>> jobs_;  ///< [layer]; null: no block under way
-  std::vector<uint32_t> refused_;  ///< [layer] round + 1 in which a first index failed
-  std::vector<Block> loaded_;      ///< [layer] until begin_loaded()
+  std::vector<uint32_t>
+      refused_;  ///< [layer] round + 1 in which a first index failed, or a block had no room
+  std::vector<Block> loaded_;  ///< [layer] until begin_loaded()
   Figures figures_;
   uint64_t failures_ = 0;
   bool told_unbuilt_ = false, told_poor_ = false;

@@ -22,8 +22,29 @@ std::optional<uint64_t> FullLayer::more_bytes(uint32_t n) const {
   return store().bytes_of(layer_, std::max(n, all_->flush_block));
 }
 
+uint32_t FullLayer::leaving(const Split& from, uint32_t n) const {
+  const uint32_t others = n - std::min(n, all_->sink - from.sink);
+  return others > all_->window_capacity() - from.window ? overflow(from.window + others) : 0;
+}
+
+void FullLayer::prepare_append(uint32_t n) {
+  const uint32_t rows_more = leaving({sink(), rows(), window()}, n);
+  if (rows_more != 0) store().prepare(layer_, rows_more);
+}
+
+bool FullLayer::replaces_shared(const Split& kept, uint32_t n) const {
+  return leaving(kept, n) != 0 && store().is_shared(layer_, kept.rows);
+}
+
+void FullLayer::prepare_replacement(const Split& kept, uint32_t n) {
+  const uint32_t rows_more = leaving(kept, n);
+  if (rows_more != 0) store().prepare_in_place(layer_, kept.rows, rows_more);
+}
+
 void FullLayer::append(const TensorView& k, const TensorView& v) {
   const uint32_t n = k.tokens;
+  // What may fail comes first: rows that have left the window would be lost where the store has no pages for them.
+  prepare_append(n);
   uint32_t at = 0;
   while (at < n && sink() < all_->sink) {
     const uint32_t piece = std::min({n - at, all_->sink - sink(), all_->window_capacity()});
@@ -62,6 +83,7 @@ void FullLayer::append(const TensorView& k, const TensorView& v) {
 
 void FullLayer::offload_from_window(uint32_t n) {
   if (n == 0) return;
+  store().prepare(layer_, n);  // before they are nowhere else
   all_->resident->evict(layer_, staged_k(), staged_v(), n);
   store_staged(n);
 }

@@ -52,7 +52,15 @@ class FullLayer final : public KvLayer {
   gpu::Resident& resident() override { return *all_->resident; }
   void set_ahead(uint32_t /*ahead*/) override {}
 
-  /// Offloads n of the window's oldest tokens.
+  /// Takes the memory that append() of n tokens needs. Throws Error(out_of_memory), and then the tokens are what they
+  /// were; after it append() does not fail for memory.
+  void prepare_append(uint32_t n);
+  /// The same for truncate() to the tokens of `kept` and append() of n others, both to come: until then all tokens
+  /// stay.
+  void prepare_replacement(const Split& kept, uint32_t n);
+  /// Whether that gives rows other pages, because copies read those where they lie.
+  [[nodiscard]] bool replaces_shared(const Split& kept, uint32_t n) const;
+  /// Offloads n of the window's oldest tokens. Throws Error(out_of_memory), and then they are still in the window.
   void offload_from_window(uint32_t n);
   /// The first n staged tokens become offloaded rows, behind those that there are.
   void store_staged(uint32_t n);
@@ -80,6 +88,8 @@ class FullLayer final : public KvLayer {
   void stage(const TensorView& rows, uint32_t begin, uint32_t n, std::byte* to) {
     all_->staging->stage(layer_, rows, begin, n, to);
   }
+  /// Tokens that are offloaded when n come to a layer that holds those of `from`.
+  [[nodiscard]] uint32_t leaving(const Split& from, uint32_t n) const;
   /// The window's share of n tokens more than it has slots for, in whole blocks.
   [[nodiscard]] uint32_t overflow(uint32_t tokens) const {
     return (tokens - all_->window) / all_->row_block * all_->row_block;

@@ -94,10 +94,12 @@ std::byte* OffloadStore::value(uint32_t layer, uint32_t kv_head, size_t row) {
   return l.kind->arrays.at(l.place, array(kv_head, 1)) + row * row_bytes(layer);
 }
 
-void OffloadStore::take(uint32_t layer, size_t from, size_t to) {
+void OffloadStore::take(uint32_t layer, size_t from, size_t to, size_t kept) {
   const Layer& l = layers_[layer];
-  l.kind->arrays.prepare(l.place, from * row_bytes(layer), to * row_bytes(layer), pool_);
-  l.kind->scales.prepare(l.place, scale_bytes(layer, from), scale_bytes(layer, to));
+  l.kind->arrays.prepare(l.place, from * row_bytes(layer), to * row_bytes(layer), pool_,
+                         kept * row_bytes(layer));
+  l.kind->scales.prepare(l.place, scale_bytes(layer, from), scale_bytes(layer, to), nullptr,
+                         scale_bytes(layer, kept));
 }
 
 void OffloadStore::release(uint32_t layer, size_t from) {
@@ -108,6 +110,10 @@ void OffloadStore::release(uint32_t layer, size_t from) {
 
 void OffloadStore::prepare(uint32_t layer, uint32_t n) {
   take(layer, rows(layer), size_t{rows(layer)} + n);
+}
+
+void OffloadStore::prepare_in_place(uint32_t layer, uint32_t row, uint32_t n) {
+  take(layer, row, size_t{row} + n, rows(layer));
 }
 
 void OffloadStore::set_pinned(uint32_t layer, size_t pinned) {

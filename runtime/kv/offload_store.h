@@ -56,6 +56,9 @@ class OffloadStore {
   /// Adding n rows: prepare(), write them through key() and value(), or write_block(), for every head, then grow().
   /// prepare() throws Error(out_of_memory), and then the rows are what they were.
   void prepare(uint32_t layer, uint32_t n);
+  /// The same for n rows in the place of those from `row` on, which stay until truncate() cuts them off; after that
+  /// prepare() of these n does not fail. What is pinned of rows that is_shared() tells of must be unpinned before.
+  void prepare_in_place(uint32_t layer, uint32_t row, uint32_t n);
   [[nodiscard]] std::byte* key(uint32_t layer, uint32_t kv_head, size_t row);
   [[nodiscard]] std::byte* value(uint32_t layer, uint32_t kv_head, size_t row);
   /// Of dtype i8: quantises the kScaleRows rows from `row` on, a multiple of kScaleRows, of a head's K (which = 0) or V
@@ -137,8 +140,9 @@ class OffloadStore {
   [[nodiscard]] size_t scale_bytes(uint32_t layer, size_t rows) const {
     return scale_count(layer, rows) * sizeof(uint16_t);
   }
-  /// Rows [from, to) are about to be written, or their memory to be pinned.
-  void take(uint32_t layer, size_t from, size_t to);
+  /// Rows [from, to) are about to be written, or their memory to be pinned; of those from `from` on, the ones before
+  /// `kept` stay what they are.
+  void take(uint32_t layer, size_t from, size_t to, size_t kept = 0);
   /// Gives the memory of rows from `from` on back.
   void release(uint32_t layer, size_t from);
   [[nodiscard]] uint16_t* scales_at(uint32_t layer, uint32_t kv_head, uint32_t which,

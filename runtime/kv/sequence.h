@@ -48,6 +48,17 @@ class Sequence {
   void append(uint32_t layer, const TensorView& k, const TensorView& v) {
     layers_[layer]->append(k, v);
   }
+  /// Takes the memory that the next n tokens of the layer need: see FullLayer. Sliding layers have theirs.
+  void prepare_append(uint32_t layer, uint32_t n) {
+    if (full_[layer] != nullptr) full_[layer]->prepare_append(n);
+  }
+  /// The same where the layer is cut to its first `kept` tokens before, which has not been done yet.
+  void prepare_replacement(uint32_t layer, uint32_t kept, uint32_t n) {
+    if (full_[layer] != nullptr) full_[layer]->prepare_replacement(split(layer, kept), n);
+  }
+  [[nodiscard]] bool replaces_shared(uint32_t layer, uint32_t kept, uint32_t n) const {
+    return full_[layer] != nullptr && full_[layer]->replaces_shared(split(layer, kept), n);
+  }
   void drop_newest(uint32_t layer) { layers_[layer]->drop_newest(); }
   void read(uint32_t layer, std::span<const uint32_t> tokens, std::byte* k, std::byte* v) const {
     layers_[layer]->read(tokens, k, v);

@@ -23,4 +23,8 @@ std::unique_ptr<SessionInterface> load_any_session(const std::shared_ptr<const E
   return std::make_unique<SpreadSession>(std::move(loaded.own), std::move(loaded.tokens));
 }
 
+void check_batches(const Engine& engine) {
+  if (engine.communicator() != nullptr) refuse_call("keyhole_session_extend_batch");
+}
+
 }  // namespace keyhole::runtime

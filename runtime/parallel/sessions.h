@@ -21,4 +21,7 @@ namespace keyhole::runtime {
     const std::shared_ptr<const Engine>& engine, const std::string& path,
     const ExpectedIdentity& expected);
 
+/// Throws Error(unsupported) where the engine's sessions are spread over ranks, all of them: none is a batch's member.
+void check_batches(const Engine& engine);
+
 }  // namespace keyhole::runtime

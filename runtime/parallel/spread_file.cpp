@@ -209,7 +209,7 @@ std::unique_ptr<Session> load_redivided(const std::shared_ptr<const Engine>& eng
 }
 
 LoadedShare load_share(const std::shared_ptr<const Engine>& engine, const std::string& given,
-                       const ExpectedIdentity& expected) {
+                       ExpectedIdentity expected) {
   const std::string path = path_behind_links(given).string();
   const TextBlocks& mine = engine->text_blocks();
   const uint32_t rank = engine->communicator() == nullptr ? 0 : engine->communicator()->rank();
@@ -234,6 +234,7 @@ LoadedShare load_share(const std::shared_ptr<const Engine>& engine, const std::s
                       " layers, the engine has " + std::to_string(engine->model().layers));
     }
     loaded.tokens = names.tokens;
+    expected.held_by_all = *std::max_element(names.tokens.begin(), names.tokens.end());
   }
   const bool is_same =
       names.blocks.ranks == mine.ranks && (mine.ranks == 1 || names.blocks.block == mine.block);

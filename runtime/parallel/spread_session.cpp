@@ -30,12 +30,12 @@ uint64_t settings_sum(const Session& session) {
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(Status::invalid_argument, text); }
 
-[[noreturn]] void refuse_call(const char* call) {
+}  // namespace
+
+void refuse_call(const char* call) {
   throw Error(Status::unsupported,
               std::string(call) + " of a session that is spread over several ranks");
 }
-
-}  // namespace
 
 SpreadSession::SpreadSession(std::unique_ptr<Session> own, std::vector<uint32_t> tokens)
     : own_(std::move(own)),

@@ -24,6 +24,9 @@
 
 namespace keyhole::runtime {
 
+/// Throws the Error(unsupported) of a call that sessions over several ranks refuse.
+[[noreturn]] void refuse_call(const char* call);
+
 class SpreadSession final : public SessionInterface {
  public:
   /// own holds this rank's share of the first tokens[layer] tokens of each layer.

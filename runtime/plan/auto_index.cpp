@@ -71,6 +71,19 @@ Budget with_code_tail(Budget budget) {
   return budget;
 }
 
+void check_code_tail(const Budget& budget, std::string_view spec) {
+  if (budget.tail != KEYHOLE_TAIL_NONE) return;
+  throw Error(Status::invalid_argument,
+              "top_k is " + std::to_string(budget.top_k) + ", attend " +
+                  std::to_string(budget.attend) + ", error_target " +
+                  std::to_string(budget.error_target) + ", mass_target " +
+                  std::to_string(budget.mass_target) + " without a tail, and index auto is '" +
+                  std::string(spec) + "', whose codes are the tail of top_k 1.." +
+                  std::to_string(index::kMostExactRows) +
+                  ", attend KEYHOLE_ATTEND_TOPK (0) or KEYHOLE_ATTEND_NONE (3), no target; "
+                  "allowed: such a budget, one with a tail, or an index by its name");
+}
+
 void resolve_auto(std::string& spec, Budget& budget, const SessionParams& params,
                   const ModelShape& model, const CodeRoom& room) {
   if (spec != kAutoIndex) return;

@@ -33,6 +33,10 @@ void check_undone(std::string_view spec, bool has_rope);
 /// partitions or for every key that a search scores, and if its init function made it (see completed()).
 [[nodiscard]] Budget with_code_tail(Budget budget);
 
+/// Throws Error(invalid_argument) where a budget has no tail beside the codes `spec`, which "auto" stands for, because
+/// codes cannot stand for what it does not read.
+void check_code_tail(const Budget& budget, std::string_view spec);
+
 /// Where `spec` is "auto", replaces it by the spec that it means in a session of these params (whose own index and
 /// budget do not matter, but whose dense layers do), and lets codes stand for what `budget` does not read. A budget
 /// that asks for partitions or every key that a search scores, which codes do not have, gets `ivf`.

@@ -316,6 +316,13 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
   return p;
 }
 
+void check_host_placement(const SessionParams& params) {
+  if (params.offload_placement != KEYHOLE_PLACE_DEVICE) return;
+  bad("offload_placement is KEYHOLE_PLACE_DEVICE (2), and the engine's device is the host, "
+      "allowed: "
+      "KEYHOLE_PLACE_AUTO (0), KEYHOLE_PLACE_HOST (1)");
+}
+
 keyhole_session_config public_config(const SessionParams& p) {
   keyhole_session_config c = p;
   c.index = p.index.c_str();

@@ -172,12 +172,17 @@ void write_struct(T* to, T value, const char* name);
 [[nodiscard]] std::vector<index::RopeParams> check_ropes(const keyhole_engine_config& config);
 /// Returns layer_configs in this version's form, with AUTO values chosen; empty: all layers are alike.
 [[nodiscard]] std::vector<keyhole_layer_config> read_layers(const keyhole_engine_config& config);
+/// Chooses what is AUTO of RoPE, of a config that was checked and says that the model has it.
+void complete_rope(keyhole_engine_config& config);
 /// The layer config that the engine's own fields amount to.
 [[nodiscard]] keyhole_layer_config layer_of(const keyhole_engine_config& config);
 /// Checks and completes a session's config. room: the device memory that the index "auto" may take, see auto_index.h;
 /// null: there is no such device.
 [[nodiscard]] SessionParams check_session(const keyhole_session_config& config,
                                           const ModelShape& model, const CodeRoom& room = nullptr);
+/// Of a new session, or a plan, on a host: throws Error(invalid_argument) where codes must lie on the device. Files of
+/// earlier versions may say so.
+void check_host_placement(const SessionParams& params);
 void check_mode(keyhole_mode mode);
 
 /// The config in effect as users read it back. Its pointers are valid until `params` changes.

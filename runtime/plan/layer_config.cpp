@@ -116,9 +116,22 @@ index::RopeParams check_rope(const keyhole_layer_config& c, uint32_t head_dim,
       "KEYHOLE_ROPE_YARN (3)");
 }
 
+/// Of an engine or a layer.
+template <class Config>
+void choose_rope(Config& c) {
+  if (c.rope_theta == 0.0F) return;
+  if (c.rope_dim == KEYHOLE_AUTO) c.rope_dim = c.head_dim;
+  if (c.rope_scaling != KEYHOLE_ROPE_YARN) return;
+  if (c.rope_beta_fast == 0.0F) c.rope_beta_fast = kDefaultBetaFast;
+  if (c.rope_beta_slow == 0.0F) c.rope_beta_slow = kDefaultBetaSlow;
+  if (c.rope_whole_pairs == static_cast<int32_t>(KEYHOLE_AUTO)) c.rope_whole_pairs = 1;
+}
+
 std::string prefix_of(size_t layer) { return "layer_configs[" + std::to_string(layer) + "]."; }
 
 }  // namespace
+
+void complete_rope(keyhole_engine_config& config) { choose_rope(config); }
 
 void check_layer_shape(const keyhole_layer_config& c, const std::string& prefix) {
   check_not_negative(prefix + "scale", c.scale);
@@ -184,6 +197,7 @@ std::vector<keyhole_layer_config> read_layers(const keyhole_engine_config& c) {
     } else if (layer.window_slack == KEYHOLE_AUTO) {
       layer.window_slack = kDefaultSlack;
     }
+    choose_rope(layer);
     layers.push_back(layer);
   }
   return layers;

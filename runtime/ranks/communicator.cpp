@@ -12,17 +12,17 @@ constexpr uint32_t kDefaultTimeoutMs = 30000;
 constexpr uint32_t kDefaultLongTimeoutMs = 3600000;
 // Of sums and broadcasts: what is gathered at once, so that memory for it stays small.
 constexpr size_t kChunkBytes = size_t{1} << 20;
-constexpr size_t kWhatBytes = 24;
+constexpr size_t kWhatBytes = 36;
 
-/// What comes before each payload. 48 bytes, so that payloads of floats are aligned.
+/// What comes before each payload. 64 bytes, so that payloads of floats are aligned.
 struct Header {
   uint64_t number = 0;  ///< of the communicator's calls
   uint64_t detail = 0;
-  uint32_t bytes = 0;
+  uint64_t bytes = 0;
   int32_t status = 0;
   char what[kWhatBytes] = {};
 };
-static_assert(sizeof(Header) == 48);
+static_assert(sizeof(Header) == 64);
 
 std::string rank_text(uint32_t rank) { return "rank " + std::to_string(rank); }
 
@@ -170,16 +170,23 @@ Communicator::Payloads Communicator::exchange(const Call& call, std::span<const 
                                               const std::exception_ptr& error) {
   const Inside inside(in_use_);
   if (is_lost()) throw_lost();
+  const size_t most = all_.max_size() / size() - sizeof(Header);
+  if (own.size() > most) {
+    throw Error(Status::invalid_argument, std::to_string(own.size()) + " bytes of each of " +
+                                              std::to_string(size()) + " ranks, allowed: up to " +
+                                              std::to_string(most));
+  }
+  const size_t stride = sizeof(Header) + own.size();
+  // Whoever has no memory makes no call: it is not counted, and can be made again.
+  own_.resize(stride);
+  all_.resize(stride * size());
   ++calls_;
   Header header;
   header.number = calls_;
   header.detail = call.detail;
-  header.bytes = static_cast<uint32_t>(own.size());
+  header.bytes = own.size();
   header.status = error == nullptr ? 0 : static_cast<int32_t>(read(error).first);
   std::snprintf(header.what, sizeof header.what, "%s", call.what);
-  const size_t stride = sizeof header + own.size();
-  own_.resize(stride);
-  all_.resize(stride * size());
   std::memcpy(own_.data(), &header, sizeof header);
   std::copy(own.begin(), own.end(), own_.begin() + sizeof header);
   gather(own_.data(), all_.data(), stride, call.wait);

@@ -23,7 +23,7 @@ std::vector<uint32_t> moved_of(uint32_t before, uint32_t prefix, uint32_t m, con
 
 }  // namespace
 
-void Acceptance::accept(uint32_t m, const uint32_t* path) {
+uint32_t Acceptance::accept(uint32_t m, const uint32_t* path) {
   stream_->check_not_capturing();
   const Extended e = extended_->agreed(*sequence_);
   if (m > e.tokens) {
@@ -46,6 +46,7 @@ void Acceptance::accept(uint32_t m, const uint32_t* path) {
     stream_->check_failure();
     accept_on_host(e, m, path);
   }
+  return e.before + prefix_of(m, path);
 }
 
 bool Acceptance::drops_on_device(uint32_t newest) const {
@@ -99,9 +100,17 @@ void Acceptance::accept_on_host(const Extended& e, uint32_t m, const uint32_t* p
     sequence_->read(layer, moved, kept[layer].k.data(), kept[layer].v.data());
   }
 
+  for (uint32_t layer = 0; n != 0 && layer < extended_->layers(); ++layer) {
+    if (!extended_->takes_part(layer)) continue;
+    if (sequence_->replaces_shared(layer, e.before + prefix, n)) {
+      // Pinned pages cannot be exchanged. Codes that go with them are made anew before the layer's next step.
+      stream_->truncate_codes(layer, sequence_->split(layer, e.before + prefix).rows);
+    }
+    sequence_->prepare_replacement(layer, e.before + prefix, n);
+  }
+
   for (uint32_t layer = 0; layer < extended_->layers(); ++layer) {
     if (!extended_->takes_part(layer)) continue;
-    extended_->clear(layer);
     if (prefix < e.tokens) tokens_->truncate_layer(layer, e.before + prefix);
     if (n == 0) continue;
     const LayerShape shape = model.of(layer);
@@ -109,7 +118,16 @@ void Acceptance::accept_on_host(const Extended& e, uint32_t m, const uint32_t* p
       return dense_tensor(of.data(), n, shape.kv_heads, shape.head_dim, model.kv_dtype);
     };
     sequence_->append(layer, rows(kept[layer].k), rows(kept[layer].v));
-    stream_->pin_codes(layer);
+  }
+  for (uint32_t layer = 0; layer < extended_->layers(); ++layer) {
+    if (!extended_->takes_part(layer)) continue;
+    extended_->clear(layer);
+    if (n == 0) continue;
+    try {
+      stream_->pin_codes(layer);
+    } catch (
+        const Error&) {  // NOLINT: the tokens are accepted; the next step waits for the pins, and says what failed
+    }
   }
 }
 

@@ -24,8 +24,9 @@ class Acceptance {
 
   /// Keeps those of the tokens appended last whose numbers are in `path` `[m]`, with null the first m. Takes effect in
   /// the order of the stream where the tokens were appended there and still lie in the window, else on the host when
-  /// the stream is idle. Throws Error, and then has changed nothing.
-  void accept(uint32_t m, const uint32_t* path);
+  /// the stream is idle. Returns how many tokens, from the first one of a layer on, are what they were. Throws Error,
+  /// and then has changed nothing.
+  uint32_t accept(uint32_t m, const uint32_t* path);
 
  private:
   using Extended = ExtendedTokens::Extended;

@@ -16,6 +16,25 @@ uint32_t largest_top_k(const std::vector<Budget>& budgets) {
 
 }  // namespace
 
+template <class Check>
+void HeadSettings::check_heads(const std::vector<Budget>& budgets, const Check& check) const {
+  const HeadNumbers& numbers = keeper_->numbers();
+  for (size_t i = 0; i < budgets.size(); ++i) {
+    try {
+      check(budgets[i]);
+    } catch (const Error& e) {
+      const uint32_t layer = numbers.layer_of(i);
+      throw Error(e.status(), "layer " + std::to_string(layer) + ", KV head " +
+                                  std::to_string(i - numbers.at(layer, 0)) + ": " + e.what());
+    }
+  }
+}
+
+void HeadSettings::check_budgets(const Settings& settings) const {
+  check_heads(settings.heads, [](const Budget& budget) { (void)check_budget(budget); });
+  (void)check_budget(settings.common);
+}
+
 void HeadSettings::set_index(const std::string& wanted) {
   if (wanted != kExactIndex) return set_type(wanted);
   const keyhole_mode before = params_->mode;
@@ -51,6 +70,9 @@ void HeadSettings::set_type(const std::string& wanted) {
     heads.push_back(h.params);
     heads.back().index = spec;
     heads.back().budget = budgets.back();
+  }
+  if (has_codes && wanted == kAutoIndex) {
+    check_heads(budgets, [&](const Budget& budget) { check_code_tail(budget, spec); });
   }
   std::vector<const HeadParams*> planned;
   for (const HeadParams& head : heads) planned.push_back(&head);
@@ -113,6 +135,7 @@ void HeadSettings::set_mode(keyhole_mode mode, uint32_t top_k) {
     next.common.top_k = top_k;
     for (Budget& budget : next.heads) budget.top_k = top_k;
   }
+  check_budgets(next);
   change(next, false);
 }
 
@@ -127,6 +150,7 @@ void HeadSettings::set_attend(keyhole_attend_mode attend, float min_weight) {
     other = other || budget.attend != attend;
     budget.attend = attend;
   }
+  check_budgets(next);
   change(next, other);  // scratch of another shape
 }
 
@@ -155,7 +179,10 @@ void HeadSettings::set_budget(uint32_t layer, uint32_t kv_head, const Budget& bu
   const std::vector<size_t> named = named_heads(layer, kv_head);
   for (const size_t i : named) check_codes(budget, keeper_->heads()[i].params.index);
   Settings next = settings();
-  if (layer == KEYHOLE_ALL && kv_head == KEYHOLE_ALL) next.common = budget;
+  // A budgets file may give all heads codes, and the session's own index have none: then its own budget, which none of
+  // them has, stays one that goes with that index.
+  const bool goes_with_index = !budget.reads_codes() || index::has_codes(params_->index);
+  if (layer == KEYHOLE_ALL && kv_head == KEYHOLE_ALL && goes_with_index) next.common = budget;
   bool other = false;
   for (const size_t i : named) {
     other = other || next.heads[i].attend != budget.attend;

@@ -48,6 +48,11 @@ class HeadSettings {
   /// set_index() of a type, or of "auto".
   void set_type(const std::string& wanted);
   [[nodiscard]] Settings settings() const;
+  /// Runs check(budget) for each of these budgets, which are by their HeadNumbers; what it throws names the head.
+  template <class Check>
+  void check_heads(const std::vector<Budget>& budgets, const Check& check) const;
+  /// Throws Error(invalid_argument) where a budget is none that a session may have: it could be saved, but not loaded.
+  void check_budgets(const Settings& settings) const;
   /// `anew`: searches need memory of another shape.
   void change(const Settings& settings, bool anew);
 

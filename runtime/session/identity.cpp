@@ -20,10 +20,14 @@ std::string read_model(const char* model) {
 
 }  // namespace
 
-void Identity::set(const char* new_model, const int32_t* tokens, uint64_t count) {
+void Identity::set(const char* new_model, const int32_t* tokens, uint64_t count, uint64_t held) {
   if ((tokens == nullptr) != (count == 0)) {
     refuse("tokens is " + std::string(tokens == nullptr ? "NULL" : "not NULL") + ", count is " +
            std::to_string(count) + ", allowed: tokens, or NULL and 0");
+  }
+  if (count > held) {
+    refuse("count is " + std::to_string(count) + ", allowed: up to the " + std::to_string(held) +
+           " tokens that the session holds");
   }
   if (new_model != nullptr) {
     std::string copy = read_model(new_model);
@@ -76,8 +80,10 @@ void ExpectedIdentity::check(const Identity& identity, uint32_t held) const {
   if (tokens == nullptr) refuse("tokens is NULL, count is " + std::to_string(count));
   const std::string file = "the file has " + std::to_string(identity.token_count) + " tokens";
   if (identity.token_count == 0) refuse("the file does not say which tokens it has");
-  if (held > identity.token_count) {
-    refuse("the file has " + std::to_string(held) + " tokens and names " +
+  // Callers could once name more tokens than there were.
+  const uint64_t tokens_held = held_by_all.value_or(held);
+  if (tokens_held != identity.token_count) {
+    refuse("the file has " + std::to_string(tokens_held) + " tokens and names " +
            std::to_string(identity.token_count) + " of them");
   }
   if (identity.token_count > count) {

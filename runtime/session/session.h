@@ -63,7 +63,9 @@ class Session final : public SessionInterface {
   std::optional<OpenStep> open_step() const override;
   void attend_end(const TensorOut& out, float* lse) override;
   void extend(uint32_t layer, const ExtendArgs& args) override;
-  void accept(uint32_t m, const uint32_t* path) override { acceptance_.accept(m, path); }
+  void accept(uint32_t m, const uint32_t* path) override {
+    identity_.truncate(acceptance_.accept(m, path));
+  }
   void set_extend_pattern(const char* pattern, uint32_t tokens) override;
   void set_prompt_chunk(uint32_t tokens) override { patterns_.set_prompt_chunk(tokens); }
   void attend_queries(uint32_t layer, const TensorView& q, const TensorOut& out,

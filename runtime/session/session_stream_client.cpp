@@ -15,6 +15,7 @@ void SessionStreamClient::append_published(uint32_t layer, const gpu::Published&
   Sequence& sequence = parts_.sequence;
   gpu::Published one = published;
   for (uint32_t i = 0; i < tokens; ++i) {
+    sequence.prepare_append(layer, 1);  // before rows leave the host's copy
     const uint32_t left =
         steps_->update_host_copy(layer, one, sequence.staging_k(), sequence.staging_v());
     if (left != 0) sequence.store_staged(layer, left);

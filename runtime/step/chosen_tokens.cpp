@@ -37,16 +37,36 @@ size_t ChosenTokens::bytes() const {
   return bytes;
 }
 
+namespace {
+
+size_t tokens_of(const HeadTokens& tokens) {
+  size_t total = tokens.offloaded.keys.tokens;
+  for (uint32_t p = 0; p < tokens.resident.count; ++p) {
+    total += tokens.resident.pieces[p].keys.tokens;
+  }
+  return total;
+}
+
+/// Ids are distinct: a count of more than there are tokens is not one of ids that a caller has.
+void check_counts(std::span<const HeadTokens> heads, const uint32_t* counts) {
+  for (size_t h = 0; h < heads.size(); ++h) {
+    const size_t total = tokens_of(heads[h]);
+    if (counts[h] <= total) continue;
+    throw Error(Status::invalid_argument, "counts[" + std::to_string(h) + "] is " +
+                                              std::to_string(counts[h]) + ", allowed: 0.." +
+                                              std::to_string(total) + ", the layer's tokens");
+  }
+}
+
+}  // namespace
+
 void ChosenTokens::find_rows(uint32_t kv_head, const HeadTokens& tokens, uint32_t sink,
                              std::span<const uint32_t> ids, std::vector<uint64_t>& marks) {
   Rows& rows = rows_[kv_head];
   rows.offloaded.clear();
   for (auto& piece : rows.resident) piece.clear();
   const size_t offloaded = tokens.offloaded.keys.tokens;
-  size_t total = offloaded;
-  for (uint32_t p = 0; p < tokens.resident.count; ++p) {
-    total += tokens.resident.pieces[p].keys.tokens;
-  }
+  const size_t total = tokens_of(tokens);
   const auto refuse = [&](size_t done, const std::string& text) {
     for (size_t i = 0; i < done; ++i) marks[ids[i] / 64] = 0;
     throw Error(Status::invalid_argument,
@@ -81,6 +101,7 @@ void ChosenTokens::find_rows(uint32_t kv_head, const HeadTokens& tokens, uint32_
 
 StepCost ChosenTokens::attend(uint32_t layer, std::span<const HeadTokens> heads, uint32_t sink,
                               const TokenChoice& choice, const float* queries) {
+  check_counts(heads, choice.counts);
   const LayerShape shape = engine_->model().of(layer);
   group_ = shape.group();
   dim_ = shape.head_dim;

@@ -72,6 +72,12 @@ class Member {
       std::copy_n(expected.data() + from, n, arrays_.at(group, a) + from);
     }
   }
+  /// Bytes from `from` on are about to be others, but stay until they are cut.
+  void prepare_in_place(size_t group, size_t from, size_t n) {
+    if (from >= held(group)) return;
+    arrays_.prepare(group, from, std::min(from + n, array_bytes_), nullptr, held(group));
+    EXPECT_FALSE(arrays_.is_shared(group, from)) << "from byte " << from;
+  }
   void truncate(size_t group, size_t n) {
     arrays_.truncate(group, n);
     for (size_t a = 0; a < count_; ++a) expected_[group * count_ + a].resize(n);
@@ -135,7 +141,8 @@ TEST(SharedArrays, EachHoldsItsOwnWhateverOthersDo) {
     for (int i = 0; i < 80; ++i) {
       Member& m = *family[below(family.size())];
       const size_t g = below(groups), held = m.held(g);
-      switch (below(8)) {
+      switch (below(9)) {
+        case 8: m.prepare_in_place(g, below(held + 1), 1 + below(9000)); break;
         case 0:
         case 1: m.append(g, 1 + below(array_bytes / 3), random); break;
         case 2: m.append(g, 1 + below(300), random); break;

@@ -116,7 +116,7 @@ typedef struct keyhole_engine_config {
   float rope_high_freq_factor;
   uint32_t rope_original_context;
   keyhole_device device;
-  /* Worker threads including the caller, up to 4096; with `run` the most parts that work is cut into for it. AUTO: one
+  /* Worker threads including the caller, up to 1024; with `run` the most parts that work is cut into for it. AUTO: one
    * per core of the process, with a CUDA device two fewer. */
   uint32_t threads;
   /* Non-zero: pin the workers to cores (the caller's thread is never moved). */
@@ -284,7 +284,7 @@ enum {
    * suffices for, and pinned_memory_limit (but see exact_rows_by). */
   KEYHOLE_PLACE_AUTO = 0,
   KEYHOLE_PLACE_HOST = 1,
-  /* On the device, or the call fails: with INVALID_ARGUMENT where no layer is attended by codes. */
+  /* On the device, or the call fails: with INVALID_ARGUMENT where it is the host, or no layer is attended by codes. */
   KEYHOLE_PLACE_DEVICE = 2
 };
 
@@ -376,7 +376,8 @@ typedef struct keyhole_session_config {
    * prompt, all heads of the group in turn), 0..2^24; 0: none; default 4096. */
   uint32_t training_queries;
   /* Bytes of host memory that this session may take for K, V, indexes and buffers; 0: no limit. An append, attend or
-   * build that would pass it returns OUT_OF_MEMORY and changes nothing. */
+   * build that would pass it returns OUT_OF_MEMORY and changes nothing; tokens that indexes have no room for stay
+   * pending. */
   size_t host_memory_limit;
   /* Bytes of device memory that this session may take; 0: what there is, codes of KEYHOLE_PLACE_AUTO half of it. A
    * session, build or call that would pass it returns OUT_OF_DEVICE_MEMORY and changes nothing. */

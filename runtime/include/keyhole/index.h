@@ -132,7 +132,7 @@ typedef struct keyhole_index_info {
   /* Held by the index beside K and V. */
   uint64_t bytes;
   double build_seconds;
-  /* The spec in effect; valid until the next build or destroy. */
+  /* The spec in effect; valid until the next build, keyhole_index_set_spec or destroy. */
   const char* params;
   /* JSON object of numbers, e.g. {"mean_degree": 14.2}; valid as params. */
   const char* diagnostics;

@@ -264,7 +264,7 @@ typedef struct keyhole_memory_plan {
   /* Of host_bytes, memory of offloaded tokens that is pinned, as the device reads it. A session pins, and takes, up to
    * 2 MiB more for K and for V of each KV head of a layer, ahead of the tokens. */
   uint64_t pinned_kv_bytes;
-  /* The index of the session: what "auto" stands for. */
+  /* The index of the session: what "auto" stands for. Of a longer spec as many whole settings as fit, and "...". */
   char index[64];
   /* Layers whose codes lie on the device. Where there is no room for all, they are the last ones of those that could:
    * layers below first_code_layer (0 if code_layers is 0) are attended by the host. */

@@ -189,7 +189,7 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_create(
  * given up, and their outputs mean nothing: keyhole_session_synchronize() before, where somebody wants them. */
 KEYHOLE_API void keyhole_session_destroy(keyhole_session* session);
 /* Reads the values in effect. `index`, `budgets` and `dense_layers` point into the session and are valid until the next
- * call that changes them. */
+ * call that changes them, or keyhole_session_remove. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_session_get_config(const keyhole_session* session, keyhole_session_config* config);
 
@@ -281,8 +281,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_truncate(keyhole_ses
  * keyhole_session_append stores it (rows in int8 are rounded once more), and pending until steps or
  * keyhole_session_build index it; sampled queries that guide indexes move along. An index that undoes RoPE (rope=undo,
  * saap) takes tokens to be at the positions that they have by count. keyhole_session_accept knows of no extend after
- * it, and the session's identity forgets its tokens where it named any from `first` on. While it works, memory of the
- * tokens behind is taken a second time, which host_memory_limit does not count.
+ * it, the session's identity forgets its tokens where it named any from `first` on, and what keyhole_session_get_config
+ * has pointed to is not valid any more. While it works, memory of the tokens behind is taken a second time, which
+ * host_memory_limit does not count.
  * On an error nothing has changed. Errors: INVALID_ARGUMENT: shift without rope_theta or with values_in_keys; a sliding
  * layer that no longer has the tokens that its window would hold (window_slack keeps more); NOT_FINITE: a turned key
  * beyond kv_dtype; UNSUPPORTED: sessions with a CUDA device, several ranks; OUT_OF_MEMORY, BUSY. */
@@ -299,19 +300,20 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_remove(keyhole_sessi
  * offloaded tokens are pending (attended exactly) until keyhole_session_build or the session's own appends have indexed
  * them. Budgets that the index type chose, and tails of codes that the new one has not, become its own. "auto" stands
  * for what it stands for in the config of a session with these budgets: where that is codes, they become the tail of
- * every budget without a tail. "exact" sets the mode KEYHOLE_MODE_EXACT, too, which stays until
- * keyhole_session_set_mode. Errors: INVALID_ARGUMENT (the spec), OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY (codes that must
- * lie on the device), BUSY; nothing changes then. */
+ * every budget without a tail; one that codes cannot be the tail of (keyhole_budget) is refused. "exact" sets the mode
+ * KEYHOLE_MODE_EXACT, too, which stays until keyhole_session_set_mode. Errors: INVALID_ARGUMENT (the spec, a budget),
+ * OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY (codes that must lie on the device), BUSY; nothing changes then. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_index(keyhole_session* session,
                                                                       const char* index);
 /* Changes mode and, for every head, also those that a budgets file names, top_k (1..max_tokens; 0: keep), for the
- * following steps. May allocate. */
+ * following steps. May allocate. INVALID_ARGUMENT where that makes a budget which keyhole_session_set_budget refuses;
+ * nothing changes then. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_mode(keyhole_session* session,
                                                                      keyhole_mode mode,
                                                                      uint32_t top_k);
 /* Changes, for every head, also those that a budgets file names, what is attended of an index search, and min_weight
  * (> 0 and < 1; 0: keep), for the following steps. top_k keeps its meaning for the search itself: index types whose
- * effort grows with it score more keys. May allocate. */
+ * effort grows with it score more keys. May allocate. Refuses budgets as keyhole_session_set_mode does. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_attend(keyhole_session* session,
                                                                        keyhole_attend_mode attend,
                                                                        float min_weight);

@@ -137,7 +137,8 @@ KEYHOLE_API uint32_t keyhole_communicator_get_rank(const keyhole_communicator* c
 KEYHOLE_API uint32_t keyhole_communicator_get_size(const keyhole_communicator* communicator);
 
 /* `bytes` bytes of every rank, to `all` `[size, bytes]` on every rank. Collective. Errors: TIMEOUT, RANK_FAILED (of the
- * transport; also where ranks make different calls), OUT_OF_MEMORY, BUSY. */
+ * transport; also where ranks make different calls), INVALID_ARGUMENT (more bytes than a process has addresses for),
+ * OUT_OF_MEMORY, BUSY; after these three the call can be made again, by all ranks. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_communicator_gather(
     keyhole_communicator* communicator, const void* own, void* all, size_t bytes);
 /* The same of device memory, in the order of `stream`, where the transport has all_gather_on_stream: it enqueues, and

@@ -33,7 +33,7 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_create(keyhole_engine
                                                                   keyhole_prompt** out);
 /* Another pattern for a query head of a layer, or for all of a layer, of a head number or of both
  * (KEYHOLE_ALL), from the next call on: text as of keyhole_prompt_create(), not NULL. Errors: INVALID_ARGUMENT,
- * UNSUPPORTED, BUSY; then nothing has changed. */
+ * IO, CORRUPT, VERSION_MISMATCH (the file), OUT_OF_MEMORY, BUSY; then nothing has changed. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_set_pattern(keyhole_prompt* prompt,
                                                                        uint32_t layer,
                                                                        uint32_t q_head,

@@ -47,17 +47,18 @@ static inline void keyhole_load_options_init(keyhole_load_options* options) {
 
 /* Makes a session from a file, of an engine with the same shape and kv_dtype; its config is the saved one, whose
  * budgets file is not read again. options NULL: any file of that shape. What a file must not be by them, also one that
- * does not say what it holds, or that holds more tokens than it names, is INVALID_ARGUMENT, with what the file says and
- * what was asked for, before K and V are read; how many of the tokens the session holds keyhole_session_get_identity
- * tells. The caller destroys *out; it is NULL on failure. Errors: IO, CORRUPT, VERSION_MISMATCH, INVALID_ARGUMENT,
- * OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY. */
+ * does not say what it holds, or that holds more or fewer tokens than it names, is INVALID_ARGUMENT, with what the file
+ * says and what was asked for, before K and V are read; how many of the tokens the session holds
+ * keyhole_session_get_identity tells. The caller destroys *out; it is NULL on failure. Errors: IO, CORRUPT,
+ * VERSION_MISMATCH, INVALID_ARGUMENT, OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_session_load(keyhole_engine* engine, const char* path, const keyhole_load_options* options,
                      keyhole_session** out);
 
 /* What a session's tokens are, so that a saved context is not taken for another one: the id of a model and the ids of
- * the tokens, from the first one on. The caller sets it, save writes it, fork copies it, a truncation below token_count
- * forgets the tokens (not the model). The library keeps their hash alone. */
+ * the tokens, from the first one on. The caller sets it, save writes it, fork copies it. A truncation below token_count
+ * forgets the tokens (not the model), and so does a keyhole_session_accept that drops or moves any of them. The library
+ * keeps their hash alone. */
 typedef struct keyhole_identity {
   size_t struct_size;
   /* Ends with 0; "": not known. */
@@ -72,7 +73,8 @@ static inline void keyhole_identity_init(keyhole_identity* identity) {
   keyhole_identity_init_sized(identity, sizeof *identity);
 }
 /* model: up to 255 bytes; NULL: keeps the one there is. tokens: the ids of all tokens that the session holds, `count`
- * of them; NULL with count 0: not known. INVALID_ARGUMENT, BUSY. */
+ * of them; NULL with count 0: not known. Tokens that follow those may stay unnamed, but a file with such tokens is not
+ * loaded for its text. INVALID_ARGUMENT (also a count of more tokens than there are), BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_identity(keyhole_session* session,
                                                                          const char* model,
                                                                          const int32_t* tokens,

@@ -50,6 +50,14 @@ std::string settings_of(const keyhole_session* s, const keyhole_engine_config& e
   return text;
 }
 
+/// Calls of `f` meet no planted fault, and it counts none of them.
+template <class F>
+void without_faults(const F& f) {
+  const int64_t left = Planted::left.exchange(-1);
+  f();
+  Planted::left = left;
+}
+
 /// A session with a prompt, steps and an index, beside the double-precision model of its tokens.
 class World {
  public:
@@ -485,6 +493,49 @@ TEST_P(ApiFault, ChangesOfWhatACopyShares) {
         }
         return w.build();
       });
+}
+
+// Rows that come in the place of those that a copy reads take other pages: what leaves the window meanwhile stays where
+// it is until these are there.
+TEST_P(ApiFault, RowsInThePlaceOfThoseOfACopy) {
+  const auto cut = [](World& w) {
+    w.keep_copy();
+    EXPECT_OK(w.truncate(150));
+    EXPECT_OK(w.prefill(0, 20));
+  };
+  using Way = std::function<keyhole_status(World&)>;
+  const Way ways[] = {[](World& w) { return w.prefill(0, 40); },
+                      [](World& w) { return w.extend(0, 40); },
+                      [](World& w) {
+                        keyhole_status status = KEYHOLE_OK;
+                        for (int i = 0; i < 8 && status == KEYHOLE_OK; ++i) status = w.step(0);
+                        return status;
+                      }};
+  for (const Way& way : ways) {
+    try_all([&, is_cut = false](World& w) mutable {
+      if (!is_cut) without_faults([&] { cut(w); });
+      const keyhole_status status = way(w);
+      is_cut = status != KEYHOLE_OK;
+      return status;
+    });
+  }
+}
+
+// Of 40 tokens of each layer all but the second are kept, and 22 of these become rows again.
+TEST_P(ApiFault, AcceptOfRowsThatACopyShares) {
+  std::vector<uint32_t> path(39);
+  for (uint32_t i = 0; i < 39; ++i) path[i] = i == 0 ? 0 : i + 1;
+  try_all([&, extended = false](World& w) mutable {
+    const auto extend = [&] {
+      EXPECT_OK(w.tokens() > 900 ? w.truncate(kPrompt) : KEYHOLE_OK);
+      for (uint32_t l = 0; l < 2; ++l) EXPECT_OK(w.extend(l, 40));
+      w.keep_copy();
+    };
+    if (!extended) without_faults(extend);
+    const keyhole_status status = w.accept(40, path);
+    extended = status != KEYHOLE_OK;
+    return status;
+  });
 }
 
 TEST_P(ApiFault, SaveAndLoad) {

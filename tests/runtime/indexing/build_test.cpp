@@ -1,6 +1,7 @@
 // Builds: progress, cancel, failure, appends while decoding, changing the index type.
 #include <algorithm>
 #include <atomic>
+#include <vector>
 
 #include "tests/runtime/fixture.h"
 
@@ -128,6 +129,57 @@ TEST_F(Build, HostMemoryLimitRefusesBeforeItTakes) {
   expect_error_text("host_memory_limit");
   EXPECT_EQ(before.total, layer_tokens(session_.get(), 0).total);
   expect_all_exact();
+}
+
+// Blocks that steps take in count, too: where there is no room for one, its tokens stay pending.
+TEST_F(Build, StepsIndexNoMoreThanTheHostMemoryLimitHasRoomFor) {
+  sc_.append_block = 64;
+  sc_.append_mode = KEYHOLE_APPEND_IN_STEP;
+  constexpr int kSteps = 260;
+  const auto make_built = [&](uint64_t limit) {
+    sc_.host_memory_limit = limit;
+    model_ = Model(ec_);
+    make(600);
+    ASSERT_OK(keyhole_session_build(session_.get(), nullptr, nullptr));
+  };
+  const auto step = [&] {
+    const auto k = numbers_.many(shape_.kv(1)), q = numbers_.many(shape_.q(1));
+    std::vector<float> o(shape_.q(1));
+    const auto tk = tensor(k, {shape_.hkv, shape_.d}), tq = tensor(q, {shape_.hq, shape_.d}),
+               out = tensor(o, {shape_.hq, shape_.d});
+    const keyhole_status status =
+        keyhole_session_attend(session_.get(), 0, &tq, &tk, &tk, &out, nullptr);
+    if (status == KEYHOLE_OK) model_.append(0, k, k);
+    return status;
+  };
+  for (const char* index :
+       {"codes:k=4,v=4", "ivf:C=8,probe=3,segment=64", "hnsw:M=16", "roargraph:M=16,Nq=10"}) {
+    SCOPED_TRACE(index);
+    sc_.index = index;
+    make_built(0);
+    // One byte less than there is after the step that takes the last block in.
+    uint64_t limit = 0;
+    uint32_t indexed = layer_tokens(session_.get(), 0).indexed, taken_in = 0;
+    for (int i = 0; i < kSteps; ++i) {
+      ASSERT_OK(step());
+      const uint32_t now = layer_tokens(session_.get(), 0).indexed;
+      if (now == indexed) continue;
+      indexed = now;
+      taken_in += 1;
+      limit = statistics(session_.get()).host_bytes - 1;
+    }
+    ASSERT_GE(taken_in, 3U);
+    make_built(limit);
+    keyhole_status status = KEYHOLE_OK;
+    for (int i = 0; i < kSteps && status == KEYHOLE_OK; ++i) {
+      status = step();
+      ASSERT_LE(statistics(session_.get()).host_bytes, limit) << "step " << i;
+    }
+    EXPECT_TRUE(status == KEYHOLE_OK || status == KEYHOLE_OUT_OF_MEMORY) << keyhole_last_error();
+    const auto left = layer_tokens(session_.get(), 0);
+    EXPECT_LT(left.indexed, indexed);
+    EXPECT_GT(left.indexed, 600U) << "there was room for some";
+  }
 }
 
 TEST_F(Build, OfAnEmptySessionDoesNothing) {

@@ -76,10 +76,10 @@ TEST_F(IdentityTest, IsWhatTheCallerHasSaid) {
   EXPECT_STREQ(a.model, "some/model");
   EXPECT_EQ(a.token_count, 60U);
   EXPECT_EQ(a.token_hash, XXH3_64bits(tokens_.data(), 240));
-  set(nullptr, 61);
+  set(nullptr, 59);
   const keyhole_identity b = identity_of(session_.get());
   EXPECT_STREQ(b.model, "some/model");
-  EXPECT_EQ(b.token_count, 61U);
+  EXPECT_EQ(b.token_count, 59U);
   EXPECT_NE(b.token_hash, a.token_hash);
   set("", 0);
   EXPECT_STREQ(identity_of(session_.get()).model, "");
@@ -106,6 +106,45 @@ TEST_F(IdentityTest, ATruncationForgetsTheTokens) {
   EXPECT_EQ(identity_of(session_.get()).token_count, 0U);
   EXPECT_EQ(identity_of(session_.get()).token_hash, 0U);
   EXPECT_STREQ(identity_of(session_.get()).model, "model");
+}
+
+TEST_F(IdentityTest, AnAcceptForgetsTokensThatItDropsOrMoves) {
+  const auto extend = [&] {
+    for (uint32_t l = 0; l < ec_.layers; ++l) {
+      const auto k = numbers_.many(shape_.kv(4)), q = numbers_.many(shape_.q(4));
+      std::vector<float> o(shape_.q(4));
+      const auto tk = tensor(k, {4, shape_.hkv, shape_.d}),
+                 tq = tensor(q, {4, shape_.hq, shape_.d}),
+                 out = tensor(o, {4, shape_.hq, shape_.d});
+      EXPECT_OK(keyhole_session_extend(session_.get(), l, &tq, &tk, &tk, nullptr, &out, nullptr));
+    }
+  };
+  const auto named = [&] { return identity_of(session_.get()).token_count; };
+  extend();
+  set("model", 64);
+  ASSERT_OK(keyhole_session_accept(session_.get(), 4, nullptr));
+  EXPECT_EQ(named(), 64U) << "all of them stay";
+  extend();
+  set(nullptr, 66);
+  ASSERT_OK(keyhole_session_accept(session_.get(), 2, nullptr));
+  EXPECT_EQ(named(), 66U) << "what went was not named";
+  extend();
+  set(nullptr, 68);
+  ASSERT_OK(keyhole_session_accept(session_.get(), 1, nullptr));
+  EXPECT_EQ(named(), 0U);
+  EXPECT_STREQ(identity_of(session_.get()).model, "model");
+  extend();
+  set(nullptr, 69);
+  const uint32_t path[] = {0, 2, 3};
+  ASSERT_OK(keyhole_session_accept(session_.get(), 3, path));
+  EXPECT_EQ(named(), 0U) << "the second new token is another one now";
+}
+
+TEST_F(IdentityTest, NobodyNamesTokensThatAreNotThere) {
+  expect_refused(keyhole_session_set_identity(session_.get(), "model", tokens_.data(), 61),
+                 {"count is 61, allowed: up to the 60 tokens"});
+  EXPECT_STREQ(identity_of(session_.get()).model, "") << "a refused call changes nothing";
+  set("model", 60);
 }
 
 TEST_F(IdentityTest, AnotherModelIsRefused) {
