@@ -11,8 +11,8 @@
 #include "keyhole/inspect.h"
 #include "runtime/api/api_guard.h"
 #include "runtime/engine/device_choice.h"
-#include "runtime/plan/auto_index.h"
 #include "runtime/engine/engine.h"
+#include "runtime/plan/auto_index.h"
 #include "runtime/plan/planner.h"
 
 #define KEYHOLE_TEXT_(x) #x

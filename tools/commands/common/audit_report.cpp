@@ -2,6 +2,7 @@
 
 #include "runtime/files/json.h"
 #include "runtime/files/settings.h"
+#include "tools/commands/common/number_check.h"
 #include "tools/terminal/cli.h"
 #include "tools/terminal/units.h"
 
@@ -25,6 +26,7 @@ void add_audit_options(CLI::App& command, AuditFlags& flags) {
           "Share of all (step, layer, KV head) that is attended exactly as well, beside the "
           "decoding: says how far off it is; e.g. 0.01")
       ->type_name("SHARE")
+      ->check(no_nan("0 to 1"))
       ->check(CLI::Range(0.0, 1.0));
   command
       .add_option("--audit-action", flags.action,
@@ -38,6 +40,7 @@ void add_audit_options(CLI::App& command, AuditFlags& flags) {
           "Output error that is too much; default: 1.5 times the head's error target, or 0.1 "
           "without one")
       ->type_name("ERROR")
+      ->check(no_nan("1e-9 to 1e9"))
       ->check(CLI::Range(1e-9, 1e9));
 }
 

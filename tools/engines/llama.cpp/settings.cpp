@@ -65,7 +65,7 @@ constexpr std::array kKeys{
           s.int8 = choice<2>(k, v, {"same", "int8"}) == 1;
         }},
     Key{"threads", [](Settings& s, std::string_view k,
-                      std::string_view v) { s.threads = number(k, v, 1, 4096); }},
+                      std::string_view v) { s.threads = number(k, v, 1, 1024); }},
     Key{"copy",
         [](Settings& s, std::string_view k, std::string_view v) {
           s.copy = choice<2>(k, v, {"off", "on"}) == 1;
