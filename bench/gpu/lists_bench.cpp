@@ -341,7 +341,7 @@ static int run(int argc, char** argv) {
       prop.name, kv_heads * group, kv_heads, dim, bits, news, tokens, rate * 1e-6, all_floor,
       all_pass, all16, 100.0 * all_floor / all16, all64, with.lists.blocks,
       with.lists.by_memory ? "by memory" : "in clusters", with.cluster ? "clusters" : "one block",
-      with.narrow ? ", 4 heads at a time" : "", list_floor, choice, pass, lists0, lists16,
+      with.narrow ? ", some heads at a time" : "", list_floor, choice, pass, lists0, lists16,
       100.0 * list_floor / lists16, lists64);
   if (miss == 0) return 0;
   // What the rule by a head's output takes, and how many of the pairs of tiles it reads.

@@ -389,7 +389,9 @@ TEST(StepsInPartsOfAnySize, EveryPartReadsItsOwnHeaviestRows) {
   }
   // More parts than there are places for, and more rows in one than kernels have.
   for (const auto& [tokens, each] : {std::pair{9U, 1U}, {5U, 5U}}) {
-    CodesStep step = Layer(of_tokens(128, 4, 4, tokens, 5)).step();
+    Case c = of_tokens(128, 4, 4, tokens, 5);
+    c.cluster = has_clusters() && has_room;
+    CodesStep step = Layer(c).step();
     step.part_tokens = each;
     EXPECT_EQ(prepare_codes(step, 0), cudaErrorInvalidValue) << tokens;
   }
