@@ -37,7 +37,8 @@ std::vector<HeadParams> heads_of(const BudgetsFile& file, const ModelShape& mode
                                  const SessionParams& params) {
   const HeadNumbers numbers = model.head_numbers();
   std::vector<HeadParams> heads(numbers.count(), HeadParams{params.index, params.budget});
-  std::vector<char> named(heads.size());  // [head] some entry names a field of its budget
+  std::vector<char> named(heads.size());   // [head] some entry names a field of its budget,
+  std::vector<char> tailed(heads.size());  // and its tail
   for (size_t i = 0; i < file.heads.size(); ++i) {
     const BudgetsFile::Entry& entry = file.heads[i];
     if (entry.pattern) continue;  // of prompts
@@ -59,15 +60,23 @@ std::vector<HeadParams> heads_of(const BudgetsFile& file, const ModelShape& mode
           const size_t head = numbers.at(layer, h);
           apply(entry, heads[head]);
           if (!entry.budget.empty()) named[head] = 1;
+          if (entry.budget.get(&keyhole_budget::tail)) tailed[head] = 1;
         }
       }
     } catch (const Error& e) {
       throw Error(e.status(), "heads[" + std::to_string(i) + "]: " + e.what());
     }
   }
-  // What an entry names is meant, also where it is as an init function leaves it.
+  // What an entry names is meant, also where it is as an init function leaves it. A head with an index without codes has
+  // no tail of codes if no entry names one: it is that of the session's own index.
   for (size_t head = 0; head < heads.size(); ++head) {
-    if (named[head] == 0) heads[head].budget = completed(heads[head].budget, heads[head].index);
+    HeadParams& h = heads[head];
+    if (tailed[head] == 0 && h.budget.reads_codes() && !index::has_codes(h.index)) {
+      h.budget = h.budget == default_for_codes() ? Budget() : h.budget;
+      h.budget.tail = KEYHOLE_TAIL_NONE;
+    }
+    if (named[head] == 0) h.budget = completed(h.budget, h.index);
+    check_codes(h.budget, h.index);
   }
   return heads;
 }

@@ -77,6 +77,27 @@ TEST_F(BudgetFile, NoTailBesideCodesIsMeantWhereItIsNamed) {
   }
 }
 
+/// Heads with an index of their own that has no codes do not have the session's tail of codes; one that is named is
+/// refused, by the file's name.
+TEST_F(BudgetFile, TheTailOfCodesGoesWithTheIndexThatBringsIt) {
+  write(R"({"layer": "all", "kv_head": "all", "index": "ivf:probe=4"},
+           {"layer": 1, "kv_head": "all", "top_k": 20},
+           {"layer": 1, "kv_head": 1, "index": "codes"})");
+  auto c = small_session();
+  c.index = "codes";
+  c.budget.tail = KEYHOLE_TAIL_CODES;
+  c.budget.top_k = 16;
+  ASSERT_EQ(open(c), KEYHOLE_OK) << keyhole_last_error();
+  EXPECT_EQ(get(0, 0).tail, KEYHOLE_TAIL_NONE);
+  EXPECT_EQ(get(0, 0).top_k, 100U);
+  EXPECT_EQ(get(1, 0).tail, KEYHOLE_TAIL_NONE);
+  EXPECT_EQ(get(1, 0).top_k, 20U);
+  EXPECT_EQ(get(1, 1).tail, KEYHOLE_TAIL_CODES);
+  write(R"({"layer": 0, "kv_head": 0, "index": "ivf:probe=4", "tail": "codes"})");
+  EXPECT_EQ(open(c), KEYHOLE_INVALID_ARGUMENT);
+  expect_error_text(path_ + ": tail is KEYHOLE_TAIL_CODES with index 'ivf:probe=4'");
+}
+
 TEST_F(BudgetFile, LaterEntriesWinFieldByField) {
   write(R"({"layer": "all", "kv_head": "all", "top_k": 10, "min_weight": 0.01},
            {"layer": 1, "kv_head": "all", "attend": "weight", "top_k": 20},
