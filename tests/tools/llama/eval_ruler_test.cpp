@@ -233,6 +233,11 @@ TEST(EvalRuler, NamesWhatIsWrong) {
        "--ruler records at --length 900: the prompt with the smallest haystack has "},
       {{"--task", "kv", "--ruler", "vt"}, "--ruler and --data are of --task ruler"},
       {{"--task", "ruler", "--samples", "0"}, "--samples"},
+      {{"--task", "kv", "--samples", "5"}, "--samples is of --task ruler"},
+      {{"--task", "kv", "--write-prompts", "x"}, "--write-prompts is of --task ruler"},
+      {{"--task", "ruler", "--ruler", "vt", "--write-prompts", "x", "--json", "y"},
+       "--json is of runs of a model, and --write-prompts runs none"},
+      {{"--task", "kv", "--audit-bound", "0.1"}, "--audit-bound requires --audit"},
   };
   for (const Mistake& mistake : mistakes) {
     const Outcome outcome = run_keyhole(with({"eval", "--index", "exact"}, mistake.args));

@@ -20,19 +20,21 @@ keyhole_audit_action AuditFlags::action_code() const {
 }
 
 void add_audit_options(CLI::App& command, AuditFlags& flags) {
-  command
-      .add_option(
-          "--audit", flags.share,
-          "Share of all (step, layer, KV head) that is attended exactly as well, beside the "
-          "decoding: says how far off it is; e.g. 0.01")
-      ->type_name("SHARE")
-      ->check(no_nan("0 to 1"))
-      ->check(CLI::Range(0.0, 1.0));
+  CLI::Option* const audit =
+      command
+          .add_option(
+              "--audit", flags.share,
+              "Share of all (step, layer, KV head) that is attended exactly as well, beside the "
+              "decoding: says how far off it is; e.g. 0.01")
+          ->type_name("SHARE")
+          ->check(no_nan("0 to 1"))
+          ->check(CLI::Range(0.0, 1.0));
   command
       .add_option("--audit-action", flags.action,
                   "What follows an error above --audit-bound: report, widen (the head reads up to "
                   "16 times its budget) or exact (it reads everything)")
       ->check(CLI::IsMember(words_of(kAction)))
+      ->needs(audit)
       ->capture_default_str();
   command
       .add_option(
@@ -41,7 +43,8 @@ void add_audit_options(CLI::App& command, AuditFlags& flags) {
           "without one")
       ->type_name("ERROR")
       ->check(no_nan("1e-9 to 1e9"))
-      ->check(CLI::Range(1e-9, 1e9));
+      ->check(CLI::Range(1e-9, 1e9))
+      ->needs(audit);
 }
 
 std::string audit_text(const keyhole_audit& a) {

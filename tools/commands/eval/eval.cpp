@@ -1,6 +1,7 @@
 // keyhole eval: how many questions about a long context a model answers with each way to attend, how well it predicts a
 // text, how far its predictions are from those by exact attention, or how many tokens of a draft it accepts.
 #include <memory>
+#include <string>
 
 #include "tools/commands/commands.h"
 #include "tools/commands/eval/tasks.h"
@@ -10,6 +11,22 @@
 
 namespace keyhole::tools {
 namespace {
+
+/// Refuses options that other tasks, or a run of no model, would pass over.
+void check_ruler_options(const CLI::App& command, const std::string& task) {
+  const auto is_given = [&](const char* option) { return command.count(option) != 0; };
+  for (const char* option : {"--samples", "--write-prompts"}) {
+    if (task != "ruler" && is_given(option)) {
+      throw UsageError(std::string(option) + " is of --task ruler");
+    }
+  }
+  for (const char* option : {"--json", "--html"}) {
+    if (is_given("--write-prompts") && is_given(option)) {
+      throw UsageError(std::string(option) +
+                       " is of runs of a model, and --write-prompts runs none");
+    }
+  }
+}
 
 void eval(const EvalOptions& options) {
   const std::string& task = options.task.task;
@@ -47,6 +64,7 @@ void add_eval(CLI::App& keyhole) {
   add_eval_options(*command, *options);
   command->callback([options, command] {
     check_kld_base(*command, options->base);
+    check_ruler_options(*command, options->task.task);
     if (!ranks().speaks()) options->json = options->html = "";
     name_prefill_budgets(options->model, options->cache);
     eval(*options);
