@@ -67,8 +67,8 @@ std::vector<HeadParams> heads_of(const BudgetsFile& file, const ModelShape& mode
       throw Error(e.status(), "heads[" + std::to_string(i) + "]: " + e.what());
     }
   }
-  // What an entry names is meant, also where it is as an init function leaves it. A head with an index without codes has
-  // no tail of codes if no entry names one: it is that of the session's own index.
+  // What an entry names is meant, also where it is as an init function leaves it. A head with an index without codes
+  // has no tail of codes if no entry names one: it is that of the session's own index.
   for (size_t head = 0; head < heads.size(); ++head) {
     HeadParams& h = heads[head];
     if (tailed[head] == 0 && h.budget.reads_codes() && !index::has_codes(h.index)) {

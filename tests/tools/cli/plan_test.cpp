@@ -524,7 +524,8 @@ TEST(Plan, CountsListsWhereACardHasThem) {
   }
   EXPECT_GT(now[1], now[0] + now[0] / 2);
   EXPECT_GT(now[2], now[0] + now[0] / 2);
-  // The first of these has 58 multiprocessors, and 8 KV heads want 64; the other has lists of 16 heads of a KV head, too.
+  // The first of these has 58 multiprocessors, and 8 KV heads want 64; the other has lists of 16 heads of a KV head,
+  // too.
   const std::vector<std::string> early = {"codes:k=4,v=4", "codes:k=4,v=4,lists=64,from=32768"};
   const std::vector<uint64_t> without = code_bytes("L4", early, "32");
   EXPECT_EQ(without[1], without[0]);
