@@ -129,8 +129,7 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
   // any number of tokens and any parts of it. Of 512 components tiles have 8 heads at least.
   const auto of_part = [&](size_t rows) {
     const size_t least = dim > 256 ? 8 : 4;
-    const size_t padded = std::max<size_t>(rows <= 4 ? 4 : rows <= 8 ? 8 : 16, least);
-    return padded + (rows + kDoubtHeads - 1) / kDoubtHeads;
+    return std::max<size_t>(padded_rows(rows), least) + (rows + kDoubtHeads - 1) / kDoubtHeads;
   };
   size_t maxima = 0;
   for (uint32_t n = 1; n <= tokens; ++n) {
@@ -144,13 +143,12 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
   if (has_lists(shape)) {
     lists = ListSizes(static_cast<uint32_t>(capacity), shape.list_rows);
     // Maxima of all pairs and the table of these; scores, weights and bins.
-    const size_t rows = group * most_listed_tokens(shape);
-    const size_t padded_rows = rows <= 4 ? 4 : rows <= 8 ? 8 : 16;
-    add(work_bytes, aligned_product({kv_heads, lists.groups, padded_rows + 2, sizeof(float)}));
-    add(work_bytes, aligned_product({kv_heads, lists.lists, 2 * padded_rows + 1, sizeof(float)}));
+    const size_t rows = padded_rows(group * most_listed_tokens(shape));
+    add(work_bytes, aligned_product({kv_heads, lists.groups, rows + 2, sizeof(float)}));
+    add(work_bytes, aligned_product({kv_heads, lists.lists, 2 * rows + 1, sizeof(float)}));
     add(work_bytes, aligned_product({kv_heads, kEndsOfLists}));
-    add(work_bytes, aligned_product({kv_heads, kMostListGridBlocks,
-                                     told_bytes(static_cast<uint32_t>(padded_rows))}));
+    add(work_bytes,
+        aligned_product({kv_heads, kMostListGridBlocks, told_bytes(static_cast<uint32_t>(rows))}));
     const auto take_of_lists = [&](std::initializer_list<size_t> factors) {
       const size_t offset = list_stride;
       add(list_stride, aligned_product(factors));

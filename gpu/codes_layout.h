@@ -26,6 +26,11 @@ namespace keyhole::gpu {
   return shape.rows_by_host ? most_hosted_tokens(group) : most_step_tokens(group);
 }
 
+/// Rows of queries of a KV head with those that fill the tiles of kernels: 4, 8 or 16.
+[[nodiscard]] constexpr uint32_t padded_rows(size_t rows) {
+  return rows <= 4 ? 4 : rows <= 8 ? 8 : 16;
+}
+
 /// Whether rows may be put in lists: there are no kernels that choose among lists of longer rows.
 [[nodiscard]] constexpr bool has_lists(const CodesShape& shape) {
   return shape.list_rows != 0 && is_device_index_dim(shape.code.dim);

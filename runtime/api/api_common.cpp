@@ -1,7 +1,6 @@
 // The parts of the C API that belong to no object: versions, texts, tensors, plans.
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -72,17 +71,6 @@ gpu::KernelLimits limits_of_plan(const keyhole_engine_config& engine) {
   }
 }
 
-/// longest_context() where the index is chosen for each length: codes of fewer bits leave room for more tokens. least:
-/// a length that fits, or 1.
-uint32_t longest_of_auto(uint64_t least, const std::function<bool(uint64_t)>& fits) {
-  if (!fits(least)) return 0;
-  uint64_t low = least, high = uint64_t{kMaxTokens} + 1;
-  while (high - low > 1) {
-    const uint64_t middle = low + (high - low) / 2;
-    (fits(middle) ? low : high) = middle;
-  }
-  return static_cast<uint32_t>(low);
-}
 /// The spec, or as many of its whole settings as fit, and "...".
 std::string shortened(const std::string& spec, size_t most) {
   constexpr std::string_view kMore = "...";
@@ -230,23 +218,17 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
     shortened(params.index, sizeof result.index - 1).copy(result.index, sizeof result.index - 1);
     result.fits =
         plan_fits(p, device_limit, host_limit, params.pinned_memory_limit, host_device) ? 1 : 0;
-    if (s.index != nullptr && s.index != kAutoIndex) {
-      result.longest_context =
-          longest_context(model, params, threads, device_limit, host_limit, host_device);
-    } else {
-      const auto fits = [&](uint64_t tokens) {
-        try {
-          const SessionParams at = params_at(tokens);
-          return plan_fits(plan_memory(model, at, tokens, threads, host_device, device_limit),
-                           device_limit, host_limit, at.pinned_memory_limit, host_device);
-        } catch (const Error& wrong) {
-          if (wrong.status() != Status::invalid_argument) throw;
-          return false;  // beyond 2^63 bytes
-        }
-      };
-      const uint64_t least = result.fits != 0 ? std::max<uint64_t>(context, 1) : 1;
-      result.longest_context = longest_of_auto(least, fits);
-    }
+    const auto fits = [&](const SessionParams& at, uint64_t tokens) {
+      return plan_fits(plan_memory(model, at, tokens, threads, host_device, device_limit),
+                       device_limit, host_limit, at.pinned_memory_limit, host_device);
+    };
+    // "auto" is chosen for each length: codes of fewer bits leave room for more tokens. A length may fit and a shorter
+    // one not, then, so the search begins with one that is known to.
+    const bool is_auto = s.index == nullptr || s.index == kAutoIndex;
+    const uint64_t least = is_auto && result.fits != 0 ? std::max<uint64_t>(context, 1) : 1;
+    result.longest_context = longest_context(least, [&](uint64_t tokens) {
+      return is_auto ? fits(params_at(tokens), tokens) : fits(params, tokens);
+    });
     write_struct(plan, result, "plan");
   });
 }

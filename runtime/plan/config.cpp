@@ -312,7 +312,6 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
   for (const HeadParams& head : p.heads) check_undone(head.index, model.has_rope);
   p.budget = completed(p.budget, p.index);
   check_codes(p.budget, p.index);
-  for (const HeadParams& head : p.heads) check_codes(head.budget, head.index);
   return p;
 }
 

@@ -263,19 +263,17 @@ bool plan_fits(const MemoryPlan& plan, uint64_t device_limit, uint64_t host_limi
   return host_limit == 0 || host <= host_limit;
 }
 
-uint32_t longest_context(const ModelShape& m, const SessionParams& s, uint32_t threads,
-                         uint64_t device_limit, uint64_t host_limit, bool host_device) {
+uint32_t longest_context(uint64_t least, const std::function<bool(uint64_t)>& plan_fits) {
   const auto fits = [&](uint64_t context) {
     try {
-      return plan_fits(plan_memory(m, s, context, threads, host_device, device_limit), device_limit,
-                       host_limit, s.pinned_memory_limit, host_device);
+      return plan_fits(context);
     } catch (const Error& e) {
       if (e.status() != Status::invalid_argument) throw;
       return false;  // beyond 2^63 bytes
     }
   };
-  if (!fits(1)) return 0;
-  uint64_t low = 1;
+  if (!fits(least)) return 0;
+  uint64_t low = least;
   uint64_t high = uint64_t{kMaxTokens} + 1;
   while (high - low > 1) {
     const uint64_t middle = low + (high - low) / 2;

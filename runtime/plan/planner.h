@@ -1,6 +1,9 @@
 // Plans the memory of a session before anything is allocated.
 #pragma once
 
+#include <cstdint>
+#include <functional>
+
 #include "runtime/plan/config.h"
 
 namespace keyhole::runtime {
@@ -29,10 +32,10 @@ struct MemoryPlan {
 [[nodiscard]] bool plan_fits(const MemoryPlan& plan, uint64_t device_limit, uint64_t host_limit,
                              uint64_t pinned_limit, bool host_device);
 
-/// The most tokens whose plan fits; 0 if none does.
-[[nodiscard]] uint32_t longest_context(const ModelShape& model, const SessionParams& session,
-                                       uint32_t threads, uint64_t device_limit, uint64_t host_limit,
-                                       bool host_device);
+/// The most tokens whose plan fits; 0 if `least` tokens do not. plan_fits(tokens): whether one does; a plan that is
+/// refused (Status::invalid_argument) does not.
+[[nodiscard]] uint32_t longest_context(uint64_t least,
+                                       const std::function<bool(uint64_t)>& plan_fits);
 
 /// Bytes of host memory that searches in indexes of `rows` keys take beside the indexes, over all workers. Throws
 /// Error(invalid_argument) beyond 2^63 bytes.

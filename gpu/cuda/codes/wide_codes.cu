@@ -93,15 +93,20 @@ CodesStep part_of(const CodesStep& step, const StepParts& parts, uint32_t number
   return part;
 }
 
-/// The step's parts, no more than there is room for.
-StepParts parts_of(const CodesStep& step) {
-  const uint32_t least = (step.tokens + kMostStepParts - 1) / kMostStepParts;
-  return parts_of_tokens(step.tokens, std::max(step.part_tokens, least));
+/// Tokens of a part at least: there is room for kMostStepParts.
+uint32_t least_part_tokens(const CodesStep& step) {
+  return (step.tokens + kMostStepParts - 1) / kMostStepParts;
+}
+/// Whether there is room for parts of step.part_tokens tokens, and there are kernels for so many rows of each.
+bool has_parts(const CodesStep& step) {
+  return step.part_tokens >= least_part_tokens(step) &&
+         step.group / step.tokens * step.part_tokens <= kMaxDeviceGroup;
 }
 
 /// Lays out the work spaces of all parts one after the other; returns their bytes.
 size_t lay_out_parts(const CodesStep& step, WideParams& params) {
-  const StepParts parts = parts_of(step);
+  const StepParts parts =
+      parts_of_tokens(step.tokens, std::max(step.part_tokens, least_part_tokens(step)));
   static_cast<CodesStep&>(params.step) = step;
   params.count = parts.count;
   size_t end = 0;
@@ -135,7 +140,7 @@ cudaError_t prepare_part(CodesStep& step, int device, size_t& needs) {
 cudaError_t prepare_parts(CodesStep& step, int device, size_t& needs) {
   const uint32_t heads = step.group / step.tokens;
   const uint32_t fewest = step_parts(heads, step.tokens).tokens;
-  const uint32_t least = (step.tokens + kMostStepParts - 1) / kMostStepParts;
+  const uint32_t least = least_part_tokens(step);
   if (step.part_tokens != 0) return prepare_part(step, device, needs);
   for (step.part_tokens = least;; ++step.part_tokens) {
     const cudaError_t status = prepare_part(step, device, needs);
@@ -155,12 +160,9 @@ cudaError_t prepare_parts(CodesStep& step, int device, size_t& needs) {
 
 bool is_valid(const CodesStep& step, const WideKernels& kernels) {
   return kernels.attend != nullptr && step.tokens >= 1 && step.group % step.tokens == 0 &&
-         parts_of(step).tokens == step.part_tokens &&
-         step.group / step.tokens * step.part_tokens <= kMaxDeviceGroup &&
-         step.group / step.tokens <= kMaxDeviceGroup && step.group <= kMostStepRows &&
-         step.exact_rows <= kMostDeviceRows && step.splits >= 1 && step.splits <= kMostSplits &&
-         step.kv_heads != 0 && step.stages >= kernels.least_stages() &&
-         step.stages <= kMostStages &&
+         has_parts(step) && step.group <= kMostStepRows && step.exact_rows <= kMostDeviceRows &&
+         step.splits >= 1 && step.splits <= kMostSplits && step.kv_heads != 0 &&
+         step.stages >= kernels.least_stages() && step.stages <= kMostStages &&
          (step.group <= kMaxDeviceGroup || step.host_rows.requests == nullptr) &&
          // Such states lie head by head, and not token by token.
          (step.tokens == 1 || step.resident_o == nullptr);
@@ -190,9 +192,8 @@ cudaError_t prepare_wide(CodesStep& step, int device, size_t* needs) {
   step.block_shared = memory.of_block;
   step.warpgroups = warpgroups_run_here();
   const WideKernels kernels = wide_kernels_of(step);
-  const bool has_parts = step.part_tokens == 0 || parts_of(step).tokens == step.part_tokens;
-  const bool fits = step.group / step.tokens * step.part_tokens <= kMaxDeviceGroup;
-  if (kernels.attend == nullptr || !has_parts || !fits) return cudaErrorInvalidValue;
+  const bool is_possible = step.part_tokens == 0 || has_parts(step);
+  if (kernels.attend == nullptr || !is_possible) return cudaErrorInvalidValue;
   size_t of_part = 0;
   cudaError_t status = prepare_parts(step, device, of_part);
   if (needs != nullptr) *needs = of_part;

@@ -28,6 +28,7 @@ static_assert(sizeof(WideParams) <= 32764);
 
 inline constexpr uint32_t kWideWarps = 8;   ///< of a thread block of the pass
 inline constexpr uint32_t kWideRows = 128;  ///< rows of codes that it takes at once: half a block
+
 /// Number of places for means of a pass with so many stages: those of two chunks are in use while those of a third are
 /// on their way.
 KEYHOLE_HOST_DEVICE constexpr uint32_t mean_places(uint32_t stages) {

@@ -118,20 +118,8 @@ void copy_passage(Decoder& decoder, const std::vector<uint32_t>& prompt,
 }
 
 std::string table_text(const std::vector<CopyRow>& rows) {
-  Table table({{"index", Table::Align::left},
-               {"k"},
-               {"attend", Table::Align::left},
-               {"bytes right"},
-               {"lost / won"},
-               {"bits/byte"},
-               {"above exact"},
-               {"after cue"},
-               {"scanned"},
-               {"read/token"},
-               {"tokens/s"},
-               {"attention/token"},
-               {"build"},
-               {"index size"}});
+  Table table(way_columns(
+      {{"bytes right"}, {"lost / won"}, {"bits/byte"}, {"above exact"}, {"after cue"}}));
   const CopyRow* exact = find_exact(rows);
   for (const CopyRow& row : rows) {
     const CopyRow* other = exact == &row ? nullptr : exact;

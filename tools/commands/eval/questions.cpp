@@ -79,17 +79,7 @@ std::string table_text(const std::vector<QuestionsRow>& rows, const Task& task) 
   const size_t questions = task.questions.size();
   // Where an answer has several parts, an answer with some of them counts for something.
   const bool parts = task.questions.front().values.size() > 1;
-  Table table({{"index", Table::Align::left},
-               {"k"},
-               {"attend", Table::Align::left},
-               {parts ? "correct, found" : "correct"},
-               {"lost / won"},
-               {"scanned"},
-               {"read/token"},
-               {"tokens/s"},
-               {"attention/token"},
-               {"build"},
-               {"index size"}});
+  Table table(way_columns({{parts ? "correct, found" : "correct"}, {"lost / won"}}));
   const QuestionsRow* exact = find_exact(rows);
   for (const QuestionsRow& row : rows) {
     std::vector<std::string> cells = way_cells(row.way);

@@ -146,18 +146,9 @@ std::vector<RulerGroup> mean_groups(const std::vector<RulerGroup>& groups) {
 std::string ruler_text(const std::vector<RulerGroup>& groups) {
   std::string text;
   for (const RulerGroup& mean : mean_groups(groups)) {
-    Table table({{"task", Table::Align::left},
-                 {"index", Table::Align::left},
-                 {"k"},
-                 {"attend", Table::Align::left},
-                 {"score"},
-                 {"lost / won"},
-                 {"scanned"},
-                 {"read/token"},
-                 {"tokens/s"},
-                 {"attention/token"},
-                 {"build"},
-                 {"index size"}});
+    std::vector<Table::Column> columns = way_columns({{"score"}, {"lost / won"}});
+    columns.insert(columns.begin(), {"task", Table::Align::left});
+    Table table(std::move(columns));
     for (const RulerGroup& group : groups) {
       if (group.length == mean.length) add_ruler_rows(group, table);
     }

@@ -47,18 +47,9 @@ void decode_text(Decoder& decoder, const Text& text, TextRow& row) {
 }
 
 std::string table_text(const std::vector<TextRow>& rows, const Text& text) {
-  Table table({{"index", Table::Align::left},
-               {"k"},
-               {"attend", Table::Align::left},
-               {text.of_bytes() ? "bits/byte" : "bits/token"},
-               {"above exact"},
-               {text.bytes == 0 || text.of_bytes() ? "perplexity" : "bits/byte"},
-               {"scanned"},
-               {"read/token"},
-               {"tokens/s"},
-               {"attention/token"},
-               {"build"},
-               {"index size"}});
+  Table table(way_columns({{text.of_bytes() ? "bits/byte" : "bits/token"},
+                           {"above exact"},
+                           {text.bytes == 0 || text.of_bytes() ? "perplexity" : "bits/byte"}}));
   const TextRow* exact = find_exact(rows);
   for (const TextRow& row : rows) {
     std::vector<std::string> cells = way_cells(row.way);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "runtime/files/json.h"
 #include "tools/caches/aging_format.h"
@@ -106,6 +107,17 @@ void measure_way(KeyholeCache& cache, const Decoder& decoder, const LlamaConfig&
                                   static_cast<double>(statistics.keys_offered);
   }
   if (cache.audited()) way.audit = cache.audit();
+}
+
+std::vector<Table::Column> way_columns(std::vector<Table::Column> result) {
+  std::vector<Table::Column> columns = {
+      {"index", Table::Align::left}, {"k"}, {"attend", Table::Align::left}};
+  for (Table::Column& column : result) columns.push_back(std::move(column));
+  for (const char* cost :
+       {"scanned", "read/token", "tokens/s", "attention/token", "build", "index size"}) {
+    columns.push_back({cost});
+  }
+  return columns;
 }
 
 std::vector<std::string> way_cells(const EvalWay& way) {

@@ -12,6 +12,7 @@
 #include "tools/commands/common/decoding.h"
 #include "tools/commands/eval/options.h"
 #include "tools/commands/eval/scores.h"
+#include "tools/terminal/table.h"
 
 namespace keyhole::tools {
 
@@ -83,6 +84,8 @@ template <class Row>
   return nullptr;
 }
 
+/// The columns of a table of ways, with those of the result between what a way is and what it cost.
+[[nodiscard]] std::vector<Table::Column> way_columns(std::vector<Table::Column> result);
 /// The cells of a way in a table: what it is, and behind the result what it cost.
 [[nodiscard]] std::vector<std::string> way_cells(const EvalWay& way);
 [[nodiscard]] std::vector<std::string> cost_cells(const EvalWay& way);

@@ -21,16 +21,21 @@ struct Heads {
   uint32_t q_heads = 32, kv_heads = 8, dim = 128;
 };
 
-/// The estimate of a layer with an index whose memory is no matter.
-CardEstimate estimate(const std::string& card, const std::string& index, const Heads& heads = {},
-                      uint64_t tokens = kLongContext) {
+CardQuestion question_of(const std::string& card, const Heads& heads) {
   CardQuestion question;
-  question.card = find_card(card);
   keyhole_engine_config_init(&question.engine);
-  question.engine.layers = question.full_layers = kLayers;
   question.engine.q_heads = heads.q_heads;
   question.engine.kv_heads = heads.kv_heads;
   question.engine.head_dim = heads.dim;
+  question.card = find_card(card);
+  return question;
+}
+
+/// The estimate of a layer with an index whose memory is no matter.
+CardEstimate estimate(const std::string& card, const std::string& index, const Heads& heads = {},
+                      uint64_t tokens = kLongContext) {
+  CardQuestion question = question_of(card, heads);
+  question.engine.layers = question.full_layers = kLayers;
   question.engine.kv_dtype = KEYHOLE_F16;
   question.engine.device = KEYHOLE_DEVICE_CUDA;
   question.engine.device_capability =
@@ -140,12 +145,7 @@ TEST(CardReport, HasNoListsOfHeadsThatAreTooLong) {
 }
 
 TEST(CardReport, SaysWhatItKnowsOfTheCard) {
-  CardQuestion question;
-  keyhole_engine_config_init(&question.engine);
-  question.engine.q_heads = 32;
-  question.engine.kv_heads = 8;
-  question.engine.head_dim = 128;
-  question.card = find_card("RTX 4090");
+  CardQuestion question = question_of("RTX 4090", {});
   EXPECT_EQ(card_json(question, {})["compute_capability"], "8.9");
   EXPECT_EQ(card_json(question, {})["shared_memory"], 99 * 1024);
   EXPECT_EQ(card_json(question, {})["multiprocessors"], 128);
@@ -160,12 +160,7 @@ TEST(CardReport, SaysWhatItKnowsOfTheCard) {
 
 TEST(CardReport, SaysWhatListsTakeForGranted) {
   const auto says = [](const char* card, const Heads& heads, const std::string& part) {
-    CardQuestion question;
-    keyhole_engine_config_init(&question.engine);
-    question.engine.q_heads = heads.q_heads;
-    question.engine.kv_heads = heads.kv_heads;
-    question.engine.head_dim = heads.dim;
-    question.card = find_card(card);
+    CardQuestion question = question_of(card, heads);
     CardEstimate lists, all;
     lists.asks_for_lists = true;
     lists.list_share = 0.12;
@@ -200,12 +195,7 @@ TEST(CardReport, TakesTheListsOfTheSpec) {
 }
 
 TEST(CardReport, SaysWhichSharesOfListsAreRead) {
-  CardQuestion question;
-  keyhole_engine_config_init(&question.engine);
-  question.engine.q_heads = 32;
-  question.engine.kv_heads = 8;
-  question.engine.head_dim = 128;
-  question.card = find_card("H100");
+  CardQuestion question = question_of("H100", {});
   std::vector<CardEstimate> estimates(3);
   estimates[0].asks_for_lists = estimates[1].asks_for_lists = true;
   const auto text = [&] { return card_text(question, estimates, {}); };
